@@ -1,0 +1,211 @@
+// Package drivers says what a kind of storage must do to hold a dataset or
+// copies of one: the types and their contract, and no code that does it. Each
+// kind is a package below this one; what cuts across kinds (faults, limits,
+// counting) is a Driver that wraps a Driver. The contract is also a test, in
+// drivers/drivertest, which every driver runs.
+//
+// A name is a slash-separated path below the root of the driver, without a
+// leading or trailing slash and without empty, "." or ".." elements; the root
+// itself is ".". A name is bytes: it need not be UTF-8.
+package drivers
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"time"
+)
+
+// A Driver reads one kind of storage. All methods may be called concurrently.
+//
+// An error for a name that is not there matches io/fs.ErrNotExist, for one
+// that may not be read io/fs.ErrPermission; other errors of the operating
+// system are wrapped so that errors.As finds the syscall.Errno.
+//
+// A call returns when ctx is done, or when the storage answers, whichever is
+// first, if the storage can be interrupted; a local kernel often cannot be.
+type Driver interface {
+	// Open opens a regular file for reading. The caller closes the Object.
+	// A name that is a symbolic link or a special file is an error: no
+	// element of a name is ever followed as a link.
+	Open(ctx context.Context, name string) (Object, error)
+
+	// ReadDir returns one directory, in any order, without "." and "..".
+	// An element that vanished while the directory was read is left out.
+	ReadDir(ctx context.Context, dir string) ([]Info, error)
+
+	// Stat describes one name. A symbolic link is described itself.
+	Stat(ctx context.Context, name string) (Info, error)
+}
+
+// An Object is one open file of one version. ReadAt and Info may be called
+// concurrently; Close is called once, after the last of them has returned.
+type Object interface {
+	// ReadAt reads len(p) bytes from offset off as io.ReaderAt does: fewer
+	// only with an error, which is io.EOF at the end of the file. What it
+	// returns is of the version that was opened, also when the name was
+	// removed or replaced since; where the storage can no longer give that
+	// version the error matches ErrChanged.
+	//
+	// When the call had to return before the storage was done with p, the
+	// error matches ErrAbandoned: p may still be written to at any time, and
+	// the caller must drop it.
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+
+	// Info describes the version that was opened, as it was then.
+	Info() Info
+
+	// Close releases what the Object holds.
+	Close() error
+}
+
+// A Store is a Driver that can be filled: it holds copies.
+type Store interface {
+	Driver
+
+	// Create begins a copy of name that will have info's size and
+	// modification time. It makes the directories that name needs. The copy
+	// is invisible to the Driver's methods until it is committed. An error
+	// for a store without room matches syscall.ENOSPC or syscall.EDQUOT.
+	Create(ctx context.Context, name string, info Info) (Writer, error)
+
+	// Remove removes a copy; Objects open on it stay readable. It leaves
+	// directories alone.
+	Remove(ctx context.Context, name string) error
+}
+
+// A Writer is a copy in the making. ReadAt and WriteAt may be called
+// concurrently, on ranges that do not overlap. The caller calls Commit or
+// Abort, and then Close, which it may defer together with Abort: after Commit,
+// Abort does nothing.
+type Writer interface {
+	io.WriterAt
+
+	// ReadAt reads what was written, before Commit and after it, as
+	// io.ReaderAt does. Bytes that were not written read as anything.
+	io.ReaderAt
+
+	// Commit makes the copy visible under its name, in one step, in place
+	// of any earlier one. It fails, and leaves the store as it was, if the
+	// copy has not the size that Create was told.
+	Commit() error
+
+	// Abort throws the copy away.
+	Abort()
+
+	// Close releases what the Writer holds, and throws the copy away if it
+	// was not committed. After it nothing may be called.
+	io.Closer
+}
+
+// What only some drivers can do is an interface of its own. A caller asks with
+// a type assertion, and does without when the answer is no.
+type (
+	// A Readlinker has symbolic links.
+	Readlinker interface {
+		// Readlink returns the target of a link as it is stored.
+		Readlink(ctx context.Context, name string) (string, error)
+	}
+
+	// An Xattrer has extended attributes. Only names that start with
+	// "user." are given out.
+	Xattrer interface {
+		Listxattr(ctx context.Context, name string) ([]string, error)
+		// Getxattr's error for an attribute that is not there matches
+		// syscall.ENODATA.
+		Getxattr(ctx context.Context, name, attr string) ([]byte, error)
+	}
+
+	// A Statfser knows how large it is.
+	Statfser interface {
+		Statfs(ctx context.Context) (Statfs, error)
+	}
+
+	// A Prober finds out whether it works, by using it: a Store writes,
+	// reads and removes a small file. It makes again what it needs and has
+	// lost, such as a folder that was removed by hand.
+	Prober interface {
+		Probe(ctx context.Context) error
+	}
+
+	// An Fder is an Object or a Writer that is a file of the local kernel,
+	// which can read it by itself. The descriptor is valid until Close.
+	Fder interface {
+		Fd() uintptr
+	}
+)
+
+// Info describes a file, a directory, a link or a special file.
+type Info struct {
+	Name  string    // the last element of the name; "." for the root
+	Mode  uint32    // type and permissions, as st_mode of stat(2)
+	Nlink uint32    // number of names
+	UID   uint32    // owner
+	GID   uint32    // group
+	Rdev  uint32    // device number of a special file, as st_rdev of stat(2)
+	Size  int64     // bytes
+	Mtime time.Time // last change of the content
+	Ctime time.Time // last change of content or attributes
+	Atime time.Time // last access, as the storage tells it
+}
+
+// Statfs is the size of a file system in bytes and in files.
+type Statfs struct {
+	Total     int64 // bytes in all
+	Free      int64 // bytes not used
+	Available int64 // bytes that this process may still use
+	Files     int64 // files in all, 0 where unlimited
+	FilesFree int64 // files that may still be made
+}
+
+// SameVersion reports whether i and j describe the same content, as far as
+// size and modification time can tell.
+func (i Info) SameVersion(j Info) bool {
+	return i.Type() == j.Type() && i.Size == j.Size && i.Mtime.Equal(j.Mtime)
+}
+
+// Type returns the type bits of i.Mode, S_IFREG of stat(2) and its like.
+func (i Info) Type() uint32 { return i.Mode & typeMask }
+
+// IsDir reports whether i describes a directory.
+func (i Info) IsDir() bool { return i.Type() == typeDir }
+
+// IsRegular reports whether i describes a regular file.
+func (i Info) IsRegular() bool { return i.Type() == typeRegular }
+
+// IsSymlink reports whether i describes a symbolic link.
+func (i Info) IsSymlink() bool { return i.Type() == typeSymlink }
+
+// The types in Info.Mode, as S_IFMT, S_IFDIR, S_IFREG and S_IFLNK of stat(2).
+const (
+	typeMask    = 0o170000
+	typeDir     = 0o040000
+	typeRegular = 0o100000
+	typeSymlink = 0o120000
+)
+
+// Errors of an Object, to be tested with errors.Is.
+var (
+	// ErrChanged: the version that was opened can no longer be read.
+	ErrChanged = errors.New("file changed while it was open")
+
+	// ErrAbandoned: the call returned before its buffer was done with.
+	ErrAbandoned = errors.New("read abandoned")
+)
+
+// ValidName reports whether name has the form that the package describes.
+func ValidName(name string) bool {
+	if name == "." {
+		return true
+	}
+	if strings.IndexByte(name, 0) >= 0 {
+		return false
+	}
+	for elem := range strings.SplitSeq(name, "/") {
+		if elem == "" || elem == "." || elem == ".." {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,207 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+)
+
+func TestMem(t *testing.T) {
+	Run(t, func(t *testing.T) Subject { return NewMem(0).Subject() })
+}
+
+func TestFaultsWithoutRules(t *testing.T) {
+	Run(t, func(t *testing.T) Subject {
+		m := NewMem(0)
+		s := m.Subject()
+		s.Driver = NewFaults(m)
+		return s
+	})
+}
+
+func TestFaultsOfFolder(t *testing.T) {
+	Run(t, func(t *testing.T) Subject {
+		store := openStore(t)
+		s := Folder(t, NewFaults(store), filepath.Join(store.Path(), "files"))
+		s.Setxattr = nil // a Store does not show attributes
+		return s
+	})
+}
+
+func openStore(t *testing.T) *posix.Store {
+	t.Helper()
+	store, err := posix.OpenStore(posix.StoreConfig{Tier: t.TempDir(), Dataset: "dataset", Source: "/source"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	return store
+}
+
+func TestFaultsHideDescriptors(t *testing.T) {
+	f := NewFaults(openStore(t))
+	w, err := f.Create(ctx, "file", drivers.Info{Mtime: mtime})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, ok := w.(drivers.Fder); !ok {
+		t.Error("the Writer has no descriptor")
+	}
+	if err := w.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		rule Rule
+		want bool
+	}{
+		{Rule{Op: OpOpen}, true},
+		{Rule{Op: OpRead, Name: "other"}, true},
+		{Rule{Op: OpRead}, false},
+		{Rule{Name: "f*"}, false},
+	} {
+		remove := f.Add(test.rule)
+		o, err := f.Open(ctx, "file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got := o.(drivers.Fder); got != test.want {
+			t.Errorf("with %+v: has a descriptor: %v", test.rule, got)
+		}
+		o.Close()
+		remove()
+	}
+}
+
+func TestMemIsFull(t *testing.T) {
+	m := NewMem(100)
+	m.Put("a", make([]byte, 60))
+	if _, err := m.Create(ctx, "b", drivers.Info{Size: 41}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("Create of more than there is room for: %v", err)
+	}
+	w, err := m.Create(ctx, "b", drivers.Info{Size: 40})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.Used(); got != 100 {
+		t.Errorf("used %d while a copy is made, want 100", got)
+	}
+	w.Abort()
+	w.Close()
+	if got := m.Used(); got != 60 {
+		t.Errorf("used %d after Abort, want 60", got)
+	}
+	m.Overwrite("a", make([]byte, 10))
+	m.Put("dir/b", make([]byte, 5))
+	if got := m.Used(); got != 15 {
+		t.Errorf("used %d, want 15", got)
+	}
+	m.Delete("dir")
+	if err := m.Remove(ctx, "a"); err != nil {
+		t.Error(err)
+	}
+	if got := m.Used(); got != 0 {
+		t.Errorf("used %d of an empty Mem", got)
+	}
+}
+
+// faulty is a Faults over a file of 100 bytes.
+func faulty(t *testing.T) (*Faults, drivers.Object) {
+	m := NewMem(0)
+	m.Put("dir/file", make([]byte, 100))
+	f := NewFaults(m)
+	o, err := f.Open(ctx, "dir/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, o
+}
+
+func TestFaultsError(t *testing.T) {
+	f, o := faulty(t)
+	remove := f.Add(Rule{Op: OpRead, Name: "dir/*", After: 1, Times: 2, Err: syscall.EIO})
+	p := make([]byte, 10)
+	for i, want := range []error{nil, syscall.EIO, syscall.EIO, nil} {
+		if _, err := o.ReadAt(ctx, p, 0); !errors.Is(err, want) {
+			t.Errorf("read %d: got %v, want %v", i, err, want)
+		}
+	}
+	if got := f.Count(OpRead); got != 4 {
+		t.Errorf("%d reads, want 4", got)
+	}
+	if got := f.Bytes(OpRead); got != 20 {
+		t.Errorf("%d bytes, want 20", got)
+	}
+	remove()
+	f.Add(Rule{Op: OpStat, Name: "other", Err: syscall.EIO})
+	if _, err := f.Stat(ctx, "dir/file"); err != nil {
+		t.Errorf("a rule for another name: %v", err)
+	}
+}
+
+func TestFaultsShort(t *testing.T) {
+	f, o := faulty(t)
+	f.Add(Rule{Op: OpRead, Short: true})
+	n, err := o.ReadAt(ctx, make([]byte, 10), 0)
+	if n != 5 || err != io.ErrUnexpectedEOF {
+		t.Errorf("got %d, %v", n, err)
+	}
+}
+
+func TestFaultsProbability(t *testing.T) {
+	f, _ := faulty(t)
+	f.Add(Rule{Op: OpStat, P: 0.25, Err: syscall.EIO})
+	failed := 0
+	for range 1000 {
+		if _, err := f.Stat(ctx, "."); err != nil {
+			failed++
+		}
+	}
+	if failed < 200 || failed > 300 {
+		t.Errorf("%d of 1000 failed, want about 250", failed)
+	}
+}
+
+func TestFaultsHang(t *testing.T) {
+	f, o := faulty(t)
+	f.Add(Rule{Op: OpRead, Hang: true})
+	done, cancel := context.WithCancel(ctx)
+	read := make(chan error)
+	go func() {
+		_, err := o.ReadAt(done, make([]byte, 10), 0)
+		read <- err
+	}()
+	cancel()
+	select {
+	case err := <-read:
+		t.Fatalf("did not hang: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	if got := f.Hung(); got != 1 {
+		t.Errorf("%d hang, want 1", got)
+	}
+	f.Clear()
+	if err := <-read; !errors.Is(err, context.Canceled) {
+		t.Errorf("after Clear: %v", err)
+	}
+	if _, err := o.ReadAt(ctx, make([]byte, 10), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFaultsDelay(t *testing.T) {
+	f, _ := faulty(t)
+	f.Add(Rule{Delay: time.Hour})
+	soon, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	if _, err := f.Open(soon, "dir/file"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,154 @@
+package posix
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+)
+
+var ctx = context.Background()
+
+// wantNoLeak fails the test if descriptors are open at its end that are not
+// open now. A test that calls it is not parallel.
+func wantNoLeak(t *testing.T) {
+	t.Helper()
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	if r, w, err := os.Pipe(); err == nil { // the runtime opens its own with the first one
+		r.Close()
+		w.Close()
+	}
+	before := count()
+	t.Cleanup(func() {
+		if after := count(); after > before {
+			t.Errorf("%d descriptors are open, and were %d", after, before)
+		}
+	})
+}
+
+func openDir(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := OpenDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+func TestDir(t *testing.T) {
+	wantNoLeak(t)
+	for _, tmp := range folders(t) {
+		t.Run(tmp.fsType, func(t *testing.T) {
+			drivertest.Run(t, func(t *testing.T) drivertest.Subject {
+				root := tmp.make(t)
+				return drivertest.Folder(t, openDir(t, root), root)
+			})
+		})
+	}
+}
+
+// A folder makes empty folders on one kind of file system.
+type folder struct {
+	fsType string
+	make   func(t *testing.T) string
+}
+
+// folders is the file system of temporary files, and that of shared memory.
+func folders(t *testing.T) []folder {
+	shm := func(t *testing.T) string {
+		dir, err := os.MkdirTemp("/dev/shm", "milkweed-test")
+		if err != nil {
+			t.Skipf("no shared memory: %v", err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		return dir
+	}
+	temp := func(t *testing.T) string { return t.TempDir() }
+	return []folder{{"temporary", temp}, {"shared memory", shm}}
+}
+
+func TestDirIsNotThere(t *testing.T) {
+	wantNoLeak(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, file + "2"} {
+		if _, err := OpenDir(path); err == nil {
+			t.Errorf("OpenDir(%q) succeeds", path)
+		}
+	}
+}
+
+func TestObjectIsADescriptor(t *testing.T) {
+	root := t.TempDir()
+	want := []byte("monarch")
+	if err := os.WriteFile(filepath.Join(root, "file"), want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := openDir(t, root).Open(ctx, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	got := make([]byte, len(want))
+	if _, err := readAt(int(o.(drivers.Fder).Fd()), got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestReadAtAllocatesNothing(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "file"), make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := openDir(t, root).Open(ctx, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	p := make([]byte, 4096)
+	allocs := testing.AllocsPerRun(100, func() {
+		if _, err := o.ReadAt(ctx, p, 1000); err != nil {
+			t.Error(err)
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("ReadAt allocates %v times", allocs)
+	}
+}
+
+func BenchmarkOpenReadClose(b *testing.B) {
+	root := b.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "file"), make([]byte, 110_000), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	d, err := OpenDir(root)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	p := make([]byte, 110_000)
+	b.SetBytes(int64(len(p)))
+	for b.Loop() {
+		o, err := d.Open(ctx, "file")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := o.ReadAt(ctx, p, 0); err != nil {
+			b.Fatal(err)
+		}
+		o.Close()
+	}
+}

@@ -1,0 +1,108 @@
+package posix
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Holder is the process that has a dataset folder open.
+type Holder struct {
+	PID        int       `json:"pid"`
+	Host       string    `json:"host"`
+	Mountpoint string    `json:"mountpoint"` // where it shows the dataset
+	Since      time.Time `json:"since"`      // when it opened the folder
+}
+
+// A LockedError is a dataset folder that another process has open.
+type LockedError struct {
+	Path   string // the folder
+	Holder Holder // zero if it does not say
+}
+
+func (e *LockedError) Error() string {
+	if e.Holder.PID == 0 {
+		return fmt.Sprintf("%s: in use by another process", e.Path)
+	}
+	return fmt.Sprintf("%s: in use by process %d on %s, mounted at %s since %s",
+		e.Path, e.Holder.PID, e.Holder.Host, e.Holder.Mountpoint, e.Holder.Since.Format(time.DateTime))
+}
+
+// lockName is the lock of a dataset folder. It is locked with flock(2), which
+// ends with the process however that ends, and is never removed: what it says
+// counts only while it is locked.
+const lockName = "lock"
+
+// takeLock locks folder, which is at path, and returns the descriptor that
+// holds the lock. If held, the descriptor of a lock taken before, is on the
+// same file, that lock is shared.
+func takeLock(folder, held int, path string, holder Holder) (int, error) {
+	fd, err := openLock(folder)
+	if err != nil {
+		return -1, pathError("lock", path, err)
+	}
+	if held >= 0 && sameFile(fd, held) {
+		unix.Close(fd)
+		return unix.FcntlInt(uintptr(held), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if err == unix.EWOULDBLOCK {
+		locked := &LockedError{Path: path, Holder: readHolder(folder)}
+		unix.Close(fd)
+		return -1, locked
+	}
+	if err == nil {
+		err = writeHolder(fd, encode(holder))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, pathError("lock", path, err)
+	}
+	return fd, nil
+}
+
+func openLock(folder int) (int, error) {
+	how := unix.O_RDWR | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+	fd, err := unix.Openat(folder, lockName, how, 0o600)
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if err == nil {
+		err = notRegular(&st)
+	}
+	if err == nil {
+		err = unix.Fchmod(fd, 0o600)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// readHolder is best effort: the holder may be writing just now.
+func readHolder(folder int) Holder {
+	var h Holder
+	if data, err := readSmall(folder, lockName); err == nil && json.Unmarshal(data, &h) != nil {
+		return Holder{}
+	}
+	return h
+}
+
+func writeHolder(fd int, data []byte) error {
+	if err := unix.Ftruncate(fd, 0); err != nil {
+		return err
+	}
+	_, err := writeAt(fd, data, 0)
+	return err
+}
+
+// sameFile reports whether two descriptors are on one file.
+func sameFile(a, b int) bool {
+	var sa, sb unix.Stat_t
+	return unix.Fstat(a, &sa) == nil && unix.Fstat(b, &sb) == nil && sa.Dev == sb.Dev && sa.Ino == sb.Ino
+}

@@ -1,0 +1,102 @@
+package posix
+
+import (
+	"context"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+var (
+	_ drivers.Object = (*object)(nil)
+	_ drivers.Fder   = (*object)(nil)
+)
+
+// An object is an open file.
+type object struct {
+	fd    int
+	name  string
+	info  drivers.Info  // when it was opened
+	mtime unix.Timespec // info.Mtime, as the kernel tells it
+}
+
+// newObject is the Object at fd. The caller closes fd if it gets an error.
+func newObject(fd int, name string) (*object, error) {
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
+		return nil, err
+	}
+	if err := notRegular(&st); err != nil {
+		return nil, err
+	}
+	return &object{fd: fd, name: name, info: describe(name, &st), mtime: st.Mtim}, nil
+}
+
+// ReadAt implements drivers.Object. A read that is under way cannot be
+// interrupted; ctx is looked at before. It allocates nothing unless it fails.
+//
+// The file is looked at after the read: the kernel sets the modification time
+// before it changes content, so that an unchanged time means that what was read
+// is of the version that was opened.
+func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, pathError("read", o.name, err)
+	}
+	n, err := readAt(o.fd, p, off)
+	if err != nil && err != io.EOF {
+		return n, pathError("read", o.name, err)
+	}
+	if cerr := o.check(); cerr != nil {
+		return 0, pathError("read", o.name, cerr)
+	}
+	if err == io.EOF && off+int64(n) < o.info.Size {
+		return n, pathError("read", o.name, io.ErrUnexpectedEOF)
+	}
+	return n, err
+}
+
+// check returns ErrChanged if the file is not the version that was opened.
+func (o *object) check() error {
+	var st unix.Stat_t
+	for {
+		switch err := unix.Fstat(o.fd, &st); {
+		case err == unix.EINTR:
+		case err != nil:
+			return err
+		case st.Size != o.info.Size || st.Mtim != o.mtime:
+			return drivers.ErrChanged
+		default:
+			return nil
+		}
+	}
+}
+
+// Info implements drivers.Object.
+func (o *object) Info() drivers.Info { return o.info }
+
+// Fd implements drivers.Fder.
+func (o *object) Fd() uintptr { return uintptr(o.fd) }
+
+// Close implements drivers.Object.
+func (o *object) Close() error { return unix.Close(o.fd) }
+
+// readAt reads len(p) bytes, or fewer with an error, as io.ReaderAt does.
+func readAt(fd int, p []byte, off int64) (int, error) {
+	for n := 0; ; {
+		if n == len(p) {
+			return n, nil
+		}
+		m, err := unix.Pread(fd, p[n:], off+int64(n))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return n, err
+		case m == 0:
+			return n, io.EOF
+		default:
+			n += m
+		}
+	}
+}
