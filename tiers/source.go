@@ -1,0 +1,142 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// A Source is the lowest level: it has every file, and is never written to,
+// for it has no method that could. It counts what it is asked, and it lets go
+// of a caller whose ctx is done even when the storage does not answer.
+type Source struct {
+	driver drivers.Driver
+
+	opens, reads, stats, readdirs, readlinks, xattrs atomic.Int64
+	bytes, errors                                    atomic.Int64
+	latency                                          Histogram
+}
+
+var _ drivers.Driver = (*Source)(nil)
+
+// ask counts one operation and does it.
+func ask[T any](ctx context.Context, s *Source, counter *atomic.Int64, f func() (T, error), late func(T)) (T, error) {
+	counter.Add(1)
+	v, err := await(ctx, 0, f, late)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
+		s.errors.Add(1)
+	}
+	return v, err
+}
+
+// Open opens a file of the source.
+func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) {
+	obj, err := ask(ctx, s, &s.opens, func() (drivers.Object, error) {
+		return s.driver.Open(ctx, name)
+	}, func(o drivers.Object) { o.Close() })
+	if err != nil {
+		return nil, err
+	}
+	return &sourceObject{source: s, obj: obj}, nil
+}
+
+// Stat describes a name of the source.
+func (s *Source) Stat(ctx context.Context, name string) (drivers.Info, error) {
+	return ask(ctx, s, &s.stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
+}
+
+// ReadDir lists a directory of the source.
+func (s *Source) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
+	return ask(ctx, s, &s.readdirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
+}
+
+// Readlink returns the target of a symbolic link of the source.
+func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
+	l, ok := s.driver.(drivers.Readlinker)
+	if !ok {
+		return "", syscall.EINVAL
+	}
+	return ask(ctx, s, &s.readlinks, func() (string, error) { return l.Readlink(ctx, name) }, nil)
+}
+
+// Listxattr lists the user attributes of a name of the source.
+func (s *Source) Listxattr(ctx context.Context, name string) ([]string, error) {
+	x, ok := s.driver.(drivers.Xattrer)
+	if !ok {
+		return nil, syscall.ENOTSUP
+	}
+	return ask(ctx, s, &s.xattrs, func() ([]string, error) { return x.Listxattr(ctx, name) }, nil)
+}
+
+// Getxattr returns a user attribute of a name of the source.
+func (s *Source) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
+	x, ok := s.driver.(drivers.Xattrer)
+	if !ok {
+		return nil, syscall.ENOTSUP
+	}
+	return ask(ctx, s, &s.xattrs, func() ([]byte, error) { return x.Getxattr(ctx, name, attr) }, nil)
+}
+
+// Statfs tells the size of the source.
+func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
+	f, ok := s.driver.(drivers.Statfser)
+	if !ok {
+		return drivers.Statfs{}, syscall.ENOSYS
+	}
+	return await(ctx, 0, func() (drivers.Statfs, error) { return f.Statfs(ctx) }, nil)
+}
+
+// Stats returns what the source was asked so far.
+func (s *Source) Stats() SourceStats {
+	return SourceStats{
+		Opens: s.opens.Load(), Reads: s.reads.Load(), Stats: s.stats.Load(),
+		ReadDirs: s.readdirs.Load(), Readlinks: s.readlinks.Load(), Xattrs: s.xattrs.Load(),
+		Bytes: s.bytes.Load(), Errors: s.errors.Load(), Latency: s.latency.Load(),
+	}
+}
+
+// A sourceObject is an open file of the source.
+type sourceObject struct {
+	source *Source
+	obj    drivers.Object
+	usage  usage
+}
+
+func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	s := o.source
+	start := time.Now()
+	o.usage.enter()
+	n, err := ask(ctx, s, &s.reads, func() (int, error) {
+		defer func() {
+			if o.usage.leave() {
+				o.obj.Close()
+			}
+		}()
+		n, err := o.obj.ReadAt(ctx, p, off)
+		s.bytes.Add(int64(n))
+		if err == io.EOF { // not for ask to count as an error
+			return n, nil
+		}
+		return n, err
+	}, nil)
+	s.latency.Observe(time.Since(start))
+	if err == nil && n < len(p) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (o *sourceObject) Info() drivers.Info { return o.obj.Info() }
+
+func (o *sourceObject) Close() error {
+	if o.usage.close() {
+		return o.obj.Close()
+	}
+	return nil
+}

@@ -1,0 +1,379 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math"
+	"path"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// A Tier is one level of copies: a store with a quota and a state of health.
+// Its methods may be called concurrently, and each returns within the tier's
+// time-out, with an error if the store did not.
+type Tier struct {
+	name  string
+	path  string
+	level Level
+	store drivers.Store
+	limit Quota
+	opts  Options
+	log   *slog.Logger
+
+	space   space
+	health  health
+	probing atomic.Bool
+	counted chan struct{} // closed when what the tier holds is known
+
+	reads, bytes, errors atomic.Int64
+	latency              Histogram
+}
+
+func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
+	return &Tier{
+		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
+		health:  health{log: log, wake: make(chan struct{}, 1)},
+		counted: make(chan struct{}),
+	}
+}
+
+// Name returns the name that operators gave the tier.
+func (t *Tier) Name() string { return t.name }
+
+// Path returns where the tier is, for people.
+func (t *Tier) Path() string { return t.path }
+
+// Level returns the tier's level.
+func (t *Tier) Level() Level { return t.level }
+
+// run counts the copies, again and again until it succeeds, and then watches
+// the tier's health.
+func (t *Tier) run(ctx context.Context) {
+	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
+		err := t.count(ctx)
+		if err == nil {
+			break
+		}
+		t.log.Warn("count copies", "err", err)
+		t.health.note(reading, err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+	t.watch(ctx)
+}
+
+// count finds out what the tier holds, and from that its quota. It takes time
+// in proportion to the number of copies, so nobody waits for it: until it is
+// done the tier is read but takes no new copies.
+func (t *Tier) count(ctx context.Context) error {
+	var bytes, files int64
+	dirs := []string{"."}
+	for len(dirs) > 0 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		dir := dirs[len(dirs)-1]
+		dirs = dirs[:len(dirs)-1]
+		infos, err := t.ReadDir(ctx, dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, info := range infos {
+			switch {
+			case info.IsDir():
+				dirs = append(dirs, path.Join(dir, info.Name))
+			case info.IsRegular():
+				bytes += allocated(info.Size)
+				files++
+			}
+		}
+	}
+	quota := t.limit.Bytes
+	if quota == 0 {
+		available, err := t.available(ctx)
+		if err != nil {
+			return err
+		}
+		quota = int64(float64(available+bytes) * t.limit.Percent / 100)
+	}
+	t.space.mu.Lock()
+	t.space.quota = quota
+	t.space.used += bytes
+	t.space.files += files
+	t.space.mu.Unlock()
+	close(t.counted)
+	return nil
+}
+
+// available returns the bytes that the device has for us.
+func (t *Tier) available(ctx context.Context) (int64, error) {
+	s, ok := t.store.(drivers.Statfser)
+	if !ok {
+		return math.MaxInt64, nil
+	}
+	st, err := await(ctx, t.opts.Timeout, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
+	return st.Available, err
+}
+
+// Counted reports whether the tier knows what it holds.
+func (t *Tier) Counted() bool {
+	select {
+	case <-t.counted:
+		return true
+	default:
+		return false
+	}
+}
+
+// Fits reports whether a copy of size bytes is within what the quota leaves.
+// It asks the device nothing; Reserve may still refuse.
+func (t *Tier) Fits(size int64) bool {
+	return t.Counted() && t.space.fits(allocated(size))
+}
+
+// Reserve takes room for a copy of size bytes, and reports false if the tier
+// cannot take it now: for want of quota, of room on its device, or of health.
+func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
+	bytes := allocated(size)
+	if !t.Counted() || !t.health.writable() || !t.space.fits(bytes) {
+		return nil, false
+	}
+	available, err := t.available(ctx)
+	if err != nil {
+		t.note(writing, err)
+		return nil, false
+	}
+	if !t.space.reserve(bytes, available, time.Now()) {
+		return nil, false
+	}
+	return &Reservation{space: &t.space, bytes: bytes}, true
+}
+
+// Lost says that a copy of size bytes is no longer there.
+func (t *Tier) Lost(size int64) {
+	if t.Counted() {
+		t.space.add(-allocated(size), -1)
+	}
+}
+
+// note records how an operation ended and returns its error with the tier's
+// name.
+func (t *Tier) note(k kind, err error) error {
+	t.health.note(k, err)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errDown) {
+		t.errors.Add(1)
+	}
+	return fmt.Errorf("tier %s: %w", t.name, err)
+}
+
+// do does one operation of a tier unless it is down.
+func do[T any](ctx context.Context, t *Tier, k kind, f func() (T, error), late func(T)) (T, error) {
+	if !t.health.readable() {
+		var none T
+		return none, t.note(k, errDown)
+	}
+	v, err := await(ctx, t.opts.Timeout, f, late)
+	return v, t.note(k, err)
+}
+
+// ReadDir lists a directory of the tier's copies.
+func (t *Tier) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
+	return do(ctx, t, reading, func() ([]drivers.Info, error) { return t.store.ReadDir(ctx, dir) }, nil)
+}
+
+// Stat describes a copy.
+func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
+	return do(ctx, t, reading, func() (drivers.Info, error) { return t.store.Stat(ctx, name) }, nil)
+}
+
+// Open opens the copy of name if it is of the version want. A copy of another
+// version is an error that matches drivers.ErrChanged.
+func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
+	obj, err := do(ctx, t, reading, func() (drivers.Object, error) {
+		obj, err := t.store.Open(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if !obj.Info().SameVersion(want) {
+			obj.Close()
+			return nil, fmt.Errorf("open %q: %w", name, drivers.ErrChanged)
+		}
+		return obj, nil
+	}, func(o drivers.Object) { o.Close() })
+	if err != nil {
+		return nil, err
+	}
+	return &object{tier: t, obj: obj}, nil
+}
+
+// Create begins a copy. If the device is full, copies as large as this one
+// are not tried for a while.
+func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
+	w, err := do(ctx, t, writing, func() (drivers.Writer, error) {
+		return t.store.Create(ctx, name, info)
+	}, func(w drivers.Writer) { w.Abort(); w.Close() })
+	if err != nil {
+		t.noteFull(err, info.Size)
+		return nil, err
+	}
+	return &writer{tier: t, w: w, size: info.Size}, nil
+}
+
+// noteFull takes notice if err is that of a full device.
+func (t *Tier) noteFull(err error, size int64) {
+	if isFull(err) {
+		t.space.full(allocated(size), time.Now())
+	}
+}
+
+// Remove removes the copy of name, if there is one, and takes it off the
+// account. The tier must have been counted.
+func (t *Tier) Remove(ctx context.Context, name string) error {
+	info, err := t.Stat(ctx, name)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	_, err = do(ctx, t, writing, func() (struct{}, error) {
+		err := t.store.Remove(ctx, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil // somebody was faster
+		}
+		return struct{}{}, err
+	}, nil)
+	if err == nil {
+		t.Lost(info.Size)
+	}
+	return err
+}
+
+// Stats returns what the tier has done and what it holds.
+func (t *Tier) Stats() TierStats {
+	s := TierStats{
+		Level: t.level, Name: t.name, Path: t.path,
+		Reads: t.reads.Load(), Bytes: t.bytes.Load(), Errors: t.errors.Load(),
+		Counted: t.Counted(), Latency: t.latency.Load(),
+	}
+	s.Health, s.Cause = t.health.get()
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	s.Quota, s.Used, s.Filling, s.Files = t.space.quota, t.space.used, t.space.reserved, t.space.files
+	return s
+}
+
+// use is do on something that is open: what closes it is put off until f has
+// returned, also when f was abandoned.
+func use(t *Tier, k kind, u *usage, c io.Closer, f func() (int, error)) (int, error) {
+	u.enter()
+	leave := func() {
+		if u.leave() {
+			c.Close()
+		}
+	}
+	if !t.health.readable() {
+		leave()
+		return 0, t.note(k, errDown)
+	}
+	n, err := await(context.Background(), t.opts.Timeout, func() (int, error) {
+		defer leave()
+		return f()
+	}, nil)
+	return n, t.note(k, err)
+}
+
+// read does one read of something that is open, and counts it.
+func (t *Tier) read(p []byte, u *usage, c io.Closer, readAt func() (int, error)) (int, error) {
+	start := time.Now()
+	n, err := use(t, reading, u, c, func() (int, error) {
+		n, err := readAt()
+		if err == io.EOF {
+			err = nil
+		}
+		return n, err
+	})
+	if err != nil {
+		return 0, err
+	}
+	t.reads.Add(1)
+	t.bytes.Add(int64(n))
+	t.latency.Observe(time.Since(start))
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// An object is an open copy.
+type object struct {
+	tier  *Tier
+	obj   drivers.Object
+	usage usage
+}
+
+// ReadAt does not watch ctx: the tier's time-out is short enough.
+func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return o.tier.read(p, &o.usage, o.obj, func() (int, error) { return o.obj.ReadAt(ctx, p, off) })
+}
+
+func (o *object) Info() drivers.Info { return o.obj.Info() }
+
+func (o *object) Close() error {
+	if o.usage.close() {
+		return o.obj.Close()
+	}
+	return nil
+}
+
+// A writer is a copy in the making.
+type writer struct {
+	tier  *Tier
+	w     drivers.Writer
+	size  int64
+	usage usage
+}
+
+func (w *writer) ReadAt(p []byte, off int64) (int, error) {
+	return w.tier.read(p, &w.usage, w.w, func() (int, error) { return w.w.ReadAt(p, off) })
+}
+
+// write does one operation that changes the tier.
+func (w *writer) write(f func() (int, error)) (int, error) {
+	n, err := use(w.tier, writing, &w.usage, w.w, f)
+	w.tier.noteFull(err, w.size)
+	return n, err
+}
+
+func (w *writer) WriteAt(p []byte, off int64) (int, error) {
+	return w.write(func() (int, error) { return w.w.WriteAt(p, off) })
+}
+
+func (w *writer) Commit() error {
+	_, err := w.write(func() (int, error) { return 0, w.w.Commit() })
+	return err
+}
+
+func (w *writer) Abort() {
+	w.write(func() (int, error) { w.w.Abort(); return 0, nil })
+}
+
+func (w *writer) Close() error {
+	if w.usage.close() {
+		return w.w.Close()
+	}
+	return nil
+}
