@@ -1,0 +1,308 @@
+package metadata
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// An Entry is one version of one file, or a directory, link or special file.
+// A dataset has millions, so an Entry is kept under 200 bytes with all that
+// belongs to it. Its methods may be called concurrently.
+type Entry struct {
+	parent *Entry
+	name   string
+	id     uint64
+	dir    *directory // nil unless a directory
+
+	kind   uint32     // the type in mode
+
+	// The attributes are guarded by the lock of the directory that the
+	// entry is in, the root's by its own. Size and mtime of a regular file
+	// never change.
+	size                   int64
+	mtime, ctime, atime    int64 // seconds
+	mtimeN, ctimeN, atimeN uint32
+	mode, nlink, uid, gid  uint32
+	rdev                   uint32
+
+	checked atomic.Uint32 // when the source was last asked, by Container.now
+	state   atomic.Uint32 // the level, and the bits below
+	lookups atomic.Int64  // how often the kernel was told of the entry and has not forgotten it
+}
+
+// The bits of Entry.state above the level.
+const (
+	levelMask = 0xff
+	claimed   = 0x100 // somebody is copying the file
+	stale     = 0x200 // the name has another version now, or none
+	unsure    = 0x400 // a tier may hold a copy under this name that Settle must look at
+	skipped   = 0x800 // the file was skipped for want of room
+)
+
+// ID returns the number of the entry, which no other entry of the container
+// ever has. It serves as inode number.
+func (e *Entry) ID() uint64 { return e.id }
+
+// Name returns the last element of the entry's path, "." for the root.
+func (e *Entry) Name() string { return e.name }
+
+// Path returns the path from the root, "." for the root.
+func (e *Entry) Path() string {
+	if e.parent == nil {
+		return "."
+	}
+	n := -1
+	for p := e; p.parent != nil; p = p.parent {
+		n += len(p.name) + 1
+	}
+	b := make([]byte, n)
+	for p := e; p.parent != nil; p = p.parent {
+		n -= len(p.name)
+		copy(b[n:], p.name)
+		if n > 0 {
+			n--
+			b[n] = '/'
+		}
+	}
+	return string(b)
+}
+
+// Parent returns the directory that the entry is in, the root for the root.
+func (e *Entry) Parent() *Entry {
+	if e.parent == nil {
+		return e
+	}
+	return e.parent
+}
+
+// Type returns the type bits of the entry's mode, S_IFREG of stat(2) and its
+// like.
+func (e *Entry) Type() uint32 { return e.kind }
+
+// IsDir reports whether the entry is a directory.
+func (e *Entry) IsDir() bool { return e.dir != nil }
+
+// IsRegular reports whether the entry is a regular file.
+func (e *Entry) IsRegular() bool { return drivers.Info{Mode: e.kind}.IsRegular() }
+
+// IsSymlink reports whether the entry is a symbolic link.
+func (e *Entry) IsSymlink() bool { return drivers.Info{Mode: e.kind}.IsSymlink() }
+
+// Size returns the size of a regular file in bytes.
+func (e *Entry) Size() int64 { return e.size }
+
+// placeable reports whether copies are made of the entry. An empty file has
+// nothing to copy.
+func (e *Entry) placeable() bool { return e.IsRegular() && e.size > 0 }
+
+// Info returns the attributes.
+func (e *Entry) Info() drivers.Info {
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
+	return drivers.Info{
+		Name: e.name, Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Rdev: e.rdev, Size: e.size,
+		Mtime: time.Unix(e.mtime, int64(e.mtimeN)),
+		Ctime: time.Unix(e.ctime, int64(e.ctimeN)),
+		Atime: time.Unix(e.atime, int64(e.atimeN)),
+	}
+}
+
+// attributes returns the lock that guards the attributes.
+func (e *Entry) attributes() *sync.RWMutex { return &e.Parent().dir.mu }
+
+// update sets the attributes.
+func (e *Entry) update(info drivers.Info) {
+	mu := e.attributes()
+	mu.Lock()
+	defer mu.Unlock()
+	e.set(info)
+}
+
+// set sets the attributes; e.attributes must be held, or e not yet be shared.
+func (e *Entry) set(info drivers.Info) {
+	e.mode, e.nlink, e.uid, e.gid, e.rdev = info.Mode, info.Nlink, info.UID, info.GID, info.Rdev
+	if e.size != info.Size { // read without the lock where it never changes
+		e.size = info.Size
+	}
+	e.mtime, e.mtimeN = info.Mtime.Unix(), uint32(info.Mtime.Nanosecond())
+	e.ctime, e.ctimeN = info.Ctime.Unix(), uint32(info.Ctime.Nanosecond())
+	e.atime, e.atimeN = info.Atime.Unix(), uint32(info.Atime.Nanosecond())
+}
+
+// is reports whether info describes e and not another version; e.attributes
+// must be held. A directory is itself whatever it holds.
+func (e *Entry) is(info drivers.Info) bool {
+	if e.IsDir() || info.IsDir() {
+		return e.IsDir() && info.IsDir()
+	}
+	return info.SameVersion(drivers.Info{Mode: e.kind, Size: e.size, Mtime: time.Unix(e.mtime, int64(e.mtimeN))})
+}
+
+// locate sets the level of a new entry from what the tiers hold under its
+// name: the fastest copy of the right version.
+func (e *Entry) locate(held []heldCopy, doubt bool) {
+	if !e.placeable() {
+		return
+	}
+	for _, h := range held {
+		if e.is(h.info) {
+			e.state.Store(uint32(h.level))
+			return
+		}
+	}
+	if doubt || len(held) > 0 {
+		e.setBits(unsure)
+	}
+}
+
+// Level returns where the best copy of the file is. It takes no lock.
+func (e *Entry) Level() tiers.Level { return tiers.Level(e.state.Load() & levelMask) }
+
+// Stale reports whether the entry's name has another version now, or none.
+func (e *Entry) Stale() bool { return e.state.Load()&stale != 0 }
+
+// Claim takes the right to copy the file. Of all who ask at once, one is told
+// true, if the file is at the source and not claimed or stale. The claim ends
+// with Publish or Release.
+func (e *Entry) Claim() bool {
+	for {
+		s := e.state.Load()
+		if !e.placeable() || s&(levelMask|claimed|stale) != 0 {
+			return false
+		}
+		if e.state.CompareAndSwap(s, s|claimed) {
+			return true
+		}
+	}
+}
+
+// Claimed reports whether somebody is copying the file.
+func (e *Entry) Claimed() bool { return e.state.Load()&claimed != 0 }
+
+// Publish ends a claim: there is a complete copy on level l.
+func (e *Entry) Publish(l tiers.Level) {
+	e.change(func(s uint32) uint32 { return s&stale | uint32(l) })
+}
+
+// Release ends a claim without a copy.
+func (e *Entry) Release() {
+	e.change(func(s uint32) uint32 { return s &^ claimed })
+}
+
+// Demote says that the copy on level l is not there any more, or not right. It
+// reports whether this was news.
+func (e *Entry) Demote(l tiers.Level) bool {
+	for {
+		s := e.state.Load()
+		if tiers.Level(s&levelMask) != l {
+			return false
+		}
+		if e.state.CompareAndSwap(s, s&^levelMask|unsure) {
+			return true
+		}
+	}
+}
+
+// Skip says that no tier has room for the file, and reports whether it is the
+// first time since the file was last placed.
+func (e *Entry) Skip() bool { return e.state.Or(skipped)&skipped == 0 }
+
+func (e *Entry) setBits(bits uint32) { e.state.Or(bits) }
+
+// change replaces the state by f of it.
+func (e *Entry) change(f func(uint32) uint32) {
+	for {
+		s := e.state.Load()
+		if e.state.CompareAndSwap(s, f(s)) {
+			return
+		}
+	}
+}
+
+// A directory is what is known of the names in one directory.
+type directory struct {
+	mu     sync.RWMutex      // guards the following, and the attributes of what is in the directory
+	sorted []*Entry          // by name
+	extra  map[string]*Entry // found since sorted was made, and not in it
+	listed uint32            // when all names were last known, by Container.now; 0: they are not
+	flight chan struct{}     // closed when the listing that is under way has ended; nil: none is
+}
+
+// find returns the entry of a name, if it is known, and when all names were.
+func (d *directory) find(name string) (e *Entry, listed uint32) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.get(name), d.listed
+}
+
+func byName(e *Entry, name string) int { return strings.Compare(e.name, name) }
+
+// get returns the entry of a name or nil; d.mu must be held.
+func (d *directory) get(name string) *Entry {
+	if e := d.extra[name]; e != nil {
+		return e
+	}
+	if i, ok := slices.BinarySearchFunc(d.sorted, name, byName); ok {
+		return d.sorted[i]
+	}
+	return nil
+}
+
+// put sets the entry of e's name; d.mu must be held.
+func (d *directory) put(e *Entry) {
+	if i, ok := slices.BinarySearchFunc(d.sorted, e.name, byName); ok {
+		d.sorted[i] = e
+		return
+	}
+	if d.extra == nil {
+		d.extra = make(map[string]*Entry)
+	}
+	d.extra[e.name] = e
+}
+
+// delete forgets a name; d.mu must be held.
+func (d *directory) delete(name string) {
+	delete(d.extra, name)
+	if i, ok := slices.BinarySearchFunc(d.sorted, name, byName); ok {
+		d.sorted = slices.Delete(d.sorted, i, i+1)
+	}
+}
+
+// all returns the entries by name; d.mu must be held for writing.
+func (d *directory) all() []*Entry {
+	if len(d.extra) > 0 {
+		for _, e := range d.extra {
+			d.sorted = append(d.sorted, e)
+		}
+		d.extra = nil
+		d.sort()
+	}
+	return slices.Clone(d.sorted)
+}
+
+// replace makes entries all there is, and returns those that were there and
+// are not any more; d.mu must be held.
+func (d *directory) replace(entries []*Entry) []*Entry {
+	old := d.all()
+	d.sorted = entries
+	d.sort()
+	gone := old[:0]
+	for _, e := range old {
+		if d.get(e.name) != e {
+			gone = append(gone, e)
+		}
+	}
+	return gone
+}
+
+// sort sorts the entries; d.mu must be held.
+func (d *directory) sort() {
+	slices.SortFunc(d.sorted, func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
+}

@@ -1,0 +1,505 @@
+// Package metadata is the metadata container: the name space of a dataset,
+// which maps every logical path to its attributes and to the level its best
+// copy is on.
+//
+// The name space is loaded as it is looked at: a name by one Stat of the
+// source, a directory by one ReadDir, and whether a tier already holds a copy
+// by the same question to each tier. Nothing is loaded ahead, so a mount costs
+// the same for ten files and for ten million. What was loaded is believed for
+// a time, and then asked for again when it is next wanted.
+//
+// An Entry is one version of one file. When the source has another version,
+// that is another Entry with another ID, and the old one is stale: whoever has
+// it open goes on with the old content, and nobody sees some of each.
+package metadata
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A Container is the name space of one dataset. Its methods may be called
+// concurrently.
+type Container struct {
+	levels *tiers.Hierarchy
+	source *tiers.Source
+	ttl    time.Duration
+	log    *slog.Logger
+	start  time.Time
+	root   *Entry
+	table  table
+}
+
+// New makes the name space of the source of levels. What the source says is
+// believed for ttl. It asks the source for its root, and for nothing else.
+func New(ctx context.Context, levels *tiers.Hierarchy, ttl time.Duration, log *slog.Logger) (*Container, error) {
+	c := &Container{levels: levels, source: levels.Source(), ttl: ttl, log: log, start: time.Now()}
+	info, err := c.source.Stat(ctx, ".")
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("source: %w", syscall.ENOTDIR)
+	}
+	c.root = c.newEntry(nil, info)
+	c.root.lookups.Store(1) // the kernel never forgets the root
+	return c, nil
+}
+
+// Root returns the root directory. Its ID is 1.
+func (c *Container) Root() *Entry { return c.root }
+
+// Len returns the number of entries that are loaded.
+func (c *Container) Len() int { return int(c.table.live.Load()) }
+
+// now is the time since the start in units of tick, and never 0.
+func (c *Container) now() uint32 { return uint32(time.Since(c.start)/tick) + 1 }
+
+// tick is the unit in which times are kept: 32 bits of it are 13 years.
+const tick = 100 * time.Millisecond
+
+// fresh reports whether what was asked at the time at may still be believed.
+func (c *Container) fresh(at uint32) bool {
+	return at != 0 && time.Duration(c.now()-at)*tick < c.ttl
+}
+
+// Lookup returns the entry of a name in a directory. The error for a name that
+// is not there matches io/fs.ErrNotExist. A name that was known is still found
+// while the source fails.
+func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry, error) {
+	d := dir.dir
+	if d == nil {
+		return nil, syscall.ENOTDIR
+	}
+	e, listed := d.find(name)
+	switch {
+	case e != nil && c.fresh(e.checked.Load()):
+		return e, nil
+	case e == nil && c.fresh(listed):
+		return nil, fs.ErrNotExist
+	}
+	info, err := c.source.Stat(ctx, join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) && e != nil && c.sourceLost(ctx) {
+		err = syscall.ESTALE // the whole source has gone, not this file
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		c.forgetName(dir, name)
+		return nil, err
+	case err != nil && e != nil && ctx.Err() == nil:
+		c.log.Warn("source does not answer; going on with what is known", "path", e.Path(), "err", err)
+		e.checked.Store(c.now())
+		return e, nil
+	case err != nil:
+		return nil, err
+	}
+	info.Name = name
+	return c.merge(ctx, dir, info), nil
+}
+
+// Refresh asks the source again for e if it was last asked too long ago. If
+// the source has another version, e becomes stale.
+func (c *Container) Refresh(ctx context.Context, e *Entry) error {
+	if c.fresh(e.checked.Load()) || e.Stale() {
+		return nil
+	}
+	if e.parent != nil {
+		_, err := c.Lookup(ctx, e.parent, e.name)
+		return err
+	}
+	info, err := c.source.Stat(ctx, ".")
+	if err == nil && info.IsDir() {
+		e.update(info)
+	}
+	e.checked.Store(c.now())
+	return nil
+}
+
+// Changed says that the source was found to have another version of e. It
+// makes e stale, so that the next look at its name finds the new version.
+func (c *Container) Changed(e *Entry) {
+	if e.parent != nil {
+		c.forgetEntry(e.parent.dir, e)
+	}
+}
+
+// sourceLost reports whether the root of the source has gone: then a name that
+// is not there says nothing of the file.
+func (c *Container) sourceLost(ctx context.Context) bool {
+	info, err := c.source.Stat(ctx, ".")
+	return err != nil || info.Nlink == 0
+}
+
+// merge brings what the source said of one name into the directory.
+func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info) *Entry {
+	d := dir.dir
+	d.mu.Lock()
+	old := d.get(info.Name)
+	if old != nil && old.is(info) {
+		old.set(info)
+		old.checked.Store(c.now())
+		d.mu.Unlock()
+		return old
+	}
+	d.mu.Unlock()
+
+	// The tiers are asked without the lock. If another lookup was faster,
+	// its entry wins.
+	e := c.newEntry(dir, info)
+	c.locate(ctx, e)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now := d.get(info.Name); now != old {
+		c.table.remove(e)
+		if now != nil && now.is(info) {
+			return now
+		}
+		return e // stale at once: the name has changed again
+	}
+	d.put(e)
+	if old != nil {
+		c.drop(old)
+	}
+	return e
+}
+
+// List returns the entries of a directory, sorted by name. While the source
+// fails it returns what was listed before.
+func (c *Container) List(ctx context.Context, dir *Entry) ([]*Entry, error) {
+	d := dir.dir
+	if d == nil {
+		return nil, syscall.ENOTDIR
+	}
+	for {
+		d.mu.Lock()
+		if c.fresh(d.listed) {
+			defer d.mu.Unlock()
+			return d.all(), nil
+		}
+		flight := d.flight
+		if flight == nil {
+			d.flight = make(chan struct{})
+			d.mu.Unlock()
+			break
+		}
+		d.mu.Unlock()
+		select { // somebody else is listing
+		case <-flight:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	err := c.load(ctx, dir)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	close(d.flight)
+	d.flight = nil
+	if err != nil && (d.listed == 0 || ctx.Err() != nil) {
+		return nil, err
+	}
+	if err != nil {
+		c.log.Warn("source does not answer; listing what is known", "path", dir.Path(), "err", err)
+		d.listed = c.now()
+	}
+	return d.all(), nil
+}
+
+// load lists a directory of the source.
+func (c *Container) load(ctx context.Context, dir *Entry) error {
+	at := c.now()
+	name := dir.Path()
+	infos, err := c.source.ReadDir(ctx, name)
+	if err != nil {
+		return err
+	}
+	if len(infos) == 0 && c.sourceLost(ctx) {
+		return syscall.ESTALE
+	}
+	copies, unsure := c.copies(ctx, name)
+	d := dir.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	seen := make([]*Entry, 0, len(infos))
+	for _, info := range infos {
+		if strings.Contains(info.Name, "/") || !drivers.ValidName(info.Name) || info.Name == "." {
+			continue // no driver should, and no kernel could, say this
+		}
+		e := d.get(info.Name)
+		if e != nil && e.is(info) {
+			e.set(info)
+			e.checked.Store(at)
+		} else {
+			e = c.newEntry(dir, info)
+			e.locate(copies[info.Name], unsure)
+		}
+		seen = append(seen, e)
+	}
+	for _, gone := range d.replace(seen) {
+		c.drop(gone)
+	}
+	d.listed = at
+	return nil
+}
+
+// A heldCopy is what one tier has under a name.
+type heldCopy struct {
+	level tiers.Level
+	info  drivers.Info
+}
+
+// copies asks every tier for what it holds of a directory. It reports unsure
+// if a tier did not say.
+func (c *Container) copies(ctx context.Context, dir string) (held map[string][]heldCopy, unsure bool) {
+	held = make(map[string][]heldCopy)
+	for _, t := range c.levels.Tiers() {
+		infos, err := t.ReadDir(ctx, dir)
+		if err != nil && !isAbsent(err) {
+			unsure = true
+		}
+		for _, info := range infos {
+			held[info.Name] = append(held[info.Name], heldCopy{t.Level(), info})
+		}
+	}
+	return held, unsure
+}
+
+// locate asks every tier whether it holds a copy of e.
+func (c *Container) locate(ctx context.Context, e *Entry) {
+	if !e.placeable() {
+		return
+	}
+	var (
+		held   []heldCopy
+		unsure bool
+		name   = e.Path()
+	)
+	for _, t := range c.levels.Tiers() {
+		info, err := t.Stat(ctx, name)
+		switch {
+		case err == nil:
+			held = append(held, heldCopy{t.Level(), info})
+		case !isAbsent(err):
+			unsure = true
+		}
+	}
+	e.locate(held, unsure)
+}
+
+// isAbsent reports whether err says that a tier holds no such name.
+func isAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
+// Settle is for whoever has claimed e and is about to copy it: it asks the
+// tiers once more where that was left open, publishes e if a tier turns out to
+// hold its version, and removes copies of other versions. It reports whether e
+// was published.
+func (c *Container) Settle(ctx context.Context, e *Entry) bool {
+	if e.state.Load()&unsure == 0 {
+		return false
+	}
+	name, want := e.Path(), e.Info()
+	for _, t := range c.levels.Tiers() {
+		info, err := t.Stat(ctx, name)
+		switch {
+		case err != nil:
+		case info.SameVersion(want):
+			e.Publish(t.Level())
+			return true
+		case t.Counted() && info.IsRegular():
+			if err := t.Remove(ctx, name); err != nil {
+				c.log.Warn("remove outdated copy", "path", name, "err", err)
+			}
+		}
+	}
+	return false
+}
+
+// Readlink returns the target of a symbolic link, as the source has it.
+func (c *Container) Readlink(ctx context.Context, e *Entry) (string, error) {
+	return c.source.Readlink(ctx, e.Path())
+}
+
+// Listxattr lists the user attributes of an entry, as the source has them.
+func (c *Container) Listxattr(ctx context.Context, e *Entry) ([]string, error) {
+	return c.source.Listxattr(ctx, e.Path())
+}
+
+// Getxattr returns a user attribute of an entry, as the source has it.
+func (c *Container) Getxattr(ctx context.Context, e *Entry, attr string) ([]byte, error) {
+	return c.source.Getxattr(ctx, e.Path(), attr)
+}
+
+// Statfs tells the size of the source.
+func (c *Container) Statfs(ctx context.Context) (drivers.Statfs, error) {
+	return c.source.Statfs(ctx)
+}
+
+// Resolve returns the entry of a path below the root, such as "train/a.jpg",
+// or of "." itself. It does not follow links.
+func (c *Container) Resolve(ctx context.Context, name string) (*Entry, error) {
+	e := c.root
+	if name = path.Clean(name); name == "." {
+		return e, nil
+	}
+	for elem := range strings.SplitSeq(name, "/") {
+		var err error
+		if e, err = c.Lookup(ctx, e, elem); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return e, nil
+}
+
+// Walk calls f for e and for all that is below it, directories before what
+// they hold, until f or the source fails.
+func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) error {
+	if err := f(e); err != nil {
+		return err
+	}
+	if !e.IsDir() {
+		return nil
+	}
+	entries, err := c.List(ctx, e)
+	if err != nil {
+		return fmt.Errorf("%s: %w", e.Path(), err)
+	}
+	for _, below := range entries {
+		if err := c.Walk(ctx, below, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forgetName drops a name that the source no longer has.
+func (c *Container) forgetName(dir *Entry, name string) {
+	if e, _ := dir.dir.find(name); e != nil {
+		c.forgetEntry(dir.dir, e)
+	}
+}
+
+// forgetEntry drops e if it still has its name.
+func (c *Container) forgetEntry(d *directory, e *Entry) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.get(e.name) == e {
+		d.delete(e.name)
+		d.listed = 0 // what the directory holds is not known any more
+		c.drop(e)
+	}
+}
+
+// drop makes e, which has lost its name, and all below it stale.
+func (c *Container) drop(e *Entry) {
+	e.setBits(stale)
+	if e.dir != nil {
+		e.dir.mu.Lock()
+		below := e.dir.all()
+		e.dir.mu.Unlock()
+		for _, b := range below {
+			c.drop(b)
+		}
+	}
+	if e.lookups.Load() == 0 {
+		c.table.remove(e)
+	}
+}
+
+// Get returns the entry of an ID, or nil if there is none or it was forgotten.
+func (c *Container) Get(id uint64) *Entry { return c.table.get(id) }
+
+// Hold says that the kernel was told of e once more.
+func (c *Container) Hold(e *Entry) { e.lookups.Add(1) }
+
+// Forget says that the kernel has forgotten an ID n times. A stale entry that
+// the kernel does not know is let go.
+func (c *Container) Forget(id, n uint64) {
+	if e := c.Get(id); e != nil && e.lookups.Add(-int64(n)) <= 0 && e.Stale() {
+		c.table.remove(e)
+	}
+}
+
+// newEntry makes an entry and gives it an ID.
+func (c *Container) newEntry(parent *Entry, info drivers.Info) *Entry {
+	e := &Entry{parent: parent, name: info.Name, kind: info.Type()}
+	e.set(info)
+	if info.IsDir() {
+		e.dir = new(directory)
+	}
+	e.checked.Store(c.now())
+	c.table.add(e)
+	return e
+}
+
+// join returns the path of a name in a directory.
+func join(dir *Entry, name string) string {
+	if dir.parent == nil {
+		return name
+	}
+	return dir.Path() + "/" + name
+}
+
+// A table finds entries by their IDs, which count up from 1 and are never used
+// again. Reading it takes no lock.
+type table struct {
+	chunks atomic.Pointer[[]*chunk]
+	live   atomic.Int64
+
+	mu   sync.Mutex // guards the following, and the changing of chunks
+	last uint64
+}
+
+type chunk [1024]atomic.Pointer[Entry]
+
+func (t *table) add(e *Entry) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last++
+	e.id = t.last
+	var chunks []*chunk
+	if p := t.chunks.Load(); p != nil {
+		chunks = *p
+	}
+	i := int(e.id / uint64(len(chunk{})))
+	if i == len(chunks) {
+		grown := append(chunks, new(chunk)) // readers of the old slice never look past its length
+		chunks = grown
+		t.chunks.Store(&grown)
+	}
+	chunks[i][e.id%uint64(len(chunk{}))].Store(e)
+	t.live.Add(1)
+}
+
+func (t *table) slot(id uint64) *atomic.Pointer[Entry] {
+	p := t.chunks.Load()
+	if i := id / uint64(len(chunk{})); p != nil && i < uint64(len(*p)) {
+		return &(*p)[i][id%uint64(len(chunk{}))]
+	}
+	return nil
+}
+
+func (t *table) get(id uint64) *Entry {
+	if s := t.slot(id); s != nil {
+		return s.Load()
+	}
+	return nil
+}
+
+func (t *table) remove(e *Entry) {
+	if t.slot(e.id).CompareAndSwap(e, nil) {
+		t.live.Add(-1)
+	}
+}
