@@ -1,0 +1,327 @@
+// Package placement is the placement handler: it decides which file is copied
+// to which tier, and copies it, and it opens files where they are best read.
+//
+// The first open of a file that is only at the source starts a fill: the file
+// is given room on the fastest tier that has it, and is copied there block by
+// block, each block when a reader needs it or, failing that, by a pool of
+// background workers. A fill is read while it is in flight, so no reader waits
+// for more than the block it asked for, and no block is fetched twice. What
+// was placed stays; a file that fits nowhere is read from the source.
+//
+// Memory: a block is 1 MiB and is held only while it is copied. At most
+// workers + max(16, 2·workers) blocks are held at once, 24 MiB with 8 workers,
+// plus those left in operations that a hung device never ended.
+package placement
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A Handler places the files of one dataset. Its methods may be called
+// concurrently.
+//
+// Lock order: Handler.mu before fill.mu before queue.mu.
+type Handler struct {
+	levels  *tiers.Hierarchy
+	names   *metadata.Container
+	log     *slog.Logger
+	workers int
+	demand  *buffers // for blocks that a reader waits for
+	queue   *queue
+
+	ctx  context.Context // done when the handler is to stop
+	stop context.CancelFunc
+	wg   sync.WaitGroup // what start and fetch have under way
+
+	mu      sync.Mutex // guards the following
+	closed  bool
+	fills   map[*metadata.Entry]*fill // of the entries that are claimed
+	retries map[*metadata.Entry]retry // of those whose last copy failed
+
+	placed, placedBytes, skipped, failed atomic.Int64
+	opens                                [tiers.MaxTiers + 1]atomic.Int64
+	fillOpens                            atomic.Int64
+}
+
+// A retry says when a copy that failed may be tried again.
+type retry struct {
+	failures int
+	at       time.Time
+}
+
+// The backoff of failed copies doubles from minBackoff to maxBackoff.
+const (
+	minBackoff = time.Second
+	maxBackoff = 5 * time.Minute
+)
+
+// New makes a handler that copies with the given number of background workers.
+// The caller calls Run, which does the background copying; opening works
+// without it.
+func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *slog.Logger) *Handler {
+	h := &Handler{
+		levels: levels, names: names, log: log, workers: workers,
+		demand:  newBuffers(max(16, 2*workers)),
+		queue:   newQueue(max(1, workers/4)),
+		fills:   make(map[*metadata.Entry]*fill),
+		retries: make(map[*metadata.Entry]retry),
+	}
+	h.ctx, h.stop = context.WithCancel(context.Background())
+	return h
+}
+
+// Run copies in the background until ctx is done. It returns when all copies
+// under way have ended; those not complete are thrown away.
+func (h *Handler) Run(ctx context.Context) {
+	defer context.AfterFunc(ctx, h.stop)()
+	defer context.AfterFunc(h.ctx, h.queue.close)()
+	var workers sync.WaitGroup
+	for range h.workers {
+		workers.Go(h.work)
+	}
+	<-h.ctx.Done()
+	workers.Wait()
+	h.mu.Lock()
+	h.closed = true
+	var left []*fill
+	for _, f := range h.fills {
+		left = append(left, f)
+	}
+	h.mu.Unlock()
+	for _, f := range left {
+		f.abandon()
+	}
+	h.wg.Wait()
+}
+
+// work is one background worker: it takes the next block of the fill that most
+// needs it.
+func (h *Handler) work() {
+	buf := make([]byte, blockSize)
+	for {
+		f, ok := h.queue.take()
+		if !ok {
+			return
+		}
+		b, ok := f.next()
+		if ok {
+			h.queue.put(f)
+			if errors.Is(f.fetch(b, buf), drivers.ErrAbandoned) {
+				buf = make([]byte, blockSize)
+			}
+		}
+		h.queue.done()
+	}
+}
+
+// Open opens a regular file where it is best read: on the fastest tier that
+// has a copy, or in a fill, which it starts if there is a tier for the file,
+// or at the source. What is returned moves from one to the other as copies
+// come and go. The error is the source's; it matches drivers.ErrChanged if the
+// source has another version by now, in which case e is stale.
+func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	f := &file{handler: h, entry: e}
+	if e.Size() > 0 {
+		v, err := f.view(ctx)
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if v.fill != nil {
+			h.fillOpens.Add(1)
+		} else {
+			h.opens[v.level].Add(1)
+		}
+	}
+	return f, nil
+}
+
+// An Outcome is how Place ended.
+type Outcome int
+
+// The outcomes of Place.
+const (
+	Placed  Outcome = iota // there is a copy on a tier
+	Skipped                // no tier has room
+	Failed                 // copying failed
+)
+
+// Place copies a file to a tier, and returns when it is there or will not be.
+// It copies in the background, behind what readers ask for.
+func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error) {
+	for {
+		if e.Level() != tiers.AtSource || e.Size() == 0 {
+			return Placed, nil
+		}
+		f, err := h.join(ctx, e, true)
+		switch {
+		case errors.Is(err, errSettled):
+			continue
+		case errors.Is(err, errNoRoom):
+			return Skipped, nil
+		case err != nil:
+			return Failed, err
+		}
+		select {
+		case <-f.ended:
+			err = f.result()
+			f.release()
+			if err != nil {
+				return Failed, err
+			}
+			return Placed, nil
+		case <-ctx.Done():
+			f.release()
+			return Failed, context.Cause(ctx)
+		}
+	}
+}
+
+// errNoRoom is the error of a fill for which no tier has room now.
+var errNoRoom = errors.New("no tier has room")
+
+// errSettled is the error of a fill that was not needed: a tier turned out to
+// have a copy.
+var errSettled = errors.New("a copy was found")
+
+// errBackoff is the error of a fill that failed lately.
+var errBackoff = errors.New("copying failed lately")
+
+// join returns the fill of e, starting it if there is none, with a reference
+// that the caller gives back by release. Of all who call at once, one starts
+// it. Insistent callers do not wait for the backoff of failed copies.
+func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (*fill, error) {
+	if !e.Claimed() && !h.Fits(e.Size()) {
+		h.skip(e)
+		return nil, errNoRoom
+	}
+	h.mu.Lock()
+	f := h.fills[e]
+	switch {
+	case f != nil:
+	case h.closed:
+		h.mu.Unlock()
+		return nil, errNoRoom
+	case !insistent && time.Now().Before(h.retries[e].at):
+		h.mu.Unlock()
+		return nil, errBackoff
+	case !e.Claim():
+		h.mu.Unlock() // it was placed this moment, or is stale
+		if e.Stale() {
+			return nil, drivers.ErrChanged
+		}
+		return nil, errSettled
+	default:
+		f = newFill(h, e)
+		h.fills[e] = f
+		h.wg.Go(f.start)
+	}
+	f.retain()
+	h.mu.Unlock()
+
+	select {
+	case <-f.started:
+		if f.err != nil {
+			f.release()
+			return nil, f.err
+		}
+		return f, nil
+	case <-ctx.Done():
+		f.release()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Fits reports whether some tier's quota leaves room for size bytes.
+func (h *Handler) Fits(size int64) bool {
+	for _, t := range h.levels.Tiers() {
+		if t.Fits(size) {
+			return true
+		}
+	}
+	return false
+}
+
+// skip counts e among the files that no tier has room for, once. While a tier
+// is still being counted nothing can be said.
+func (h *Handler) skip(e *metadata.Entry) {
+	for _, t := range h.levels.Tiers() {
+		if !t.Counted() {
+			return
+		}
+	}
+	if e.Skip() {
+		h.skipped.Add(1)
+	}
+}
+
+// forget ends the handler's care for a fill. If it failed, its entry's next
+// copy has to wait.
+func (h *Handler) forget(f *fill, failed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.fills, f.entry)
+	if !failed {
+		delete(h.retries, f.entry)
+		return
+	}
+	r := h.retries[f.entry]
+	pause := maxBackoff
+	if r.failures < 16 {
+		pause = min(minBackoff<<r.failures, maxBackoff)
+	}
+	h.retries[f.entry] = retry{r.failures + 1, time.Now().Add(pause)}
+}
+
+// Filling returns how many bytes of e the fill under way has copied, and
+// reports whether there is one.
+func (h *Handler) Filling(e *metadata.Entry) (int64, bool) {
+	h.mu.Lock()
+	f := h.fills[e]
+	h.mu.Unlock()
+	if f == nil {
+		return 0, false
+	}
+	return f.present(), true
+}
+
+// Stats is what a handler has done since the start.
+type Stats struct {
+	Placed      int64   // files copied
+	PlacedBytes int64   // their bytes
+	Skipped     int64   // files that no tier had room for
+	Failed      int64   // copies that failed
+	InFlight    int64   // fills under way
+	Filling     int64   // the bytes of their files
+	Queued      int64   // fills with blocks left for the background
+	Opens       []int64 // opens by level; Opens[0] at the source
+	FillOpens   int64   // opens of files that were being copied
+}
+
+// Stats returns what the handler has done so far.
+func (h *Handler) Stats() Stats {
+	s := Stats{
+		Placed: h.placed.Load(), PlacedBytes: h.placedBytes.Load(),
+		Skipped: h.skipped.Load(), Failed: h.failed.Load(),
+		Queued: h.queue.len(), FillOpens: h.fillOpens.Load(),
+	}
+	for i := range len(h.levels.Tiers()) + 1 {
+		s.Opens = append(s.Opens, h.opens[i].Load())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.InFlight = int64(len(h.fills))
+	for _, f := range h.fills {
+		s.Filling += f.size
+	}
+	return s
+}

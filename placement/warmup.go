@@ -1,0 +1,93 @@
+package placement
+
+import (
+	"context"
+	"sync"
+
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// Progress is how far a Warmup is. Files and Bytes of Placed, Skipped and
+// Failed add up to those of Found once Walking is false and it has ended.
+type Progress struct {
+	Walking                        bool // more may be found
+	Found, Placed, Skipped, Failed Amount
+}
+
+// An Amount is a number of files and of the bytes in them.
+type Amount struct{ Files, Bytes int64 }
+
+func (a *Amount) add(bytes int64) {
+	a.Files++
+	a.Bytes += bytes
+}
+
+// Warmup places every regular file at and below the given entries, in the
+// order in which they are found, and returns when each is placed or will not
+// be. It calls report after each file, and failed for each that could not be
+// placed; neither is called concurrently. The error is of walking, or ctx's.
+func (h *Handler) Warmup(ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error)) error {
+	h.levels.Counted(ctx) // before that, no tier takes anything
+	var (
+		mu       sync.Mutex
+		progress = Progress{Walking: true}
+		placers  sync.WaitGroup
+		files    = make(chan *metadata.Entry)
+	)
+	update := func(f func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		f()
+		report(progress)
+	}
+	for range 2 * h.workers { // so that the workers never wait for the next file
+		placers.Go(func() {
+			for e := range files {
+				outcome, err := h.Place(ctx, e)
+				update(func() {
+					switch outcome {
+					case Placed:
+						progress.Placed.add(e.Size())
+					case Skipped:
+						progress.Skipped.add(e.Size())
+					case Failed:
+						progress.Failed.add(e.Size())
+						failed(e, err)
+					}
+				})
+			}
+		})
+	}
+	err := h.walk(ctx, entries, func(e *metadata.Entry) error {
+		update(func() { progress.Found.add(e.Size()) })
+		select {
+		case files <- e:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	close(files)
+	update(func() { progress.Walking = false })
+	placers.Wait()
+	if err == nil {
+		err = ctx.Err()
+	}
+	return err
+}
+
+// walk calls f for every regular file at and below the entries.
+func (h *Handler) walk(ctx context.Context, entries []*metadata.Entry, f func(*metadata.Entry) error) error {
+	for _, e := range entries {
+		err := h.names.Walk(ctx, e, func(e *metadata.Entry) error {
+			if !e.IsRegular() {
+				return nil
+			}
+			return f(e)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
