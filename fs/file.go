@@ -1,0 +1,66 @@
+package fs
+
+import (
+	"errors"
+	"io"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// Open opens a file. The kernel may keep the pages that it has read for the
+// next open, because the node is one version of the file.
+func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY {
+		return fuse.EROFS
+	}
+	e := f.names.Get(in.NodeId)
+	if e == nil || e.Stale() {
+		return fuse.Status(syscall.ESTALE) // and the kernel looks the name up again
+	}
+	r := newRequest(cancel)
+	defer r.end()
+	obj, err := f.opener.Open(r, e)
+	if err != nil {
+		return f.errno(err)
+	}
+	out.Fh = f.files.add(obj)
+	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	return fuse.OK
+}
+
+// Read reads from an open file.
+func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadResult, fuse.Status) {
+	obj, ok := f.files.get(in.Fh)
+	if !ok {
+		return nil, fuse.EBADF
+	}
+	r := newRequest(cancel)
+	defer r.end()
+	for {
+		buf := f.buffers.get(int(in.Size))
+		n, err := obj.ReadAt(r, buf[:in.Size], int64(in.Offset))
+		switch {
+		case err == nil || err == io.EOF:
+			f.reads.Add(1)
+			f.bytes.Add(int64(n))
+			return &readResult{&f.buffers, buf, n}, fuse.OK
+		case !errors.Is(err, drivers.ErrAbandoned):
+			f.buffers.put(buf)
+			return nil, f.errno(err)
+		case r.Err() != nil:
+			return nil, f.errno(r.Err())
+		}
+		// A tier did not answer. The buffer is lost to it, and the next
+		// read goes elsewhere.
+	}
+}
+
+// Release closes a file.
+func (f *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	if obj, ok := f.files.remove(in.Fh); ok {
+		obj.Close()
+	}
+}

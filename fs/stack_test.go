@@ -1,0 +1,468 @@
+package fs_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// childEnv names the environment variable that makes the test binary a reader
+// of a mount: the process that serves a mount must not use it.
+const childEnv = "MILKWEED_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childEnv); name != "" {
+		if err := children[name](os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	files := descriptors()
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
+		code = 1
+	}
+	if left := descriptors(); left > files+1 && code == 0 { // one for the poller
+		fmt.Fprintf(os.Stderr, "descriptors left behind: %d before, %d after\n", files, left)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// descriptors counts what this process has open.
+func descriptors() int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		panic(err)
+	}
+	return len(entries)
+}
+
+// children are what a child process can do.
+var children = map[string]func(args []string) error{
+	"compare": compareTrees,
+	"hold":    holdFile,
+}
+
+// child runs one of children and returns what it prints.
+func child(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), childEnv+"="+name)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s %q: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// sh runs a shell command, in which $1 and so on are args, and returns what it
+// prints.
+func sh(t *testing.T, script string, args ...string) string {
+	t.Helper()
+	out, err := trySh(script, args...)
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s", script, args, err, out)
+	}
+	return out
+}
+
+func trySh(script string, args ...string) (string, error) {
+	out, err := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...).CombinedOutput()
+	return string(out), err
+}
+
+// compareTrees reads every file of a mount in pieces of random size, in random
+// order and overlapping, several files at a time, and compares them with the
+// source: args are source, mount and seed.
+func compareTrees(args []string) error {
+	source, mount := args[0], args[1]
+	seed, err := strconv.ParseUint(args[2], 10, 64)
+	if err != nil {
+		return err
+	}
+	var names []string
+	err = filepath.WalkDir(source, func(p string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			rel, _ := filepath.Rel(source, p)
+			names = append(names, rel)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(seed, 1))
+	rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	var (
+		wg    sync.WaitGroup
+		queue = make(chan string)
+		errs  = make(chan error, len(names))
+	)
+	for i := range 4 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(i)+2))
+			for name := range queue {
+				if err := compareFiles(filepath.Join(source, name), filepath.Join(mount, name), rng); err != nil {
+					errs <- err
+				}
+			}
+		})
+	}
+	for _, name := range names {
+		queue <- name
+	}
+	close(queue)
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+func compareFiles(source, mount string, rng *rand.Rand) error {
+	want, err := os.ReadFile(source)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(mount)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for range len(want)/(256<<10) + 3 {
+		off := rng.IntN(len(want) + 1)
+		n := rng.IntN(512<<10) + 1
+		got := make([]byte, n)
+		k, err := f.ReadAt(got, int64(off))
+		if err != nil && err != io.EOF {
+			return err
+		}
+		if !bytes.Equal(got[:k], want[off:min(off+n, len(want))]) {
+			return fmt.Errorf("%s: wrong bytes at %d+%d", mount, off, n)
+		}
+	}
+	got, err := io.ReadAll(f)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("%s: wrong bytes", mount)
+	}
+	return nil
+}
+
+// holdFile opens a file, and then for each line of standard input, which is an
+// offset and a length, answers with the hash of the bytes there.
+func holdFile(args []string) error {
+	f, err := os.Open(args[0])
+	if err != nil {
+		fmt.Println("error", err)
+		return nil
+	}
+	defer f.Close()
+	fmt.Println("open")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var off, n int64
+		if _, err := fmt.Sscan(in.Text(), &off, &n); err != nil {
+			return err
+		}
+		buf := make([]byte, n)
+		k, err := f.ReadAt(buf, off)
+		if err != nil && err != io.EOF {
+			fmt.Println("error", err)
+			continue
+		}
+		fmt.Println(hash(buf[:k]))
+	}
+	return nil
+}
+
+func hash(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
+}
+
+// A held file is open in a child process.
+type held struct {
+	t   *testing.T
+	in  io.WriteCloser
+	out *bufio.Scanner
+	cmd *exec.Cmd
+}
+
+func hold(t *testing.T, path string) *held {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], path)
+	cmd.Env = append(os.Environ(), childEnv+"=hold")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	h := &held{t: t, in: in, out: bufio.NewScanner(out), cmd: cmd}
+	t.Cleanup(h.close)
+	if got := h.line(); got != "open" {
+		t.Fatalf("open %s: %s", path, got)
+	}
+	return h
+}
+
+func (h *held) line() string {
+	if !h.out.Scan() {
+		return "child ended"
+	}
+	return h.out.Text()
+}
+
+// read returns the hash of n bytes at off, or "error" and why.
+func (h *held) read(off, n int64) string {
+	fmt.Fprintln(h.in, off, n)
+	return h.line()
+}
+
+func (h *held) close() {
+	h.in.Close()
+	h.cmd.Wait()
+}
+
+// A stack is everything from a source folder to a mount, in this process.
+type stack struct {
+	t       *testing.T
+	dir     string // holds all of the following
+	source  string
+	point   string
+	opts    stackOptions
+	from    *drivertest.Faults   // around the source
+	to      []*drivertest.Faults // around the tiers
+	stores  []*posix.Store
+	levels  *tiers.Hierarchy
+	names   *metadata.Container
+	handler *placement.Handler
+	mount   *fs.Mount
+
+	stop    context.CancelFunc
+	running sync.WaitGroup
+}
+
+type stackOptions struct {
+	quotas  []tiers.Quota // of the tiers
+	timeout time.Duration // of names and attributes; 0 is an hour
+	tier    tiers.Options
+	workers int
+	allow   bool
+	log     io.Writer // where the daemon's log goes; nil is nowhere
+}
+
+func bytesQuota(n int64) tiers.Quota { return tiers.Quota{Bytes: n} }
+
+// newStack makes folders; fill puts the dataset into the source; and what they
+// make is mounted.
+func newStack(t *testing.T, opts stackOptions, fill func(source string)) *stack {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("no /dev/fuse")
+	}
+	dir := t.TempDir()
+	s := &stack{t: t, dir: dir, source: filepath.Join(dir, "source"), point: filepath.Join(dir, "mnt"), opts: opts}
+	for _, d := range []string{s.source, s.point} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(s.source)
+	s.start()
+	t.Cleanup(s.end)
+	return s
+}
+
+// start mounts the dataset.
+func (s *stack) start() {
+	s.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	if s.opts.log != nil {
+		log = slog.New(slog.NewTextHandler(s.opts.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	source, err := posix.OpenDir(s.source)
+	s.check(err)
+	s.from = drivertest.NewFaults(source)
+	var configs []tiers.Config
+	s.to, s.stores = nil, nil
+	for i, q := range s.opts.quotas {
+		name := "tier" + strconv.Itoa(i+1)
+		store, err := posix.OpenStore(posix.StoreConfig{
+			Tier: filepath.Join(s.dir, name), Dataset: "data", Source: s.source, Mountpoint: s.point,
+		})
+		s.check(err)
+		faults := drivertest.NewFaults(store)
+		s.stores, s.to = append(s.stores, store), append(s.to, faults)
+		configs = append(configs, tiers.Config{Name: name, Path: filepath.Join(s.dir, name), Store: faults, Quota: q})
+	}
+	s.levels, err = tiers.New(s.from, configs, s.opts.tier, log)
+	s.check(err)
+	timeout := s.opts.timeout
+	if timeout == 0 {
+		timeout = time.Hour
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.names, err = metadata.New(ctx, s.levels, timeout, log)
+	s.check(err)
+	workers := s.opts.workers
+	if workers == 0 {
+		workers = 4
+	}
+	s.handler = placement.New(s.levels, s.names, workers, log)
+	s.running.Go(func() { s.levels.Run(ctx) })
+	s.running.Go(func() { s.handler.Run(ctx) })
+	s.levels.Counted(ctx)
+	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout}, log)
+	s.check(err)
+	s.running.Go(func() { s.mount.Wait(); source.Close() })
+}
+
+// end unmounts, if that has not been done, and waits for everything to end.
+func (s *stack) end() {
+	s.t.Helper()
+	if s.mount == nil {
+		return
+	}
+	for _, f := range append(s.to, s.from) {
+		f.Clear()
+	}
+	if err := s.mount.Unmount(); err != nil {
+		s.t.Errorf("unmount: %v", err)
+		s.mount.Detach()
+	}
+	s.stop()
+	s.running.Wait()
+	for _, store := range s.stores {
+		s.check(store.Close())
+	}
+	s.mount = nil
+}
+
+// restart unmounts and mounts again, as a new daemon would.
+func (s *stack) restart() {
+	s.t.Helper()
+	s.end()
+	s.start()
+}
+
+func (s *stack) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// in returns the path of a name below the mount.
+func (s *stack) in(name string) string { return filepath.Join(s.point, name) }
+
+// epoch reads the whole dataset in a child and compares it with the source.
+func (s *stack) epoch(seed int) {
+	s.t.Helper()
+	child(s.t, "compare", s.source, s.point, strconv.Itoa(seed))
+}
+
+// settled waits until no copy is under way.
+func (s *stack) settled() {
+	s.t.Helper()
+	s.eventually("copies end", func() bool { return s.handler.Stats().InFlight == 0 })
+}
+
+// eventually waits until f is true.
+func (s *stack) eventually(what string, f func() bool) {
+	s.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// write makes a file with random content.
+func write(t *testing.T, dir, name string, size int, seed uint64) []byte {
+	t.Helper()
+	data := make([]byte, size)
+	chacha(seed, data)
+	p := filepath.Join(dir, name)
+	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func chacha(seed uint64, data []byte) {
+	var key [32]byte
+	for i := range key {
+		key[i] = byte(seed >> (8 * (i % 8)))
+	}
+	rand.NewChaCha8(key).Read(data)
+}
+
+// mixed puts small files in folders and two large ones into a source, about
+// 25 MB in all, and returns the number of their bytes.
+func mixed(t *testing.T) (fill func(string), total *int64) {
+	total = new(int64)
+	return func(source string) {
+		for i := range 60 {
+			size := 1000 * (i + 1)
+			write(t, source, fmt.Sprintf("class%d/%03d.bin", i%6, i), size, uint64(i))
+			*total += int64(size)
+		}
+		for i := range 2 {
+			size := 11<<20 + i*12345
+			write(t, source, fmt.Sprintf("large%d.rec", i), size, uint64(1000+i))
+			*total += int64(size)
+		}
+		write(t, source, "empty", 0, 0)
+		if err := os.Mkdir(filepath.Join(source, "emptydir"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}, total
+}
+
+// tierFiles lists the copies in a tier's folder.
+func (s *stack) tierFiles(i int) []string {
+	s.t.Helper()
+	out := sh(s.t, `cd "$1" && find . -type f -printf '%P\n' | sort`, filepath.Join(s.dir, "tier"+strconv.Itoa(i), "data", "files"))
+	return strings.Fields(out)
+}
