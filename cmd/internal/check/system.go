@@ -1,0 +1,188 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// kernel checks for openat2(2), without which a name could lead out of the
+// source or a tier.
+func (h host) kernel() []Finding {
+	const name = "kernel"
+	release, err := h.release()
+	if err != nil {
+		release = "of unknown version"
+	}
+	switch err := h.openat2(); {
+	case err == nil:
+		return ok(name, "Linux %s", release)
+	case before(release, 5, 6):
+		return problem(exit.Failure, name, "Use Linux 5.6 or later.", "Linux %s has no openat2", release)
+	default: // a seccomp filter that is older than the system call
+		return problem(exit.Failure, name, "Update the container runtime, or allow openat2 in its seccomp profile.",
+			"Linux %s does not let us call openat2: %w", release, err)
+	}
+}
+
+// before reports whether a release, such as "6.1.0-13-amd64", is older than
+// major.minor.
+func before(release string, major, minor int) bool {
+	var x, y int
+	if _, err := fmt.Sscanf(release, "%d.%d", &x, &y); err != nil {
+		return false
+	}
+	return x < major || x == major && y < minor
+}
+
+func release() (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", err
+	}
+	return unix.ByteSliceToString(u.Release[:]), nil
+}
+
+func openat2() error {
+	fd, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC})
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func (h host) fuseDevice() []Finding {
+	const (
+		name   = "fuse"
+		device = "/dev/fuse"
+	)
+	f, err := os.OpenFile(filepath.Join(h.root, device), os.O_RDWR, 0)
+	switch {
+	case err == nil:
+		f.Close()
+		return ok(name, "%s can be opened", device)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		return problem(exit.Fuse, name, `Load the module with "modprobe fuse" as root, or start the container with --device /dev/fuse.`,
+			"there is no %s", device)
+	case errors.Is(err, unix.EPERM): // by the device controller of the container
+		return problem(exit.Fuse, name, "Start the container with --device /dev/fuse.", "%s may not be opened here", device)
+	default:
+		return problem(exit.Fuse, name, `Make it accessible with "chmod 0666 /dev/fuse" as root, which is how distributions ship it.`,
+			"%s: %w", device, reason(err))
+	}
+}
+
+const rootRemedy = "Start the container with --cap-add SYS_ADMIN and --device /dev/fuse."
+
+// mayMount checks for a way to mount: the right to do so ourselves, or
+// fusermount3, which is setuid root.
+func (h host) mayMount() []Finding {
+	const name = "fusermount3"
+	if h.uid == 0 && h.mayMountDirectly() {
+		return ok(name, "not needed: root mounts without it")
+	}
+	path, err := h.lookPath("fusermount3")
+	switch {
+	case err != nil && h.uid == 0:
+		return problem(exit.Fuse, name, rootRemedy, "not found in PATH, and root may not mount here, for want of CAP_SYS_ADMIN")
+	case err != nil:
+		return problem(exit.Fuse, name, `Install it, on Debian and Ubuntu with "apt-get install fuse3".`,
+			"not found in PATH, and only root mounts without it")
+	case h.uid == 0: // some clusters install a fusermount3 that asks a daemon outside of the container
+		return warning(name, rootRemedy, "root may not mount here, for want of CAP_SYS_ADMIN; %s may not, either", path)
+	}
+	if h.processStatus("NoNewPrivs") == "1" {
+		return problem(exit.Fuse, name, "Mount outside of the container, and bind the mount point into it.",
+			"this process may not gain privileges (no_new_privs)")
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return problem(exit.Fuse, name, `Install it again, on Debian and Ubuntu with "apt-get install --reinstall fuse3".`, "%w", err)
+	}
+	if info.Mode()&fs.ModeSetuid == 0 && !hasCapabilities(path) {
+		return problem(exit.Fuse, name, fmt.Sprintf(`Let it mount with "chmod u+s %s" as root.`, path), "%s is not setuid root", path)
+	}
+	return ok(name, "%s", path)
+}
+
+func hasCapabilities(path string) bool {
+	n, err := unix.Getxattr(path, "security.capability", nil)
+	return err == nil && n > 0
+}
+
+func (h host) mayMountDirectly() bool {
+	caps, err := strconv.ParseUint(h.processStatus("CapEff"), 16, 64)
+	return err == nil && caps&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
+// processStatus returns a field of /proc/self/status, "" if it is not there.
+func (h host) processStatus(field string) string {
+	data, err := os.ReadFile(filepath.Join(h.root, "proc/self/status"))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		if name, value, _ := strings.Cut(line, ":"); name == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+func (h host) allowOther(c *config.Config) []Finding {
+	const (
+		name = "allow_other"
+		file = "/etc/fuse.conf"
+	)
+	switch {
+	case !c.Mount.AllowOther:
+		return nil
+	case h.uid == 0:
+		return ok(name, "root may allow it")
+	}
+	data, err := os.ReadFile(filepath.Join(h.root, file))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return problem(exit.Fuse, name, "Make it readable for all, or leave allow_other out.", "%s: %w", file, reason(err))
+	}
+	for line := range strings.Lines(string(data)) {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return ok(name, "%s permits it", file)
+		}
+	}
+	return problem(exit.Fuse, name, fmt.Sprintf("Add the line user_allow_other to %s as root, or leave allow_other out.", file),
+		"%s does not permit it to users", file)
+}
+
+// enoughFiles is what a mount with many handles open at once may need: one
+// descriptor each.
+const enoughFiles = 65536
+
+func (h host) openFiles() []Finding {
+	const name = "open files"
+	hard, err := h.nofile()
+	switch {
+	case err != nil:
+		return warning(name, `Look at "ulimit -Hn".`, "the limit is not known: %v", reason(err))
+	case hard < enoughFiles:
+		return warning(name, fmt.Sprintf(`Raise the hard limit to %d, with LimitNOFILE= in a unit file or "nofile" in limits.conf.`, enoughFiles),
+			"at most %d at once (ulimit -Hn)", hard)
+	case hard == unix.RLIM_INFINITY:
+		return ok(name, "no limit")
+	}
+	return ok(name, "at most %d at once", hard)
+}
+
+func nofile() (uint64, error) {
+	var r unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)
+	return r.Max, err
+}

@@ -1,0 +1,417 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// userError checks that err is an error for the user, and returns its line.
+func userError(t testing.TB, err error) string {
+	t.Helper()
+	e, ok := errors.AsType[*exit.Error](err)
+	if !ok {
+		t.Fatalf("got error %v, want an *exit.Error", err)
+	}
+	line := e.Err.Error()
+	if e.Code != exit.Usage || e.Remedy == "" || strings.Contains(line, "\n") || strings.Contains(e.Remedy, "\n") {
+		t.Errorf("got code %d, line %q, remedy %q; want code %d, one line, a remedy", e.Code, line, e.Remedy, exit.Usage)
+	}
+	return line
+}
+
+func parse(t *testing.T, data string) *Config {
+	t.Helper()
+	c, err := Parse("tiering.toml", []byte(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestParseErrors(t *testing.T) {
+	tests := []struct {
+		name, data, want string
+	}{
+		{"syntax", "[mount]\nmode = \n", `tiering.toml:2: not TOML: `},
+		{"duplicate key", "[mount]\nmode = 'auto'\nmode = 'auto'", `tiering.toml:3: not TOML: `},
+		{"not text", "a = '\xff'", `tiering.toml:1: not TOML: `},
+		{"misspelt key", "[[tier]]\nname = 'a'\n\nquotta = '1GiB'", `tiering.toml:4: unknown key "tier.quotta": did you mean "quota"?`},
+		{"misspelt key of an earlier tier", "[[tier]]\nquotta = '1GiB'\n[[tier]]\nquota = '1GiB'", `tiering.toml:2: unknown key "tier.quotta": did you mean "quota"?`},
+		{"capital letters", "[mount]\nMode = 'auto'", `tiering.toml:2: unknown key "mount.Mode": did you mean "mode"?`},
+		{"nothing near", "[mount]\nzzz = 1", `tiering.toml:2: unknown key "mount.zzz"`},
+		{"misspelt table", "#\n[sorce]\npath = '/a'", `tiering.toml:2: unknown table "sorce": did you mean "source"?`},
+		{"key without table", "workers = 3", `tiering.toml:1: unknown key "workers": did you mean "placement.workers"?`},
+		{"key in another table", "[mount]\nworkers = 3", `tiering.toml:2: unknown key "mount.workers": did you mean "placement.workers"?`},
+		{"key below a key", "[mount]\nmode.fast = true", `tiering.toml:2: mount.mode: must be text in double quotes`},
+		{"tier once", "\n[tier]\nname = 'a'", `tiering.toml:2: "tier" is written [[tier]]`},
+		{"tier a number", "tier = [3]", `tiering.toml:1: "tier" is written [[tier]]`},
+		{"source a list", "[[source]]", `tiering.toml:1: "source" is written [source]`},
+		{"source a string", "source = '/a'", `tiering.toml:1: "source" is written [source]`},
+		{"inline tier", "tier = [{name = 'a'},\n {nam = 'b'}]", `tiering.toml:1: unknown key "tier.nam": did you mean "name"?`},
+
+		{"text for number", "[placement]\nworkers = '8'", `tiering.toml:2: placement.workers: must be a number without quotes`},
+		{"fraction", "[placement]\nworkers = 1.5", `tiering.toml:2: placement.workers: must be a number without quotes`},
+		{"number for text", "[[tier]]\nquota = 1048576\n[[tier]]\nquota='1'", `tiering.toml:2: tier.quota: must be text in double quotes`},
+		{"text for boolean", "[mount]\nallow_other = 'yes'", `tiering.toml:2: mount.allow_other: must be true or false without quotes`},
+		{"boolean for path", "[source]\npath = true", `tiering.toml:2: source.path: must be text in double quotes`},
+
+		{"no worker", "[placement]\nworkers = 0", `tiering.toml:2: placement.workers: 0 is not from 1 to 256`},
+		{"negative workers", "[placement]\nworkers = -8", `tiering.toml:2: placement.workers: -8 is not from 1 to 256`},
+		{"many workers", "[placement]\nworkers = 257", `tiering.toml:2: placement.workers: 257 is not from 1 to 256`},
+		{"passthrough", "[mount]\nmode = 'passthrough'", `tiering.toml:2: mount.mode: "passthrough" comes with a later version`},
+		{"stateless", "[mount]\nmode = 'stateless'", `tiering.toml:2: mount.mode: "stateless" comes with a later version`},
+		{"no mode", "[mount]\nmode = 'fast'", `tiering.toml:2: mount.mode: "fast" is not a mode`},
+		{"duration without unit", "[mount]\nattr_timeout = '30'", `tiering.toml:2: mount.attr_timeout: "30" is not a duration`},
+		{"negative duration", "[mount]\nattr_timeout = '-1s'", `tiering.toml:2: mount.attr_timeout: "-1s" is negative`},
+		{"address without port", "[metrics]\nlisten = 'localhost'", `tiering.toml:2: metrics.listen: "localhost" is not host:port`},
+		{"high port", "[metrics]\nlisten = ':65536'", `tiering.toml:2: metrics.listen: ":65536" has no port from 0 to 65535`},
+		{"level", "[log]\nlevel = 'INFO+1'", `tiering.toml:2: log.level: "INFO+1" is not a level`},
+		{"format", "[log]\nformat = 'xml'", `tiering.toml:2: log.format: "xml" is not a format`},
+		{"tier name", "[[tier]]\nname = 'RAM disk'", `tiering.toml:2: tier.name: "RAM disk" is not a name`},
+		{"empty path", "[source]\npath = ''", `tiering.toml:2: source.path: is empty`},
+		{"path with NUL", "[source]\npath = \"/a\\u0000b\"", `tiering.toml:2: source.path: "/a\x00b" is not a path`},
+		{"unset variable", "[[tier]]\npath = '${MILKWEED_TEST_UNSET}/a'", `tiering.toml:2: tier.path: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
+		{"open variable", "[[tier]]\npath = '/a/${HOME'", `tiering.toml:2: tier.path: "${HOME" has no "}"`},
+		{"negative quota", "[[tier]]\nquota = '-1GiB'", `tiering.toml:2: tier.quota: "-1GiB" is not a size`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Parse("tiering.toml", []byte(tt.data))
+			if got := userError(t, err); got != tt.want && !(strings.HasSuffix(tt.want, "TOML: ") && strings.HasPrefix(got, tt.want)) {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestParseQuota(t *testing.T) {
+	good := []struct {
+		text, back string
+		want       Quota
+	}{
+		{"10GiB", "10GiB", Quota{Bytes: 10 << 30}},
+		{"10 gib", "10GiB", Quota{Bytes: 10 << 30}},
+		{"500MB", "500MB", Quota{Bytes: 500e6}},
+		{"1048576", "1MiB", Quota{Bytes: 1 << 20}},
+		{"1.5GiB", "1536MiB", Quota{Bytes: 3 << 29}},
+		{"1023", "1023", Quota{Bytes: 1023}},
+		{"9007199254740993", "9007199254740993", Quota{Bytes: 1<<53 + 1}}, // no float64 holds it
+		{"9223372036854775807", "9223372036854775807", Quota{Bytes: 1<<63 - 1}},
+		{"90%", "90%", Quota{Percent: 90}},
+		{"12.5%", "12.5%", Quota{Percent: 12.5}},
+		{"100 %", "100%", Quota{Percent: 100}},
+	}
+	for _, tt := range good {
+		got, err := ParseQuota(tt.text)
+		if err != nil || got != tt.want || got.String() != tt.back {
+			t.Errorf("ParseQuota(%q) = %+v (%s), %v; want %+v (%s)", tt.text, got, got, err, tt.want, tt.back)
+		}
+		if again, err := ParseQuota(got.String()); again != got {
+			t.Errorf("ParseQuota(%q) = %+v, %v; want %+v", got, again, err, got)
+		}
+	}
+	bad := []string{"", " ", "-1GiB", "+1GiB", "1e30GiB", "1,5GiB", ".5GiB", "GiB", "1GiB2", "10 Gi B", "0", "0GiB", "0.1",
+		"9223372036854775808", "8EiB", "99999999999999999999EiB", "1XiB", "١GiB", "NaN", "0x10",
+		"%", "0%", "0.0%", "-5%", "101%", "100.001%", "1e1%", "NaN%", "Inf%", "5%%"}
+	for _, text := range bad {
+		if q, err := ParseQuota(text); err == nil {
+			t.Errorf("ParseQuota(%q) = %+v, want an error", text, q)
+		}
+	}
+}
+
+func TestQuotaOf(t *testing.T) {
+	if got, want := (Quota{Percent: 50}).Of(1000), int64(500); got != want {
+		t.Errorf("50%% of 1000: got %d, want %d", got, want)
+	}
+	if got, want := (Quota{Bytes: 7}).Of(1000), int64(7); got != want {
+		t.Errorf("7 bytes of 1000: got %d, want %d", got, want)
+	}
+}
+
+const whole = `# with everything
+[source]
+path = "/data"
+
+[[tier]]
+name = "ram"
+path = "/dev/shm/a"
+quota = "10GiB"
+[[tier]]
+name = "ssd"
+quota = """
+90%"""
+path = '/local/a'
+
+[mount]
+point = "mnt"
+mode = "cached"
+allow_other = true
+attr_timeout = "90s"
+
+[placement]
+workers = 4
+
+[metrics]
+listen = ":9877"
+
+[log]
+level = "debug"
+format = "json"
+file = "log"
+`
+
+func TestParse(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	c := parse(t, whole)
+	var got []string
+	c.Each(func(name, value, origin string) {
+		got = append(got, name+" = "+value+" from "+origin)
+		if o := c.Origin(name); o != origin {
+			t.Errorf("Origin(%q) = %q, want %q", name, o, origin)
+		}
+	})
+	want := []string{
+		"source.path = /data from tiering.toml:3",
+		"tier.ram.path = /dev/shm/a from tiering.toml:7",
+		"tier.ram.quota = 10GiB from tiering.toml:8",
+		"tier.ssd.path = /local/a from tiering.toml:13",
+		"tier.ssd.quota = 90% from tiering.toml:11",
+		"mount.point = " + dir + "/mnt from tiering.toml:16",
+		"mount.mode = cached from tiering.toml:17",
+		"mount.allow_other = true from tiering.toml:18",
+		"mount.attr_timeout = 1m30s from tiering.toml:19",
+		"placement.workers = 4 from tiering.toml:22",
+		"metrics.listen = 127.0.0.1:9877 from tiering.toml:25",
+		"log.level = debug from tiering.toml:28",
+		"log.format = json from tiering.toml:29",
+		"log.file = " + dir + "/log from tiering.toml:30",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDefault(t *testing.T) {
+	c := parse(t, "")
+	want := Config{
+		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour},
+		Placement: Placement{Workers: 8},
+		Log:       Log{Format: "text"},
+	}
+	if got := fmt.Sprintf("%+v", *c); got != fmt.Sprintf("%+v", want) {
+		t.Errorf("got %s, want %+v", got, want)
+	}
+	c.Each(func(name, _, origin string) {
+		if origin != "default" {
+			t.Errorf("%s comes from %q, want default", name, origin)
+		}
+	})
+}
+
+func TestPathsExpandVariables(t *testing.T) {
+	t.Setenv("MILKWEED_TEST_DIR", "/scratch/17")
+	c := parse(t, "[[tier]]\nname = 'a'\npath = '${MILKWEED_TEST_DIR}/milkweed/$x/~'")
+	if got, want := c.Tiers[0].Path, "/scratch/17/milkweed/$x/~"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := c.Set("tier.a.path", "/b/${MILKWEED_TEST_DIR}", "flag"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.Tiers[0].Path, "/b/${MILKWEED_TEST_DIR}"; got != want {
+		t.Errorf("Set: got %q, want %q", got, want)
+	}
+}
+
+func TestSet(t *testing.T) {
+	c := parse(t, whole)
+	for name, value := range map[string]string{
+		"placement.workers": "16", "tier.ssd.quota": "5GiB", "mount.attr_timeout": "10m", "mount.allow_other": "false", "metrics.listen": "",
+	} {
+		if err := c.Set(name, value, "flag --x"); err != nil {
+			t.Error(err)
+		}
+		if got, want := c.Origin(name), "flag --x"; got != want {
+			t.Errorf("origin of %s: got %q, want %q", name, got, want)
+		}
+	}
+	if c.Placement.Workers != 16 || c.Tiers[1].Quota != (Quota{Bytes: 5 << 30}) || c.Mount.AttrTimeout != 10*time.Minute ||
+		c.Mount.AllowOther || c.Metrics.Listen != "" {
+		t.Errorf("values were not set: %+v", c)
+	}
+	for _, tt := range []struct{ name, value, want string }{
+		{"placement.workers", "x", `flag --x: placement.workers: "x" is not a number`},
+		{"mount.mode", "passthrough", `flag --x: mount.mode: "passthrough" comes with a later version`},
+		{"tier.tape.quota", "1GiB", `flag --x: unknown key "tier.tape.quota"`},
+		{"tier.quota", "1GiB", `flag --x: unknown key "tier.quota"`},
+		{"mount", "1", `flag --x: unknown key "mount"`},
+	} {
+		if got := userError(t, c.Set(tt.name, tt.value, "flag --x")); got != tt.want {
+			t.Errorf("got %s, want %s", got, tt.want)
+		}
+	}
+	if c.Placement.Workers != 16 {
+		t.Errorf("a wrong value changed workers to %d", c.Placement.Workers)
+	}
+}
+
+func TestSetOverDefault(t *testing.T) {
+	c := Default()
+	if err := c.Set("source.path", "/a", "argument SOURCE"); err != nil {
+		t.Fatal(err)
+	}
+	if c.Source.Path != "/a" || c.Origin("source.path") != "argument SOURCE" || c.Origin("mount.mode") != "default" {
+		t.Errorf("got %q from %q", c.Source.Path, c.Origin("source.path"))
+	}
+}
+
+func TestLoadMissing(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{filepath.Join(dir, "absent.toml"), dir} {
+		_, err := Load(path)
+		if got := userError(t, err); !strings.Contains(got, path) {
+			t.Errorf("%s does not name %s", got, path)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv(Environment, "")
+	t.Setenv("XDG_CONFIG_HOME", filepath.Join(dir, "config"))
+	old := system
+	system = filepath.Join(dir, "etc")
+	t.Cleanup(func() { system = old })
+
+	_, err := Find("")
+	places := []string{"tiering.toml", filepath.Join(dir, "config/milkweed/tiering.toml"), filepath.Join(dir, "etc/milkweed/tiering.toml")}
+	if got, want := userError(t, err), "no configuration: looked for "+strings.Join(places, ", "); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+
+	check := func(explicit, want string) {
+		t.Helper()
+		if got, err := Find(explicit); got != want || err != nil {
+			t.Errorf("Find(%q) = %q, %v; want %q", explicit, got, err, want)
+		}
+	}
+	for _, p := range slices.Backward(places) { // the last first: each hides those before
+		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		check("", p)
+	}
+	t.Setenv(Environment, "/from/environment")
+	check("", "/from/environment")
+	check("/from/flag", "/from/flag")
+}
+
+// TestSampleIsComplete: the tiering.toml at the root is valid and mentions
+// every key; with the comments removed from keys it is valid too, and changes
+// no default.
+func TestSampleIsComplete(t *testing.T) {
+	data, err := os.ReadFile("../../../tiering.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	active := regexp.MustCompile(`(?m)^# (\w+ = )`).ReplaceAll(data, []byte("$1"))
+	c := parse(t, string(active))
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, name := range c.names() {
+		if c.Origin(name) == "default" {
+			t.Errorf("%s is not mentioned", name)
+		}
+	}
+	for i := range c.Tiers {
+		if c.origin(tierKey(i, "name")) == "default" {
+			t.Errorf("the name of tier %d is not mentioned", i)
+		}
+	}
+
+	d := Default()
+	d.Source, d.Tiers, d.Mount.Point = c.Source, c.Tiers, c.Mount.Point
+	want := make(map[string]string)
+	d.Each(func(name, value, _ string) { want[name] = value })
+	for _, c := range []*Config{c, parse(t, string(data))} {
+		c.Each(func(name, value, _ string) {
+			if value != want[name] {
+				t.Errorf("%s is %q, its default %q", name, value, want[name])
+			}
+		})
+	}
+}
+
+func TestLines(t *testing.T) {
+	text := "\ufeff# [no]\r\na = [ # ]\n 1, '[x]',\n]\n\"b.c\" . d = \"\"\"\n[no]\n\\\"\"\"\"\"\"\ne = { f = [1], g = \"}\\\"\" }\n" +
+		"[h] # x\ni.j = '''\nk = 1'''\n[[l]]\nm = 1\n[[l]]\n\n'm' = 2\n[l.n]\no = 1 # end"
+	got := scanLines(text)
+	for key, want := range map[string]int{
+		"a": 2, "b.c.d": 5, "e": 8, "h": 9, "h.i": 10, "h.i.j": 10, "l[0]": 12, "l[0].m": 13, "l[1]": 14, "l[1].m": 16,
+	} {
+		if got[key] != want {
+			t.Errorf("%s: got line %d, want %d", key, got[key], want)
+		}
+	}
+	if got, want := got.of("e.f.x"), 8; got != want {
+		t.Errorf("within an inline table: got line %d, want %d", got, want)
+	}
+	if n, ok := got["no"]; ok {
+		t.Errorf("found a heading in a string or a comment, line %d", n)
+	}
+}
+
+// FuzzParse: nothing makes Parse panic; an error is one line and a remedy; and
+// every value that Each shows can be given to Set and stays what it is.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(whole))
+	f.Add([]byte("[[tier]]\nquotta = '1GiB'"))
+	f.Add([]byte("tier = [{name='a', quota='1%'}, {name='a'}]\nmount.mode='auto'"))
+	f.Add([]byte("[a\n\"\\\n'''"))
+	if data, err := os.ReadFile("../../../tiering.toml"); err == nil {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		scanLines(string(data)) // must return for what is not TOML, too
+		c, err := Parse("tiering.toml", data)
+		if err != nil {
+			userError(t, err)
+			return
+		}
+		if err := c.validateTiers(); err != nil {
+			userError(t, err)
+			return // names may be missing or the same
+		}
+		c.Each(func(name, value, _ string) {
+			if value == "" {
+				return // not set
+			}
+			if err := c.Set(name, value, "flag"); err != nil {
+				t.Errorf("Set does not take what Each gives: %v", err)
+			}
+		})
+		c.Each(func(name, value, origin string) {
+			if origin == "default" && value != "" {
+				t.Errorf("%s = %q has lost its origin", name, value)
+			}
+		})
+	})
+}

@@ -1,0 +1,223 @@
+package config
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const gib = 1 << 30
+
+// testHost returns a host with 10 GiB in its tmpfs, 100 GiB in its cache
+// folder, 32 GiB of memory and no limit. The files are below root.
+func testHost(t *testing.T, files map[string]string) host {
+	t.Helper()
+	root := t.TempDir()
+	h := host{
+		root:  root,
+		shm:   filepath.Join(root, "shm"),
+		cache: filepath.Join(root, "cache"),
+		uid:   7,
+	}
+	h.stat = func(path string) (int64, bool, error) {
+		if path == h.shm {
+			return 10 * gib, true, nil
+		}
+		return 100 * gib, false, nil
+	}
+	all := map[string]string{"proc/meminfo": "MemTotal: 1 kB\nMemAvailable:   33554432 kB\n"}
+	for name, data := range files {
+		all[name] = data
+	}
+	for name, data := range all {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+func TestDefaultTiers(t *testing.T) {
+	limits := func(self, dir, limit, used string) map[string]string {
+		return map[string]string{"proc/self/cgroup": self, dir + "/memory.max": limit, dir + "/memory.current": used}
+	}
+	tests := []struct {
+		name  string
+		files map[string]string
+		edit  func(h *host)
+		want  string
+	}{
+		{"half of the tmpfs", nil, func(*host) {}, "ram 5GiB, disk 50%"},
+		{"a quarter of the memory", map[string]string{"proc/meminfo": "MemAvailable: 8388608 kB"}, func(*host) {}, "ram 2GiB, disk 50%"},
+		{"a quarter of what the group leaves", limits("0::/job\n", "sys/fs/cgroup/job", "6442450944\n", "2147483648\n"), func(*host) {}, "ram 1GiB, disk 50%"},
+		{"a limit further up", limits("0::/job/step/task\n", "sys/fs/cgroup/job", "6442450944\n", "2147483648\n"), func(*host) {}, "ram 1GiB, disk 50%"},
+		{"no limit", limits("0::/job\n", "sys/fs/cgroup/job", "max\n", "2147483648\n"), func(*host) {}, "ram 5GiB, disk 50%"},
+		{"page cache is not in the way", map[string]string{
+			"proc/self/cgroup":             "0::/\n",
+			"sys/fs/cgroup/memory.max":     "8589934592",
+			"sys/fs/cgroup/memory.current": "8589934592",
+			"sys/fs/cgroup/memory.stat":    "anon 1\ninactive_file 4294967296\n",
+		}, func(*host) {}, "ram 1GiB, disk 50%"},
+		{"control groups of version 1", map[string]string{
+			"proc/self/cgroup": "5:cpu:/x\n4:memory:/job\n0::/\n",
+			"sys/fs/cgroup/memory/job/memory.limit_in_bytes":       "4294967296\n",
+			"sys/fs/cgroup/memory/job/memory.usage_in_bytes":       "0\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes":           "9223372036854771712\n",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes":           "0\n",
+			"sys/fs/cgroup/memory/elsewhere/memory.limit_in_bytes": "1\n",
+			"sys/fs/cgroup/memory/elsewhere/memory.usage_in_bytes": "0\n",
+		}, func(*host) {}, "ram 1GiB, disk 50%"},
+		{"little memory", map[string]string{"proc/meminfo": "MemAvailable: 262143 kB"}, func(*host) {}, "disk 50%"},
+		{"used more than the limit", limits("0::/\n", "sys/fs/cgroup", "1000", "2000"), func(*host) {}, "disk 50%"},
+		{"not a tmpfs", nil, func(h *host) {
+			h.stat = func(string) (int64, bool, error) { return 100 * gib, false, nil }
+		}, "disk 50%"},
+		{"no /dev/shm", nil, func(h *host) {
+			stat := h.stat
+			h.stat = func(p string) (int64, bool, error) {
+				if p == h.shm {
+					return 0, false, os.ErrNotExist
+				}
+				return stat(p)
+			}
+		}, "disk 50%"},
+		{"no home", nil, func(h *host) { h.cache = "" }, "ram 5GiB"},
+		{"full disk", nil, func(h *host) { setDisk(h, 127*mib) }, "ram 5GiB"},
+		{"disk just enough", nil, func(h *host) { setDisk(h, 128*mib) }, "ram 5GiB, disk 50%"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := testHost(t, tt.files)
+			tt.edit(&h)
+			got, err := h.defaultTiers("/data")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var s []string
+			for _, tier := range got {
+				s = append(s, tier.Name+" "+tier.Quota.String())
+			}
+			if got := strings.Join(s, ", "); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// setDisk sets what is available everywhere but in the tmpfs.
+func setDisk(h *host, available int64) {
+	shm := h.shm
+	h.stat = func(path string) (int64, bool, error) {
+		if path == shm {
+			return 10 * gib, true, nil
+		}
+		return available, false, nil
+	}
+}
+
+func TestDefaultTiersPaths(t *testing.T) {
+	h := testHost(t, nil)
+	tiers, err := h.defaultTiers("/data")
+	if err != nil || len(tiers) != 2 {
+		t.Fatalf("got %v, %v", tiers, err)
+	}
+	if got, want := tiers[0].Path, filepath.Join(h.shm, "milkweed-7"); got != want {
+		t.Errorf("ram: got %s, want %s", got, want)
+	}
+	if got, want := tiers[1].Path, filepath.Join(h.cache, "milkweed"); got != want {
+		t.Errorf("disk: got %s, want %s", got, want)
+	}
+}
+
+// The quota of a restart counts what is held as if it were available, and the
+// disk tier is not lost because it is full of our copies.
+func TestDefaultTiersAfterRestart(t *testing.T) {
+	const copies = 8 * mib
+	id := DatasetID("/data")
+	data := strings.Repeat("x", copies)
+	h := testHost(t, map[string]string{
+		"shm/milkweed-7/" + id + "/files/a": data,
+		"cache/milkweed/" + id + "/files/a": "x",
+	})
+	h.stat = func(path string) (int64, bool, error) {
+		if path == h.shm {
+			return 256*mib - copies, true, nil
+		}
+		return 0, false, nil
+	}
+	tiers, err := h.defaultTiers("/data")
+	if err != nil || len(tiers) != 2 {
+		t.Fatalf("got %v, %v", tiers, err)
+	}
+	if got, want := tiers[0].Quota, (Quota{Bytes: 128 * mib}); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestDefaultTiersNone(t *testing.T) {
+	h := testHost(t, nil)
+	h.stat = func(string) (int64, bool, error) { return 0, false, errors.New("broken") }
+	_, err := h.defaultTiers("/data")
+	userError(t, err)
+}
+
+func TestDefaultTiersHere(t *testing.T) {
+	tiers, err := DefaultTiers(t.TempDir())
+	if err != nil {
+		userError(t, err) // a machine without room
+	}
+	for _, tier := range tiers {
+		if q := tier.Quota; tier.Name == "" || !filepath.IsAbs(tier.Path) || (q.Bytes > 0) == (q.Percent > 0) {
+			t.Errorf("got %+v", tier)
+		}
+	}
+}
+
+func TestCgroupLeftWithoutFiles(t *testing.T) {
+	h := host{root: t.TempDir()}
+	if got := h.cgroupLeft(); got != math.MaxInt64 {
+		t.Errorf("got %d, want no limit", got)
+	}
+}
+
+func TestDatasetID(t *testing.T) {
+	form := regexp.MustCompile(`^[a-z0-9.-]{1,40}-[0-9a-f]{12}$`)
+	seen := make(map[string]string)
+	for source, prefix := range map[string]string{
+		"/lustre/ImageNet 2012":            "imagenet-2012-",
+		"/lustre/.hidden":                  "hidden-",
+		"/":                                "dataset-",
+		"/données":                         "donn--es-",
+		"/a/train":                         "train-",
+		"/b/train":                         "train-",
+		"/a/" + strings.Repeat("long", 20): strings.Repeat("long", 10) + "-",
+	} {
+		id := DatasetID(source)
+		if !form.MatchString(id) || !strings.HasPrefix(id, prefix) {
+			t.Errorf("DatasetID(%q) = %q, want %s and a hash", source, id, prefix)
+		}
+		if other, ok := seen[id]; ok {
+			t.Errorf("%q and %q are both %q", source, other, id)
+		}
+		seen[id] = source
+	}
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := DatasetID(link), DatasetID(dir+"/./"); got != want {
+		t.Errorf("through a link: got %s, want %s", got, want)
+	}
+	if got, want := DatasetID("/data"), "data-bd47413b5c03"; got != want {
+		t.Errorf("got %s, want %s: copies that users have would be lost", got, want)
+	}
+}

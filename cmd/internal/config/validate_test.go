@@ -1,0 +1,151 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// valid returns a configuration that is valid, below dir.
+func valid(dir string) *Config {
+	c := Default()
+	c.Source.Path = filepath.Join(dir, "source")
+	c.Mount.Point = filepath.Join(dir, "mnt")
+	c.Tiers = []Tier{
+		{Name: "ram", Path: filepath.Join(dir, "ram"), Quota: Quota{Bytes: 1}},
+		{Name: "ssd", Path: filepath.Join(dir, "ssd"), Quota: Quota{Percent: 1}},
+	}
+	return &c
+}
+
+func TestValidate(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"source/sub", "ram", "mnt", "other"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"to-source": "source", "to-ram": "ram", "to-dir": "."} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tests := []struct {
+		name string
+		edit func(c *Config)
+		want string // $ is dir
+	}{
+		{"valid", func(*Config) {}, ""},
+		{"similar names", func(c *Config) { c.Tiers[0].Path = dir + "/source-2" }, ""},
+		{"no source", func(c *Config) { c.Source.Path = "" }, `source.path: is missing`},
+		{"no mount point", func(c *Config) { c.Mount.Point = "" }, `mount.point: is missing`},
+		{"no tier", func(c *Config) { c.Tiers = nil }, `tier: there is none`},
+		{"no name", func(c *Config) { c.Tiers[1].Name = "" }, `tier.name: is missing`},
+		{"no tier path", func(c *Config) { c.Tiers[1].Path = "" }, `tier.path: is missing`},
+		{"no quota", func(c *Config) { c.Tiers[0].Quota = Quota{} }, `tier.quota: is missing`},
+		{"same name", func(c *Config) { c.Tiers[1].Name = "ram" }, `tier.name: "ram" is also the name of tier 1`},
+		{"too many", func(c *Config) {
+			for i := range 15 {
+				c.Tiers = append(c.Tiers, Tier{fmt.Sprint(i), fmt.Sprintf("%s/t%d", dir, i), Quota{Bytes: 1}})
+			}
+		}, `tier: there are 17, more than 16`},
+
+		{"same tier", func(c *Config) { c.Tiers[1].Path = dir + "/ram" }, `tier.path: "$/ram" is the tier "ram" "$/ram"`},
+		{"same tier by link", func(c *Config) { c.Tiers[1].Path = dir + "/to-ram" }, `tier.path: "$/to-ram" is the tier "ram" "$/ram"`},
+		{"same tier by link, not there yet", func(c *Config) {
+			c.Tiers[0].Path, c.Tiers[1].Path = dir+"/x/y", dir+"/to-dir/x/y"
+		}, `tier.path: "$/to-dir/x/y" is the tier "ram" "$/x/y"`},
+		{"tier in tier", func(c *Config) { c.Tiers[1].Path = dir + "/ram/x" }, `tier.path: "$/ram/x" lies inside the tier "ram" "$/ram"`},
+		{"tier in source", func(c *Config) { c.Tiers[0].Path = dir + "/source/sub/x" }, `tier.path: "$/source/sub/x" lies inside the source "$/source"`},
+		{"tier in source by link", func(c *Config) { c.Tiers[0].Path = dir + "/to-source/x" }, `tier.path: "$/to-source/x" lies inside the source "$/source"`},
+		{"source in tier", func(c *Config) { c.Source.Path = dir + "/ram/x" }, `tier.path: "$/ram" contains the source "$/ram/x"`},
+		{"source is root", func(c *Config) { c.Source.Path = "/" }, `tier.path: "$/ram" lies inside the source "/"`},
+		{"mount point is source", func(c *Config) { c.Mount.Point = dir + "/source" }, `mount.point: "$/source" is the source "$/source"`},
+		{"mount point in source", func(c *Config) { c.Mount.Point = dir + "/source/sub" }, `mount.point: "$/source/sub" lies inside the source "$/source"`},
+		{"mount point in tier", func(c *Config) { c.Mount.Point = dir + "/ram/m" }, `mount.point: "$/ram/m" lies inside the tier "ram" "$/ram"`},
+		{"mount point around all", func(c *Config) { c.Mount.Point = dir }, `mount.point: "$" contains the source "$/source"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := valid(dir)
+			tt.edit(c)
+			err := c.Validate()
+			if tt.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			want := strings.ReplaceAll(tt.want, "$", dir)
+			if got := userError(t, err); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+		})
+	}
+}
+
+// A message names the line, which for a missing key is that of its table.
+func TestValidateNamesTheLine(t *testing.T) {
+	for _, tt := range []struct{ data, want string }{
+		{"[mount]\npoint = '/m'\n[source]", "tiering.toml:3: source.path: is missing"},
+		{"[source]\npath = '/s'\n[mount]\nmode = 'auto'", "tiering.toml:3: mount.point: is missing"},
+		{"mount.point = '/m'\nsource.path = '/s'\n[[tier]]\n[[tier]]\n", "tiering.toml:3: tier.name: is missing"},
+		{"mount.point = '/m'\nsource.path = '/s'\n[[tier]]\nname = 'a'\nquota = '1%'\npath = '/s/a'", `tiering.toml:6: tier.path: "/s/a" lies inside the source "/s"`},
+	} {
+		if got := userError(t, parse(t, tt.data).Validate()); got != tt.want {
+			t.Errorf("got  %s\nwant %s", got, tt.want)
+		}
+	}
+}
+
+func TestValidateSeesBindMounts(t *testing.T) {
+	dir := t.TempDir()
+	source, other := filepath.Join(dir, "source"), filepath.Join(dir, "other")
+	for _, d := range []string{source, other} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount(source, other, "", unix.MS_BIND, ""); err != nil {
+		t.Skipf("needs the right to bind-mount: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(other, unix.MNT_DETACH) })
+	c := valid(dir)
+	c.Tiers[1].Path = filepath.Join(other, "x")
+	want := fmt.Sprintf(`tier.path: %q lies inside the source %q`, c.Tiers[1].Path, source)
+	if got := userError(t, c.Validate()); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// A mount that hangs is reported by package check: Validate leaves it be.
+func TestValidateDoesNotHang(t *testing.T) {
+	dir := t.TempDir()
+	c := valid(dir)
+	if err := os.Mkdir(c.Mount.Point, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("needs /dev/fuse: %v", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device.Fd())
+	if err := unix.Mount("nobody", c.Mount.Point, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		device.Close()
+		t.Skipf("needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(c.Mount.Point, unix.MNT_DETACH) })
+	t.Cleanup(func() { device.Close() }) // ends the requests that hang
+
+	old := patience
+	patience = 50 * time.Millisecond
+	t.Cleanup(func() { patience = old })
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+}

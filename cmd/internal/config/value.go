@@ -1,0 +1,214 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The values are flag.Values: Set refuses text that is wrong by itself and
+// leaves the value alone then; String gives text that Set takes.
+
+type (
+	pathValue         string
+	optionalPathValue string
+	nameValue         string
+	quotaValue        Quota
+	modeValue         Mode
+	boolValue         bool
+	durationValue     time.Duration
+	workersValue      int
+	addressValue      string
+	levelValue        slog.Level
+	formatValue       string
+)
+
+var errEmpty = errors.New("is empty")
+
+// Set makes a relative path absolute, from the current directory.
+func (v *pathValue) Set(s string) error {
+	if s == "" {
+		return errEmpty
+	}
+	if strings.IndexByte(s, 0) >= 0 {
+		return fmt.Errorf("%q is not a path", s)
+	}
+	abs, err := filepath.Abs(s)
+	if err != nil {
+		return err
+	}
+	*v = pathValue(abs)
+	return nil
+}
+
+func (v *pathValue) String() string { return string(*v) }
+
+func (v *optionalPathValue) Set(s string) error {
+	if s == "" {
+		*v = ""
+		return nil
+	}
+	return (*pathValue)(v).Set(s)
+}
+
+func (v *optionalPathValue) String() string { return string(*v) }
+
+var nameForm = regexp.MustCompile(`^[a-z0-9_-]{1,64}$`)
+
+func (v *nameValue) Set(s string) error {
+	if !nameForm.MatchString(s) {
+		return fmt.Errorf("%q is not a name", s)
+	}
+	*v = nameValue(s)
+	return nil
+}
+
+func (v *nameValue) String() string { return string(*v) }
+
+func (v *quotaValue) Set(s string) error {
+	q, err := ParseQuota(s)
+	if err != nil {
+		return err
+	}
+	*v = quotaValue(q)
+	return nil
+}
+
+func (v *quotaValue) String() string { return Quota(*v).String() }
+
+func (v *modeValue) Set(s string) error {
+	switch m := Mode(s); m {
+	case Auto, Cached:
+		*v = modeValue(m)
+		return nil
+	case "passthrough", "stateless":
+		return fmt.Errorf("%q comes with a later version", s)
+	default:
+		return fmt.Errorf("%q is not a mode", s)
+	}
+}
+
+func (v *modeValue) String() string { return string(*v) }
+
+func (v *boolValue) Set(s string) error {
+	switch s {
+	case "true", "false":
+		*v = s == "true"
+		return nil
+	}
+	return fmt.Errorf("%q is neither true nor false", s)
+}
+
+func (v *boolValue) String() string { return strconv.FormatBool(bool(*v)) }
+
+func (v *durationValue) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return fmt.Errorf("%q is not a duration", s)
+	}
+	if d < 0 {
+		return fmt.Errorf("%q is negative", s)
+	}
+	*v = durationValue(d)
+	return nil
+}
+
+// String leaves out the zeros that time.Duration ends in: "1h", not "1h0m0s".
+func (v *durationValue) String() string {
+	s := time.Duration(*v).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+const maxWorkers = 256
+
+func (v *workersValue) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return fmt.Errorf("%q is not a number", s)
+	}
+	if n < 1 || n > maxWorkers {
+		return fmt.Errorf("%d is not from 1 to %d", n, maxWorkers)
+	}
+	*v = workersValue(n)
+	return nil
+}
+
+func (v *workersValue) String() string { return strconv.Itoa(int(*v)) }
+
+// Set takes any address, and 127.0.0.1 where the host is left out: the numbers
+// name files, and who wants the network to see them says so with 0.0.0.0.
+func (v *addressValue) Set(s string) error {
+	if s == "" {
+		*v = ""
+		return nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port", s)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("%q has no port from 0 to 65535", s)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	*v = addressValue(net.JoinHostPort(host, port))
+	return nil
+}
+
+func (v *addressValue) String() string { return string(*v) }
+
+func (v *levelValue) Set(s string) error {
+	switch s {
+	case "debug", "info", "warn", "error":
+		return (*slog.Level)(v).UnmarshalText([]byte(s))
+	}
+	return fmt.Errorf("%q is not a level", s)
+}
+
+func (v *levelValue) String() string { return strings.ToLower(slog.Level(*v).String()) }
+
+func (v *formatValue) Set(s string) error {
+	switch s {
+	case "text", "json":
+		*v = formatValue(s)
+		return nil
+	}
+	return fmt.Errorf("%q is not a format", s)
+}
+
+func (v *formatValue) String() string { return string(*v) }
+
+var variable = regexp.MustCompile(`\$\{[^}]*\}?`)
+
+// expand replaces each ${VARIABLE} in s. One that is not set is an error, and
+// so is an empty one: "${SLURM_TMPDIR}/milkweed" must not become "/milkweed".
+func expand(s string) (string, error) {
+	var err error
+	s = variable.ReplaceAllStringFunc(s, func(ref string) string {
+		name, closed := strings.CutSuffix(ref[2:], "}")
+		value := os.Getenv(name)
+		switch {
+		case err != nil:
+		case !closed:
+			err = fmt.Errorf(`%q has no "}"`, ref)
+		case value == "":
+			err = fmt.Errorf("the environment variable %q is not set, or empty", name)
+		}
+		return value
+	})
+	return s, err
+}
