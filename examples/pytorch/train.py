@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Train a small network on an ImageFolder dataset: torchvision, a DataLoader with workers, nothing else.
+
+    train.py DATA           reads DATA/train/<class>/*.png
+
+The same seed, number of workers and batch size give the same losses, digit for digit, on the same machine.
+"""
+import argparse
+import os
+import sys
+import time
+
+# cuBLAS repeats its results only with a fixed workspace; it reads this when CUDA starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", metavar="DATA", help="folder that holds train/<class>/<image>")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="processes that read and decode (default 2)")
+    parser.add_argument("--batch", type=int, default=64, help="images in a step (default 64)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--losses", metavar="FILE", help="write the loss of each step as a hexadecimal float")
+    parser.add_argument("--verbose", action="store_true", help="print the loss of each step")
+    return parser.parse_args()
+
+
+def repeatable(seed):
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)    # sums in another order round differently
+
+
+def dataset(folder):
+    return ImageFolder(os.path.join(folder, "train"), transforms.Compose([
+        transforms.Grayscale(),
+        transforms.RandomCrop(32, padding=2),
+        transforms.ToTensor(),
+    ]))
+
+
+def loader(images, args, device):
+    workers = {"multiprocessing_context": "fork", "persistent_workers": True} if args.workers else {}
+    return DataLoader(images, batch_size=args.batch, shuffle=True, num_workers=args.workers,
+                      generator=torch.Generator().manual_seed(args.seed),
+                      pin_memory=device.type == "cuda", **workers)
+
+
+def network(classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(16 * 8 * 8, classes))
+
+
+def steps(model, optimizer, batches, device):
+    """Trains one epoch; yields the loss, the hits and the size of each batch."""
+    for images, labels in batches:
+        images, labels = images.to(device), labels.to(device)
+        scores = model(images)
+        loss = nn.functional.cross_entropy(scores, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item(), (scores.argmax(1) == labels).sum().item(), len(labels)
+
+
+def main():
+    args = arguments()
+    repeatable(args.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = dataset(args.data)
+    batches = loader(images, args, device)
+    model = network(len(images.classes)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    print(f"{len(images)} images, {len(images.classes)} classes, on {device}", flush=True)
+
+    losses = []
+    for epoch in range(1, args.epochs + 1):
+        start, total, hits, seen = time.perf_counter(), 0.0, 0, 0
+        for loss, hit, size in steps(model, optimizer, batches, device):
+            losses.append(loss)
+            total, hits, seen = total + loss * size, hits + hit, seen + size
+            if args.verbose:
+                print(f"epoch {epoch} step {len(losses)} loss {loss!r}", flush=True)
+        seconds = time.perf_counter() - start
+        print(f"epoch {epoch}: loss {total / seen!r}, accuracy {hits / seen:.4f}, "
+              f"{seconds:.2f} s, {seen / seconds:.0f} images/s", flush=True)
+
+    if args.losses:
+        with open(args.losses, "w") as out:
+            out.writelines(loss.hex() + "\n" for loss in losses)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
