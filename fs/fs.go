@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -112,7 +113,11 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		}
 	}
 	opts.Options = append(opts.Options, "ro")
-	return fuse.NewServer(f, cfg.Point, opts)
+	server, err := fuse.NewServer(f, cfg.Point, opts)
+	if err != nil { // it ends in a newline where it is fusermount's
+		return nil, errors.New(strings.TrimSpace(err.Error()))
+	}
+	return server, nil
 }
 
 // Wait returns when the file system is unmounted and all requests have been

@@ -20,7 +20,7 @@ type Entry struct {
 	id     uint64
 	dir    *directory // nil unless a directory
 
-	kind   uint32     // the type in mode
+	kind uint32 // the type in mode
 
 	// The attributes are guarded by the lock of the directory that the
 	// entry is in, the root's by its own. Size and mtime of a regular file

@@ -1,0 +1,235 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+const (
+	maxAnswer     = 16 << 20         // bytes in an answer that is not a stream
+	answerTimeout = 30 * time.Second // for an answer that is not a stream
+)
+
+// A Client asks one daemon. Its methods may be called concurrently.
+type Client struct {
+	mountPoint string
+	http       *http.Client
+}
+
+// Dial returns a Client of the daemon that serves a mount point, which is as
+// Resolve returns it. The error when none answers is an *exit.Error with the
+// code NotMounted.
+func Dial(ctx context.Context, mountPoint string) (*Client, error) {
+	var errs []error
+	for _, uid := range owners(mountPoint) {
+		for _, folder := range folders(uid) {
+			path := socketPath(folder, mountPoint)
+			err := checkFolder(folder, uid)
+			if err == nil {
+				err = probe(ctx, path)
+			}
+			if err == nil {
+				return newClient(mountPoint, path), nil
+			}
+			errs = append(errs, err)
+		}
+	}
+	return nil, notAnswering(mountPoint, errors.Join(errs...))
+}
+
+func newClient(mountPoint, socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialSocket(ctx, socket) }
+	return &Client{
+		mountPoint: mountPoint,
+		http:       &http.Client{Transport: &http.Transport{DialContext: dial}},
+	}
+}
+
+// probe finds out whether anybody listens.
+func probe(ctx context.Context, socket string) error {
+	conn, err := dialSocket(ctx, socket)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// owners lists the users whose daemon may serve a mount point: this one, and
+// the one who mounted it, whose socket root may use.
+func owners(mountPoint string) []int {
+	uids := []int{os.Geteuid()}
+	mounts, _ := Mounts() // without it the first guess is all there is
+	for _, m := range mounts {
+		if m.Point == mountPoint && !slices.Contains(uids, m.UID) {
+			uids = append(uids, m.UID)
+		}
+	}
+	return uids
+}
+
+// notAnswering says why no daemon answered. What was tried, in err, matters
+// only where it is not simply that nothing is there.
+func notAnswering(mountPoint string, err error) error {
+	mounts, _ := Mounts()
+	i := slices.IndexFunc(mounts, func(m Mount) bool { return m.Point == mountPoint })
+	e := &exit.Error{Code: exit.NotMounted}
+	switch {
+	case i < 0:
+		e.Err = fmt.Errorf("no Milkweed is mounted at %s", mountPoint)
+		e.Remedy = mountedRemedy(mounts)
+	case mounts[i].UID != os.Geteuid() && os.Geteuid() != 0:
+		e.Err = fmt.Errorf("%s was mounted by another user (%d), whose daemon answers only that user", mountPoint, mounts[i].UID)
+		e.Remedy = "Ask as that user, or as root."
+	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	default:
+		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
+		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` clears up after it; then mount again.", mountPoint)
+	}
+	return e
+}
+
+// Close ends the connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Status asks for the status.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	body, err := c.get(ctx, "/v1/status")
+	if err != nil {
+		return Status{}, err
+	}
+	return DecodeStatus(body)
+}
+
+// Where asks where the file with a name below the mount point is.
+func (c *Client) Where(ctx context.Context, name string) (Location, error) {
+	body, err := c.get(ctx, "/v1/where?"+url.Values{"path": {name}}.Encode())
+	if err != nil {
+		return Location{}, err
+	}
+	var loc Location
+	if err := json.Unmarshal(body, &loc); err != nil {
+		return Location{}, fmt.Errorf("where: %w", err)
+	}
+	return loc, nil
+}
+
+// Warmup has the files below the names placed, calls progress as it goes on,
+// and returns the last Progress. The end of ctx ends the warm-up; what is
+// placed until then stays placed.
+func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
+	req := WarmupRequest{Names: make([][]byte, len(names))}
+	for i, name := range names {
+		req.Names[i] = []byte(name)
+	}
+	body, err := json.Marshal(req)
+	if err != nil {
+		return Progress{}, err
+	}
+	resp, err := c.do(ctx, http.MethodPost, "/v1/warmup", body)
+	if err != nil {
+		return Progress{}, err
+	}
+	defer resp.Body.Close()
+	return follow(ctx, resp.Body, progress)
+}
+
+// follow reads the lines of a warm-up.
+func follow(ctx context.Context, r io.Reader, progress func(Progress)) (Progress, error) {
+	var e WarmupEvent
+	for lines := json.NewDecoder(r); ; {
+		var next WarmupEvent
+		if err := lines.Decode(&next); err != nil {
+			if ctx.Err() != nil {
+				return e.Progress, ctx.Err()
+			}
+			return e.Progress, &exit.Error{
+				Code:   exit.NotMounted,
+				Err:    fmt.Errorf("the daemon ended during the warm-up: %w", err),
+				Remedy: "What it had placed stays placed. Its log says why it ended.",
+			}
+		}
+		e = next
+		progress(e.Progress)
+		switch {
+		case e.Failure != nil:
+			return e.Progress, e.Failure.Err()
+		case e.End:
+			return e.Progress, nil
+		}
+	}
+}
+
+// Shutdown has the daemon begin to end.
+func (c *Client) Shutdown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	resp, err := c.do(ctx, http.MethodPost, "/v1/shutdown", nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+func (c *Client) get(ctx context.Context, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	resp, err := c.do(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+}
+
+// do sends a request. An answer that is not 2xx is an error.
+func (c *Client) do(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://milkweed"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if errors.Is(err, fs.ErrNotExist) || isGone(err) {
+		return nil, notAnswering(c.mountPoint, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the daemon of %s: %w", c.mountPoint, err)
+	}
+	if resp.StatusCode/100 != 2 {
+		defer resp.Body.Close()
+		return nil, failure(resp)
+	}
+	return resp, nil
+}
+
+// failure returns the error that an answer tells of.
+func failure(resp *http.Response) error {
+	var f Failure
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err == nil {
+		err = json.Unmarshal(body, &f)
+	}
+	if err != nil {
+		return fmt.Errorf("the daemon answers %s", resp.Status)
+	}
+	return f.Err()
+}
+
+// isGone reports whether the daemon has gone since it was dialled.
+func isGone(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
+}

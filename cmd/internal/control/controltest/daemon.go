@@ -1,0 +1,122 @@
+// Package controltest is a control.Daemon that has no file system: what the
+// tests of the server and of the subcommands talk to.
+package controltest
+
+import (
+	"cmp"
+	"context"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+)
+
+// Daemon answers with what its fields say.
+type Daemon struct {
+	PID        int                         // what Status says; 0 for that of this process
+	MountPoint string                      // what Status says
+	Locations  map[string]control.Location // what Where says, by name
+	Steps      []control.Progress          // what Warmup reports
+	StepEvery  time.Duration               // how long each of Steps takes
+	WarmupErr  error                       // what Warmup returns then
+
+	Warmed    atomic.Pointer[[]string] // the names that the last Warmup was asked for
+	Shutdowns atomic.Int64             // how often Shutdown was called
+}
+
+var _ control.Daemon = (*Daemon)(nil)
+
+// Status implements control.Daemon.
+func (d *Daemon) Status(context.Context) control.Status {
+	const mib = 1 << 20
+	return control.Status{
+		Version:       control.StatusVersion,
+		Milkweed:      "1.2.3",
+		PID:           cmp.Or(d.PID, os.Getpid()),
+		MountPoint:    d.MountPoint,
+		DatasetID:     "imagenet-0123456789ab",
+		Mode:          "cached",
+		Since:         time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		UptimeSeconds: 3723.5,
+		Ready:         true,
+		Source: control.Source{
+			Path:       "/lustre/imagenet",
+			Operations: control.Operations{Open: 100, Read: 400, Stat: 20, Readdir: 3},
+			BytesRead:  300 * mib,
+		},
+		Tiers: []control.Tier{
+			{Level: 1, Name: "ram", Path: "/dev/shm/milkweed", QuotaBytes: 400 * mib, UsedBytes: 100 * mib, Files: 90, Reads: 1000, BytesRead: 900 * mib, Health: control.Well},
+			{Level: 2, Name: "ssd", Path: "/local/milkweed", QuotaBytes: 800 * mib, Files: 0, Health: control.Down, Reason: "no space left on device", Errors: 3},
+		},
+		Fills:       control.Fills{InFlight: 2, InFlightBytes: 8 * mib, Queued: 7},
+		Placement:   control.Placement{Placed: 90, PlacedBytes: 100 * mib, Skipped: 4, Failed: 1},
+		Opens:       map[string]map[string]int64{"ram": {"cached": 900}, "source": {"cached": 100}},
+		OpenHandles: 5,
+		ReadLatency: map[string]control.Histogram{
+			"ram": {LeSeconds: []float64{0.001, 0.01}, Counts: []uint64{990, 1000}, SumSeconds: 0.5, Count: 1000},
+		},
+	}
+}
+
+// Where implements control.Daemon.
+func (d *Daemon) Where(_ context.Context, name string) (control.Location, error) {
+	if loc, ok := d.Locations[name]; ok {
+		return loc, nil
+	}
+	return control.Location{}, &fs.PathError{Op: "where", Path: name, Err: fs.ErrNotExist}
+}
+
+// Warmup implements control.Daemon.
+func (d *Daemon) Warmup(ctx context.Context, names []string, progress func(control.Progress)) error {
+	names = slices.Clone(names)
+	d.Warmed.Store(&names)
+	for _, p := range d.Steps {
+		progress(p)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(d.StepEvery):
+		}
+	}
+	return d.WarmupErr
+}
+
+// Shutdown implements control.Daemon.
+func (d *Daemon) Shutdown() { d.Shutdowns.Add(1) }
+
+// Folder gives the sockets of this test a folder of their own.
+func Folder(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mw") // t.TempDir makes paths too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv(control.FolderEnv, dir)
+}
+
+// Serve serves d at its mount point until the test ends, or stop is called:
+// stop returns when the server has ended.
+func Serve(t *testing.T, d *Daemon) (stop func()) {
+	t.Helper()
+	l, err := control.Listen(t.Context(), d.MountPoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- (&control.Server{Daemon: d}).Serve(ctx, l) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the server: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}

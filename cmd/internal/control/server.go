@@ -1,0 +1,188 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// Limits of the server.
+const (
+	maxRequest   = 16 << 20               // bytes in the body of a request
+	maxHeader    = 64 << 10               // bytes in the head of one; a path has at most 4 KiB
+	writeTimeout = 30 * time.Second       // for an answer, and for each line of a stream
+	reportEvery  = 200 * time.Millisecond // between the lines of a warm-up
+	drainTimeout = 5 * time.Second        // for requests in flight when the daemon ends
+)
+
+// A Server answers for a Daemon.
+type Server struct {
+	Daemon  Daemon
+	Metrics http.Handler // for /metrics; nil for none
+	Log     *slog.Logger // for what goes wrong with a client; nil for none
+}
+
+// Serve answers on l until ctx is done, and then returns nil when the requests
+// in flight, whose contexts are done too, have ended. It closes l.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	log := s.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	srv := &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: 5 * time.Second,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(l) }()
+	select {
+	case err := <-ended:
+		return err // the listener broke
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	err := srv.Shutdown(drain)
+	<-ended
+	return err
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", s.status)
+	mux.HandleFunc("GET /v1/where", s.where)
+	mux.HandleFunc("POST /v1/warmup", s.warmup)
+	mux.HandleFunc("POST /v1/shutdown", s.shutdown)
+	if s.Metrics != nil {
+		mux.Handle("GET /metrics", s.Metrics)
+	}
+	return http.MaxBytesHandler(mux, maxRequest)
+}
+
+func (s *Server) status(w http.ResponseWriter, r *http.Request) {
+	answer(w, s.Daemon.Status(r.Context()))
+}
+
+func (s *Server) where(w http.ResponseWriter, r *http.Request) {
+	name := r.URL.Query().Get("path")
+	if !drivers.ValidName(name) {
+		refuse(w, badName(name))
+		return
+	}
+	loc, err := s.Daemon.Where(r.Context(), name)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	answer(w, loc)
+}
+
+func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
+	var req WarmupRequest
+	body, err := io.ReadAll(r.Body) // to its end: only then is it seen when the client goes
+	if err == nil {
+		err = json.Unmarshal(body, &req)
+	}
+	if err != nil {
+		refuse(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("warm-up request: %w", err)})
+		return
+	}
+	names := make([]string, len(req.Names))
+	for i, name := range req.Names {
+		names[i] = string(name)
+		if !drivers.ValidName(names[i]) {
+			refuse(w, badName(names[i]))
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/jsonl")
+	s.stream(w, r, names)
+}
+
+// stream warms up and reports. The daemon is never kept waiting by a client
+// that does not read: reports in between are dropped, and the last is not.
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, names []string) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	var latest atomic.Pointer[Progress]
+	latest.Store(&Progress{Scanning: true})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Daemon.Warmup(ctx, names, func(p Progress) { latest.Store(&p) })
+	}()
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if send(w, WarmupEvent{Progress: *latest.Load()}) != nil {
+				cancel() // the client has gone
+			}
+		case err := <-ended:
+			last := WarmupEvent{Progress: *latest.Load(), End: true}
+			if err != nil {
+				f := Fail(err)
+				last.Failure = &f
+			}
+			send(w, last)
+			return
+		}
+	}
+}
+
+// send writes one line and sees to it that it leaves.
+func send(w http.ResponseWriter, e WarmupEvent) error {
+	rc := http.NewResponseController(w)
+	if err := rc.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(w).Encode(e); err != nil {
+		return err
+	}
+	return rc.Flush()
+}
+
+func (s *Server) shutdown(w http.ResponseWriter, _ *http.Request) {
+	s.Daemon.Shutdown()
+	w.WriteHeader(http.StatusAccepted)
+}
+
+func badName(name string) error {
+	return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%q is not the name of a file in the mount", name)}
+}
+
+// answer writes v. An error in writing is the client's to notice: it has gone.
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(v)
+}
+
+// refuse writes an error, as a Failure.
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		status = http.StatusNotFound
+	case exit.Of(err) == exit.Usage:
+		status = http.StatusBadRequest
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(Fail(err))
+}

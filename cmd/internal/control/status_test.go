@@ -1,0 +1,87 @@
+package control_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
+)
+
+func encoded(t testing.TB) []byte {
+	t.Helper()
+	p, err := json.Marshal((&controltest.Daemon{MountPoint: "/mnt"}).Status(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// A newer daemon may say more.
+func TestDecodeStatusMore(t *testing.T) {
+	var fields map[string]any
+	if err := json.Unmarshal(encoded(t), &fields); err != nil {
+		t.Fatal(err)
+	}
+	fields["weather"] = "fine"
+	p, _ := json.Marshal(fields)
+	if _, err := control.DecodeStatus(p); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDecodeStatusRefuses(t *testing.T) {
+	for name, spoil := range map[string]func(*control.Status){
+		"another version":  func(s *control.Status) { s.Version++ },
+		"no process":       func(s *control.Status) { s.PID = 0 },
+		"no mount point":   func(s *control.Status) { s.MountPoint = "" },
+		"before its start": func(s *control.Status) { s.UptimeSeconds = -1 },
+		"level 0":          func(s *control.Status) { s.Tiers[0].Level = 0 },
+		"no name":          func(s *control.Status) { s.Tiers[0].Name = "" },
+		"negative quota":   func(s *control.Status) { s.Tiers[0].QuotaBytes = -1 },
+		"unknown health":   func(s *control.Status) { s.Tiers[0].Health = "ill" },
+		"sick source":      func(s *control.Status) { s.Source.Health = "ill" },
+		"missing counts": func(s *control.Status) {
+			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{1}}
+		},
+		"bounds descend": func(s *control.Status) {
+			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{2, 1}, Counts: []uint64{0, 0}}
+		},
+		"counts descend": func(s *control.Status) {
+			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{1, 2}, Counts: []uint64{2, 1}, Count: 2}
+		},
+		"more than all": func(s *control.Status) {
+			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{1}, Counts: []uint64{2}, Count: 1}
+		},
+	} {
+		s := (&controltest.Daemon{MountPoint: "/mnt"}).Status(t.Context())
+		spoil(&s)
+		p, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := control.DecodeStatus(p); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// What DecodeStatus accepts can be encoded, and is accepted again.
+func FuzzDecodeStatus(f *testing.F) {
+	f.Add(encoded(f))
+	f.Add([]byte(`{"version":1,"pid":1,"mount_point":"/m"}`))
+	f.Add([]byte(`{"version":1,"pid":1,"mount_point":"/m","read_latency":{"ram":{"le_seconds":[1e-3],"counts":[1],"count":1}}}`))
+	f.Fuzz(func(t *testing.T, p []byte) {
+		s, err := control.DecodeStatus(p)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(s)
+		if err != nil {
+			t.Fatalf("%q: %v", p, err)
+		}
+		if _, err := control.DecodeStatus(again); err != nil {
+			t.Errorf("%q: %v", again, err)
+		}
+	})
+}

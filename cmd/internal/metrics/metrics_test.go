@@ -1,0 +1,161 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+)
+
+func sample(context.Context) control.Status {
+	return control.Status{
+		Version:    control.StatusVersion,
+		Milkweed:   "1.2.3",
+		PID:        7,
+		MountPoint: "/mnt/imagenet",
+		DatasetID:  "d1",
+		Mode:       "cached",
+		Ready:      true,
+		Source: control.Source{
+			Path:       "/lustre/imagenet",
+			Health:     control.Well,
+			Operations: control.Operations{Open: 1, Read: 2, Stat: 3, Readdir: 4, Readlink: 5, Xattr: 6},
+			BytesRead:  700,
+			Errors:     8,
+		},
+		Tiers: []control.Tier{
+			{Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3, Reads: 4, BytesRead: 50, Health: control.Well},
+			{Level: 2, Name: "ssd", QuotaBytes: 200, UsedBytes: 10, Files: 1, Reads: 2, BytesRead: 20, Health: control.Down, Reason: "it is gone", Errors: 9},
+		},
+		Fills:       control.Fills{InFlight: 2, InFlightBytes: 30, Queued: 5},
+		Placement:   control.Placement{Placed: 4, PlacedBytes: 80, Skipped: 1, Failed: 2},
+		Opens:       map[string]map[string]int64{"ram": {"cached": 12}, "source": {"cached": 3}},
+		OpenHandles: 6,
+		ReadLatency: map[string]control.Histogram{
+			"ram": {LeSeconds: []float64{0.001, 0.1}, Counts: []uint64{3, 4}, SumSeconds: 1.5, Count: 5},
+		},
+	}
+}
+
+// The names and the help are as Prometheus wants them.
+func TestLint(t *testing.T) {
+	problems, err := testutil.CollectAndLint(New(sample))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func TestCollect(t *testing.T) {
+	want := `
+# HELP milkweed_opens_total Files opened, by the level that served them and how the kernel was served.
+# TYPE milkweed_opens_total counter
+milkweed_opens_total{level="ram",mode="cached"} 12
+milkweed_opens_total{level="source",mode="cached"} 3
+# HELP milkweed_placements_total Files that were to be placed, by what came of it.
+# TYPE milkweed_placements_total counter
+milkweed_placements_total{result="failed"} 2
+milkweed_placements_total{result="placed"} 4
+milkweed_placements_total{result="skipped"} 1
+# HELP milkweed_read_duration_seconds How long reads took in the daemon, by the level that served them.
+# TYPE milkweed_read_duration_seconds histogram
+milkweed_read_duration_seconds_bucket{level="ram",le="0.001"} 3
+milkweed_read_duration_seconds_bucket{level="ram",le="0.1"} 4
+milkweed_read_duration_seconds_bucket{level="ram",le="+Inf"} 5
+milkweed_read_duration_seconds_sum{level="ram"} 1.5
+milkweed_read_duration_seconds_count{level="ram"} 5
+# HELP milkweed_source_operations_total What the source was asked, by kind.
+# TYPE milkweed_source_operations_total counter
+milkweed_source_operations_total{operation="open"} 1
+milkweed_source_operations_total{operation="read"} 2
+milkweed_source_operations_total{operation="readdir"} 4
+milkweed_source_operations_total{operation="readlink"} 5
+milkweed_source_operations_total{operation="stat"} 3
+milkweed_source_operations_total{operation="xattr"} 6
+# HELP milkweed_tier_health 1 for the state that a tier is in, 0 for the others.
+# TYPE milkweed_tier_health gauge
+milkweed_tier_health{state="counting",tier="ram"} 0
+milkweed_tier_health{state="counting",tier="ssd"} 0
+milkweed_tier_health{state="down",tier="ram"} 0
+milkweed_tier_health{state="down",tier="ssd"} 1
+milkweed_tier_health{state="suspect",tier="ram"} 0
+milkweed_tier_health{state="suspect",tier="ssd"} 0
+milkweed_tier_health{state="well",tier="ram"} 1
+milkweed_tier_health{state="well",tier="ssd"} 0
+# HELP milkweed_tier_used_bytes What the copies in a tier take, with those in flight.
+# TYPE milkweed_tier_used_bytes gauge
+milkweed_tier_used_bytes{tier="ram"} 90
+milkweed_tier_used_bytes{tier="ssd"} 10
+`
+	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want),
+		"milkweed_opens_total", "milkweed_placements_total", "milkweed_read_duration_seconds",
+		"milkweed_source_operations_total", "milkweed_tier_health", "milkweed_tier_used_bytes")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Every metric that is described is collected from a full status.
+func TestCollectAll(t *testing.T) {
+	for _, d := range descs {
+		name := strings.Split(strings.TrimPrefix(d.String(), `Desc{fqName: "`), `"`)[0]
+		if testutil.CollectAndCount(New(sample), name) == 0 {
+			t.Errorf("%s is not collected", name)
+		}
+	}
+}
+
+// A label must be UTF-8, and a path need not be.
+func TestCollectBytes(t *testing.T) {
+	c := New(func(ctx context.Context) control.Status {
+		s := sample(ctx)
+		s.MountPoint = "/mnt/\xff"
+		return s
+	})
+	if got := testutil.CollectAndCount(c, "milkweed_mount_info"); got != 1 {
+		t.Errorf("%d metrics, want 1", got)
+	}
+}
+
+func TestServe(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	l, err := Listen(ctx, "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(ctx, l.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("listening twice: %v, want %v", err, syscall.EADDRINUSE)
+	}
+	ended := make(chan error)
+	go func() { ended <- Serve(ctx, l, Handler(sample), slog.New(slog.DiscardHandler)) }()
+
+	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"milkweed_ready 1", "go_goroutines", "process_resident_memory_bytes"} {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("the answer lacks %q", want)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

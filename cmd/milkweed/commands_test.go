@@ -1,0 +1,293 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// deadMount makes a mount of the right type whose file system is gone, as a
+// daemon leaves it that was killed. For most commands that is as good as one
+// that lives: they ask the control socket, not the mount.
+func deadMount(t *testing.T) (point string) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	point = filepath.Join(dir, "point")
+	if err := os.Mkdir(point, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no FUSE: %v", err)
+	}
+	defer device.Close()
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", device.Fd(), os.Getuid(), os.Getgid())
+	if err := unix.Mount("/source", point, control.FSType, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		t.Skipf("mounting takes root: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
+	return point
+}
+
+// served makes such a mount and serves its control socket.
+func served(t *testing.T, d *controltest.Daemon) (point string) {
+	t.Helper()
+	d.MountPoint = deadMount(t)
+	controltest.Folder(t)
+	controltest.Serve(t, d)
+	return d.MountPoint
+}
+
+func TestStatus(t *testing.T) {
+	point := served(t, &controltest.Daemon{})
+	out, _, err := runMilkweed(t, "status", point)
+	wantCode(t, err, exit.OK)
+	want := point + `: ready, mode cached, up 1h2m3s, process ` + fmt.Sprint(os.Getpid()) + `, milkweed 1.2.3
+
+LEVEL   USED     OF QUOTA        FILES  READS  READ     ERRORS  HEALTH                         WHERE
+ram     100 MiB  25% of 400 MiB  90     1,000  900 MiB  0       well                           /dev/shm/milkweed
+ssd     0 B      0% of 800 MiB   0      0      0 B      3       down: no space left on device  /local/milkweed
+source                                  400    300 MiB  0       -                              /lustre/imagenet
+
+opens    900 ram, 0 ssd, 100 source, 90% from a tier; 5 open now
+placed   90 files (100 MiB), 4 skipped, 1 failed
+copying  2 files (8.0 MiB), 7 waiting
+source   523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+`
+	if out != want {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+}
+
+// A path in the mount names it too, and the JSON is one line.
+func TestStatusJSON(t *testing.T) {
+	point := served(t, &controltest.Daemon{})
+	out, _, err := runMilkweed(t, "status", "--json", filepath.Join(point, "train/a.jpg"))
+	wantCode(t, err, exit.OK)
+	if strings.Count(out, "\n") != 1 {
+		t.Errorf("%d lines", strings.Count(out, "\n"))
+	}
+	s, err := control.DecodeStatus([]byte(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.MountPoint != point {
+		t.Errorf("mount_point %q, want %q", s.MountPoint, point)
+	}
+}
+
+// The help of status names every field of the JSON.
+func TestStatusSchemaIsDocumented(t *testing.T) {
+	p, err := json.Marshal((&controltest.Daemon{MountPoint: "/mnt"}).Status(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s map[string]any
+	if err := json.Unmarshal(p, &s); err != nil {
+		t.Fatal(err)
+	}
+	delete(s["opens"].(map[string]any), "ram") // keys that are names
+	help := newStatus().Long
+	for _, key := range []string{"tiers", "source", "fills", "placement", "open_handles", "read_latency"} {
+		if !strings.Contains(help, key) {
+			t.Errorf("%s is missing", key)
+		}
+	}
+	for _, part := range []any{s, s["source"], s["tiers"].([]any)[1], s["fills"], s["placement"]} {
+		for key := range part.(map[string]any) {
+			if !strings.Contains(help, key) {
+				t.Errorf("%s is missing", key)
+			}
+		}
+	}
+}
+
+func TestStatusOfDeadDaemon(t *testing.T) {
+	point := deadMount(t)
+	controltest.Folder(t)
+	_, _, err := runMilkweed(t, "status", point)
+	wantCode(t, err, exit.NotMounted)
+	if err == nil || !strings.Contains(err.Error(), "`milkweed umount "+point+"`") {
+		t.Errorf("%v: no remedy", err)
+	}
+}
+
+func TestStatusOutside(t *testing.T) {
+	_, _, err := runMilkweed(t, "status", t.TempDir())
+	wantCode(t, err, exit.NotMounted)
+}
+
+func TestWhere(t *testing.T) {
+	point := served(t, &controltest.Daemon{Locations: map[string]control.Location{
+		".":       {Type: "directory"},
+		"a":       {Type: "file", SizeBytes: 2048, Level: "ram", State: control.Placed, TierPath: "/dev/shm/m/a"},
+		"b":       {Type: "file", SizeBytes: 2048, Level: "source", State: control.Filling, FilledBytes: 512},
+		"c/\xff":  {Type: "file", SizeBytes: 10, Level: "source", State: control.AtSource},
+		"d":       {Type: "file", SizeBytes: 1 << 40, Level: "source", State: control.NotPlaced, Reason: "no tier has room"},
+		"missing": {},
+	}})
+	t.Chdir(filepath.Dir(point)) // paths are relative to where one stands
+	out, _, err := runMilkweed(t, "where", "point", "point/a", "point/b", "point/c/\xff", "point/d", "point/none")
+	wantCode(t, err, exit.Failure)
+	if err == nil || !strings.Contains(err.Error(), "point/none: file does not exist") {
+		t.Errorf("error %v", err)
+	}
+	want := `point           directory
+point/a         placed      ram     2.0 KiB  /dev/shm/m/a
+point/b         filling     source  2.0 KiB  25% copied
+"point/c/\xff"  source      source  10 B     
+point/d         not placed  source  1.0 TiB  no tier has room
+`
+	if out != want {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	out, _, err = runMilkweed(t, "where", "--json", "point/a", "point/c/\xff")
+	wantCode(t, err, exit.OK)
+	for i, line := range strings.Split(strings.TrimSpace(out), "\n") {
+		var l control.Location
+		if err := json.Unmarshal([]byte(line), &l); err != nil || l.Path != []string{"point/a", "point/c/\xff"}[i] {
+			t.Errorf("%s: %+v, %v", line, l, err)
+		}
+	}
+}
+
+func TestWarmup(t *testing.T) {
+	d := &controltest.Daemon{Steps: []control.Progress{
+		{Scanning: true, FilesTotal: 3},
+		{FilesTotal: 1500, FilesDone: 1490, FilesSkipped: 10, BytesTotal: 3 << 20, BytesDone: 2 << 20, BytesSkipped: 1 << 20},
+	}}
+	point := served(t, d)
+	out, _, err := runMilkweed(t, "warmup", filepath.Join(point, "train"), point)
+	wantCode(t, err, exit.OK)
+	if want := "1,490 of 1,500 files (2.0 MiB of 3.0 MiB) in the tiers after "; !strings.HasPrefix(out, want) {
+		t.Errorf("got %q, want %q…", out, want)
+	}
+	if want := "; 10 files (1.0 MiB) skipped, for want of room\n"; !strings.HasSuffix(out, want) {
+		t.Errorf("got %q, want …%q", out, want)
+	}
+	if got, want := *d.Warmed.Load(), []string{"train", "."}; !reflect.DeepEqual(got, want) {
+		t.Errorf("the daemon was asked for %q, want %q", got, want)
+	}
+}
+
+func TestWarmupWithFailures(t *testing.T) {
+	last := control.Progress{FilesTotal: 2, FilesDone: 1, FilesFailed: 1, Errors: []control.FileError{{Path: "train/x", Error: "input/output error"}}}
+	point := served(t, &controltest.Daemon{Steps: []control.Progress{last}})
+	out, stderr, err := runMilkweed(t, "warmup", "--json", point)
+	wantCode(t, err, exit.Incomplete)
+	if want := "train/x: input/output error\n"; stderr != want {
+		t.Errorf("stderr %q, want %q", stderr, want)
+	}
+	var got control.Progress
+	if err := json.Unmarshal([]byte(out), &got); err != nil || !reflect.DeepEqual(got, last) {
+		t.Errorf("got %+v, %v; want %+v", got, err, last)
+	}
+}
+
+func TestWarmupInterrupted(t *testing.T) {
+	point := served(t, &controltest.Daemon{Steps: []control.Progress{{FilesTotal: 5}}, StepEvery: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(500*time.Millisecond, cancel)
+	var out, stderr bytes.Buffer
+	err := run(ctx, []string{"milkweed", "warmup", point}, &out, &stderr)
+	wantCode(t, err, exit.Incomplete)
+	if !strings.HasPrefix(out.String(), "0 of 5 files") {
+		t.Errorf("printed %q", &out)
+	}
+}
+
+// Umount clears up after a daemon that was killed.
+func TestUmountStale(t *testing.T) {
+	point := deadMount(t)
+	controltest.Folder(t)
+	if _, err := os.ReadDir(point); !errors.Is(err, unix.ENOTCONN) {
+		t.Fatalf("reading the mount point: %v, want %v", err, unix.ENOTCONN)
+	}
+	_, _, err := runMilkweed(t, "umount", point)
+	wantCode(t, err, exit.OK)
+	if _, err := os.ReadDir(point); err != nil {
+		t.Errorf("the mount point afterwards: %v", err)
+	}
+	_, _, err = runMilkweed(t, "umount", point)
+	wantCode(t, err, exit.NotMounted)
+}
+
+// Umount says who uses the mount, and with --lazy does not mind.
+func TestUmountBusy(t *testing.T) {
+	point := deadMount(t)
+	controltest.Folder(t)
+	fd, err := unix.Open(point, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	_, _, err = runMilkweed(t, "umount", point)
+	wantCode(t, err, exit.MountPoint)
+	if want := fmt.Sprintf("(%d)", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v: want it to name %s", err, want)
+	}
+	_, _, err = runMilkweed(t, "umount", "--lazy", point)
+	wantCode(t, err, exit.OK)
+}
+
+// Umount returns after the daemon has ended.
+func TestUmountWaits(t *testing.T) {
+	process := exec.Command("sleep", "0.5")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer process.Wait()
+	point := served(t, &controltest.Daemon{PID: process.Process.Pid})
+	start := time.Now()
+	_, _, err := runMilkweed(t, "umount", point)
+	wantCode(t, err, exit.OK)
+	if took := time.Since(start); took < 300*time.Millisecond {
+		t.Errorf("it took %v, and the daemon 500ms", took)
+	}
+}
+
+// A daemon whose mount somebody else took away is told to end.
+func TestUmountLeftOver(t *testing.T) {
+	process := exec.Command("true")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer process.Wait()
+	point, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &controltest.Daemon{MountPoint: point, PID: process.Process.Pid}
+	controltest.Folder(t)
+	controltest.Serve(t, d)
+	_, _, err = runMilkweed(t, "umount", point)
+	wantCode(t, err, exit.OK)
+	if got := d.Shutdowns.Load(); got != 1 {
+		t.Errorf("Shutdown was called %d times, want 1", got)
+	}
+}
+
+func TestUmountWithin(t *testing.T) {
+	point := deadMount(t)
+	controltest.Folder(t)
+	_, _, err := runMilkweed(t, "umount", filepath.Join(point, "train"))
+	wantCode(t, err, exit.Usage)
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/metrics"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A daemon is one mount and all that stands behind it. serve builds it from
+// the bottom up and takes it down from the top.
+type daemon struct {
+	cfg   *config.Config
+	log   *slog.Logger
+	since time.Time
+
+	source   *posix.Dir
+	stores   []*posix.Store
+	levels   *tiers.Hierarchy
+	names    *metadata.Container
+	handler  *placement.Handler
+	mount    *fs.Mount
+	shutdown context.CancelFunc // begins the end
+}
+
+var _ control.Daemon = (*daemon)(nil)
+
+// countingTime is how long a mount waits for its tiers to know what they hold,
+// so that a job that starts at once finds them ready. Large ones are counted
+// while the mount is in use.
+const countingTime = 300 * time.Millisecond
+
+// serve mounts what cfg describes, calls ready, and serves until the file
+// system is unmounted or ctx is done, in which case it unmounts it.
+func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, ready func()) (err error) {
+	ctx, shutdown := context.WithCancel(ctx)
+	defer shutdown()
+	d := &daemon{cfg: cfg, log: log, since: time.Now(), shutdown: shutdown}
+	defer func() { err = errors.Join(err, d.close()) }()
+	listener, err := control.Listen(ctx, cfg.Mount.Point)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() { d.levels.Run(background) })
+	running.Go(func() { d.handler.Run(background) })
+	for _, s := range d.stores {
+		running.Go(func() { d.sync(background, s) })
+	}
+	d.awaitCounting(ctx)
+
+	d.mount, err = fs.New(d.names, d.handler, fs.Config{
+		Point:      cfg.Mount.Point,
+		Source:     cfg.Source.Path,
+		AllowOther: cfg.Mount.AllowOther,
+		Timeout:    cfg.Mount.AttrTimeout,
+		NoExec:     noExec,
+	}, log)
+	if err != nil {
+		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "Run `milkweed check` to see what this machine lacks."}
+	}
+	log.Info("mounted", "source", cfg.Source.Path, "point", cfg.Mount.Point)
+	running.Go(func() { d.answer(background, listener) })
+	if err := d.serveMetrics(background, &running); err != nil {
+		d.unmount()
+		return err
+	}
+	ready()
+
+	gone := make(chan struct{})
+	go func() {
+		d.mount.Wait()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		d.unmount()
+		<-gone
+	}
+	log.Info("unmounted", "point", cfg.Mount.Point)
+	return nil
+}
+
+// open opens the source and the tiers, and builds what stands on them.
+func (d *daemon) open(ctx context.Context) error {
+	var err error
+	if d.source, err = posix.OpenDir(d.cfg.Source.Path); err != nil {
+		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
+	}
+	var configs []tiers.Config
+	for _, t := range d.cfg.Tiers {
+		store, err := posix.OpenStore(posix.StoreConfig{
+			Tier:       t.Path,
+			Dataset:    config.DatasetID(d.cfg.Source.Path),
+			Source:     d.cfg.Source.Path,
+			Mountpoint: d.cfg.Mount.Point,
+			Log:        d.log.With("tier", t.Name),
+		})
+		if err != nil {
+			return &exit.Error{Code: exit.Tier, Err: fmt.Errorf("tier %s: %w", t.Name, err), Remedy: tierRemedy(err)}
+		}
+		d.stores = append(d.stores, store)
+		configs = append(configs, tiers.Config{
+			Name: t.Name, Path: t.Path, Store: store,
+			Quota: tiers.Quota{Bytes: t.Quota.Bytes, Percent: t.Quota.Percent},
+		})
+	}
+	if d.levels, err = tiers.New(d.source, configs, tiers.Options{}, d.log); err != nil {
+		return err
+	}
+	if d.names, err = metadata.New(ctx, d.levels, d.cfg.Mount.AttrTimeout, d.log); err != nil {
+		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
+	}
+	d.handler = placement.New(d.levels, d.names, d.cfg.Placement.Workers, d.log)
+	return nil
+}
+
+// tierRemedy says what to do about a tier that cannot be opened.
+func tierRemedy(err error) string {
+	var (
+		locked  *posix.LockedError
+		foreign *posix.ForeignError
+		notOurs *posix.NotOursError
+	)
+	switch {
+	case errors.As(err, &locked):
+		return "One mount at a time uses a dataset's folder: unmount the other, or give this one tiers of its own."
+	case errors.As(err, &foreign):
+		return "Choose a tier path of your own, such as one with your user name in it."
+	case errors.As(err, &notOurs):
+		return "Milkweed leaves it alone. Choose another tier path, or move that folder away."
+	}
+	return "Choose a tier path that this user may write to."
+}
+
+// awaitCounting gives the tiers a moment to find out what they hold.
+func (d *daemon) awaitCounting(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, countingTime)
+	defer cancel()
+	d.levels.Counted(ctx)
+}
+
+// syncInterval is how much copying a power failure may undo.
+const syncInterval = 30 * time.Second
+
+// sync brings a store to its disk now and then.
+func (d *daemon) sync(ctx context.Context, s *posix.Store) {
+	tick := time.NewTicker(syncInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if err := s.Sync(); err != nil {
+				d.log.Warn("sync", "path", s.Path(), "err", err)
+			}
+		}
+	}
+}
+
+// serveMetrics answers Prometheus where the configuration says.
+func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) error {
+	address := d.cfg.Metrics.Listen
+	if address == "" {
+		return nil
+	}
+	l, err := metrics.Listen(ctx, address)
+	if err != nil {
+		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("metrics.listen: %w", err), Remedy: "Choose another port, or leave metrics.listen out."}
+	}
+	running.Go(func() {
+		if err := metrics.Serve(ctx, l, metrics.Handler(d.Status), d.log); err != nil {
+			d.log.Error("metrics", "err", err)
+		}
+	})
+	return nil
+}
+
+// answer serves the control socket.
+func (d *daemon) answer(ctx context.Context, l net.Listener) {
+	server := &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
+	if err := server.Serve(ctx, l); err != nil {
+		d.log.Error("control socket", "err", err)
+	}
+}
+
+// unmount takes the mount away. Where files are open on it, it only goes out
+// of sight, and the daemon goes on until they are closed.
+func (d *daemon) unmount() {
+	err := d.mount.Unmount()
+	if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
+		d.log.Warn("files are still open on the mount; serving them until they are closed", "point", d.cfg.Mount.Point)
+		err = d.mount.Detach()
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not mounted any more
+		d.log.Error("unmount", "point", d.cfg.Mount.Point, "err", err)
+	}
+}
+
+// close lets go of the tiers and the source.
+func (d *daemon) close() error {
+	var errs []error
+	for _, s := range d.stores {
+		errs = append(errs, s.Close())
+	}
+	if d.source != nil {
+		errs = append(errs, d.source.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Shutdown begins the end.
+func (d *daemon) Shutdown() { d.shutdown() }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// roleEnv has the test binary play what its value names: a command that starts
+// a daemon, and that daemon.
+const roleEnv = "MILKWEED_TEST_ROLE"
+
+// play is the command, which reports as main does, and the daemon, which then
+// lives, fails or dies as role says.
+func play(role string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	d, err := asDaemon()
+	switch {
+	case err != nil:
+	case d == nil:
+		err = startDaemon(ctx)
+	default:
+		err = playDaemon(ctx, role, d)
+	}
+	report(os.Stderr, err)
+	return int(exit.Of(err))
+}
+
+func playDaemon(ctx context.Context, role string, d *starter) error {
+	fmt.Fprintln(os.Stderr, "a warning")
+	switch role {
+	case "ready":
+		d.ready(nil)
+		fmt.Fprintln(os.Stderr, "nobody sees this")
+		time.Sleep(2 * time.Second) // longer than the command may take
+	case "fail":
+		return d.end(&exit.Error{Code: exit.Tier, Err: errors.New("tier ssd: gone"), Remedy: "Mount it."})
+	case "die":
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	case "hang":
+		fmt.Fprintln(os.Stderr, "pid", os.Getpid())
+		<-ctx.Done()
+		fmt.Fprintln(os.Stderr, "asked to end")
+		return d.end(ctx.Err())
+	}
+	return d.end(nil)
+}
+
+func command(role string) (*exec.Cmd, *bytes.Buffer) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	return cmd, &stderr
+}
+
+// The command returns when the daemon is ready, or cannot be, with its code and
+// its words; and the daemon holds on to nothing of the command's.
+func TestStartDaemon(t *testing.T) {
+	for _, c := range []struct {
+		role string
+		code exit.Code
+		says string
+	}{
+		{"ready", exit.OK, "a warning\n"},
+		{"fail", exit.Tier, "a warning\nmilkweed: tier ssd: gone\n  Mount it.\n"},
+		{"die", exit.Failure, "a warning\nmilkweed: the daemon died before the mount was ready: signal: killed\n"},
+		{"end", exit.Failure, "a warning\nmilkweed: the mount ended before it was ready\n"},
+	} {
+		t.Run(c.role, func(t *testing.T) {
+			start := time.Now()
+			cmd, stderr := command(c.role)
+			cmd.Run() // which reads stderr to its end
+			if took := time.Since(start); took > 1500*time.Millisecond {
+				t.Errorf("it took %v", took)
+			}
+			if got := cmd.ProcessState.ExitCode(); got != int(c.code) {
+				t.Errorf("exit code %d, want %d", got, c.code)
+			}
+			if got := stderr.String(); !strings.HasPrefix(got, c.says) || strings.Contains(got, "nobody") {
+				t.Errorf("stderr %q, want %q", got, c.says)
+			}
+		})
+	}
+}
+
+// A command that is interrupted takes the daemon with it.
+func TestStartDaemonInterrupted(t *testing.T) {
+	cmd, stderr := command("hang")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // for the daemon to have started
+	cmd.Process.Signal(syscall.SIGTERM)
+	cmd.Wait() // also for the daemon, which has stderr
+	var pid int
+	if _, err := fmt.Sscanf(stderr.String(), "a warning\npid %d\n", &pid); err != nil {
+		t.Fatalf("stderr %q: %v", stderr, err)
+	}
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the daemon lives: %v", err)
+	}
+	if got := stderr.String(); !strings.HasSuffix(got, "asked to end\nmilkweed: interrupted\n") {
+		t.Errorf("stderr %q", got)
+	}
+	if got := cmd.ProcessState.ExitCode(); got != int(exit.Failure) {
+		t.Errorf("exit code %d, want %d", got, exit.Failure)
+	}
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
+	os.Exit(m.Run())
+}
+
+// runMilkweed runs a command line in this process.
+func runMilkweed(t *testing.T, words ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	err = run(t.Context(), append([]string{"milkweed"}, words...), &out, &errs)
+	return out.String(), errs.String(), err
+}
+
+// wantCode fails the test if err does not make the command exit with code.
+func wantCode(t *testing.T, err error, code exit.Code) {
+	t.Helper()
+	if got := exit.Of(err); got != code {
+		t.Errorf("exit code %d, want %d: %v", got, code, err)
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	for _, c := range []struct {
+		line, says string
+	}{
+		{"stauts", "Did you mean `milkweed status`?"},
+		{"frobnicate", "`milkweed --help` lists the commands."},
+		{"status --jsno", "`milkweed status --help` explains the command."},
+		{"status a b", "accepts at most 1 arg"},
+		{"umount", "accepts 1 arg"},
+		{"where", "requires at least 1 arg"},
+		{"mount a b c", "accepts at most 2 arg"},
+	} {
+		_, _, err := runMilkweed(t, strings.Fields(c.line)...)
+		wantCode(t, err, exit.Usage)
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("milkweed %s: %v; want it to say %q", c.line, err, c.says)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	named := &exit.Error{Code: exit.Tier, Err: errors.New("tier ssd: gone"), Remedy: "Mount it."}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{nil, ""},
+		{named, "milkweed: tier ssd: gone\n  Mount it.\n"},
+		{errors.Join(errors.New("a"), nil, errors.New("b")), "milkweed: a\nmilkweed: b\n"},
+		{&reported{named}, ""},
+	} {
+		var b bytes.Buffer
+		report(&b, c.err)
+		if got := b.String(); got != c.want {
+			t.Errorf("%v: got %q, want %q", c.err, got, c.want)
+		}
+	}
+	wantCode(t, &reported{named}, exit.Tier)
+}
+
+// The help of the program lists every exit code.
+func TestExitCodesAreDocumented(t *testing.T) {
+	for code := exit.OK; code <= exit.Incomplete; code++ {
+		if !strings.Contains(rootLong, fmt.Sprintf("\n  %d  ", code)) {
+			t.Errorf("%d is missing", code)
+		}
+	}
+}
+
+// Every command explains itself, in lines that fit a terminal, and has an
+// example.
+func TestHelp(t *testing.T) {
+	var each func(*cobra.Command)
+	each = func(c *cobra.Command) {
+		if c.Short == "" || c.Long == "" || c.Example == "" {
+			t.Errorf("%s: Short, Long or Example is missing", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Long) {
+			if n := len([]rune(line)); n > 81 {
+				t.Errorf("%s: a line of %d columns: %s", c.CommandPath(), n, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			if c.Name() != "completion" { // whose commands are cobra's
+				each(sub)
+			}
+		}
+	}
+	each(newRoot(io.Discard, io.Discard))
+}
+
+func TestVersion(t *testing.T) {
+	out, _, err := runMilkweed(t, "version", "--json")
+	wantCode(t, err, exit.OK)
+	if !strings.Contains(out, `"version":"`) {
+		t.Errorf("printed %q", out)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	out, _, err := runMilkweed(t, "completion", "bash")
+	wantCode(t, err, exit.OK)
+	if !strings.Contains(out, "milkweed") {
+		t.Errorf("printed %q", out)
+	}
+}
+
+func TestMan(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "man1")
+	_, _, err := runMilkweed(t, "man", dir)
+	wantCode(t, err, exit.OK)
+	for _, page := range []string{"milkweed.1", "milkweed-mount.1", "milkweed-umount.1", "milkweed-warmup.1"} {
+		if _, err := os.Stat(filepath.Join(dir, page)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestText(t *testing.T) {
+	for path, want := range map[string]string{
+		"/mnt/ä b":      "/mnt/ä b",
+		"/mnt/\xff":     `"/mnt/\xff"`,
+		"/mnt/\x1b[31m": `"/mnt/\x1b[31m"`,
+		"a\nb":          `"a\nb"`,
+	} {
+		if got := text(path); got != want {
+			t.Errorf("%q: got %s, want %s", path, got, want)
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+func TestFromHelper(t *testing.T) {
+	for _, c := range []struct {
+		words, want string // "" for an error
+	}{
+		// What mount(8) of util-linux 2.38 gives.
+		{"src /mnt -o rw", "mount -o  -- src /mnt"},
+		{"src /mnt -o rw,noatime,noexec,nosuid,nodev,workers=3,_netdev,nofail,user", "mount -o noatime,noexec,nosuid,nodev,workers=3,_netdev,nofail,user -- src /mnt"},
+		{"src /mnt -f -n -v -o ro", "mount -o ro --fake -- src /mnt"},
+
+		{"none /mnt -o config=/etc/m.toml", "mount -o config=/etc/m.toml -- /mnt"},
+		{"-o a=1 src -o workers=2 /mnt", "mount -o a=1,workers=2 -- src /mnt"},
+		{"-s -o frobnicate=1,workers=2 src /mnt", "mount -o workers=2 -- src /mnt"},
+		{"src /mnt -sfnv -t milkweed -N /proc/1/ns/mnt", "mount -o  --fake -- src /mnt"},
+		{"src", ""},
+		{"src /mnt -Z", ""},
+	} {
+		got, err := fromHelper(strings.Fields(c.words))
+		if c.want == "" {
+			wantCode(t, err, exit.Usage)
+			continue
+		}
+		if err != nil || strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %q, %v; want %s", c.words, got, err, c.want)
+		}
+	}
+}
+
+func TestParseOptions(t *testing.T) {
+	got, err := parseOptions("config=/etc/m.toml,defaults,noauto,x-systemd.automount,comment=a,noexec,,allow_other,workers=3,metrics=:9877")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := options{
+		config: "/etc/m.toml",
+		values: [][2]string{{"allow_other", "true"}, {"workers", "3"}, {"metrics", ":9877"}},
+		noExec: true,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestParseOptionsRefuses(t *testing.T) {
+	for words, says := range map[string]string{
+		"rw":          "read-only",
+		"wokers=3":    `did you mean "workers"?`,
+		"alow_other":  `did you mean "allow_other"?`,
+		"zzzzzzzz=1":  `unknown option "zzzzzzzz"`,
+		"workers":     "has no value",
+		"config=":     "has no value",
+		"ro,noauto=1": `unknown option "noauto"`,
+	} {
+		_, err := parseOptions(words)
+		wantCode(t, err, exit.Usage)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v; want it to say %q", words, err, says)
+		}
+	}
+}
+
+// load parses a command line of mount and puts its configuration together.
+func load(t *testing.T, words ...string) (*config.Config, string, error) {
+	t.Helper()
+	var f mountFlags
+	var stderr bytes.Buffer
+	c := newMount()
+	c.ResetFlags()
+	f.add(c.Flags())
+	if err := c.ParseFlags(words); err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := f.load(c.Flags(), c.Flags().Args(), &stderr)
+	return cfg, stderr.String(), err
+}
+
+// places makes a source and a mount point.
+func places(t *testing.T) (source, point string) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, point = filepath.Join(dir, "source"), filepath.Join(dir, "point")
+	for _, d := range []string{source, point} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return source, point
+}
+
+// Flags win over -o, and -o over the file; each value tells where it is from.
+func TestLoadPrecedence(t *testing.T) {
+	source, point := places(t)
+	file := filepath.Join(t.TempDir(), "tiering.toml")
+	toml := `
+[source]
+path = "/elsewhere"
+[[tier]]
+name = "ram"
+path = "/dev/shm/milkweed-test"
+quota = "1GiB"
+[placement]
+workers = 1
+[log]
+level = "error"
+format = "json"
+`
+	if err := os.WriteFile(file, []byte(toml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := load(t, "-o", "config="+file+",workers=2,log_level=warn", "--workers", "3", source, point)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{
+		"placement.workers": "flag --workers",
+		"log.level":         "option log_level",
+		"log.format":        file + ":12",
+		"source.path":       "argument SOURCE",
+		"mount.point":       "argument MOUNTPOINT",
+		"mount.mode":        "default",
+	} {
+		if got := c.Origin(key); got != want {
+			t.Errorf("%s is from %q, want %q", key, got, want)
+		}
+	}
+	if c.Placement.Workers != 3 || c.Source.Path != source {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestLoadTierFlags(t *testing.T) {
+	source, point := places(t)
+	c, said, err := load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", "--tier", "ssd:/var/tmp/a:b:90%", source, point)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []config.Tier{
+		{Name: "ram", Path: "/dev/shm/milkweed-test", Quota: config.Quota{Bytes: 1 << 30}},
+		{Name: "ssd", Path: "/var/tmp/a:b", Quota: config.Quota{Percent: 90}},
+	}
+	if !reflect.DeepEqual(c.Tiers, want) {
+		t.Errorf("got %+v, want %+v", c.Tiers, want)
+	}
+	if said != "" {
+		t.Errorf("said %q", said)
+	}
+	for _, bad := range []string{"ssd", "ssd:1GiB", ":/x:1GiB", "SSD:/x:1GiB", "ssd:/x:much"} {
+		_, _, err := load(t, "--tier", bad, source, point)
+		wantCode(t, err, exit.Usage)
+	}
+}
+
+// Without a configuration the command says where copies go.
+func TestLoadDefaultTiers(t *testing.T) {
+	source, point := places(t)
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	c, said, err := load(t, source, point)
+	if err != nil {
+		t.Skipf("this machine has no room for the default tiers: %v", err)
+	}
+	for _, tier := range c.Tiers {
+		if !strings.Contains(said, tier.Path) {
+			t.Errorf("said %q, without %s", said, tier.Path)
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// release is the version of a release: -ldflags "-X main.release=1.2.3".
+var release string
+
+// build is what this program was made of.
+type build struct {
+	Version  string `json:"version"`            // of the release, or of the commit
+	Revision string `json:"revision,omitempty"` // the commit, where it is known
+	Go       string `json:"go"`                 // the toolchain
+	Platform string `json:"platform"`           // the system and the processor
+}
+
+func thisBuild() build {
+	b := build{
+		Version:  release,
+		Go:       runtime.Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		b.Version = cmp.Or(b.Version, "unknown")
+		return b
+	}
+	b.Version = cmp.Or(b.Version, info.Main.Version, "unknown")
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			b.Revision = s.Value
+		}
+	}
+	return b
+}
+
+// version is the version of this program.
+func version() string { return thisBuild().Version }
+
+func newVersion() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:     "version",
+		Short:   "Tell which Milkweed this is",
+		Long:    "Version tells which Milkweed this is, and what it was built with.",
+		Example: "  milkweed version --json | jq -r .version",
+		Args:    usage(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			b := thisBuild()
+			if asJSON {
+				return printJSON(c.OutOrStdout(), b)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "milkweed %s (%s, %s)\n", b.Version, b.Go, b.Platform)
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}

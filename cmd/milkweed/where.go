@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+func newWhere() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "where PATH…",
+		Short: "Tell which tier holds a file",
+		Long: `Where tells for each PATH, which is a file in a mount, who serves its reads
+and how far the copy of it is:
+
+  placed      a tier holds it; the path of the copy follows
+  filling     it is being copied
+  source      only the source holds it; the first to open it has it copied
+  not placed  only the source holds it; the reason why it stays so follows
+
+Asking does not count as opening. A symbolic link is followed.
+
+With --json it prints an object on one line for each PATH: path, type,
+size_bytes, level, tier_path, state (placed, filling, source or not_placed),
+reason, filled_bytes; and where a path is not UTF-8, path_bytes and
+tier_path_bytes, which are base64.`,
+		Example: `  milkweed where /mnt/imagenet/train/n01440764/*.JPEG
+  milkweed where --json /mnt/imagenet/train.tar | jq -r .state`,
+		Args: usage(cobra.MinimumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			locations, err := where(c.Context(), args)
+			print := printLocations
+			if asJSON {
+				print = printLocationsJSON
+			}
+			return errors.Join(print(c.OutOrStdout(), locations), err)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// where locates the paths. Those that it cannot locate are in the error.
+func where(ctx context.Context, paths []string) ([]control.Location, error) {
+	clients := make(map[string]*control.Client)
+	defer func() {
+		for _, c := range clients {
+			c.Close()
+		}
+	}()
+	var locations []control.Location
+	var errs []error
+	for _, path := range paths {
+		m, name, err := control.Find(path)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		c := clients[m.Point]
+		if c == nil {
+			if c, err = control.Dial(ctx, m.Point); err != nil {
+				return locations, errors.Join(append(errs, err)...)
+			}
+			clients[m.Point] = c
+		}
+		loc, err := c.Where(ctx, name)
+		if err != nil {
+			errs = append(errs, whereError(path, err))
+			continue
+		}
+		loc.Path = path
+		locations = append(locations, loc)
+	}
+	return locations, errors.Join(errs...)
+}
+
+// whereError is a daemon's error for a path as the user wrote it.
+func whereError(path string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return &exit.Error{Code: exit.Of(err), Err: fmt.Errorf("%s: %w", text(path), fs.ErrNotExist)}
+	}
+	return fmt.Errorf("%s: %w", text(path), err)
+}
+
+func printLocations(w io.Writer, locations []control.Location) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, l := range locations {
+		fmt.Fprintf(t, "%s\t%s\n", text(l.Path), describe(l))
+	}
+	return t.Flush()
+}
+
+// describe returns the columns about a file: state, level, size and detail.
+func describe(l control.Location) string {
+	if l.State == "" {
+		return l.Type
+	}
+	row := func(state, detail string) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%s", state, l.Level, size(l.SizeBytes), detail)
+	}
+	switch l.State {
+	case control.Placed:
+		return row("placed", text(l.TierPath))
+	case control.Filling:
+		return row("filling", percent(l.FilledBytes, l.SizeBytes)+" copied")
+	case control.NotPlaced:
+		return row("not placed", l.Reason)
+	default:
+		return row(string(l.State), l.Reason)
+	}
+}
+
+func printLocationsJSON(w io.Writer, locations []control.Location) error {
+	for _, l := range locations {
+		if err := printJSON(w, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
