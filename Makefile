@@ -1,0 +1,73 @@
+# make demo    shows what Milkweed does, on this machine, in under a minute
+# make test    runs every test; on Debian 12 it installs what they need, as root
+#
+# RACE=1 runs the tests under the race detector, as CI does.
+
+GO       ?= go
+FUZZTIME ?= 10s
+BENCH    ?= .
+BIN      := build/milkweed
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOTEST   := $(GO) test -timeout 20m $(if $(RACE),-race) $(TESTFLAGS)
+
+.PHONY: build
+build:
+	$(GO) build -trimpath -ldflags '-X main.release=$(VERSION)' -o $(BIN) ./cmd/milkweed
+
+.PHONY: demo
+demo: build
+	$(BIN) demo
+
+.PHONY: test
+test: deps
+	$(GOTEST) ./...
+	cd examples/tensorflow && /usr/bin/python3 -B -m unittest
+
+.PHONY: race
+race:
+	$(MAKE) test RACE=1
+
+# The tests that need a distributed file system, on a MooseFS of their own.
+.PHONY: test-pfs
+test-pfs: deps
+	.ci/moosefs.sh up build/moosefs
+	MILKWEED_TEST_PFS=$(CURDIR)/build/moosefs/mnt $(GOTEST) -count=1 -run 'TestPFS' -v ./cmd/milkweed; \
+	status=$$?; .ci/moosefs.sh down build/moosefs; exit $$status
+
+.PHONY: deps
+deps:
+	@.ci/deps.sh
+
+.PHONY: lint
+lint:
+	@test -z "$$(gofmt -l .)" || { echo 'not formatted:'; gofmt -l .; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck -checks all,-ST1000,-ST1003 ./...
+	$(GO) mod tidy -diff
+
+# Every fuzz target for FUZZTIME each.
+.PHONY: fuzz
+fuzz:
+	@set -e; for package in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package; \
+		done; \
+	done
+
+# docs/performance.md says what is measured, and keeps the results.
+.PHONY: bench
+bench:
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime 5x -timeout 30m ./fs ./placement ./metadata ./drivers/posix
+
+.PHONY: man
+man: build
+	$(BIN) man build/man
+
+.PHONY: fmt
+fmt:
+	gofmt -w .
+
+.PHONY: clean
+clean:
+	rm -rf build
+	$(GO) clean -testcache -fuzzcache

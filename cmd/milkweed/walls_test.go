@@ -1,0 +1,81 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/milkweedfs/milkweed/"
+
+// walls say which packages of the module and which libraries each package may
+// depend on, directly or not. Imports are a line: drivers, tiers, metadata, and
+// then placement and fs, which do not know each other; only cmd knows all.
+var walls = []struct {
+	pattern   string
+	packages  []string // of this module
+	libraries []string // import path prefixes, besides the standard library
+}{
+	{"drivers", nil, nil},
+	{"drivers/posix", []string{"drivers"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
+	{"drivers/limit", []string{"drivers"}, nil},
+	{"tiers", []string{"drivers"}, nil},
+	{"metadata", []string{"drivers", "tiers"}, nil},
+	{"placement", []string{"drivers", "tiers", "metadata"}, nil},
+	{"fs", []string{"drivers", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"cmd/internal/config", []string{"cmd/internal/exit"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
+}
+
+func TestWalls(t *testing.T) {
+	for _, w := range walls {
+		out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+w.pattern).Output()
+		if err != nil {
+			t.Fatalf("go list %s: %v", w.pattern, err)
+		}
+		for _, dep := range strings.Fields(string(out)) {
+			if dep != module+w.pattern && !allowed(dep, w.packages, w.libraries) {
+				t.Errorf("%s depends on %s", w.pattern, dep)
+			}
+		}
+	}
+}
+
+func allowed(dep string, packages, libraries []string) bool {
+	for _, p := range packages {
+		if dep == module+p {
+			return true
+		}
+	}
+	for _, l := range libraries {
+		if strings.HasPrefix(dep, l) {
+			return true
+		}
+	}
+	return false
+}
+
+// The same walls from the other side: a library that one place alone may import.
+func TestLibrariesHaveOneHome(t *testing.T) {
+	homes := map[string]string{
+		"github.com/hanwen/go-fuse/":     "fs",
+		"github.com/BurntSushi/toml":     "cmd/",
+		"github.com/spf13/cobra":         "cmd/",
+		"github.com/prometheus/":         "cmd/",
+		"github.com/schollz/progressbar": "cmd/",
+	}
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module+"...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		pkg := strings.TrimPrefix(words[0], module)
+		for _, imported := range words[1:] {
+			for library, home := range homes {
+				if strings.HasPrefix(imported, library) && !strings.HasPrefix(pkg+"/", home) && pkg != home {
+					t.Errorf("%s imports %s, which only %s may", pkg, imported, home)
+				}
+			}
+		}
+	}
+}
