@@ -1,8 +1,6 @@
 package control
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
@@ -160,24 +160,15 @@ func mountTable() ([]mountEntry, error) {
 
 // parseMounts reads the format of proc_pid_mountinfo(5).
 func parseMounts(r io.Reader) ([]mountEntry, error) {
-	var all []mountEntry
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		// 36 35 98:0 /root /point rw,noatime shared:1 … - type source user_id=0,…
-		before, after, ok := strings.Cut(lines.Text(), " - ")
-		left, right := strings.Fields(before), strings.Fields(after)
-		if !ok || len(left) < 6 || len(right) < 2 {
-			return nil, errors.New("/proc/self/mountinfo: a line is not understood: " + lines.Text())
-		}
-		e := mountEntry{fsType: right[0]}
-		e.Point, e.Source = unescape(left[4]), unescape(right[1])
-		if len(right) > 2 {
-			e.UID = userID(right[2])
-		}
-		all = append(all, e)
+	infos, err := mountinfo.GetMountsFromReader(r, nil)
+	if err != nil {
+		return nil, err
 	}
-	return all, lines.Err()
+	all := make([]mountEntry, len(infos))
+	for i, m := range infos {
+		all[i] = mountEntry{Mount{m.Mountpoint, m.Source, userID(m.VFSOptions)}, m.FSType}
+	}
+	return all, nil
 }
 
 // userID returns the user_id of the options of a FUSE mount.
@@ -189,23 +180,4 @@ func userID(options string) int {
 		}
 	}
 	return 0
-}
-
-// unescape undoes the kernel's \ooo for space, tab, newline and backslash.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
