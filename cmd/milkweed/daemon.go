@@ -80,6 +80,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		AllowOther: cfg.Mount.AllowOther,
 		Timeout:    cfg.Mount.AttrTimeout,
 		NoExec:     noExec,
+		ReadAhead:  fs.MaxRequest,
 	}, log)
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "Run `milkweed check` to see what this machine lacks."}

@@ -10,6 +10,7 @@
 //	milkweed warmup [--json] [PATH…]
 //	milkweed umount [--lazy] MOUNTPOINT
 //	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]
+//	milkweed demo [--json]
 //	milkweed version [--json]
 //	milkweed completion SHELL
 //

@@ -53,11 +53,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func report(stderr io.Writer, err error) {
 	joined, several := err.(interface{ Unwrap() []error })
 	switch {
-	case err == nil, errors.Is(err, errReported):
 	case several:
 		for _, err := range joined.Unwrap() {
 			report(stderr, err)
 		}
+	case err == nil, errors.Is(err, errReported):
 	case errors.Is(err, context.Canceled):
 		fmt.Fprintln(stderr, "milkweed: interrupted")
 	default:
@@ -108,6 +108,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWhere(),
 		newWarmup(),
 		newCheck(),
+		newDemo(),
 		newVersion(),
 		newMan(),
 	)

@@ -19,7 +19,9 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(play(role))
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	os.RemoveAll(programFolder) // "" if no test needed the program
+	os.Exit(code)
 }
 
 // runMilkweed runs a command line in this process.

@@ -177,7 +177,7 @@ func unknown(origin, what, name, suggestion, remedy string) error {
 // nearest returns the candidate that name was probably meant to be, "" if none
 // is near.
 func nearest(name string, candidates []string) string {
-	best, suggestion := 0.6, ""
+	best, suggestion := 0.59, "" // two letters of five that changed places are 0.6
 	for _, c := range candidates {
 		likeness := levenshtein.Match(strings.ToLower(name), c, nil)
 		if c[strings.IndexByte(c, '.')+1:] == name {

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A foreground is a daemon that the test has started itself.
+type foreground struct {
+	*site
+	cmd     *exec.Cmd
+	stderr  bytes.Buffer
+	metrics string // the address of its metrics
+	ended   chan error
+}
+
+// serveInForeground mounts in the foreground, and returns when the mount is
+// ready.
+func serveInForeground(s *site, quotas ...string) *foreground {
+	s.t.Helper()
+	d := &foreground{site: s, metrics: freeAddress(s.t), ended: make(chan error, 1)}
+	words := append(s.mountWords(quotas...), "--foreground", "--metrics-listen", d.metrics)
+	d.cmd = s.command(append([]string{s.program}, words...)...)
+	d.cmd.Stderr = &d.stderr
+	s.check(d.cmd.Start())
+	go func() { d.ended <- d.cmd.Wait() }()
+	s.eventually("the mount is ready", func() bool { return s.try("status", s.point).code == 0 })
+	return d
+}
+
+// wait waits for the daemon to end, which it has to do well.
+func (d *foreground) wait() {
+	d.t.Helper()
+	select {
+	case err := <-d.ended:
+		if err != nil {
+			d.t.Errorf("the daemon ended with %v\n%s", err, &d.stderr)
+		}
+	case <-time.After(30 * time.Second):
+		d.t.Fatal("the daemon has not ended after 30 s")
+	}
+}
+
+// freeAddress is an address that nobody listens on at the moment.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// scrape returns the metrics by their names with labels, as Prometheus reads
+// them.
+func (d *foreground) scrape() map[string]float64 {
+	d.t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := client.Get("http://" + d.metrics + "/metrics")
+	d.check(err)
+	defer resp.Body.Close()
+	values := make(map[string]float64)
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		line := lines.Text()
+		i := strings.LastIndexByte(line, ' ')
+		if strings.HasPrefix(line, "#") || i < 0 {
+			continue
+		}
+		if values[line[:i]], err = strconv.ParseFloat(line[i+1:], 64); err != nil {
+			d.t.Errorf("metric %q: %v", line, err)
+		}
+	}
+	return values
+}
+
+// descriptors counts what the daemon has open.
+func (d *foreground) descriptors() int {
+	d.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
+	d.check(err)
+	return len(entries)
+}
+
+// unlocked reports whether nobody holds the lock of a dataset's folder.
+func (s *site) unlocked(tier int) bool {
+	s.t.Helper()
+	f, err := os.Open(filepath.Join(s.dataset(tier), "lock"))
+	s.check(err)
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+}
+
+// fuseReaders is by how many goroutines go-fuse goes up and down by itself: it
+// has more that read requests when there are more requests.
+var fuseReaders = float64(min(max(2, runtime.GOMAXPROCS(0)), 16))
+
+// When all files are closed the daemon has as many goroutines and descriptors
+// as before. However it is ended, it exits with 0, and all that it leaves is
+// copies.
+func TestNothingLeft(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(d *foreground)
+	}{
+		{"SIGTERM", func(d *foreground) { d.cmd.Process.Signal(unix.SIGTERM) }},
+		{"SIGINT", func(d *foreground) { d.cmd.Process.Signal(unix.SIGINT) }},
+		{"umount", func(d *foreground) { d.umount() }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSite(t)
+			varied(s)
+			d := serveInForeground(s, "2MiB", "64MiB")
+			s.must("cat", s.point+"/class0/000.jpg") // so that what is made once is made
+			s.settled()
+			goroutines, descriptors := d.scrape()["go_goroutines"]+fuseReaders, d.descriptors()
+
+			s.epoch(1)
+			s.epoch(2)
+			s.eventually("files are closed", func() bool { return s.settled().OpenHandles == 0 })
+			s.eventually(fmt.Sprintf("at most %d descriptors", descriptors), func() bool { return d.descriptors() <= descriptors })
+			s.eventually(fmt.Sprintf("at most %v goroutines", goroutines), func() bool { return d.scrape()["go_goroutines"] <= goroutines })
+
+			c.end(d)
+			d.wait()
+			s.wantNothing()
+			if !s.unlocked(1) || !s.unlocked(2) {
+				t.Error("a dataset's folder is still locked")
+			}
+		})
+	}
+}
+
+// A daemon that is told to end while it copies ends, and leaves no part.
+func TestEndWhileCopying(t *testing.T) {
+	s := newSite(t)
+	s.write("large.tfrecord", 1)
+	s.check(os.Truncate(s.source+"/large.tfrecord", 3<<30)) // takes seconds to copy
+	d := serveInForeground(s, "4GiB")
+	s.must("head", "-c", "1", s.point+"/large.tfrecord")
+	if got := s.status().Fills.InFlight; got != 1 {
+		t.Errorf("copies in flight: got %d, want 1", got)
+	}
+	d.cmd.Process.Signal(unix.SIGTERM)
+	d.wait()
+	s.wantNothing()
+	if copies := s.files(s.dataset(1) + "/files"); len(copies) > 0 {
+		t.Errorf("there is a copy: %v", copies)
+	}
+}
+
+// A file that is open when the daemon is told to end stays readable until it
+// is closed, and the daemon lives as long.
+func TestEndWhileOpen(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 3<<20)
+	d := serveInForeground(s, "1GiB")
+	f, err := os.Open(s.point + "/f")
+	s.check(err)
+	defer f.Close()
+	d.cmd.Process.Signal(unix.SIGTERM)
+	s.eventually("the mount is out of sight", func() bool { return len(s.mounts()) == 0 })
+	got := make([]byte, len(data))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("reading a file that was open: %v", err)
+	}
+	s.check(f.Close())
+	d.wait()
+	s.wantNothing()
+}
+
+// The numbers for Prometheus are those of the status.
+func TestMetrics(t *testing.T) {
+	s := newSite(t)
+	varied(s)
+	d := serveInForeground(s, "1MiB", "2MiB")
+	s.epoch(1)
+	s.epoch(2)
+	status := s.settled()
+	got := d.scrape()
+	want := map[string]float64{
+		"milkweed_ready":                                                  1,
+		"milkweed_open_handles":                                           0,
+		"milkweed_source_read_bytes_total":                                float64(status.Source.BytesRead),
+		`milkweed_source_operations_total{operation="open"}`:              float64(status.Source.Operations.Open),
+		`milkweed_source_operations_total{operation="read"}`:              float64(status.Source.Operations.Read),
+		`milkweed_placements_total{result="placed"}`:                      float64(status.Placement.Placed),
+		`milkweed_placements_total{result="skipped"}`:                     float64(status.Placement.Skipped),
+		"milkweed_placed_bytes_total":                                     float64(status.Placement.PlacedBytes),
+		"milkweed_fills_in_flight":                                        0,
+		`milkweed_opens_total{level="source",mode="` + status.Mode + `"}`: float64(status.Opens["source"][status.Mode]),
+	}
+	for _, tier := range status.Tiers {
+		label := fmt.Sprintf("{tier=%q}", tier.Name)
+		want["milkweed_tier_used_bytes"+label] = float64(tier.UsedBytes)
+		want["milkweed_tier_quota_bytes"+label] = float64(tier.QuotaBytes)
+		want["milkweed_tier_files"+label] = float64(tier.Files)
+		want["milkweed_tier_reads_total"+label] = float64(tier.Reads)
+		want["milkweed_tier_read_bytes_total"+label] = float64(tier.BytesRead)
+		want[fmt.Sprintf("milkweed_read_duration_seconds_count{level=%q}", tier.Name)] = float64(status.ReadLatency[tier.Name].Count)
+		if tier.BytesRead == 0 {
+			t.Errorf("nothing was read from %s", tier.Name)
+		}
+	}
+	for name, value := range want {
+		if g, ok := got[name]; !ok || g != value {
+			t.Errorf("%s: got %v, want %v", name, g, value)
+		}
+	}
+	d.cmd.Process.Signal(unix.SIGTERM)
+	d.wait()
+	s.wantNothing()
+}

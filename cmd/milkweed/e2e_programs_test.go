@@ -1,0 +1,166 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const readers = "testdata/readers.py"
+
+// needReaders asks for the libraries that readers.py reads with.
+func needReaders(t *testing.T) {
+	t.Helper()
+	need(t, "root", "/dev/fuse", python, "python3-numpy", "python3-h5py", "python3-torch")
+}
+
+// methods are what readers.py can do.
+func (s *site) methods() []string {
+	s.t.Helper()
+	var names []string
+	for line := range strings.Lines(s.script(readers, "list")) {
+		names = append(names, strings.Fields(line)[0])
+	}
+	return names
+}
+
+// readAtOnce runs readers.py with methods twice at the same time, in different
+// orders.
+func (s *site) readAtOnce(methods string) {
+	s.t.Helper()
+	var jobs sync.WaitGroup
+	for seed := range 2 {
+		jobs.Go(func() {
+			out, err := s.command(python, "-B", readers, methods, s.source, s.point, "--seed", strconv.Itoa(seed)).CombinedOutput()
+			if err != nil {
+				s.t.Errorf("seed %d: %v\n%s", seed, err, out)
+			}
+		})
+	}
+	jobs.Wait()
+}
+
+// Whatever way a program reads, it gets the bytes of the source while they are
+// being placed: each way finds tiers that are empty, of which the first has
+// room for a part; and then all ways do, one after the other, in two jobs at
+// once.
+func TestReadersWhilePlacing(t *testing.T) {
+	needReaders(t)
+	s := newSite(t)
+	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
+	quotas := []string{"8MiB", "1GiB"}
+	for _, method := range s.methods() {
+		s.mount(quotas...)
+		if out := s.run(python, "-B", readers, method, s.source, s.point); out.code != 0 {
+			t.Errorf("%s%s", out.stdout, out.stderr)
+		}
+		if opens := s.status().Source.Operations.Open; opens == 0 && method != "tree" {
+			t.Errorf("%s: the tiers held everything before", method)
+		}
+		s.umount()
+		s.wantNothing()
+		s.emptyTiers()
+	}
+	s.mount(quotas...)
+	s.readAtOnce("all")
+	s.umount()
+	s.wantNothing()
+}
+
+const trainer = "../../examples/pytorch/train.py"
+
+// train trains on a folder, and returns the loss of each step.
+func (s *site) train(folder string) string {
+	s.t.Helper()
+	file := filepath.Join(s.dir, "losses")
+	s.script(trainer, folder, "--losses", file)
+	losses, err := os.ReadFile(file)
+	s.check(err)
+	if len(losses) == 0 {
+		s.t.Error("no losses")
+	}
+	return string(losses)
+}
+
+// A training script that knows nothing of a mount computes the same losses on
+// it, to the last bit, while the data are placed and when they are.
+func TestPyTorchLosses(t *testing.T) {
+	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
+	s := newSite(t)
+	s.script("../../examples/pytorch/make_digits.py", s.source)
+	direct := s.train(s.source)
+	s.mount("1MiB", "64MiB")
+	if s.train(s.point) != direct {
+		t.Error("the losses differ while the data are placed")
+	}
+	s.settled()
+	// Mounted again, so that the kernel has no page of it.
+	s.umount()
+	s.mount("1MiB", "64MiB")
+	if s.train(s.point) != direct {
+		t.Error("the losses differ when the data are placed")
+	}
+	if got := s.status().Source; got.Operations.Open != 0 || got.BytesRead != 0 {
+		t.Errorf("the source was opened %d times and read %d bytes of, with all in the tiers", got.Operations.Open, got.BytesRead)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// The same on a distributed file system, which MILKWEED_TEST_PFS names a
+// folder of. `make test-pfs` brings one up, a MooseFS, whose modification
+// times have whole seconds.
+func TestPFS(t *testing.T) {
+	pfs := os.Getenv("MILKWEED_TEST_PFS")
+	if pfs == "" {
+		t.Skip("MILKWEED_TEST_PFS names no folder; see `make test-pfs`")
+	}
+	needReaders(t)
+	need(t, "python3-torchvision", "python3-sklearn")
+	folder, err := os.MkdirTemp(pfs, "milkweed-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(folder); err != nil {
+			t.Error(err)
+		}
+	})
+	quotas := []string{"8MiB", "1GiB"}
+
+	t.Run("Readers", func(t *testing.T) {
+		s := newSite(t)
+		s.source = filepath.Join(folder, "readers")
+		s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "20", "--special")
+		s.mount(quotas...)
+		s.readAtOnce("all")
+		first := s.settled()
+		if held, want := first.Source.BytesRead, first.Placement.PlacedBytes; held != want {
+			t.Errorf("source bytes: got %d, want %d: those placed, once", held, want)
+		}
+		// Copies are believed after a restart.
+		s.umount()
+		s.mount(quotas...)
+		s.script(readers, "read,tree", s.source, s.point)
+		if got := s.settled().Source; got.Operations.Open != 0 || got.BytesRead != 0 {
+			t.Errorf("after the restart the source was opened %d times and read %d bytes of", got.Operations.Open, got.BytesRead)
+		}
+		s.umount()
+		s.wantNothing()
+	})
+	t.Run("PyTorch", func(t *testing.T) {
+		s := newSite(t)
+		s.source = filepath.Join(folder, "digits")
+		s.script("../../examples/pytorch/make_digits.py", s.source)
+		direct := s.train(s.source)
+		s.mount(quotas...)
+		if s.train(s.point) != direct {
+			t.Error("the losses differ")
+		}
+		s.umount()
+		s.wantNothing()
+	})
+}

@@ -1,0 +1,482 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// The tests in the files e2e_*_test.go run the program as users do, on mounts
+// of its own, with programs that know nothing of it as the readers.
+
+// python is Debian's, which has the libraries.
+const python = "/usr/bin/python3"
+
+// need skips the test where this machine lacks what it takes: "root", a file,
+// a program in the PATH, or a Debian package of a Python library. Where CI is
+// "true" it fails the test instead.
+func need(t *testing.T, what ...string) {
+	t.Helper()
+	for _, w := range what {
+		if has(w) {
+			continue
+		}
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("it needs %s, and CI=true forbids to skip it", w)
+		}
+		t.Skipf("it needs %s", w)
+	}
+}
+
+func has(what string) bool {
+	library, isLibrary := strings.CutPrefix(what, "python3-")
+	var err error
+	switch {
+	case what == "root":
+		return os.Geteuid() == 0
+	case filepath.IsAbs(what):
+		_, err = os.Stat(what)
+	case isLibrary:
+		err = exec.Command(python, "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))", library).Run()
+	default:
+		_, err = exec.LookPath(what)
+	}
+	return err == nil
+}
+
+// program returns the path of the program, which is built once for all tests,
+// with the race detector if they have it. TestMain removes it.
+var program = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "milkweed-program-")
+	if err != nil {
+		return "", err
+	}
+	programFolder = dir
+	if err := os.Chmod(dir, 0o755); err != nil { // other users run it too
+		return "", err
+	}
+	path := filepath.Join(dir, "milkweed")
+	words := []string{"build", "-o", path}
+	if raceEnabled() {
+		words = append(words, "-race")
+	}
+	out, err := exec.Command("go", append(words, ".")...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+var programFolder string // set by program
+
+func raceEnabled() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// A site is all that a mount needs, in folders of its own.
+type site struct {
+	t       *testing.T
+	program string
+	dir     string   // holds the following, the tiers, and where the program keeps things
+	source  string   // the dataset
+	point   string   // the mount point
+	env     []string // of every command
+	within  []string // the command that runs every command, in another name space or as another user
+	table   string   // the mount table of the commands
+}
+
+// newSite makes folders, and takes them away with all that runs and is mounted
+// in them.
+func newSite(t *testing.T) *site {
+	t.Helper()
+	need(t, "root", "/dev/fuse", python)
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not t.TempDir: other users may not enter that, and its path is too long
+	// for a socket.
+	dir, err := os.MkdirTemp("", "milkweed-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		t.Fatal(err)
+	}
+	s := &site{t: t, program: path, dir: dir, source: dir + "/source", point: dir + "/point", table: "/proc/self/mountinfo"}
+	t.Cleanup(s.remove)
+	s.check(os.Chmod(dir, 0o755))
+	for _, name := range []string{"source", "point", "run", "state", "cache"} {
+		s.check(os.Mkdir(filepath.Join(dir, name), 0o755))
+	}
+	s.check(os.Chmod(dir+"/run", 0o700))
+	s.env = append(os.Environ(),
+		control.FolderEnv+"="+dir+"/run", "XDG_STATE_HOME="+dir+"/state", "XDG_CACHE_HOME="+dir+"/cache", "HOME="+dir,
+		"MILKWEED_CONFIG=",                         // the developer's own
+		"GORACE=halt_on_error=1 atexit_sleep_ms=0") // a race shows as a daemon that died
+	return s
+}
+
+// remove kills and unmounts what is left, and removes the folders.
+func (s *site) remove() {
+	if s.t.Failed() {
+		s.t.Logf("the daemons' logs:\n%s", s.logs())
+	}
+	for _, pid := range s.processes() {
+		unix.Kill(pid, unix.SIGKILL)
+	}
+	s.unmountAll()
+	if left := s.mounts(); len(left) > 0 {
+		s.t.Errorf("still mounted: %q", left) // and nothing is removed through a mount
+		return
+	}
+	if logs := s.logs(); strings.Contains(logs, "DATA RACE") || strings.Contains(logs, "panic:") {
+		s.t.Errorf("a daemon's log:\n%s", logs)
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// inNamespace has the commands run in a mount name space of their own, which
+// setup, a shell script, changes first; in it $1 is an empty folder, and args
+// are $2 and so on. What is mounted there is not seen by the test, and gone
+// with the last of the commands.
+func (s *site) inNamespace(setup string, args ...string) {
+	s.t.Helper()
+	need(s.t, "unshare", "nsenter")
+	scratch := s.dir + "/scratch"
+	s.check(os.Mkdir(scratch, 0o755))
+	args = append([]string{scratch}, args...)
+	// The name space is held by a cat, which ends with the test however that ends.
+	holder := exec.Command("unshare", append([]string{"--mount", "--propagation", "private",
+		"sh", "-ec", setup + "\necho ready; exec cat", "sh"}, args...)...)
+	stdin, err := holder.StdinPipe()
+	s.check(err)
+	stdout, err := holder.StdoutPipe()
+	s.check(err)
+	holder.Stderr = os.Stderr
+	s.check(holder.Start())
+	s.t.Cleanup(func() {
+		s.table = "/proc/self/mountinfo"
+		stdin.Close()
+		holder.Wait()
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		s.t.Fatalf("no name space: %q, %v", line, err)
+	}
+	s.table = fmt.Sprintf("/proc/%d/mountinfo", holder.Process.Pid)
+	s.within = []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", holder.Process.Pid), "--"}
+}
+
+// nobody is a user without rights.
+const nobody = "65534"
+
+// asNobody has the commands run as nobody.
+func (s *site) asNobody() {
+	s.t.Helper()
+	need(s.t, "setpriv")
+	s.within = append(s.within, "setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--")
+}
+
+// giveToNobody makes nobody the owner of the site, in which nothing may be
+// mounted yet, and the user who runs the commands.
+func (s *site) giveToNobody() {
+	s.t.Helper()
+	s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)
+	s.asNobody()
+}
+
+// fuseForAll is the setup of a name space in which everybody may open
+// /dev/fuse, as distributions ship it.
+const fuseForAll = `mount -t tmpfs none "$1" && mknod -m 666 "$1/fuse" c 10 229 && mount --bind "$1/fuse" /dev/fuse`
+
+// unmountAll takes away what is mounted in the site, the last first.
+func (s *site) unmountAll() {
+	for _, point := range slices.Backward(s.mounts()) {
+		unix.Unmount(point, unix.MNT_DETACH)
+	}
+}
+
+func (s *site) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// logs returns what the daemons logged.
+func (s *site) logs() string {
+	files, _ := filepath.Glob(s.dir + "/state/milkweed/*.log")
+	var all strings.Builder
+	for _, f := range files {
+		data, _ := os.ReadFile(f)
+		all.Write(data[max(0, len(data)-1<<14):])
+	}
+	return all.String()
+}
+
+// mounts lists the mount points in the site, in the order of mounting, but for
+// the scratch folder of a name space.
+func (s *site) mounts() []string {
+	data, err := os.ReadFile(s.table)
+	if err != nil {
+		s.t.Error(err)
+	}
+	var points []string
+	for line := range strings.Lines(string(data)) {
+		if point := strings.Fields(line)[4]; strings.HasPrefix(point, s.dir+"/") && point != s.dir+"/scratch" {
+			points = append(points, point)
+		}
+	}
+	return points
+}
+
+// processes lists the processes that run in the site: those whose environment
+// says so.
+func (s *site) processes() []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		s.t.Error(err)
+	}
+	var pids []int
+	for _, e := range entries {
+		env, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ")) // empty when it has ended
+		if pid, err := strconv.Atoi(e.Name()); err == nil && bytes.Contains(env, []byte(control.FolderEnv+"="+s.dir+"/run")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// sockets lists the sockets of daemons.
+func (s *site) sockets() []string {
+	found, _ := filepath.Glob(s.dir + "/run/*")
+	return found
+}
+
+// wantNothing fails the test if a mount has left anything but copies and logs.
+func (s *site) wantNothing() {
+	s.t.Helper()
+	if left := s.mounts(); len(left) > 0 {
+		s.t.Errorf("still mounted: %q", left)
+	}
+	if left := s.processes(); len(left) > 0 {
+		s.t.Errorf("still running: %d", left)
+	}
+	if left := s.sockets(); len(left) > 0 {
+		s.t.Errorf("left in the runtime folder: %q", left)
+	}
+	parts, _ := filepath.Glob(s.dir + "/tier*/*/incoming/*")
+	if len(parts) > 0 {
+		s.t.Errorf("left in incoming: %q", parts)
+	}
+}
+
+// A result is how a command ended.
+type result struct {
+	stdout, stderr string
+	code           exit.Code // -1 if a signal ended it
+}
+
+// commandTimeout is longer than any command may take.
+const commandTimeout = 2 * time.Minute
+
+// command is a command in the site. It is killed when the test ends.
+func (s *site) command(words ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(s.t.Context(), commandTimeout)
+	s.t.Cleanup(cancel)
+	words = slices.Concat(s.within, words)
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Env = s.env
+	cmd.WaitDelay = time.Second // for a daemon that keeps hold of a pipe
+	return cmd
+}
+
+// run runs a command to its end.
+func (s *site) run(words ...string) result {
+	s.t.Helper()
+	cmd := s.command(words...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if ended := (*exec.ExitError)(nil); err != nil && !errors.As(err, &ended) {
+		s.t.Fatalf("%q: %v\n%s", words, err, &stderr)
+	}
+	return result{stdout.String(), stderr.String(), exit.Code(cmd.ProcessState.ExitCode())}
+}
+
+// must runs a command that has to succeed, and returns what it prints.
+func (s *site) must(words ...string) string {
+	s.t.Helper()
+	r := s.run(words...)
+	if r.code != exit.OK {
+		s.t.Fatalf("%q: exit code %d\n%s%s", words, r.code, r.stdout, r.stderr)
+	}
+	return r.stdout
+}
+
+// sh runs a shell command, in which $1 and so on are args, with root's rights
+// and in the name space of the test.
+func (s *site) sh(script string, args ...string) string {
+	s.t.Helper()
+	out, err := exec.Command("sh", append([]string{"-ec", script, "sh"}, args...)...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("%s %q: %v\n%s", script, args, err, out)
+	}
+	return string(out)
+}
+
+// milkweed runs the program, which has to succeed.
+func (s *site) milkweed(words ...string) string {
+	s.t.Helper()
+	return s.must(append([]string{s.program}, words...)...)
+}
+
+// try runs the program.
+func (s *site) try(words ...string) result {
+	s.t.Helper()
+	return s.run(append([]string{s.program}, words...)...)
+}
+
+// tier is the path of tier n, which is 1 or more.
+func (s *site) tier(n int) string { return s.dir + "/tier" + strconv.Itoa(n) }
+
+// dataset is the folder of the dataset in tier n.
+func (s *site) dataset(n int) string { return filepath.Join(s.tier(n), config.DatasetID(s.source)) }
+
+// mountWords are the words that mount the source with tiers of these quotas.
+func (s *site) mountWords(quotas ...string) []string {
+	words := []string{"mount"}
+	for i, quota := range quotas {
+		words = append(words, "--tier", fmt.Sprintf("tier%d:%s:%s", i+1, s.tier(i+1), quota))
+	}
+	return append(words, s.source, s.point)
+}
+
+// mount mounts the source with tiers of these quotas.
+func (s *site) mount(quotas ...string) {
+	s.t.Helper()
+	s.milkweed(s.mountWords(quotas...)...)
+}
+
+func (s *site) umount() {
+	s.t.Helper()
+	s.milkweed("umount", s.point)
+}
+
+// emptyTiers removes all copies; nothing may be mounted.
+func (s *site) emptyTiers() {
+	s.t.Helper()
+	tiers, _ := filepath.Glob(s.dir + "/tier*")
+	for _, tier := range tiers {
+		s.check(os.RemoveAll(tier))
+	}
+}
+
+// status asks the daemon.
+func (s *site) status() control.Status {
+	s.t.Helper()
+	status, err := control.DecodeStatus([]byte(s.milkweed("status", "--json", s.point)))
+	s.check(err)
+	return status
+}
+
+// settled waits until nothing is being copied, and returns the status then.
+func (s *site) settled() control.Status {
+	s.t.Helper()
+	var status control.Status
+	s.eventually("nothing is being copied", func() bool {
+		status = s.status()
+		return status.Fills.InFlight == 0
+	})
+	return status
+}
+
+// eventually waits until f is true.
+func (s *site) eventually(what string, f func() bool) {
+	s.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+// write makes a file of the dataset with content that depends on its name.
+func (s *site) write(name string, size int) []byte {
+	s.t.Helper()
+	var seed [32]byte
+	copy(seed[:], name)
+	data := make([]byte, size)
+	rand.NewChaCha8(seed).Read(data)
+	path := filepath.Join(s.source, name)
+	s.check(os.MkdirAll(filepath.Dir(path), 0o755))
+	s.check(os.WriteFile(path, data, 0o644))
+	return data
+}
+
+// files returns the sizes of the files below a folder.
+func (s *site) files(dir string) map[string]int64 {
+	s.t.Helper()
+	sizes := make(map[string]int64)
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && path == dir {
+			return nil
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		sizes[strings.TrimPrefix(path, dir+"/")] = info.Size()
+		return nil
+	})
+	s.check(err)
+	return sizes
+}
+
+func total(sizes map[string]int64) (sum int64) {
+	for _, n := range sizes {
+		sum += n
+	}
+	return sum
+}
+
+// script runs a Python script of testdata or examples.
+func (s *site) script(path string, args ...string) string {
+	s.t.Helper()
+	abs, err := filepath.Abs(path)
+	s.check(err)
+	return s.must(append([]string{python, "-B", abs}, args...)...)
+}
+
+// epoch reads the whole dataset in 4 processes and compares it with the
+// source; no read is answered by the page cache.
+func (s *site) epoch(seed int) {
+	s.t.Helper()
+	s.script("testdata/epoch.py", s.source, s.point, "--seed", strconv.Itoa(seed))
+}

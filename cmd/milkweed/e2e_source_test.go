@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var errHangs = errors.New("it hangs")
+
+// read reads a file of the mount that the page cache has nothing of. It gives
+// up after 10 s.
+func (s *site) read(name string) ([]byte, error) {
+	type answer struct {
+		data []byte
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		data, err := readUncached(filepath.Join(s.point, name))
+		answers <- answer{data, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.data, a.err
+	case <-time.After(10 * time.Second):
+		return nil, fmt.Errorf("read %s: %w", name, errHangs)
+	}
+}
+
+func readUncached(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(f)
+}
+
+// When the source goes away under the mount, files that are placed go on being
+// read, also when what is known of them has expired. Of the others a read fails
+// or, while the daemon still holds the folder that was renamed or unmounted,
+// works; it does not hang.
+func TestSourceGone(t *testing.T) {
+	for _, c := range []struct {
+		name, prep, gone string
+		fails            bool // reading what is not placed
+	}{
+		{"removed", "", `rm -r "$1"`, true},
+		{"emptied", "", `rm -r "$1"/*`, true},
+		{"renamed", "", `mv "$1" "$1.elsewhere"`, false},
+		{"unmounted", `mount -t tmpfs none "$1"`, `umount --lazy "$1"`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSite(t)
+			s.sh(c.prep, s.source)
+			want := make(map[string][]byte)
+			for i := range 20 {
+				for _, name := range []string{fmt.Sprintf("placed/%02d", i), fmt.Sprintf("other/%02d", i)} {
+					want[name] = s.write(name, 10_000+i*20_000)
+				}
+			}
+			s.milkweed(append(s.mountWords("1MiB", "64MiB"), "--attr-timeout", "300ms")...)
+			s.milkweed("warmup", s.point+"/placed")
+			s.must("find", s.point) // the kernel and the daemon know all names
+			s.sh(c.gone, s.source)
+			for range 2 {
+				s.wantReads(want, c.name != "emptied", c.fails)
+				time.Sleep(500 * time.Millisecond) // until names and attributes have expired
+			}
+			if got := s.status(); got.OpenHandles != 0 || !got.Ready {
+				t.Errorf("status: %+v", got)
+			}
+			s.umount()
+			s.wantNothing()
+		})
+	}
+}
+
+// wantReads reads all files. Those in the folder "placed" must be right if
+// placed is set, those in "other" must fail if fails is set; and no other may
+// be wrong.
+func (s *site) wantReads(want map[string][]byte, placed, fails bool) {
+	s.t.Helper()
+	for name, data := range want {
+		got, err := s.read(name)
+		isPlaced := filepath.Dir(name) == "placed"
+		switch {
+		case errors.Is(err, errHangs):
+			s.t.Fatal(err)
+		case err == nil && !bytes.Equal(got, data):
+			s.t.Errorf("%s: wrong bytes", name)
+		case isPlaced && placed && err != nil:
+			s.t.Errorf("%s is placed: %v", name, err)
+		case !isPlaced && (err != nil) != fails:
+			s.t.Errorf("%s is not placed: got error %v, want one: %v", name, err, fails)
+		}
+	}
+}
+
+// A source that comes back at its place is used again, and has what it had
+// meanwhile.
+func TestSourceBack(t *testing.T) {
+	s := newSite(t)
+	old := s.write("old", 100_000)
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	s.milkweed("warmup", s.point)
+	s.sh(`mv "$1/old" "$2"`, s.source, s.dir)
+	time.Sleep(500 * time.Millisecond)
+	if _, err := s.read("old"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that the source has not: got error %v, want %v", err, os.ErrNotExist)
+	}
+	s.sh(`mv "$2/old" "$1"`, s.source, s.dir)
+	fresh := s.write("fresh", 50_000)
+	time.Sleep(500 * time.Millisecond)
+	for name, want := range map[string][]byte{"old": old, "fresh": fresh} {
+		if got, err := s.read(name); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: not as it is at the source: %v", name, err)
+		}
+	}
+	s.umount()
+	s.wantNothing()
+}

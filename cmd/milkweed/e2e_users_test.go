@@ -1,0 +1,88 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// A user without rights does everything by way of fusermount3.
+func TestUnprivileged(t *testing.T) {
+	need(t, "fusermount3")
+	s := newSite(t)
+	dataset := varied(s)
+	s.inNamespace(fuseForAll)
+	s.giveToNobody()
+
+	s.mount("2MiB", "64MiB")
+	s.epoch(1)
+	status := s.settled()
+	if got := status.Placement.PlacedBytes; got != dataset {
+		t.Errorf("placed: got %d bytes, want %d", got, dataset)
+	}
+	if got := s.milkweed("where", s.point+"/class0/000.jpg"); !strings.Contains(got, "placed") {
+		t.Errorf("where: %s", got)
+	}
+	s.epoch(2)
+	if got, was := s.status().Source.Operations.Open, status.Source.Operations.Open; got != was {
+		t.Errorf("source opens in the second epoch: %d, before %d", got, was)
+	}
+	s.umount()
+	s.wantNothing()
+
+	s.emptyTiers()
+	s.mount("2MiB", "64MiB")
+	if got := s.milkweed("warmup", s.point); !strings.HasPrefix(got, "200 of 200 files") {
+		t.Errorf("warmup: %s", got)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// A mount that is somebody else's is not answered for, and root may ask.
+func TestOtherUser(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1000)
+	s.mount("1GiB")
+	s.asNobody()
+	r := s.try("status", s.point)
+	if r.code != exit.NotMounted || !strings.Contains(r.stderr, "was mounted by another user (0)") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+}
+
+// Mount(8) and a line of fstab mount by the name mount.milkweed, which they
+// look for in /sbin.
+func TestMountHelper(t *testing.T) {
+	need(t, "mount", "umount")
+	s := newSite(t)
+	dataset := varied(s)
+	s.inNamespace(`mount -t tmpfs none /sbin/ && ln -s "$2" /sbin/mount.milkweed`, s.program)
+	file := s.config(4, `name = "ram"`)[2]
+	fstab := filepath.Join(s.dir, "fstab")
+	options := "config=" + file + ",workers=3,noatime,_netdev,x-systemd.automount,noexec"
+	s.sh(`echo "$2 $3 milkweed $4 0 0" >"$1"`, fstab, s.source, s.point, options)
+
+	for _, words := range [][]string{
+		{"mount", "-t", "milkweed", "-o", options, s.source, s.point},
+		{"mount", "-t", "milkweed", "-o", "ro,config=" + file, "none", s.point},
+		{"mount", "--fstab", fstab, s.point},
+		{"/sbin/mount.milkweed", s.source, s.point, "-o", "rw," + options},
+	} {
+		s.must(words...)
+		s.epoch(1)
+		if got := s.settled().Tiers[0]; got.Name != "ram" || got.Files != 200 || got.UsedBytes < dataset {
+			t.Errorf("%q: the tier of the configuration: %+v", words, got)
+		}
+		s.must("umount", s.point) // umount(8), which does not wait for the daemon
+		s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 0 })
+		s.wantNothing()
+	}
+
+	r := s.run("mount", "-t", "milkweed", "-o", "config="+file+",wrokers=3", s.source, s.point)
+	if r.code == exit.OK || !strings.Contains(r.stderr, `unknown option "wrokers": did you mean "workers"?`) {
+		t.Errorf("a misspelt option: exit code %d\n%s", r.code, r.stderr)
+	}
+}
