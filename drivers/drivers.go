@@ -129,6 +129,12 @@ type (
 		Probe(ctx context.Context) error
 	}
 
+	// A Prompter is a Store that may be of a kind which never hangs: one in
+	// memory. Its callers need no time-outs.
+	Prompter interface {
+		Prompt() bool
+	}
+
 	// An Fder is an Object or a Writer that is a file of the local kernel,
 	// which can read it by itself. The descriptor is valid until Close.
 	Fder interface {

@@ -24,6 +24,7 @@ var (
 	_ drivers.Store    = (*Store)(nil)
 	_ drivers.Statfser = (*Store)(nil)
 	_ drivers.Prober   = (*Store)(nil)
+	_ drivers.Prompter = (*Store)(nil)
 )
 
 // background is for what is done on a small folder of ours.
@@ -121,6 +122,9 @@ func (s *Store) acquire() (*tree, error) {
 
 // Path is the folder of the dataset.
 func (s *Store) Path() string { return filepath.Join(s.config.Tier, s.config.Dataset) }
+
+// Prompt implements drivers.Prompter.
+func (s *Store) Prompt() bool { return s.FSType() == "tmpfs" }
 
 // FSType is the kind of file system that the store is on, such as "tmpfs".
 func (s *Store) FSType() string {
