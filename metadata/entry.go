@@ -197,7 +197,8 @@ func (e *Entry) Release() {
 }
 
 // Demote says that the copy on level l is not there any more, or not right. It
-// reports whether this was news.
+// reports whether this was news. Of a stale entry it never is: the copy under
+// its name is another entry's business.
 func (e *Entry) Demote(l tiers.Level) bool {
 	for {
 		s := e.state.Load()
@@ -205,7 +206,7 @@ func (e *Entry) Demote(l tiers.Level) bool {
 			return false
 		}
 		if e.state.CompareAndSwap(s, s&^levelMask|unsure) {
-			return true
+			return s&stale == 0
 		}
 	}
 }
@@ -287,15 +288,29 @@ func (d *directory) all() []*Entry {
 	return slices.Clone(d.sorted)
 }
 
-// replace makes entries all there is, and returns those that were there and
-// are not any more; d.mu must be held.
-func (d *directory) replace(entries []*Entry) []*Entry {
+// replace makes entries, one of each name, all there is, with what was found
+// after the time at, when entries were asked for. It returns those that are not
+// any more; d.mu must be held.
+func (d *directory) replace(entries []*Entry, at uint32) []*Entry {
 	old := d.all()
 	d.sorted = entries
 	d.sort()
-	gone := old[:0]
+	var gone []*Entry
+	kept := d.sorted[:0]
+	for _, e := range d.sorted {
+		if n := len(kept); n == 0 || kept[n-1].name != e.name {
+			kept = append(kept, e)
+		} else if kept[n-1] != e {
+			gone = append(gone, e)
+		}
+	}
+	clear(d.sorted[len(kept):])
+	d.sorted = kept
 	for _, e := range old {
-		if d.get(e.name) != e {
+		now := d.get(e.name)
+		if now == nil && e.checked.Load() > at {
+			d.put(e)
+		} else if now != e {
 			gone = append(gone, e)
 		}
 	}

@@ -40,6 +40,7 @@ type Container struct {
 	start  time.Time
 	root   *Entry
 	table  table
+	warned atomic.Uint32 // when it was last logged that the source does not answer, by now
 }
 
 // New makes the name space of the source of levels. What the source says is
@@ -53,7 +54,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, ttl time.Duration, log *s
 	if !info.IsDir() {
 		return nil, fmt.Errorf("source: %w", syscall.ENOTDIR)
 	}
-	c.root = c.newEntry(nil, info)
+	c.root = c.newEntry(nil, info, c.now())
 	c.root.lookups.Store(1) // the kernel never forgets the root
 	return c, nil
 }
@@ -76,8 +77,8 @@ func (c *Container) fresh(at uint32) bool {
 }
 
 // Lookup returns the entry of a name in a directory. The error for a name that
-// is not there matches io/fs.ErrNotExist. A name that was known is still found
-// while the source fails.
+// is not there matches io/fs.ErrNotExist, that for a directory that is stale
+// syscall.ESTALE. A name that was known is still found while the source fails.
 func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry, error) {
 	d := dir.dir
 	if d == nil {
@@ -90,6 +91,7 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 	case e == nil && c.fresh(listed):
 		return nil, fs.ErrNotExist
 	}
+	at := c.now()
 	info, err := c.source.Stat(ctx, join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) && e != nil && c.sourceLost(ctx) {
 		err = syscall.ESTALE // the whole source has gone, not this file
@@ -99,14 +101,27 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 		c.forgetName(dir, name)
 		return nil, err
 	case err != nil && e != nil && ctx.Err() == nil:
-		c.log.Warn("source does not answer; going on with what is known", "path", e.Path(), "err", err)
+		c.warn(e, err)
 		e.checked.Store(c.now())
 		return e, nil
 	case err != nil:
 		return nil, err
 	}
 	info.Name = name
-	return c.merge(ctx, dir, info), nil
+	return c.merge(ctx, dir, info, at)
+}
+
+// warnPause is the time between warnings of one outage of the source, which
+// would otherwise be one for each name.
+const warnPause = 10 * time.Second
+
+// warn logs that the source was asked for e and did not answer.
+func (c *Container) warn(e *Entry, err error) {
+	now, last := c.now(), c.warned.Load()
+	if last != 0 && time.Duration(now-last)*tick < warnPause || !c.warned.CompareAndSwap(last, now) {
+		return
+	}
+	c.log.Warn("source does not answer; going on with what is known", "path", e.Path(), "err", err)
 }
 
 // Refresh asks the source again for e if it was last asked too long ago. If
@@ -142,37 +157,40 @@ func (c *Container) sourceLost(ctx context.Context) bool {
 	return err != nil || info.Nlink == 0
 }
 
-// merge brings what the source said of one name into the directory.
-func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info) *Entry {
+// merge brings what the source said of one name, when asked at the time at,
+// into the directory.
+func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, at uint32) (*Entry, error) {
 	d := dir.dir
 	d.mu.Lock()
 	old := d.get(info.Name)
 	if old != nil && old.is(info) {
 		old.set(info)
-		old.checked.Store(c.now())
+		old.checked.Store(at)
 		d.mu.Unlock()
-		return old
+		return old, nil
 	}
 	d.mu.Unlock()
 
-	// The tiers are asked without the lock. If another lookup was faster,
-	// its entry wins.
-	e := c.newEntry(dir, info)
+	// The tiers are asked without the lock. If somebody else was faster,
+	// that entry wins.
+	e := c.newEntry(dir, info, at)
 	c.locate(ctx, e)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now := d.get(info.Name); now != old {
-		c.table.remove(e)
-		if now != nil && now.is(info) {
-			return now
-		}
-		return e // stale at once: the name has changed again
+	now := d.get(info.Name)
+	switch {
+	case dir.Stale(): // or e would never be dropped
+		c.drop(e)
+		return nil, syscall.ESTALE
+	case now != nil && now != old:
+		c.drop(e)
+		return now, nil
 	}
 	d.put(e)
-	if old != nil {
-		c.drop(old)
+	if now != nil {
+		c.drop(now)
 	}
-	return e
+	return e, nil
 }
 
 // List returns the entries of a directory, sorted by name. While the source
@@ -206,11 +224,11 @@ func (c *Container) List(ctx context.Context, dir *Entry) ([]*Entry, error) {
 	defer d.mu.Unlock()
 	close(d.flight)
 	d.flight = nil
-	if err != nil && (d.listed == 0 || ctx.Err() != nil) {
+	if err != nil && (d.listed == 0 || dir.Stale() || ctx.Err() != nil) {
 		return nil, err
 	}
 	if err != nil {
-		c.log.Warn("source does not answer; listing what is known", "path", dir.Path(), "err", err)
+		c.warn(dir, err)
 		d.listed = c.now()
 	}
 	return d.all(), nil
@@ -231,22 +249,27 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if dir.Stale() {
+		return syscall.ESTALE
+	}
 	seen := make([]*Entry, 0, len(infos))
 	for _, info := range infos {
 		if strings.Contains(info.Name, "/") || !drivers.ValidName(info.Name) || info.Name == "." {
 			continue // no driver should, and no kernel could, say this
 		}
 		e := d.get(info.Name)
-		if e != nil && e.is(info) {
+		switch {
+		case e != nil && e.checked.Load() > at: // a lookup knows better
+		case e != nil && e.is(info):
 			e.set(info)
 			e.checked.Store(at)
-		} else {
-			e = c.newEntry(dir, info)
+		default:
+			e = c.newEntry(dir, info, at)
 			e.locate(copies[info.Name], unsure)
 		}
 		seen = append(seen, e)
 	}
-	for _, gone := range d.replace(seen) {
+	for _, gone := range d.replace(seen, at) {
 		c.drop(gone)
 	}
 	d.listed = at
@@ -374,6 +397,9 @@ func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) er
 	}
 	entries, err := c.List(ctx, e)
 	if err != nil {
+		if e.Stale() {
+			return nil // it went away while we walked
+		}
 		return fmt.Errorf("%s: %w", e.Path(), err)
 	}
 	for _, below := range entries {
@@ -432,14 +458,15 @@ func (c *Container) Forget(id, n uint64) {
 	}
 }
 
-// newEntry makes an entry and gives it an ID.
-func (c *Container) newEntry(parent *Entry, info drivers.Info) *Entry {
+// newEntry makes an entry of what the source said when asked at the time at,
+// and gives it an ID.
+func (c *Container) newEntry(parent *Entry, info drivers.Info, at uint32) *Entry {
 	e := &Entry{parent: parent, name: info.Name, kind: info.Type()}
 	e.set(info)
 	if info.IsDir() {
 		e.dir = new(directory)
 	}
-	e.checked.Store(c.now())
+	e.checked.Store(at)
 	c.table.add(e)
 	return e
 }

@@ -101,6 +101,7 @@ func (u *usage) leave() bool {
 func (u *usage) close() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	again := u.closed
 	u.closed = true
-	return u.n == 0
+	return u.n == 0 && !again
 }

@@ -33,10 +33,13 @@ func (h Health) String() string {
 const (
 	maxFailures = 3                // in a row
 	maxProbe    = 30 * time.Second // the longest time between probes
+	maxStuck    = 8                // operations that hang in a tier that is taken for well again
 )
 
-// errDown is the error of every operation of a tier that is down.
-var errDown = errors.New("tier is down")
+var (
+	errDown = errors.New("tier is down")                     // of every operation of a tier that is down
+	errBusy = errors.New("copy is being changed by another") // of a commit or removal
+)
 
 // health is what a tier's operations have said of it.
 type health struct {
@@ -50,12 +53,19 @@ type health struct {
 	wake   chan struct{}
 }
 
-// kind tells reading from writing.
+// A kind of operation is what its end says of a tier.
 type kind int
 
+// Only bytes that were read clear a tier of failures to read, and only a copy
+// that was committed of failures to write: a broken disk opens files, and takes
+// bytes that it will not keep. A probe clears of both. A listing that is not
+// answered in time may hang or be long; a probe will tell.
 const (
-	reading kind = iota
-	writing
+	opening kind = iota // and asking about names
+	listing
+	reading
+	writing // and all else that changes something
+	committing
 )
 
 // note records how an operation ended. What says nothing of the tier, such as
@@ -64,17 +74,18 @@ func (h *health) note(k kind, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	failures := &h.reads
-	if k == writing {
+	if k >= writing {
 		failures = &h.writes
 	}
 	switch {
+	case err == nil && k != reading && k != committing:
 	case err == nil:
 		*failures = 0
 		if h.state == Suspect && h.reads == 0 && h.writes == 0 {
 			h.set(Well, nil)
 		}
 	case harmless(k, err) || h.state == Down:
-	case errors.Is(err, errTimeout), k == reading && *failures+1 >= maxFailures:
+	case errors.Is(err, errTimeout) && k != listing, failures == &h.reads && *failures+1 >= maxFailures:
 		*failures++
 		h.set(Down, err)
 	default:
@@ -88,10 +99,10 @@ func (h *health) note(k kind, err error) {
 // trouble for reading; for writing it means that the tier's folder has gone.
 func harmless(k kind, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) {
-		return k == reading
+		return k < writing
 	}
 	for _, e := range [...]error{
-		drivers.ErrChanged, errDown, context.Canceled,
+		drivers.ErrChanged, errDown, errBusy, context.Canceled,
 		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.ELOOP,
 	} {
 		if errors.Is(err, e) {
@@ -153,36 +164,48 @@ func (h *health) recovered() {
 	h.set(Well, nil)
 }
 
-// watch probes the tier while it is not well, less and less often.
+// watch probes the tier while it is not well, less and less often; and while it
+// is counted, which takes as long as it takes and so would not tell of a hang.
 func (t *Tier) watch(ctx context.Context) {
+	well := func() bool {
+		state, _ := t.health.get()
+		return state == Well && t.Counted()
+	}
+	pause := t.opts.Probe
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.health.wake:
-		}
-		for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
+		if well() {
+			pause = t.opts.Probe
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(pause):
+			case <-t.health.wake:
 			}
-			if state, _ := t.health.get(); state == Well {
-				break
-			}
-			if err := t.probe(ctx); err != nil {
-				t.log.Debug("probe", "err", err)
-				continue
-			}
-			t.health.recovered()
-			break
 		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		if well() {
+			continue
+		}
+		pause = min(2*pause, maxProbe)
+		if err := t.probe(ctx); err != nil {
+			t.log.Debug("probe", "err", err)
+			t.health.note(writing, err)
+			continue
+		}
+		t.health.recovered()
 	}
 }
 
 // probe uses the tier once. At most one probe is under way, so that a tier
-// that hangs holds one goroutine and not one for each probe.
+// that hangs holds one goroutine and not one for each probe; and one in which
+// more and more hangs, although a probe does not, is left alone in the end.
 func (t *Tier) probe(ctx context.Context) error {
+	if n := t.underWay.Load(); n > maxStuck && !t.health.readable() {
+		return fmt.Errorf("%d operations have not returned: %w", n, errTimeout)
+	}
 	prober, ok := t.store.(drivers.Prober)
 	if !ok {
 		return nil

@@ -29,7 +29,7 @@ var _ drivers.Driver = (*Source)(nil)
 func ask[T any](ctx context.Context, s *Source, counter *atomic.Int64, f func() (T, error), late func(T)) (T, error) {
 	counter.Add(1)
 	v, err := await(ctx, 0, f, late)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
 		s.errors.Add(1)
 	}
 	return v, err

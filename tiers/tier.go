@@ -7,9 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"path"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -31,6 +32,9 @@ type Tier struct {
 	health  health
 	probing atomic.Bool
 	counted chan struct{} // closed when what the tier holds is known
+	tried   chan struct{} // closed when it has been counted, or could not be
+
+	underWay atomic.Int64 // operations, with those that were given up and have not returned
 
 	reads, bytes, errors atomic.Int64
 	latency              Histogram
@@ -41,6 +45,7 @@ func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
 		counted: make(chan struct{}),
+		tried:   make(chan struct{}),
 	}
 }
 
@@ -53,28 +58,32 @@ func (t *Tier) Path() string { return t.path }
 // Level returns the tier's level.
 func (t *Tier) Level() Level { return t.level }
 
-// run counts the copies, again and again until it succeeds, and then watches
-// the tier's health.
+// run watches the tier's health, and counts the copies, again and again until
+// it succeeds.
 func (t *Tier) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { t.watch(ctx) })
+	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
 		err := t.count(ctx)
-		if err == nil {
-			break
+		tried()
+		if err == nil || ctx.Err() != nil {
+			return
 		}
 		t.log.Warn("count copies", "err", err)
-		t.health.note(reading, err)
+		t.health.note(listing, err)
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
 	}
-	t.watch(ctx)
 }
 
 // count finds out what the tier holds, and from that its quota. It takes time
-// in proportion to the number of copies, so nobody waits for it: until it is
-// done the tier is read but takes no new copies.
+// in proportion to the number of copies, so nobody waits for it, and there is
+// no time-out: until it is done the tier is read but takes no new copies.
 func (t *Tier) count(ctx context.Context) error {
 	var bytes, files int64
 	dirs := []string{"."}
@@ -84,7 +93,7 @@ func (t *Tier) count(ctx context.Context) error {
 		}
 		dir := dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
-		infos, err := t.ReadDir(ctx, dir)
+		infos, err := await(ctx, 0, func() ([]drivers.Info, error) { return t.store.ReadDir(ctx, dir) }, nil)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -115,13 +124,16 @@ func (t *Tier) count(ctx context.Context) error {
 	return nil
 }
 
+// unlimited is what a store has available that does not know how large it is.
+const unlimited = 1 << 62
+
 // available returns the bytes that the device has for us.
 func (t *Tier) available(ctx context.Context) (int64, error) {
 	s, ok := t.store.(drivers.Statfser)
 	if !ok {
-		return math.MaxInt64, nil
+		return unlimited, nil
 	}
-	st, err := await(ctx, t.opts.Timeout, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
+	st, err := hurry(ctx, t, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
 	return st.Available, err
 }
 
@@ -179,30 +191,42 @@ func (t *Tier) note(k kind, err error) error {
 	return fmt.Errorf("tier %s: %w", t.name, err)
 }
 
+// hurry is await with the tier's time-out.
+func hurry[T any](ctx context.Context, t *Tier, f func() (T, error), late func(T)) (T, error) {
+	t.underWay.Add(1)
+	return await(ctx, t.opts.Timeout, func() (T, error) {
+		defer t.underWay.Add(-1)
+		return f()
+	}, late)
+}
+
 // do does one operation of a tier unless it is down.
 func do[T any](ctx context.Context, t *Tier, k kind, f func() (T, error), late func(T)) (T, error) {
 	if !t.health.readable() {
 		var none T
 		return none, t.note(k, errDown)
 	}
-	v, err := await(ctx, t.opts.Timeout, f, late)
+	v, err := hurry(ctx, t, f, late)
+	if err != nil && ctx.Err() != nil && !errors.Is(err, errTimeout) {
+		return v, err // the caller went away
+	}
 	return v, t.note(k, err)
 }
 
 // ReadDir lists a directory of the tier's copies.
 func (t *Tier) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	return do(ctx, t, reading, func() ([]drivers.Info, error) { return t.store.ReadDir(ctx, dir) }, nil)
+	return do(ctx, t, listing, func() ([]drivers.Info, error) { return t.store.ReadDir(ctx, dir) }, nil)
 }
 
 // Stat describes a copy.
 func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	return do(ctx, t, reading, func() (drivers.Info, error) { return t.store.Stat(ctx, name) }, nil)
+	return do(ctx, t, opening, func() (drivers.Info, error) { return t.store.Stat(ctx, name) }, nil)
 }
 
 // Open opens the copy of name if it is of the version want. A copy of another
 // version is an error that matches drivers.ErrChanged.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
-	obj, err := do(ctx, t, reading, func() (drivers.Object, error) {
+	obj, err := do(ctx, t, opening, func() (drivers.Object, error) {
 		obj, err := t.store.Open(ctx, name)
 		if err != nil {
 			return nil, err
@@ -229,7 +253,7 @@ func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (driv
 		t.noteFull(err, info.Size)
 		return nil, err
 	}
-	return &writer{tier: t, w: w, size: info.Size}, nil
+	return &writer{tier: t, w: w, name: name, size: info.Size}, nil
 }
 
 // noteFull takes notice if err is that of a full device.
@@ -242,24 +266,38 @@ func (t *Tier) noteFull(err error, size int64) {
 // Remove removes the copy of name, if there is one, and takes it off the
 // account. The tier must have been counted.
 func (t *Tier) Remove(ctx context.Context, name string) error {
-	info, err := t.Stat(ctx, name)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
+	_, err := do(ctx, t, writing, func() (struct{}, error) {
+		return struct{}{}, t.change(ctx, name, func() error {
+			err := t.store.Remove(ctx, name)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = nil // that is as good
+			}
+			return err
+		})
+	}, nil)
+	return err
+}
+
+// change calls f, which commits or removes the copy of name, and takes the
+// copy that was there until then off the account. Of two who change one name
+// at once, the second fails: neither would know what it takes the place of.
+func (t *Tier) change(ctx context.Context, name string, f func() error) error {
+	if !t.space.begin(name) {
+		return fmt.Errorf("%q: %w", name, errBusy)
+	}
+	defer t.space.end(name)
+	old, err := t.store.Stat(ctx, name)
+	there := err == nil && old.IsRegular()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
-	_, err = do(ctx, t, writing, func() (struct{}, error) {
-		err := t.store.Remove(ctx, name)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil // somebody was faster
-		}
-		return struct{}{}, err
-	}, nil)
-	if err == nil {
-		t.Lost(info.Size)
+	if err := f(); err != nil {
+		return err
 	}
-	return err
+	if there {
+		t.space.add(-allocated(old.Size), -1)
+	}
+	return nil
 }
 
 // Stats returns what the tier has done and what it holds.
@@ -272,28 +310,45 @@ func (t *Tier) Stats() TierStats {
 	s.Health, s.Cause = t.health.get()
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
-	s.Quota, s.Used, s.Filling, s.Files = t.space.quota, t.space.used, t.space.reserved, t.space.files
+	s.Quota, s.Filling = t.space.quota, t.space.reserved
+	s.Used, s.Files = max(t.space.used, 0), max(t.space.files, 0)
 	return s
 }
 
 // use is do on something that is open: what closes it is put off until f has
 // returned, also when f was abandoned.
-func use(t *Tier, k kind, u *usage, c io.Closer, f func() (int, error)) (int, error) {
-	u.enter()
-	leave := func() {
-		if u.leave() {
-			c.Close()
-		}
-	}
+func use(t *Tier, k kind, u *usage, c io.Closer, f func() (int, error), late func(int)) (int, error) {
 	if !t.health.readable() {
-		leave()
 		return 0, t.note(k, errDown)
 	}
-	n, err := await(context.Background(), t.opts.Timeout, func() (int, error) {
-		defer leave()
+	u.enter()
+	n, err := hurry(context.Background(), t, func() (int, error) {
+		defer func() {
+			if u.leave() {
+				c.Close()
+			}
+		}()
 		return f()
-	}, nil)
+	}, late)
 	return n, t.note(k, err)
+}
+
+// shut closes what is open, within the time-out, and without waiting at all
+// where the tier is down.
+func (t *Tier) shut(k kind, u *usage, c io.Closer) error {
+	if !u.close() {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if !t.health.readable() {
+		cancel()
+	}
+	_, err := hurry(ctx, t, func() (struct{}, error) { return struct{}{}, c.Close() }, nil)
+	if err != nil && ctx.Err() == nil {
+		err = t.note(k, err)
+	}
+	return err
 }
 
 // read does one read of something that is open, and counts it.
@@ -305,7 +360,7 @@ func (t *Tier) read(p []byte, u *usage, c io.Closer, readAt func() (int, error))
 			err = nil
 		}
 		return n, err
-	})
+	}, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -325,26 +380,25 @@ type object struct {
 	usage usage
 }
 
-// ReadAt does not watch ctx: the tier's time-out is short enough.
-func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return o.tier.read(p, &o.usage, o.obj, func() (int, error) { return o.obj.ReadAt(ctx, p, off) })
+// ReadAt does not watch its ctx: the tier's time-out is short enough.
+func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return o.tier.read(p, &o.usage, o.obj, func() (int, error) {
+		return o.obj.ReadAt(context.Background(), p, off)
+	})
 }
 
 func (o *object) Info() drivers.Info { return o.obj.Info() }
 
-func (o *object) Close() error {
-	if o.usage.close() {
-		return o.obj.Close()
-	}
-	return nil
-}
+func (o *object) Close() error { return o.tier.shut(opening, &o.usage, o.obj) }
 
 // A writer is a copy in the making.
 type writer struct {
 	tier  *Tier
 	w     drivers.Writer
+	name  string
 	size  int64
 	usage usage
+	hung  atomic.Bool // Commit was given up, and may still be under way
 }
 
 func (w *writer) ReadAt(p []byte, off int64) (int, error) {
@@ -352,28 +406,31 @@ func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // write does one operation that changes the tier.
-func (w *writer) write(f func() (int, error)) (int, error) {
-	n, err := use(w.tier, writing, &w.usage, w.w, f)
+func (w *writer) write(k kind, f func() (int, error), late func(int)) (int, error) {
+	n, err := use(w.tier, k, &w.usage, w.w, f, late)
 	w.tier.noteFull(err, w.size)
 	return n, err
 }
 
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	return w.write(func() (int, error) { return w.w.WriteAt(p, off) })
+	return w.write(writing, func() (int, error) { return w.w.WriteAt(p, off) }, nil)
 }
 
+// Commit commits the copy. One that was given up as hung and succeeds after
+// all is on the account too, though nobody knows of the copy.
 func (w *writer) Commit() error {
-	_, err := w.write(func() (int, error) { return 0, w.w.Commit() })
+	_, err := w.write(committing, func() (int, error) {
+		return 0, w.tier.change(context.Background(), w.name, w.w.Commit)
+	}, func(int) { w.tier.space.add(allocated(w.size), 1) })
+	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
 	return err
 }
 
+// Abort throws the copy away. Where it cannot do so now, Close will.
 func (w *writer) Abort() {
-	w.write(func() (int, error) { w.w.Abort(); return 0, nil })
+	if !w.hung.Load() {
+		w.write(writing, func() (int, error) { w.w.Abort(); return 0, nil }, nil)
+	}
 }
 
-func (w *writer) Close() error {
-	if w.usage.close() {
-		return w.w.Close()
-	}
-	return nil
-}
+func (w *writer) Close() error { return w.tier.shut(writing, &w.usage, w.w) }

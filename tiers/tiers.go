@@ -99,14 +99,19 @@ func (h *Hierarchy) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// Counted waits until every tier that is well knows what it holds, and can
-// therefore take copies, or until ctx is done.
+// Counted waits until every tier knows what it holds, and can therefore take
+// copies, or until ctx is done. It does not wait for a tier that is down, or
+// that could not be counted at the first try.
 func (h *Hierarchy) Counted(ctx context.Context) {
 	for _, t := range h.tiers {
-		select {
-		case <-t.counted:
-		case <-ctx.Done():
-			return
+		for waiting := true; waiting && t.health.readable(); {
+			select {
+			case <-t.tried:
+				waiting = false
+			case <-time.After(t.opts.Probe):
+			case <-ctx.Done():
+				return
+			}
 		}
 	}
 }

@@ -1,0 +1,195 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+)
+
+func TestHealth(t *testing.T) {
+	type event struct {
+		kind kind
+		err  error
+	}
+	var (
+		ok    error
+		eio   = fmt.Errorf("wrapped: %w", syscall.EIO)
+		after = func(n int, e event) (all []event) {
+			for range n {
+				all = append(all, e)
+			}
+			return all
+		}
+	)
+	for _, c := range []struct {
+		name     string
+		events   []event
+		state    Health
+		writable bool
+	}{
+		{"nothing", nil, Well, true},
+		{"one read fails", []event{{reading, eio}}, Suspect, true},
+		{"one read fails, the next does not", []event{{reading, eio}, {reading, ok}}, Well, true},
+		{"reads fail now and then", []event{{reading, eio}, {reading, eio}, {reading, ok}, {reading, eio}, {reading, eio}}, Suspect, true},
+		{"three reads fail", after(3, event{reading, eio}), Down, false},
+		{"reads fail, opens do not", []event{{reading, eio}, {opening, ok}, {reading, eio}, {opening, ok}, {reading, eio}}, Down, false},
+		{"three opens fail", after(3, event{opening, eio}), Down, false},
+		{"one open hangs", []event{{opening, errTimeout}}, Down, false},
+		{"three listings fail", after(3, event{listing, eio}), Down, false},
+		{"one read hangs", []event{{reading, errTimeout}}, Down, false},
+		{"one write hangs", []event{{writing, errTimeout}}, Down, false},
+		{"one commit hangs", []event{{committing, errTimeout}}, Down, false},
+		{"one listing takes long", []event{{listing, errTimeout}}, Suspect, true},
+		{"two writes fail", after(2, event{writing, eio}), Suspect, true},
+		{"three writes fail", after(3, event{writing, eio}), Suspect, false},
+		{"writes fail, reads do not", append(after(3, event{writing, eio}), event{reading, ok}), Suspect, false},
+		{"commits fail, writes do not", []event{{committing, eio}, {writing, ok}, {committing, eio}, {writing, ok}, {committing, eio}}, Suspect, false},
+		{"writes fail, commits do not", append(after(3, event{writing, eio}), event{committing, ok}), Well, true},
+		{"reads and writes fail", []event{{reading, eio}, {writing, eio}, {reading, ok}}, Suspect, true},
+		{"a late success", []event{{reading, errTimeout}, {reading, ok}, {committing, ok}}, Down, false},
+		{"names are not there", after(9, event{opening, fs.ErrNotExist}), Well, true},
+		{"the folder is not there", after(3, event{writing, fs.ErrNotExist}), Suspect, false},
+		{"the device is full", after(9, event{writing, syscall.ENOSPC}), Well, true},
+		{"the quota is full", after(9, event{writing, syscall.EDQUOT}), Well, true},
+		{"callers go", after(9, event{reading, context.Canceled}), Well, true},
+		{"copies are outdated", after(9, event{opening, drivers.ErrChanged}), Well, true},
+		{"copies are busy", after(9, event{committing, errBusy}), Well, true},
+		{"trouble with one name", after(9, event{opening, syscall.ENAMETOOLONG}), Well, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := health{log: quiet, wake: make(chan struct{}, 1)}
+			for _, e := range c.events {
+				h.note(e.kind, e.err)
+			}
+			state, cause := h.get()
+			if state != c.state || h.writable() != c.writable || h.readable() != (state != Down) {
+				t.Errorf("got %v, writable %v; want %v, %v", state, h.writable(), c.state, c.writable)
+			}
+			if (cause == nil) != (state == Well) {
+				t.Errorf("%v because of %v", state, cause)
+			}
+			if woken := len(h.wake) > 0; state != Well && !woken {
+				t.Error("nobody was told to probe")
+			}
+			h.recovered()
+			if state, cause := h.get(); state != Well || cause != nil || !h.writable() {
+				t.Errorf("after a probe: got %v because of %v", state, cause)
+			}
+		})
+	}
+}
+
+// A tier on which only writing fails is read, and not filled, until a probe
+// succeeds.
+func TestOnlyWritesFail(t *testing.T) {
+	for _, op := range []drivertest.Op{drivertest.OpCreate, drivertest.OpWrite, drivertest.OpCommit} {
+		t.Run(string(op), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mem := drivertest.NewMem(0)
+				want := mem.Put("f", []byte("content"))
+				store := drivertest.NewFaults(mem)
+				store.Add(drivertest.Rule{Op: op, Err: syscall.EROFS})
+				store.Add(drivertest.Rule{Op: drivertest.OpProbe, Err: syscall.EROFS})
+				tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+				defer stop()
+				tried := 0
+				for range 100 {
+					if ok, err := place(tier, "g", 100); ok {
+						if err == nil {
+							t.Fatal("placed")
+						}
+						tried++
+					}
+					o, err := tier.Open(bg, "f", want)
+					if err != nil {
+						t.Fatalf("not readable: %v", err)
+					}
+					o.Close()
+				}
+				if tried != maxFailures {
+					t.Errorf("tried to fill %d times, want %d", tried, maxFailures)
+				}
+				time.Sleep(time.Minute)
+				if s := tier.Stats(); s.Health != Suspect || s.Cause == nil {
+					t.Errorf("got %v because of %v, want %v", s.Health, s.Cause, Suspect)
+				}
+				checkAccount(t, tier, mem)
+				store.Clear()
+				time.Sleep(maxProbe)
+				mustPlace(t, tier, "g", 100)
+			})
+		})
+	}
+}
+
+// A store that cannot be probed is tried again after a while.
+func TestNoProber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := drivertest.NewMem(0)
+		store := drivertest.NewFaults(mem)
+		tier, stop := startTier(t, struct{ drivers.Store }{store}, Quota{Bytes: 1 << 20})
+		defer stop()
+		remove := store.Add(drivertest.Rule{Op: drivertest.OpStat, Err: syscall.EIO})
+		for range maxFailures {
+			tier.Stat(bg, "f")
+		}
+		if got := tier.Stats().Health; got != Down {
+			t.Errorf("got %v, want %v", got, Down)
+		}
+		remove()
+		time.Sleep(2 * time.Second)
+		if got := tier.Stats().Health; got != Well {
+			t.Errorf("later: got %v, want %v", got, Well)
+		}
+	})
+}
+
+// A caller that goes away says nothing of the tier.
+func TestCallerGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := drivertest.NewFaults(drivertest.NewMem(0))
+		store.Add(drivertest.Rule{Op: drivertest.OpStat, Hang: true})
+		tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+		defer stop()
+		for range 5 {
+			ctx, cancel := context.WithTimeout(bg, time.Second)
+			start := time.Now()
+			if _, err := tier.Stat(ctx, "f"); err == nil || time.Since(start) != time.Second {
+				t.Errorf("got %v after %v", err, time.Since(start))
+			}
+			cancel()
+		}
+		if s := tier.Stats(); s.Health != Well || s.Errors != 0 {
+			t.Errorf("got %v with %d errors, want %v with 0", s.Health, s.Errors, Well)
+		}
+		store.Clear()
+	})
+}
+
+// A directory that takes long to list does not take its tier down.
+func TestLongListing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := drivertest.NewFaults(drivertest.NewMem(0))
+		tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+		defer stop()
+		store.Add(drivertest.Rule{Op: drivertest.OpReadDir, Delay: 20 * time.Second})
+		if _, err := tier.ReadDir(bg, "."); err == nil {
+			t.Error("listed in time")
+		}
+		if got := tier.Stats().Health; got != Suspect {
+			t.Errorf("got %v, want %v", got, Suspect)
+		}
+		time.Sleep(2 * time.Second)
+		if got := tier.Stats().Health; got != Well {
+			t.Errorf("after a probe: got %v, want %v", got, Well)
+		}
+		time.Sleep(time.Minute)
+	})
+}

@@ -1,0 +1,319 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+)
+
+func isChanged(err error) bool { return errors.Is(err, drivers.ErrChanged) }
+
+// The quota is never exceeded, and the account is right in the end, however
+// many copies are made, replaced, removed and given up at once.
+func TestQuotaNeverExceeded(t *testing.T) {
+	const quota = 20 * allocationUnit
+	store := drivertest.NewMem(0)
+	faults := drivertest.NewFaults(store)
+	for _, op := range []drivertest.Op{drivertest.OpWrite, drivertest.OpCommit} {
+		faults.Add(drivertest.Rule{Op: op, Err: syscall.ENOSPC, P: 0.05})
+	}
+	tier, stop := startTier(t, faults, Quota{Bytes: quota})
+	defer stop()
+	var workers, watcher sync.WaitGroup
+	done := make(chan struct{})
+	watcher.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if s := tier.Stats(); s.Used+s.Filling > quota {
+				t.Errorf("quota of %d: got %d used and %d in flight", quota, s.Used, s.Filling)
+				return
+			}
+		}
+	})
+	var refused, placed int64
+	var mu sync.Mutex
+	for i := range 8 {
+		workers.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			for range 1000 {
+				name := fmt.Sprintf("d%d/f", rng.IntN(30))
+				if rng.IntN(4) == 0 {
+					if err := tier.Remove(bg, name); err != nil && !errors.Is(err, errBusy) {
+						t.Error(err)
+					}
+					continue
+				}
+				ok, err := place(tier, name, rng.Int64N(3*allocationUnit)+1)
+				mu.Lock()
+				if !ok {
+					refused++
+				} else if err == nil {
+					placed++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+	close(done)
+	watcher.Wait()
+	checkAccount(t, tier, store)
+	if refused == 0 || placed == 0 {
+		t.Errorf("the test tests nothing: %d placed, %d refused", placed, refused)
+	}
+}
+
+// Of those who ask at once for what is left, as many get it as there is room.
+func TestReserveAtOnce(t *testing.T) {
+	const room = 5
+	tier, stop := startTier(t, drivertest.NewMem(0), Quota{Bytes: room * allocationUnit})
+	defer stop()
+	for range 300 {
+		var wg sync.WaitGroup
+		got := make(chan *Reservation, 50)
+		begin := make(chan struct{})
+		for range cap(got) {
+			wg.Go(func() {
+				<-begin
+				if r, ok := tier.Reserve(bg, 1); ok {
+					got <- r
+				}
+			})
+		}
+		close(begin)
+		wg.Wait()
+		if len(got) != room {
+			t.Fatalf("%d got room, want %d", len(got), room)
+		}
+		for len(got) > 0 {
+			(<-got).Return()
+		}
+	}
+}
+
+func TestReservationEndsOnce(t *testing.T) {
+	tier, stop := startTier(t, drivertest.NewMem(0), Quota{Bytes: 2 * allocationUnit})
+	defer stop()
+	room, ok := tier.Reserve(bg, allocationUnit+1)
+	if !ok {
+		t.Fatal("no room")
+	}
+	if tier.Fits(1) {
+		t.Error("fits beyond what is reserved")
+	}
+	room.Return()
+	room.Commit()
+	room.Return()
+	if s := tier.Stats(); s.Used != 0 || s.Filling != 0 || s.Files != 0 {
+		t.Errorf("got %d used, %d in flight, %d files, want none", s.Used, s.Filling, s.Files)
+	}
+}
+
+// A copy in place of another takes that one's place on the account too.
+func TestCommitOverCopy(t *testing.T) {
+	store := drivertest.NewMem(0)
+	tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+	defer stop()
+	for _, size := range []int64{1, 3 * allocationUnit, allocationUnit} {
+		mustPlace(t, tier, "f", size)
+		checkAccount(t, tier, store)
+	}
+	for range 2 {
+		if err := tier.Remove(bg, "f"); err != nil {
+			t.Fatal(err)
+		}
+		checkAccount(t, tier, store)
+	}
+}
+
+// A copy that somebody removed by hand makes room when it is missed.
+func TestLost(t *testing.T) {
+	store := drivertest.NewMem(0)
+	tier, stop := startTier(t, store, Quota{Bytes: 2 * allocationUnit})
+	defer stop()
+	mustPlace(t, tier, "f", allocationUnit+1)
+	store.Delete("f")
+	if tier.Fits(1) {
+		t.Error("room before the copy is missed")
+	}
+	tier.Lost(allocationUnit + 1)
+	checkAccount(t, tier, store)
+	mustPlace(t, tier, "g", allocationUnit+1)
+}
+
+func TestPercentQuota(t *testing.T) {
+	t.Run("counts what is held", func(t *testing.T) {
+		store := drivertest.NewMem(1 << 20)
+		store.Put("d/old", make([]byte, 256<<10))
+		tier, stop := startTier(t, store, Quota{Percent: 50})
+		defer stop()
+		if got, want := tier.Stats().Quota, int64(512<<10); got != want {
+			t.Errorf("quota: got %d, want %d", got, want)
+		}
+		mustPlace(t, tier, "a", 256<<10)
+		if ok, _ := place(tier, "b", 1); ok {
+			t.Error("placed beyond the quota")
+		}
+		checkAccount(t, tier, store)
+	})
+	t.Run("of a store of unknown size", func(t *testing.T) {
+		store := drivertest.NewMem(0)
+		store.Put("old", []byte("x"))
+		tier, stop := startTier(t, struct{ drivers.Store }{store}, Quota{Percent: 100})
+		defer stop()
+		mustPlace(t, tier, "f", 1<<20)
+	})
+}
+
+func TestSizeBeyondReason(t *testing.T) {
+	tier, stop := startTier(t, drivertest.NewMem(0), Quota{Bytes: 1 << 40})
+	defer stop()
+	if _, ok := tier.Reserve(bg, math.MaxInt64); ok || tier.Fits(math.MaxInt64) {
+		t.Error("room for the largest sparse file there is")
+	}
+	if s := tier.Stats(); s.Filling != 0 {
+		t.Errorf("in flight: got %d, want 0", s.Filling)
+	}
+}
+
+// A device that is full below the quota gets no copies of that size for a
+// while, but smaller ones, and is well.
+func TestFullDevice(t *testing.T) {
+	for _, op := range []drivertest.Op{drivertest.OpCreate, drivertest.OpWrite, drivertest.OpCommit} {
+		t.Run(string(op), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := drivertest.NewFaults(drivertest.NewMem(0))
+				store.Add(drivertest.Rule{Op: op, Name: "large", Err: syscall.ENOSPC})
+				tier, stop := startTier(t, store, Quota{Bytes: 1 << 30})
+				defer stop()
+				if ok, err := place(tier, "large", 1<<20); !ok || !isFull(err) {
+					t.Fatalf("first copy: got %v, %v; want ENOSPC", ok, err)
+				}
+				for range 10 {
+					if ok, err := place(tier, "large", 1<<20); ok {
+						t.Errorf("copy to a full device: got %v", err)
+					}
+				}
+				mustPlace(t, tier, "small", 1<<20-allocationUnit)
+				if s := tier.Stats(); s.Health != Well || s.Filling != 0 {
+					t.Errorf("got %v with %d in flight, want %v with 0", s.Health, s.Filling, Well)
+				}
+				store.Clear()
+				time.Sleep(noRoomFor + time.Second)
+				mustPlace(t, tier, "large", 1<<20)
+			})
+		})
+	}
+}
+
+// The device has less than the quota allows.
+func TestSmallDevice(t *testing.T) {
+	tier, stop := startTier(t, drivertest.NewMem(100<<10), Quota{Bytes: 1 << 30})
+	defer stop()
+	mustPlace(t, tier, "a", 60<<10)
+	if _, ok := tier.Reserve(bg, 60<<10); ok {
+		t.Error("room for more than the device has")
+	}
+	mustPlace(t, tier, "b", 20<<10)
+}
+
+// What copies take is found out again after a restart.
+func TestCountedAfterRestart(t *testing.T) {
+	config := posix.StoreConfig{Tier: t.TempDir(), Dataset: "data", Source: "test"}
+	var before TierStats
+	for round := range 2 {
+		store, err := posix.OpenStore(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+		if round == 0 {
+			for i := range 20 {
+				mustPlace(t, tier, fmt.Sprintf("a/b%d/c%d", i%3, i), int64(i)*1000+1)
+			}
+			before = tier.Stats()
+		} else if after := tier.Stats(); after.Used != before.Used || after.Files != before.Files || !after.Counted {
+			t.Errorf("after a restart: got %d bytes in %d files, want %d in %d", after.Used, after.Files, before.Used, before.Files)
+		}
+		stop()
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Before a tier is counted it is read, and takes nothing.
+func TestReadWhileCounting(t *testing.T) {
+	mem := drivertest.NewMem(0)
+	want := mem.Put("f", []byte("old"))
+	store := drivertest.NewFaults(mem)
+	store.Add(drivertest.Rule{Op: drivertest.OpReadDir, Hang: true})
+	h, stop := start(t, Options{}, Config{Name: "ram", Store: store, Quota: Quota{Bytes: 1 << 20}})
+	defer stop()
+	defer store.Clear()
+	tier := h.Tier(1)
+	if ok, err := place(tier, "g", 1); ok || tier.Fits(1) {
+		t.Errorf("placed on a tier that is not counted: %v", err)
+	}
+	o, err := tier.Open(bg, "f", want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Close()
+	tier.Lost(3) // may or may not have been counted
+	store.Clear()
+	h.Counted(bg)
+	mustPlace(t, tier, "g", 1)
+	checkAccount(t, tier, mem)
+}
+
+// Waiting for the count ends where it cannot succeed: while a tier hangs, and
+// while it cannot be listed. When it can, it is counted after all.
+func TestCountedWaitsForNoneThatCannot(t *testing.T) {
+	for name, rule := range map[string]drivertest.Rule{
+		"hung":   {Hang: true},
+		"broken": {Op: drivertest.OpReadDir, Err: syscall.EIO},
+		"denied": {Op: drivertest.OpReadDir, Name: "d", Err: syscall.EACCES},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mem := drivertest.NewMem(0)
+				mem.Put("d/f", []byte("x"))
+				store := drivertest.NewFaults(mem)
+				store.Add(rule)
+				h, stop := start(t, Options{}, Config{Name: "ram", Store: store, Quota: Quota{Bytes: 1 << 20}})
+				defer stop()
+				ctx, cancel := context.WithTimeout(bg, time.Minute)
+				defer cancel()
+				h.Counted(ctx)
+				if ctx.Err() != nil {
+					t.Fatal("waited for ever")
+				}
+				if h.Tier(1).Counted() {
+					t.Fatal("counted")
+				}
+				time.Sleep(time.Minute)
+				store.Clear()
+				time.Sleep(2 * maxProbe)
+				if s := h.Tier(1).Stats(); s.Health != Well || !s.Counted || s.Files != 1 {
+					t.Errorf("when it is well: got %v, counted %v, %d files", s.Health, s.Counted, s.Files)
+				}
+			})
+		})
+	}
+}
