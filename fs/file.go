@@ -11,7 +11,8 @@ import (
 )
 
 // Open opens a file. The kernel may keep the pages that it has read for the
-// next open, because the node is one version of the file.
+// next open, because the node is one version of the file; unless it shall read
+// them again.
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY {
 		return fuse.EROFS
@@ -27,7 +28,9 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		return f.errno(err)
 	}
 	out.Fh = f.files.add(obj)
-	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	if !f.reread {
+		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	}
 	return fuse.OK
 }
 
@@ -57,6 +60,10 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 		// read goes elsewhere.
 	}
 }
+
+// Flush answers what the kernel takes as "never ask again": otherwise it would
+// ask at every close.
+func (f *fileSystem) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
 
 // Release closes a file.
 func (f *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {

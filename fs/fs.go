@@ -46,6 +46,8 @@ type Config struct {
 	AllowOther bool          // let other users in, as far as file modes permit
 	Timeout    time.Duration // how long the kernel believes names and attributes
 	NoExec     bool          // refuse to execute files
+	Reread     bool          // keep no pages of a file for its next open, as where memory is short
+	ReadAhead  int           // bytes that the kernel reads ahead, where it lets us say; 0 is its 128 KiB
 }
 
 // A Mount is a mounted file system that is being served.
@@ -53,6 +55,7 @@ type Mount struct {
 	server *fuse.Server
 	fs     *fileSystem
 	point  string
+	served chan struct{} // closed when nothing more is served
 }
 
 // New mounts a file system and begins to serve it: when New returns, the
@@ -63,23 +66,32 @@ type Mount struct {
 func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) (*Mount, error) {
 	f := &fileSystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		names:         names, opener: files, timeout: cfg.Timeout, log: log,
+		names:         names, opener: files, timeout: cfg.Timeout, reread: cfg.Reread, log: log,
 	}
 	server, err := mount(f, cfg, log)
 	if err != nil {
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
-	go server.Serve() // Wait waits for it
+	m := &Mount{server: server, fs: f, point: cfg.Point, served: make(chan struct{})}
+	go func() {
+		defer close(m.served)
+		server.Serve()
+	}()
 	if err := server.WaitMount(); err != nil {
-		server.Unmount()
+		m.Detach()
+		m.Wait()
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
-	return &Mount{server: server, fs: f, point: cfg.Point}, nil
+	if cfg.ReadAhead > 0 {
+		if err := setReadAhead(cfg.Point, cfg.ReadAhead); err != nil {
+			log.Debug("read-ahead stays as it is", "err", err)
+		}
+	}
+	return m, nil
 }
 
-// requestSize is the largest read that is asked for in one request: the most
-// that the kernel does.
-const requestSize = 1 << 20
+// MaxRequest is the most that the kernel asks for in one read, in bytes.
+const MaxRequest = 1 << 20
 
 func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 	opts := &fuse.MountOptions{
@@ -87,8 +99,8 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		Name:                 Type[len("fuse."):],
 		Options:              []string{"nosuid", "nodev"},
 		AllowOther:           cfg.AllowOther,
-		MaxWrite:             requestSize,
-		MaxReadAhead:         requestSize,
+		MaxWrite:             MaxRequest,
+		MaxReadAhead:         MaxRequest,
 		MaxBackground:        64,
 		EnableSymlinkCaching: true,
 		IgnoreSecurityLabels: true,
@@ -104,10 +116,7 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		opts.Options = append(opts.Options, "default_permissions")
 	}
 	if os.Geteuid() == 0 {
-		direct := *opts
-		direct.DirectMountStrict = true
-		direct.DirectMountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RDONLY
-		server, err := fuse.NewServer(f, cfg.Point, &direct)
+		server, err := mountDirect(f, cfg, opts)
 		if !errors.Is(err, syscall.EPERM) { // as root in a container may be told
 			return server, err
 		}
@@ -120,9 +129,45 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 	return server, nil
 }
 
-// Wait returns when the file system is unmounted and all requests have been
-// answered.
-func (m *Mount) Wait() { m.server.Wait() }
+// mountDirect mounts as only root may. go-fuse could do it too, but it leaves
+// the connection open in every process that this one starts. Were this one
+// killed, the kernel would take the others for servers, and whoever uses the
+// mount, they themselves too when they close a file as they end, would wait
+// for ever and could not be killed.
+func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Server, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(cfg.Point, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, syscall.ENOTDIR // mount would call it an invalid argument
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/fuse: %w", err)
+	}
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RDONLY)
+	if cfg.NoExec {
+		flags |= unix.MS_NOEXEC
+	}
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d", fd, MaxRequest)
+	if cfg.AllowOther {
+		data += ",allow_other,default_permissions"
+	}
+	if err := unix.Mount(cfg.Source, cfg.Point, Type, flags, data); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
+	if err != nil {
+		unix.Unmount(cfg.Point, unix.MNT_DETACH)
+	}
+	return server, err
+}
+
+// Wait returns when the file system is unmounted, all requests have been
+// answered, and all files are closed.
+func (m *Mount) Wait() { <-m.served }
 
 // Unmount unmounts the file system. It fails, with an error that matches
 // syscall.EBUSY where the kernel says so, while files are open on it.
@@ -175,13 +220,14 @@ func (m *Mount) Stats() Stats {
 
 // A fileSystem answers the kernel. What it does not answer itself is ENOSYS by
 // the RawFileSystem within, which the kernel takes as "never ask again": that
-// is right for flush, lseek, access and locks. What would change something
-// never comes, for the mount is read-only.
+// is right for lseek, access and locks. What would change something never
+// comes, for the mount is read-only.
 type fileSystem struct {
 	fuse.RawFileSystem
 	names   *metadata.Container
 	opener  Opener
 	timeout time.Duration
+	reread  bool // Config.Reread
 	log     *slog.Logger
 
 	files   handles[drivers.Object]
@@ -194,6 +240,15 @@ type fileSystem struct {
 var _ fuse.RawFileSystem = (*fileSystem)(nil)
 
 func (f *fileSystem) String() string { return "milkweed" }
+
+// OnUnmount closes what the kernel had open when the connection ended. Of a
+// file that is closed right before, Release may never be called.
+func (f *fileSystem) OnUnmount() {
+	for _, obj := range f.files.clear() {
+		obj.Close()
+	}
+	f.dirs.clear()
+}
 
 // handles are what the kernel has open, by the numbers that it was given.
 type handles[T any] struct {
@@ -226,6 +281,15 @@ func (h *handles[T]) remove(id uint64) (T, bool) {
 	v, ok := h.open[id]
 	delete(h.open, id)
 	return v, ok
+}
+
+// clear removes all handles and returns them.
+func (h *handles[T]) clear() map[uint64]T {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	open := h.open
+	h.open = nil
+	return open
 }
 
 func (h *handles[T]) len() int {

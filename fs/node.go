@@ -163,7 +163,7 @@ func (f *fileSystem) StatFs(cancel <-chan struct{}, _ *fuse.InHeader, out *fuse.
 	r := newRequest(cancel)
 	defer r.end()
 	s, err := f.names.Statfs(r)
-	if errors.Is(err, syscall.ENOSYS) {
+	if errors.Is(err, errors.ErrUnsupported) {
 		s, err = drivers.Statfs{}, nil // a source without a size
 	}
 	if err != nil {

@@ -173,13 +173,6 @@ func TestTiersMayFail(t *testing.T) {
 	}
 }
 
-// forgetPages makes the kernel forget what it has of the mount, so that reads
-// reach the daemon.
-func (s *stack) forgetPages() {
-	s.t.Helper()
-	sh(s.t, `find "$1" -type f -exec sh -c 'for f; do dd of="$f" if=/dev/null oflag=nocache conv=notrunc,fdatasync 2>/dev/null || dd if="$f" iflag=nocache count=0 2>/dev/null; done' sh {} +`, s.point)
-}
-
 // Open files stay readable: a handle opened on a copy keeps working when the
 // copy is removed or superseded.
 func TestOpenFilesStayReadable(t *testing.T) {
@@ -257,6 +250,7 @@ func TestNeverAMixture(t *testing.T) {
 				s := newStack(t, stackOptions{
 					quotas:  []tiers.Quota{bytesQuota(1 << 30)},
 					timeout: 200 * time.Millisecond,
+					workers: 1,
 				}, func(source string) {
 					old = write(t, source, "f", size, 1)
 				})
@@ -264,12 +258,12 @@ func TestNeverAMixture(t *testing.T) {
 				var h *held
 				switch when {
 				case "during":
-					release := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Match: func(string) bool { return true }, After: 2, Hang: true})
+					// One worker, so that the blocks after the first come one by one.
+					release := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: 200 * time.Millisecond})
 					h = hold(t, s.in("f"))
 					h.read(0, 4096)
 					sh(t, script, s.source, filepath.Join(other, "fresh"))
 					release()
-					s.from.Release()
 				case "after":
 					h = hold(t, s.in("f"))
 					s.epoch(1)

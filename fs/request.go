@@ -22,9 +22,10 @@ type request struct {
 	context.Context
 	cancel <-chan struct{} // closed when the caller is interrupted
 
-	once  sync.Once
-	done  chan struct{} // closed when the request is to be given up
-	ended chan struct{} // closed by end
+	mu    sync.Mutex    // guards the following
+	done  chan struct{} // closed when the request is to be given up; nil until somebody asks
+	ended chan struct{} // closed by end; nil like done
+	over  bool          // end was called
 }
 
 func newRequest(cancel <-chan struct{}) *request {
@@ -33,10 +34,14 @@ func newRequest(cancel <-chan struct{}) *request {
 
 // Done returns a channel that is closed when the request is to be given up.
 func (r *request) Done() <-chan struct{} {
-	r.once.Do(func() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done == nil {
 		r.done, r.ended = make(chan struct{}), make(chan struct{})
-		go r.watch()
-	})
+		if !r.over {
+			go r.watch()
+		}
+	}
 	return r.done
 }
 
@@ -57,8 +62,11 @@ func (r *request) watch() {
 
 // Err returns context.Canceled once Done is closed.
 func (r *request) Err() error {
+	r.mu.Lock()
+	done := r.done
+	r.mu.Unlock()
 	select {
-	case <-r.Done():
+	case <-done: // never, while it is nil
 		return context.Canceled
 	default:
 		return nil
@@ -67,8 +75,12 @@ func (r *request) Err() error {
 
 // end says that the request has been answered.
 func (r *request) end() {
-	r.once.Do(func() { r.ended = make(chan struct{}) })
-	close(r.ended)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.over = true
+	if r.ended != nil {
+		close(r.ended)
+	}
 }
 
 // A bufferPool holds buffers for answers to reads, by powers of two. They are

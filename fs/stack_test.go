@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
@@ -66,15 +67,30 @@ func descriptors() int {
 
 // children are what a child process can do.
 var children = map[string]func(args []string) error{
-	"compare": compareTrees,
-	"hold":    holdFile,
+	"compare":  compareTrees,
+	"forget":   forgetTree,
+	"hold":     holdFile,
+	"descend":  descend,
+	"specials": specials,
+	"xattrs":   readXattrs,
+	"statfs":   readStatfs,
+	"ways":     readWays,
+	"list":     listFolder,
+	"serve":    serveAsUser,
+}
+
+// childCommand is a command that runs one of children. The race detector would
+// have each sleep for a second when it ends.
+func childCommand(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), childEnv+"="+name, "GORACE=atexit_sleep_ms=0")
+	return cmd
 }
 
 // child runs one of children and returns what it prints.
-func child(t *testing.T, name string, args ...string) string {
+func child(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), childEnv+"="+name)
+	cmd := childCommand(name, args...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%s %q: %v\n%s", name, args, err, out)
@@ -84,7 +100,7 @@ func child(t *testing.T, name string, args ...string) string {
 
 // sh runs a shell command, in which $1 and so on are args, and returns what it
 // prints.
-func sh(t *testing.T, script string, args ...string) string {
+func sh(t testing.TB, script string, args ...string) string {
 	t.Helper()
 	out, err := trySh(script, args...)
 	if err != nil {
@@ -180,6 +196,22 @@ func compareFiles(source, mount string, rng *rand.Rand) error {
 	return nil
 }
 
+// forgetTree makes the kernel forget the pages that it has of the files of a
+// mount.
+func forgetTree(args []string) error {
+	return filepath.WalkDir(args[0], func(p string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(p)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	})
+}
+
 // holdFile opens a file, and then for each line of standard input, which is an
 // offset and a length, answers with the hash of the bytes there.
 func holdFile(args []string) error {
@@ -213,16 +245,15 @@ func hash(b []byte) string {
 
 // A held file is open in a child process.
 type held struct {
-	t   *testing.T
+	t   testing.TB
 	in  io.WriteCloser
 	out *bufio.Scanner
 	cmd *exec.Cmd
 }
 
-func hold(t *testing.T, path string) *held {
+func hold(t testing.TB, path string) *held {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], path)
-	cmd.Env = append(os.Environ(), childEnv+"=hold")
+	cmd := childCommand("hold", path)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -262,10 +293,11 @@ func (h *held) close() {
 
 // A stack is everything from a source folder to a mount, in this process.
 type stack struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string // holds all of the following
 	source  string
 	point   string
+	tiers   string // the folder of the tiers
 	opts    stackOptions
 	from    *drivertest.Faults   // around the source
 	to      []*drivertest.Faults // around the tiers
@@ -285,6 +317,8 @@ type stackOptions struct {
 	tier    tiers.Options
 	workers int
 	allow   bool
+	memory  bool      // tiers are in memory, and without faults
+	over    string    // the source, in place of one that is made
 	log     io.Writer // where the daemon's log goes; nil is nowhere
 }
 
@@ -292,19 +326,29 @@ func bytesQuota(n int64) tiers.Quota { return tiers.Quota{Bytes: n} }
 
 // newStack makes folders; fill puts the dataset into the source; and what they
 // make is mounted.
-func newStack(t *testing.T, opts stackOptions, fill func(source string)) *stack {
+func newStack(t testing.TB, opts stackOptions, fill func(source string)) *stack {
 	t.Helper()
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skip("no /dev/fuse")
 	}
 	dir := t.TempDir()
-	s := &stack{t: t, dir: dir, source: filepath.Join(dir, "source"), point: filepath.Join(dir, "mnt"), opts: opts}
+	s := &stack{t: t, dir: dir, source: filepath.Join(dir, "source"), point: filepath.Join(dir, "mnt"), tiers: dir, opts: opts}
 	for _, d := range []string{s.source, s.point} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	fill(s.source)
+	if opts.memory {
+		folder, err := os.MkdirTemp("/dev/shm", "milkweed-test-")
+		s.check(err)
+		t.Cleanup(func() { os.RemoveAll(folder) })
+		s.tiers = folder
+	}
+	if opts.over != "" {
+		s.source = opts.over
+	} else {
+		fill(s.source)
+	}
 	s.start()
 	t.Cleanup(s.end)
 	return s
@@ -323,14 +367,19 @@ func (s *stack) start() {
 	var configs []tiers.Config
 	s.to, s.stores = nil, nil
 	for i, q := range s.opts.quotas {
-		name := "tier" + strconv.Itoa(i+1)
+		name, path := "tier"+strconv.Itoa(i+1), s.tierPath(i+1)
 		store, err := posix.OpenStore(posix.StoreConfig{
-			Tier: filepath.Join(s.dir, name), Dataset: "data", Source: s.source, Mountpoint: s.point,
+			Tier: path, Dataset: "data", Source: s.source, Mountpoint: s.point,
 		})
 		s.check(err)
-		faults := drivertest.NewFaults(store)
-		s.stores, s.to = append(s.stores, store), append(s.to, faults)
-		configs = append(configs, tiers.Config{Name: name, Path: filepath.Join(s.dir, name), Store: faults, Quota: q})
+		s.stores = append(s.stores, store)
+		config := tiers.Config{Name: name, Path: path, Store: store, Quota: q}
+		if !s.opts.memory {
+			faults := drivertest.NewFaults(store)
+			s.to = append(s.to, faults)
+			config.Store = faults
+		}
+		configs = append(configs, config)
 	}
 	s.levels, err = tiers.New(s.from, configs, s.opts.tier, log)
 	s.check(err)
@@ -350,7 +399,7 @@ func (s *stack) start() {
 	s.running.Go(func() { s.levels.Run(ctx) })
 	s.running.Go(func() { s.handler.Run(ctx) })
 	s.levels.Counted(ctx)
-	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout}, log)
+	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout, ReadAhead: fs.MaxRequest}, log)
 	s.check(err)
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
@@ -368,6 +417,12 @@ func (s *stack) end() {
 		s.t.Errorf("unmount: %v", err)
 		s.mount.Detach()
 	}
+	s.shut()
+}
+
+// shut ends what end does but for the mount, which has ended.
+func (s *stack) shut() {
+	s.t.Helper()
 	s.stop()
 	s.running.Wait()
 	for _, store := range s.stores {
@@ -399,6 +454,13 @@ func (s *stack) epoch(seed int) {
 	child(s.t, "compare", s.source, s.point, strconv.Itoa(seed))
 }
 
+// forgetPages makes the kernel forget what it has of the files, so that reads
+// reach the daemon.
+func (s *stack) forgetPages() {
+	s.t.Helper()
+	child(s.t, "forget", s.point)
+}
+
 // settled waits until no copy is under way.
 func (s *stack) settled() {
 	s.t.Helper()
@@ -416,7 +478,7 @@ func (s *stack) eventually(what string, f func() bool) {
 }
 
 // write makes a file with random content.
-func write(t *testing.T, dir, name string, size int, seed uint64) []byte {
+func write(t testing.TB, dir, name string, size int, seed uint64) []byte {
 	t.Helper()
 	data := make([]byte, size)
 	chacha(seed, data)
@@ -440,7 +502,7 @@ func chacha(seed uint64, data []byte) {
 
 // mixed puts small files in folders and two large ones into a source, about
 // 25 MB in all, and returns the number of their bytes.
-func mixed(t *testing.T) (fill func(string), total *int64) {
+func mixed(t testing.TB) (fill func(string), total *int64) {
 	total = new(int64)
 	return func(source string) {
 		for i := range 60 {
@@ -460,9 +522,14 @@ func mixed(t *testing.T) (fill func(string), total *int64) {
 	}, total
 }
 
+// tierPath is the folder of a tier.
+func (s *stack) tierPath(i int) string {
+	return filepath.Join(s.tiers, "tier"+strconv.Itoa(i))
+}
+
 // tierFiles lists the copies in a tier's folder.
 func (s *stack) tierFiles(i int) []string {
 	s.t.Helper()
-	out := sh(s.t, `cd "$1" && find . -type f -printf '%P\n' | sort`, filepath.Join(s.dir, "tier"+strconv.Itoa(i), "data", "files"))
+	out := sh(s.t, `cd "$1" && find . -type f -printf '%P\n' | sort`, filepath.Join(s.tierPath(i), "data", "files"))
 	return strings.Fields(out)
 }

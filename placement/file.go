@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,27 +15,33 @@ import (
 )
 
 // A file is an open file that is read where that is best at the moment. It
-// begins on a copy, in a fill or at the source, and moves when a better place
-// comes up or the one it has fails, in the middle of the file if need be: all
-// places have the same bytes, for they are of one version.
+// begins on a copy, in a fill or at the source. A copy or a fill is left when
+// it fails, in the middle of the file if need be, and the source when a tier
+// has the file or has room for it: all places have the same bytes, for they
+// are of one version.
 type file struct {
 	handler *Handler
 	entry   *metadata.Entry
-	at      atomic.Pointer[view] // where it was read last
+	at      atomic.Pointer[view] // where it is read now; nil: nowhere yet
 
-	mu     sync.Mutex // guards the following, and the changing of at
-	views  []*view    // all there ever were, to be closed with the file
-	source *view      // the one at the source
+	moving chan struct{}  // has room for one, whoever changes the following
+	source drivers.Object // the file at the source, once it was needed
 }
 
 var _ drivers.Object = (*file)(nil)
 
-// A view is one place that a file is read from.
+func newFile(h *Handler, e *metadata.Entry) *file {
+	return &file{handler: h, entry: e, moving: make(chan struct{}, 1)}
+}
+
+// A view is one place that a file is read from. It is closed when the file has
+// gone elsewhere and the last read in it has ended.
 type view struct {
-	drivers.Object             // nil if fill is set
-	fill           *fill       // nil if Object is set
-	level          tiers.Level // of the place
-	failed         atomic.Bool // another place is to be found
+	drivers.Object              // nil if fill is set
+	fill           *fill        // nil if Object is set
+	level          tiers.Level  // of the place
+	failed         atomic.Bool  // another place is to be found
+	users          atomic.Int32 // reads under way, and the file whose place it is
 
 	// Of a view at the source: the level that the file had when this view
 	// was chosen, and when to look for a better one again.
@@ -48,17 +53,41 @@ type view struct {
 // has room for it now, or is well again.
 const again = time.Second
 
-// best reports whether v is the place to read the file whose level is l.
-func (v *view) best(l tiers.Level, e *metadata.Entry) bool {
+// best reports whether v is the place to read e from. A copy that works is
+// kept when it is removed or superseded, for there may be no other with the
+// version that is open.
+func (v *view) best(e *metadata.Entry) bool {
 	switch {
 	case v == nil || v.failed.Load():
 		return false
-	case v.fill != nil:
-		return l == v.level || l == tiers.AtSource
-	case v.level == tiers.AtSource:
-		return l == v.instead && (!e.Claimed() || e.Stale()) && time.Now().Before(v.again)
+	case v.fill != nil || v.level != tiers.AtSource:
+		return true
 	}
-	return l == v.level
+	return v.instead == e.Level() && (!e.Claimed() || e.Stale()) && time.Now().Before(v.again)
+}
+
+// enter begins a read, unless the view is closed.
+func (v *view) enter() bool {
+	for {
+		n := v.users.Load()
+		if n == 0 {
+			return false
+		}
+		if v.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// leave ends a read.
+func (v *view) leave() {
+	switch {
+	case v.users.Add(-1) > 0:
+	case v.fill != nil:
+		v.fill.release()
+	case v.level != tiers.AtSource: // the object there is the file's
+		v.Object.Close()
+	}
 }
 
 // ReadAt reads the file, as drivers.Object says. The error is the source's or
@@ -73,30 +102,43 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if v.fill != nil {
-			n, err := v.fill.ReadAt(ctx, p, off)
-			if !errors.Is(err, errFailed) {
-				return n, err
-			}
-			v.failed.Store(true)
-			continue
-		}
-		n, err := v.ReadAt(ctx, p, off)
-		switch {
-		case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
+		n, err := f.readAt(ctx, v, p, off)
+		v.leave()
+		if !errors.Is(err, errFailed) || errors.Is(err, drivers.ErrAbandoned) {
 			return n, err
-		case v.level == tiers.AtSource:
-			return n, f.sourceError(err)
-		}
-		v.failed.Store(true)
-		f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
-		if errors.Is(err, drivers.ErrChanged) || err == io.EOF { // somebody wrote to the copy
-			f.entry.Demote(v.level)
-		}
-		if errors.Is(err, drivers.ErrAbandoned) {
-			return 0, err
 		}
 	}
+}
+
+// readAt reads from one view. An error that matches errFailed is not the
+// source's, and the view is not to be used again.
+func (f *file) readAt(ctx context.Context, v *view, p []byte, off int64) (int, error) {
+	if v.fill != nil {
+		n, err := v.fill.ReadAt(ctx, p, off)
+		if !errors.Is(err, errFailed) {
+			return n, err
+		}
+		v.failed.Store(true)
+		if !errors.Is(err, drivers.ErrAbandoned) {
+			if werr := v.fill.wait(ctx); werr != nil { // or it would be joined again
+				return 0, werr
+			}
+		}
+		return 0, err
+	}
+	n, err := v.ReadAt(ctx, p, off)
+	switch {
+	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
+		return n, err
+	case v.level == tiers.AtSource:
+		return n, f.sourceError(err)
+	}
+	v.failed.Store(true)
+	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
+	if errors.Is(err, drivers.ErrChanged) || err == io.EOF { // somebody wrote to the copy
+		f.entry.Demote(v.level)
+	}
+	return 0, fmt.Errorf("%w: %w", errFailed, err)
 }
 
 // sourceError turns a read at the source that ended early into the error that
@@ -111,28 +153,37 @@ func (f *file) sourceError(err error) error {
 	return err
 }
 
-// view returns the place to read the file from, going there if need be.
+// view returns the place to read the file from, going there if need be. The
+// caller leaves it.
 func (f *file) view(ctx context.Context) (*view, error) {
-	e := f.entry
-	if v := f.at.Load(); v.best(e.Level(), e) {
+	if v := f.at.Load(); v.best(f.entry) && v.enter() {
 		return v, nil
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if v := f.at.Load(); v.best(e.Level(), e) {
-		return v, nil
+	select {
+	case f.moving <- struct{}{}:
+		defer func() { <-f.moving }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	v, err := f.choose(ctx)
+	old := f.at.Load()
+	if old.best(f.entry) && old.enter() {
+		return old, nil
+	}
+	v, err := f.choose(ctx, old)
 	if err != nil {
 		return nil, err
 	}
+	v.users.Store(2) // the file and the caller
 	f.at.Store(v)
+	if old != nil {
+		old.leave()
+	}
 	return v, nil
 }
 
-// choose goes to the best place there is: a copy, a fill, the source. f.mu
-// must be held.
-func (f *file) choose(ctx context.Context) (*view, error) {
+// choose goes to the best place there is: a copy, a fill, the source. It is
+// called by whoever is moving.
+func (f *file) choose(ctx context.Context, old *view) (*view, error) {
 	e, h := f.entry, f.handler
 	for range 4 { // a level may change under us, but not for ever
 		l := e.Level()
@@ -140,18 +191,21 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 			fill, err := h.join(ctx, e, false)
 			switch {
 			case err == nil:
-				return f.keep(&view{fill: fill, level: fill.tier.Level()}), nil
+				return &view{fill: fill, level: fill.tier.Level()}, nil
 			case errors.Is(err, errSettled):
 				continue
-			case f.source == nil && !errors.Is(err, errNoRoom) && !errors.Is(err, errBackoff):
+			case f.source == nil && !isElsewhere(err):
 				return nil, err
 			}
-			return f.openSource(ctx)
+			return f.atSource(ctx)
+		}
+		if old != nil && old.level == l && old.fill == nil && old.failed.Load() {
+			return f.atSource(ctx) // not there again so soon: a bad disk may fail in this file alone
 		}
 		t := h.levels.Tier(l)
 		obj, err := t.Open(ctx, e.Path(), e.Info())
 		if err == nil {
-			return f.keep(&view{Object: obj, level: l}), nil
+			return &view{Object: obj, level: l}, nil
 		}
 		switch {
 		case errors.Is(err, drivers.ErrChanged): // another file has its name; the next fill removes it
@@ -161,29 +215,28 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 				t.Lost(e.Size())
 			}
 		default: // the tier is not well; the copy may be
-			return f.openSource(ctx)
+			return f.atSource(ctx)
 		}
 	}
-	return f.openSource(ctx)
+	return f.atSource(ctx)
 }
 
-// openSource goes to the source; f.mu must be held.
-func (f *file) openSource(ctx context.Context) (*view, error) {
+// isElsewhere reports whether err, of join, only says that there is no fill to
+// read from.
+func isElsewhere(err error) bool {
+	return errors.Is(err, errNoRoom) || errors.Is(err, errBackoff) || errors.Is(err, errStopped)
+}
+
+// atSource goes to the source. It is called by whoever is moving.
+func (f *file) atSource(ctx context.Context) (*view, error) {
 	if f.source == nil {
 		obj, err := openSource(ctx, f.handler, f.entry)
 		if err != nil {
 			return nil, err
 		}
-		f.source = f.keep(&view{Object: obj})
+		f.source = obj
 	}
-	// A new view of the same object, since views do not change.
-	return &view{Object: f.source.Object, instead: f.entry.Level(), again: time.Now().Add(again)}, nil
-}
-
-// keep remembers what must be closed with the file; f.mu must be held.
-func (f *file) keep(v *view) *view {
-	f.views = append(f.views, v)
-	return v
+	return &view{Object: f.source, instead: f.entry.Level(), again: time.Now().Add(again)}, nil
 }
 
 // Info describes the version that is open.
@@ -191,16 +244,12 @@ func (f *file) Info() drivers.Info { return f.entry.Info() }
 
 // Close closes the file.
 func (f *file) Close() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, v := range f.views {
-		if v.fill != nil {
-			v.fill.release()
-		} else {
-			v.Object.Close()
-		}
+	if v := f.at.Swap(nil); v != nil {
+		v.leave()
 	}
-	f.views = nil
+	if f.source != nil {
+		return f.source.Close()
+	}
 	return nil
 }
 

@@ -41,6 +41,7 @@ type fill struct {
 	entry   *metadata.Entry
 	name    string
 	size    int64
+	opened  bool  // somebody opened the file; else it is copied ahead of that
 	place   place // the queue's
 
 	started chan struct{} // closed when the following are set
@@ -52,21 +53,49 @@ type fill struct {
 
 	ended chan struct{} // closed when the copy is committed or thrown away
 
-	mu      sync.Mutex // guards the following
-	blocks  []byte     // their states
-	flights map[int]chan struct{}
-	missing int   // blocks that are not present
-	after   int   // the block after the last that a reader asked for
-	cause   error // why the fill failed
+	mu      sync.Mutex      // guards the following
+	blocks  []byte          // their states
+	flights map[int]*flight // of the blocks that are being fetched
+	missing int             // blocks that are not present
+	after   int             // the block after the last that a reader asked for
+	cause   error           // why the fill failed
 	refs    int
 }
 
-func newFill(h *Handler, e *metadata.Entry) *fill {
+// A flight is one block being fetched. Readers get it from memory while it is
+// on its way to the tier.
+type flight struct {
+	fetched chan struct{} // closed when data is set, or the flight has landed
+	landed  chan struct{} // closed when err is set
+	err     error         // why the block is not present
+
+	mu   sync.RWMutex // guards the following
+	data []byte       // the block, after fetched and until landed
+}
+
+// readAt reads from the block while it is in memory, and reports whether it is.
+func (fl *flight) readAt(p []byte, off int64) bool {
+	fl.mu.RLock()
+	defer fl.mu.RUnlock()
+	if fl.data != nil {
+		copy(p, fl.data[off:])
+	}
+	return fl.data != nil
+}
+
+// hold sets what readers find in memory; nil waits for those that are at it.
+func (fl *flight) hold(data []byte) {
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	fl.data = data
+}
+
+func newFill(h *Handler, e *metadata.Entry, opened bool) *fill {
 	return &fill{
-		handler: h, entry: e, name: e.Path(), size: e.Size(),
+		handler: h, entry: e, name: e.Path(), size: e.Size(), opened: opened,
 		started: make(chan struct{}),
 		ended:   make(chan struct{}),
-		flights: make(map[int]chan struct{}),
+		flights: make(map[int]*flight),
 		refs:    1, // the handler's, until ended
 	}
 }
@@ -80,79 +109,95 @@ func (f *fill) start() {
 		return
 	}
 	if err := f.allocate(); err != nil {
+		if h.ctx.Err() != nil {
+			err = errStopped // and nobody else's error
+		}
 		f.giveUp(err)
 		return
 	}
 	n := int((f.size + blockSize - 1) / blockSize)
 	f.mu.Lock()
 	f.blocks, f.missing = make([]byte, n), n
+	if f.opened { // whoever opens a file is about to read it
+		f.take(0)
+		h.wg.Go(func() { f.demand(0) })
+	}
 	f.mu.Unlock()
-	h.queue.add(f)
+	if n > 1 || !f.opened {
+		h.queue.add(f)
+	}
 }
 
-// allocate opens the source, and creates the copy on the fastest tier that has
-// room and takes it.
+// allocate opens the source and creates the copy, at the same time, since the
+// source may be slow to open.
 func (f *fill) allocate() error {
 	h := f.handler
-	var last error
-	for _, t := range h.levels.Tiers() {
-		room, ok := t.Reserve(h.ctx, f.size)
-		if !ok {
-			continue
-		}
-		if err := f.openSource(); err != nil {
-			room.Return()
-			return err
-		}
-		w, err := t.Create(h.ctx, f.name, f.source.Info())
-		if err != nil {
-			room.Return()
-			last = err
-			continue
-		}
-		f.tier, f.room, f.copy = t, room, w
-		return nil
+	t, room := h.reserve(f.size, h.levels.Tiers())
+	if t == nil {
+		h.skip(f.entry)
+		return errNoRoom
 	}
-	if last != nil {
-		h.log.Warn("copy not started", "path", f.name, "err", last)
-		return fmt.Errorf("%w: %w", errNoRoom, last)
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		f.source, err = openSource(h.ctx, h, f.entry)
+		opened <- err
+	}()
+	failure := f.create(t, room)
+	if err := <-opened; err != nil {
+		if f.copy != nil {
+			f.copy.Abort()
+			f.room.Return()
+		}
+		return err
 	}
-	h.skip(f.entry)
-	return errNoRoom
+	return failure
 }
 
-// openSource opens the file at the source, if it is not open.
-func (f *fill) openSource() error {
-	if f.source != nil {
-		return nil
+// create creates the copy on t, where it has room, or on a lower tier.
+func (f *fill) create(t *tiers.Tier, room *tiers.Reservation) error {
+	h := f.handler
+	for {
+		w, err := t.Create(h.ctx, f.name, f.entry.Info())
+		if err == nil {
+			f.tier, f.room, f.copy = t, room, w
+			return nil
+		}
+		room.Return()
+		if t, room = h.reserve(f.size, h.levels.Below(t)); t == nil {
+			h.log.Warn("copy not started", "path", f.name, "err", err)
+			return fmt.Errorf("%w: %w", errNoRoom, err)
+		}
 	}
-	obj, err := openSource(f.handler.ctx, f.handler, f.entry)
-	f.source = obj
-	return err
 }
 
 // giveUp ends a fill that could not be started. The error is the source's, or
-// one of errSettled and errNoRoom, which say where else to read.
+// one of errSettled, errNoRoom and errStopped, which say where else to read.
 func (f *fill) giveUp(err error) {
 	f.err = err
 	tierFailed := errors.Is(err, errNoRoom) && err != errNoRoom
 	if tierFailed {
 		f.handler.failed.Add(1)
 	}
-	f.end(err, tierFailed)
+	f.end(errors.Is(err, errSettled), tierFailed)
 }
 
 // end is the end of the claim.
-func (f *fill) end(cause error, failed bool) {
-	f.mu.Lock()
-	f.cause = cause
-	f.mu.Unlock()
-	f.handler.forget(f, failed)
-	if cause != nil && !errors.Is(cause, errSettled) {
-		f.entry.Release()
-	}
+func (f *fill) end(published, failed bool) {
+	f.handler.queue.remove(f)
+	f.handler.forget(f, published, failed)
 	close(f.ended)
 	f.release()
+}
+
+// wait waits for the end of the claim.
+func (f *fill) wait(ctx context.Context) error {
+	select {
+	case <-f.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // retain takes a reference; somebody must hold one already.
@@ -194,80 +239,90 @@ func (f *fill) present() int64 {
 }
 
 // errFailed is the error of a read from a fill that has failed: the file is to
-// be read elsewhere. It is never the source's.
+// be read elsewhere, once the fill has ended. It is never the source's.
 var errFailed = errors.New("fill has failed")
 
 // ReadAt reads the file, fetching the blocks that are wanted. An error that
-// does not match errFailed is the source's or ctx's.
+// does not match errFailed is the source's or ctx's; one that matches
+// drivers.ErrAbandoned too says that p is lost.
 func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off >= f.size {
 		return 0, io.EOF
 	}
-	n := int(min(int64(len(p)), f.size-off))
-	for b := int(off / blockSize); int64(b)*blockSize < off+int64(n); b++ {
-		if err := f.need(ctx, b); err != nil {
-			return 0, err
+	want := p[:min(int64(len(p)), f.size-off)]
+	for n := 0; n < len(want); {
+		at := off + int64(n)
+		part := want[n:min(len(want), n+int(blockSize-at%blockSize))]
+		if err := f.readBlock(ctx, part, at); err != nil {
+			return n, err
 		}
+		n += len(part)
 	}
-	got, err := f.copy.ReadAt(p[:n], off)
-	switch {
-	case got == n:
-	case errors.Is(err, drivers.ErrAbandoned):
-		f.fail(err)
-		return 0, err
-	default:
-		f.fail(err)
-		return 0, errFailed
+	if len(want) < len(p) {
+		return len(want), io.EOF
 	}
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
+	return len(want), nil
 }
 
-// need returns when block b is present: it waits for whoever fetches it, or
-// has it fetched.
-func (f *fill) need(ctx context.Context, b int) error {
+// readBlock reads p, which is within one block: from the copy, or from the
+// flight that brings the block, which it starts if there is none.
+func (f *fill) readBlock(ctx context.Context, p []byte, off int64) error {
+	b := int(off / blockSize)
 	q := f.handler.queue
 	for first := true; ; first = false {
 		f.mu.Lock()
+		if first && f.missing > 0 {
+			f.after = b + 1
+			q.touch(f)
+		}
 		if f.blocks[b] == present {
 			f.mu.Unlock()
-			return nil
+			return f.readCopy(p, off)
 		}
 		if f.cause != nil {
 			f.mu.Unlock()
 			return errFailed
 		}
-		if first {
-			f.after = b + 1
-			if f.missing > 1 {
-				q.touch(f)
-			}
-		}
-		flight := f.flights[b]
-		var mine chan error
-		if flight == nil {
-			flight = f.take(b)
-			mine = make(chan error, 1)
-			f.handler.wg.Go(func() { mine <- f.demand(b) })
+		fl, others := f.flights[b]
+		if !others {
+			fl = f.take(b)
+			f.handler.wg.Go(func() { f.demand(b) })
 		}
 		f.mu.Unlock()
 
 		q.wait()
 		select {
-		case <-flight:
+		case <-fl.fetched:
 			q.waited()
 		case <-ctx.Done():
 			q.waited()
 			return context.Cause(ctx)
 		}
-		if mine != nil {
-			if err := <-mine; err != nil {
-				return err
-			}
+		if fl.readAt(p, off%blockSize) {
+			return nil
+		}
+		select {
+		case <-fl.landed: // at once, or when the copy is thrown away
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		switch {
+		case fl.err == nil, others: // who waited for somebody else's asks again
+		case errors.Is(fl.err, errFailed):
+			return errFailed // what was abandoned, if anything, is not the reader's
+		default:
+			return fl.err
 		}
 	}
+}
+
+// readCopy reads p, which is present.
+func (f *fill) readCopy(p []byte, off int64) error {
+	if n, err := f.copy.ReadAt(p, off); n < len(p) {
+		f.fail(err)
+		return fmt.Errorf("%w: %w", errFailed, err)
+	}
+	return nil
 }
 
 // next takes the next absent block after the last demand for a worker, who
@@ -290,79 +345,97 @@ func (f *fill) next() (b int, ok bool) {
 }
 
 // take marks block b as being fetched; f.mu must be held.
-func (f *fill) take(b int) chan struct{} {
-	flight := make(chan struct{})
+func (f *fill) take(b int) *flight {
+	fl := &flight{fetched: make(chan struct{}), landed: make(chan struct{})}
 	f.blocks[b] = fetching
-	f.flights[b] = flight
+	f.flights[b] = fl
 	f.refs++ // given back by fetch
-	return flight
+	return fl
 }
 
 // demand fetches a block for a reader.
-func (f *fill) demand(b int) error {
+func (f *fill) demand(b int) {
 	buf, err := f.handler.demand.get(f.handler.ctx)
-	if err != nil {
-		f.land(b, absent)
+	if err != nil { // the handler stops
+		f.fail(errStopped)
+		f.land(b, errFailed)
 		f.release()
-		return err
+		return
 	}
-	err = f.fetch(b, *buf)
+	err = f.fetch(b, buf)
 	f.handler.demand.put(buf, errors.Is(err, drivers.ErrAbandoned))
-	return err
 }
 
 // fetch copies block b, which the caller has taken, by way of buf. An error
 // fails the fill; one that does not match errFailed is the source's.
 func (f *fill) fetch(b int, buf []byte) error {
 	defer f.release()
+	f.mu.Lock()
+	fl := f.flights[b]
+	f.mu.Unlock()
+	sources, err := f.transfer(b, fl, buf)
+	if err != nil {
+		f.fail(err)
+		if !sources {
+			err = fmt.Errorf("%w: %w", errFailed, err)
+		}
+	}
+	if f.land(b, err) {
+		f.commit()
+	}
+	return err
+}
+
+// transfer moves block b from the source to the copy, and reports whether an
+// error is the source's.
+func (f *fill) transfer(b int, fl *flight, buf []byte) (sources bool, err error) {
 	off := int64(b) * blockSize
 	buf = buf[:min(blockSize, f.size-off)]
-	_, err := f.source.ReadAt(f.handler.ctx, buf, off)
+	_, err = f.source.ReadAt(f.handler.ctx, buf, off)
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.name, drivers.ErrChanged) // it is shorter than it was
 	}
 	if err != nil {
-		f.fail(err)
-		f.land(b, absent)
-		return err
+		return f.handler.ctx.Err() == nil, err
 	}
-	if _, err := f.copy.WriteAt(buf, off); err != nil {
-		f.fail(err)
-		f.land(b, absent)
-		if errors.Is(err, drivers.ErrAbandoned) {
-			return fmt.Errorf("%w: %w", errFailed, drivers.ErrAbandoned)
-		}
-		return errFailed
-	}
-	if f.land(b, present) {
-		f.commit()
-	}
-	return nil
+	fl.hold(buf)
+	defer fl.hold(nil)
+	close(fl.fetched)
+	_, err = f.copy.WriteAt(buf, off)
+	return false, err
 }
 
-// land ends the flight of block b, and reports whether it was the last block.
-func (f *fill) land(b int, state byte) (last bool) {
+// land ends the flight of block b, and reports whether it was the last block
+// and the copy is to be committed.
+func (f *fill) land(b int, err error) (last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.blocks[b] = state
-	close(f.flights[b])
+	fl := f.flights[b]
 	delete(f.flights, b)
-	if state == present {
-		f.missing--
-		return f.missing == 0 && f.cause == nil
+	fl.err = err
+	close(fl.landed)
+	if !isClosed(fl.fetched) {
+		close(fl.fetched)
 	}
-	return false
+	if err != nil {
+		f.blocks[b] = absent
+		return false
+	}
+	f.blocks[b] = present
+	f.missing--
+	return f.missing == 0 && f.cause == nil
 }
 
 // commit makes the copy the file's best. The level is published when the copy
-// is in place and not before.
+// is in place and not before. It is called once, by whoever lands the last
+// block.
 func (f *fill) commit() {
 	if f.entry.Stale() { // its name belongs to another version
-		f.fail(drivers.ErrChanged)
+		f.discard(drivers.ErrChanged)
 		return
 	}
 	if err := f.copy.Commit(); err != nil {
-		f.fail(err)
+		f.discard(err)
 		return
 	}
 	h := f.handler
@@ -370,16 +443,26 @@ func (f *fill) commit() {
 	h.placed.Add(1)
 	h.placedBytes.Add(f.size)
 	f.entry.Publish(f.tier.Level())
-	f.end(nil, false)
+	f.end(true, false)
 }
 
-// fail throws the copy away, once. Readers go on at the source.
+// fail throws the copy away, once. Readers go on at the source. A copy that is
+// complete is left to commit, which alone says how it ends.
 func (f *fill) fail(cause error) {
 	f.mu.Lock()
-	if f.cause != nil || isClosed(f.ended) {
-		f.mu.Unlock()
-		return
+	ends := f.cause == nil && f.missing > 0
+	if ends {
+		f.cause = cause
 	}
+	f.mu.Unlock()
+	if ends {
+		f.discard(cause)
+	}
+}
+
+// discard is what fail and commit do about a copy that is not to be.
+func (f *fill) discard(cause error) {
+	f.mu.Lock()
 	f.cause = cause
 	f.mu.Unlock()
 	f.copy.Abort()
@@ -393,15 +476,16 @@ func (f *fill) fail(cause error) {
 	if errors.Is(cause, drivers.ErrChanged) {
 		h.names.Changed(f.entry)
 	}
-	f.end(cause, !stopped)
+	f.end(false, !stopped)
 }
 
-// abandon ends the fill because the handler stops.
+// abandon ends the fill because the handler stops, unless it is about to end.
 func (f *fill) abandon() {
 	<-f.started
 	if f.err == nil {
-		f.fail(context.Canceled)
+		f.fail(errStopped)
 	}
+	<-f.ended
 }
 
 func isClosed(c chan struct{}) bool {

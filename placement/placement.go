@@ -17,6 +17,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,8 +44,7 @@ type Handler struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup // what start and fetch have under way
 
-	mu      sync.Mutex // guards the following
-	closed  bool
+	mu      sync.Mutex                // guards the following
 	fills   map[*metadata.Entry]*fill // of the entries that are claimed
 	retries map[*metadata.Entry]retry // of those whose last copy failed
 
@@ -52,7 +53,8 @@ type Handler struct {
 	fillOpens                            atomic.Int64
 }
 
-// A retry says when a copy that failed may be tried again.
+// A retry says when a copy that failed may be tried again. One that nobody
+// asks for is forgotten in the end.
 type retry struct {
 	failures int
 	at       time.Time
@@ -80,7 +82,8 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *s
 }
 
 // Run copies in the background until ctx is done. It returns when all copies
-// under way have ended; those not complete are thrown away.
+// under way have ended; those not complete are thrown away. Files can still be
+// opened and read after it, but no copies are made.
 func (h *Handler) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, h.stop)()
 	defer context.AfterFunc(h.ctx, h.queue.close)()
@@ -91,11 +94,7 @@ func (h *Handler) Run(ctx context.Context) {
 	<-h.ctx.Done()
 	workers.Wait()
 	h.mu.Lock()
-	h.closed = true
-	var left []*fill
-	for _, f := range h.fills {
-		left = append(left, f)
-	}
+	left := slices.Collect(maps.Values(h.fills)) // there will be no more
 	h.mu.Unlock()
 	for _, f := range left {
 		f.abandon()
@@ -112,12 +111,10 @@ func (h *Handler) work() {
 		if !ok {
 			return
 		}
-		b, ok := f.next()
-		if ok {
-			h.queue.put(f)
-			if errors.Is(f.fetch(b, buf), drivers.ErrAbandoned) {
-				buf = make([]byte, blockSize)
-			}
+		if b, ok := f.next(); !ok {
+			h.queue.remove(f)
+		} else if errors.Is(f.fetch(b, buf), drivers.ErrAbandoned) {
+			buf = make([]byte, blockSize)
 		}
 		h.queue.done()
 	}
@@ -129,13 +126,13 @@ func (h *Handler) work() {
 // come and go. The error is the source's; it matches drivers.ErrChanged if the
 // source has another version by now, in which case e is stale.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
-	f := &file{handler: h, entry: e}
+	f := newFile(h, e)
 	if e.Size() > 0 {
 		v, err := f.view(ctx)
 		if err != nil {
-			f.Close()
 			return nil, err
 		}
+		defer v.leave()
 		if v.fill != nil {
 			h.fillOpens.Add(1)
 		} else {
@@ -171,18 +168,14 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error)
 		case err != nil:
 			return Failed, err
 		}
-		select {
-		case <-f.ended:
+		if err = f.wait(ctx); err == nil {
 			err = f.result()
-			f.release()
-			if err != nil {
-				return Failed, err
-			}
-			return Placed, nil
-		case <-ctx.Done():
-			f.release()
-			return Failed, context.Cause(ctx)
 		}
+		f.release()
+		if err != nil {
+			return Failed, err
+		}
+		return Placed, nil
 	}
 }
 
@@ -196,6 +189,9 @@ var errSettled = errors.New("a copy was found")
 // errBackoff is the error of a fill that failed lately.
 var errBackoff = errors.New("copying failed lately")
 
+// errStopped is the error of a fill that ended because the handler stops.
+var errStopped = errors.New("placement has stopped")
+
 // join returns the fill of e, starting it if there is none, with a reference
 // that the caller gives back by release. Of all who call at once, one starts
 // it. Insistent callers do not wait for the backoff of failed copies.
@@ -207,10 +203,10 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 	h.mu.Lock()
 	f := h.fills[e]
 	switch {
-	case f != nil:
-	case h.closed:
+	case h.ctx.Err() != nil: // checked under the lock: Run ends all fills that it then sees
 		h.mu.Unlock()
-		return nil, errNoRoom
+		return nil, errStopped
+	case f != nil:
 	case !insistent && time.Now().Before(h.retries[e].at):
 		h.mu.Unlock()
 		return nil, errBackoff
@@ -221,7 +217,7 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 		}
 		return nil, errSettled
 	default:
-		f = newFill(h, e)
+		f = newFill(h, e, !insistent)
 		h.fills[e] = f
 		h.wg.Go(f.start)
 	}
@@ -239,6 +235,17 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 		f.release()
 		return nil, context.Cause(ctx)
 	}
+}
+
+// reserve takes room for size bytes on the first of some tiers that has it. It
+// returns nil if none has.
+func (h *Handler) reserve(size int64, among []*tiers.Tier) (*tiers.Tier, *tiers.Reservation) {
+	for _, t := range among {
+		if room, ok := t.Reserve(h.ctx, size); ok {
+			return t, room
+		}
+	}
+	return nil, nil
 }
 
 // Fits reports whether some tier's quota leaves room for size bytes.
@@ -264,22 +271,28 @@ func (h *Handler) skip(e *metadata.Entry) {
 	}
 }
 
-// forget ends the handler's care for a fill. If it failed, its entry's next
-// copy has to wait.
-func (h *Handler) forget(f *fill, failed bool) {
+// forget ends the handler's care for a fill, and the claim of one that is not
+// published: both at once, so that join finds the one or can have the other.
+// If the fill failed, its entry's next copy has to wait.
+func (h *Handler) forget(f *fill, published, failed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.fills, f.entry)
+	if !published {
+		f.entry.Release()
+	}
 	if !failed {
 		delete(h.retries, f.entry)
 		return
 	}
+	now := time.Now()
+	maps.DeleteFunc(h.retries, func(_ *metadata.Entry, r retry) bool { return now.Sub(r.at) > maxBackoff })
 	r := h.retries[f.entry]
 	pause := maxBackoff
 	if r.failures < 16 {
 		pause = min(minBackoff<<r.failures, maxBackoff)
 	}
-	h.retries[f.entry] = retry{r.failures + 1, time.Now().Add(pause)}
+	h.retries[f.entry] = retry{r.failures + 1, now.Add(pause)}
 }
 
 // Filling returns how many bytes of e the fill under way has copied, and

@@ -1,10 +1,14 @@
 package placement
 
-import "sync"
+import (
+	"container/list"
+	"sync"
+)
 
-// A queue holds the fills that have blocks left for the background. Fills that
-// are being read come first, and get credit blocks fetched ahead for each
-// block read; the rest are completed in the order in which they were started.
+// A queue holds the fills that have blocks left for the background. Those that
+// are being read come first, in turn: each block that a reader asks for gives
+// its fill credit for as many as are fetched ahead. The rest are completed one
+// after the other, in the order in which they were started.
 //
 // While a reader waits for a block, only a few of the workers are let through:
 // demand goes before prefetch.
@@ -13,9 +17,8 @@ type queue struct {
 
 	mu      sync.Mutex // guards the following
 	cond    sync.Cond  // of mu: something below has changed
-	hot     []*fill    // being read
-	cold    []*fill    // the rest, and what has used up its credit
-	queued  int64      // fills in either or both
+	hot     list.List  // fills with credit, the next to be served first
+	all     list.List  // all fills, by start
 	waiting int        // readers that wait for a block
 	active  int        // workers that fetch one
 	closed  bool
@@ -23,8 +26,8 @@ type queue struct {
 
 // A place is where in a queue a fill is; it is guarded by queue.mu.
 type place struct {
-	hot, cold bool
-	credit    int // blocks to fetch before the fill is no longer hot
+	hot, all *list.Element // nil where it is not
+	credit   int           // blocks to fetch before the fill is no longer hot
 }
 
 // credit is how many blocks are fetched ahead of a reader before other files
@@ -42,50 +45,37 @@ func newQueue(few int) *queue {
 func (q *queue) add(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.push(f)
-}
-
-// touch says that a reader has asked for a block of f.
-func (q *queue) touch(f *fill) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	f.place.credit = credit
-	q.push(f)
-}
-
-// push puts f where its credit says, unless it is there; q.mu must be held.
-func (q *queue) push(f *fill) {
-	p := &f.place
-	was := p.hot || p.cold
-	switch {
-	case p.credit > 0 && !p.hot:
-		p.hot = true
-		q.hot = append(q.hot, f)
-	case p.credit == 0 && !p.cold:
-		p.cold = true
-		q.cold = append(q.cold, f)
-	}
-	if !was {
-		q.queued++
-	}
+	f.place.all = q.all.PushBack(f)
 	q.cond.Signal()
 }
 
-// pop takes the first fill out of one of the lists; q.mu must be held.
-func (q *queue) pop(list *[]*fill) *fill {
-	f := (*list)[0]
-	(*list)[0] = nil
-	*list = (*list)[1:]
+// touch says that a reader has asked for a block of f, which matters if f is
+// queued.
+func (q *queue) touch(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	p := &f.place
-	if list == &q.hot {
-		p.hot = false
-	} else {
-		p.cold = false
+	if p.all == nil {
+		return
 	}
-	if !p.hot && !p.cold {
-		q.queued--
+	p.credit = credit
+	if p.hot == nil {
+		p.hot = q.hot.PushBack(f)
 	}
-	return f
+}
+
+// remove takes f out, if it is queued.
+func (q *queue) remove(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := &f.place
+	if p.hot != nil {
+		q.hot.Remove(p.hot)
+	}
+	if p.all != nil {
+		q.all.Remove(p.all)
+	}
+	*p = place{}
 }
 
 // wait says that a reader begins to wait for a block; waited ends it.
@@ -106,8 +96,8 @@ func (q *queue) waited() {
 }
 
 // take waits for a fill to fetch a block of, and reports false when the queue
-// is closed. The caller calls done when it has fetched it, and put, before
-// that, if there may be more blocks.
+// is closed. The fill stays where it is, for other workers; the caller removes
+// it if it has no block left, and calls done in any case.
 func (q *queue) take() (*fill, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -116,23 +106,36 @@ func (q *queue) take() (*fill, bool) {
 		case q.closed:
 			return nil, false
 		case q.waiting > 0 && q.active >= q.few:
-		case len(q.hot) > 0:
-			q.active++
-			return q.pop(&q.hot), true
-		case len(q.cold) > 0:
-			q.active++
-			return q.pop(&q.cold), true
+		case q.hot.Len() > 0:
+			return q.start(q.spend()), true
+		case q.all.Len() > 0:
+			return q.start(q.all.Front().Value.(*fill)), true
 		}
 		q.cond.Wait()
 	}
 }
 
-// put queues a fill again that was taken.
-func (q *queue) put(f *fill) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	f.place.credit = max(f.place.credit-1, 0)
-	q.push(f)
+// start begins a take, and wakes the next worker, since f may have more blocks
+// than one; q.mu must be held.
+func (q *queue) start(f *fill) *fill {
+	q.active++
+	q.cond.Signal()
+	return f
+}
+
+// spend returns the hot fill whose turn it is, for one of its credit; q.mu
+// must be held.
+func (q *queue) spend() *fill {
+	e := q.hot.Front()
+	f := e.Value.(*fill)
+	p := &f.place
+	if p.credit--; p.credit > 0 {
+		q.hot.MoveToBack(e)
+	} else {
+		q.hot.Remove(e)
+		p.hot = nil
+	}
+	return f
 }
 
 // done ends a take.
@@ -151,10 +154,9 @@ func (q *queue) close() {
 	q.cond.Broadcast()
 }
 
-// len returns the number of fills that are queued. Some may turn out to have
-// been completed by their readers.
+// len returns the number of fills that are queued.
 func (q *queue) len() int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.queued
+	return int64(q.all.Len())
 }

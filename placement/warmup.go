@@ -8,7 +8,7 @@ import (
 )
 
 // Progress is how far a Warmup is. Files and Bytes of Placed, Skipped and
-// Failed add up to those of Found once Walking is false and it has ended.
+// Failed add up to those of Found when it has ended, unless it was cancelled.
 type Progress struct {
 	Walking                        bool // more may be found
 	Found, Placed, Skipped, Failed Amount

@@ -28,6 +28,8 @@ type Tier struct {
 	opts  Options
 	log   *slog.Logger
 
+	prompt bool // the store never hangs
+
 	space   space
 	health  health
 	probing atomic.Bool
@@ -41,8 +43,10 @@ type Tier struct {
 }
 
 func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
+	p, ok := c.Store.(drivers.Prompter)
 	return &Tier{
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
+		prompt:  ok && p.Prompt(),
 		health:  health{log: log, wake: make(chan struct{}, 1)},
 		counted: make(chan struct{}),
 		tried:   make(chan struct{}),
@@ -191,8 +195,13 @@ func (t *Tier) note(k kind, err error) error {
 	return fmt.Errorf("tier %s: %w", t.name, err)
 }
 
-// hurry is await with the tier's time-out.
+// hurry is await with the tier's time-out. A tier that never hangs has none: to
+// hand an operation from one goroutine to another and back costs as much as a
+// read of memory.
 func hurry[T any](ctx context.Context, t *Tier, f func() (T, error), late func(T)) (T, error) {
+	if t.prompt {
+		return f()
+	}
 	t.underWay.Add(1)
 	return await(ctx, t.opts.Timeout, func() (T, error) {
 		defer t.underWay.Add(-1)

@@ -122,6 +122,9 @@ func (h *Hierarchy) Source() *Source { return h.source }
 // Tier returns the tier of a level, which must not be AtSource.
 func (h *Hierarchy) Tier(l Level) *Tier { return h.tiers[l-1] }
 
+// Below returns the tiers below t, fastest first. The slice must not be changed.
+func (h *Hierarchy) Below(t *Tier) []*Tier { return h.tiers[t.level:] }
+
 // Tiers returns the tiers, fastest first. The slice must not be changed.
 func (h *Hierarchy) Tiers() []*Tier { return h.tiers }
 

@@ -1,0 +1,289 @@
+package fs_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	loopback "github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/limit"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+func init() {
+	children["loopback"] = serveLoopback
+	children["slow"] = serveSlow
+	children["time"] = timeReads
+}
+
+// serveLoopback serves go-fuse's own example, without passthrough: args are
+// mount point and folder.
+func serveLoopback(args []string) error {
+	root, err := loopback.NewLoopbackRoot(args[1])
+	if err != nil {
+		return err
+	}
+	second := time.Second
+	server, err := loopback.Mount(args[0], root, &loopback.Options{
+		AttrTimeout: &second, EntryTimeout: &second, NullPermissions: true,
+		MountOptions: fuse.MountOptions{Name: "loopback", FsName: args[1], DisabledCapabilities: fuse.CAP_PASSTHROUGH},
+	})
+	if err != nil {
+		return err
+	}
+	untilTold()
+	return server.Unmount()
+}
+
+// serveSlow serves a folder as slowly as a parallel file system that is busy:
+// 1 ms for an operation, reads of 128 KiB, and no page kept across opens. args
+// are mount point and folder.
+func serveSlow(args []string) error {
+	dir, err := posix.OpenDir(args[1])
+	if err != nil {
+		return err
+	}
+	ctx, log := context.Background(), slog.New(slog.DiscardHandler)
+	levels, err := tiers.New(limit.New(dir, limit.Config{Latency: time.Millisecond}), nil, tiers.Options{}, log)
+	if err != nil {
+		return err
+	}
+	names, err := metadata.New(ctx, levels, time.Minute, log)
+	if err != nil {
+		return err
+	}
+	mount, err := fs.New(names, placement.New(levels, names, 1, log), fs.Config{Point: args[0], Source: "slow", Timeout: time.Minute, Reread: true}, log)
+	if err != nil {
+		return err
+	}
+	untilTold()
+	return mount.Unmount()
+}
+
+// untilTold says that a mount is ready, and returns when it is to end.
+func untilTold() {
+	fmt.Println("ready")
+	io.Copy(io.Discard, os.Stdin)
+}
+
+// serveAt has a child serve a folder at a mount point of its own until the
+// benchmark ends, and returns the mount point.
+func serveAt(b *testing.B, role, folder string) string {
+	b.Helper()
+	point := b.TempDir()
+	cmd := childCommand(role, point, folder)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			b.Errorf("%s: %v", role, err)
+		}
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		b.Fatalf("%s: %q, %v", role, line, err)
+	}
+	return point
+}
+
+// timeReads reads every file of a folder from start to end, and prints the
+// nanoseconds that it took: args are the folder, the number of files to read at
+// a time, and whether the kernel shall have no pages of them.
+func timeReads(args []string) error {
+	readers, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	var paths []string
+	err = filepath.WalkDir(args[0], func(p string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			paths = append(paths, p)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if args[2] == "drop" {
+		for _, p := range paths {
+			if err := dropPages(p); err != nil {
+				return err
+			}
+		}
+	}
+	var (
+		wg    sync.WaitGroup
+		queue = make(chan string, len(paths))
+		errs  = make(chan error, readers)
+	)
+	for _, p := range paths {
+		queue <- p
+	}
+	close(queue)
+	start := time.Now()
+	for range readers {
+		wg.Go(func() {
+			buf := make([]byte, 128<<10)
+			for p := range queue {
+				if err := readFile(p, buf); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	select {
+	case err := <-errs:
+		return err
+	default:
+	}
+	fmt.Println(took.Nanoseconds())
+	return nil
+}
+
+// readFile reads a file as cheaply as a program can.
+func readFile(path string, buf []byte) error {
+	fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(fd)
+	for {
+		n, err := syscall.Read(fd, buf)
+		if err != nil || n == 0 {
+			return err
+		}
+	}
+}
+
+func dropPages(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+}
+
+// took has a child read a folder, and returns its seconds.
+func took(b *testing.B, folder string, readers int, pages string) float64 {
+	b.Helper()
+	out, err := childCommand("time", folder, strconv.Itoa(readers), pages).CombinedOutput()
+	var nanos int64
+	if err == nil {
+		_, err = fmt.Sscan(string(out), &nanos)
+	}
+	if err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	return float64(nanos) / 1e9
+}
+
+// compare reports the median time of each of two sides that were timed in
+// turn, and the median of the ratios pair by pair.
+func compare(b *testing.B, name, other string, ours, theirs []float64) {
+	ratios := make([]float64, len(ours))
+	for i := range ours {
+		ratios[i] = ours[i] / theirs[i]
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(median(ours)*1e3, name+"-ms")
+	b.ReportMetric(median(theirs)*1e3, other+"-ms")
+	b.ReportMetric(median(ratios), name+"/"+other)
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
+
+// shapes are the datasets of the benchmarks.
+var shapes = []struct {
+	name  string
+	files int
+	size  int
+}{
+	{"large", 6, 64 << 20},
+	{"small", 1500, 110_000},
+}
+
+// Reading placed files: Milkweed against go-fuse's loopback example over the
+// same copies, without passthrough on either side; with the pages that the
+// kernel has from an earlier read, and without.
+func BenchmarkPlacedAgainstLoopback(b *testing.B) {
+	for _, shape := range shapes {
+		for _, pages := range []string{"drop", "keep"} {
+			b.Run(shape.name+"/"+pages, func(b *testing.B) {
+				s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true}, func(source string) {
+					for i := range shape.files {
+						write(b, source, fmt.Sprintf("d/%d", i), shape.size, uint64(i))
+					}
+				})
+				took(b, s.point, 1, "drop")
+				s.settled()
+				other := serveAt(b, "loopback", filepath.Join(s.tierPath(1), "data", "files"))
+				took(b, other, 1, "drop")
+				var ours, theirs []float64
+				for b.Loop() {
+					theirs = append(theirs, took(b, other, 1, pages))
+					ours = append(ours, took(b, s.point, 1, pages))
+				}
+				compare(b, "milkweed", "loopback", ours, theirs)
+			})
+		}
+	}
+}
+
+// The first epoch through Milkweed against the same reads straight from the
+// source, which takes 1 ms for an operation and answers 128 KiB at a time.
+func BenchmarkFirstEpochAgainstSource(b *testing.B) {
+	for _, shape := range shapes {
+		for _, readers := range []int{1, 4} {
+			b.Run(fmt.Sprintf("%s/readers=%d", shape.name, readers), func(b *testing.B) {
+				data := b.TempDir()
+				for i := range shape.files / 3 {
+					write(b, data, fmt.Sprintf("d/%d", i), shape.size, uint64(i))
+				}
+				slow := serveAt(b, "slow", data)
+				var ours, theirs []float64
+				for b.Loop() {
+					s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, workers: 8, over: slow}, nil)
+					// There are no pages to drop; and to open a file begins its copy.
+					theirs = append(theirs, took(b, slow, readers, "keep"))
+					ours = append(ours, took(b, s.point, readers, "keep"))
+					s.end()
+				}
+				compare(b, "milkweed", "source", ours, theirs)
+			})
+		}
+	}
+}

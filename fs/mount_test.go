@@ -1,0 +1,232 @@
+package fs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// The tests in this file are of how mounts begin and end, and of requests that
+// end before they are answered.
+
+// A job that waits for a source that hangs can be killed, while others go on.
+func TestKilledReader(t *testing.T) {
+	t.Parallel()
+	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpOpen} {
+		t.Run(string(op), func(t *testing.T) {
+			t.Parallel()
+			s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
+				write(t, source, "hung", 3<<20, 1)
+				write(t, source, "well", 3<<20, 2)
+			})
+			s.from.Add(drivertest.Rule{Op: op, Name: "hung", Hang: true})
+			reader := exec.Command("cat", s.in("hung"))
+			s.check(reader.Start())
+			s.eventually("the source hangs", func() bool { return s.from.Hung() > 0 })
+			sh(t, `cmp "$1" "$2"`, s.in("well"), filepath.Join(s.source, "well"))
+			begin := time.Now()
+			s.check(reader.Process.Kill())
+			reader.Wait()
+			if got := time.Since(begin); got > 8*time.Second {
+				t.Errorf("the killed reader ended after %v, want 5 s", got)
+			}
+			sh(t, `cmp "$1" "$2"`, s.in("well"), filepath.Join(s.source, "well"))
+			s.from.Clear()
+			sh(t, `cmp "$1" "$2"`, s.in("hung"), filepath.Join(s.source, "hung"))
+		})
+	}
+}
+
+// A signal that a job catches does not end what it has asked for.
+func TestSignalledReader(t *testing.T) {
+	s := newStack(t, stackOptions{}, func(source string) { write(t, source, "f", 1000, 1) })
+	s.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
+	reader := childCommand("hold", s.in("f"))
+	var out strings.Builder
+	reader.Stdout = &out
+	s.check(reader.Start())
+	s.eventually("the source hangs", func() bool { return s.from.Hung() > 0 })
+	for range 20 { // every Go program catches this one
+		s.check(reader.Process.Signal(syscall.SIGURG))
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.from.Clear()
+	reader.Wait()
+	if got, want := out.String(), "open\n"; got != want {
+		t.Errorf("open by a job that was sent signals: got %q, want %q", got, want)
+	}
+}
+
+// A mount that is used is not unmounted, except out of sight.
+func TestUnmount(t *testing.T) {
+	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { write(t, source, "f", 3<<20, 1) })
+	h := hold(t, s.in("f"))
+	if err := s.mount.Unmount(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("unmount while a file is open: got %v, want EBUSY", err)
+	}
+	s.check(s.mount.Detach())
+	if got := sh(t, `ls "$1"`, s.point); got != "" {
+		t.Errorf("the mount is still seen: %s", got)
+	}
+	if got := h.read(2<<20, 100); strings.Contains(got, "error") {
+		t.Errorf("read after detaching: got %s", got)
+	}
+	if err := s.mount.Unmount(); err == nil {
+		t.Error("second unmount: got no error")
+	}
+	h.close()
+	s.mount.Wait()
+	if got := s.mount.Stats().Open; got != 0 {
+		t.Errorf("files open after the end: got %d, want 0", got)
+	}
+	s.shut()
+}
+
+// A mount whose connection the administrator cuts ends, and lets go of what
+// was open.
+func TestAbort(t *testing.T) {
+	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { write(t, source, "f", 3<<20, 1) })
+	control := t.TempDir()
+	if err := unix.Mount("none", control, "fusectl", 0, ""); err != nil {
+		t.Skip("may not mount fusectl:", err)
+	}
+	defer unix.Unmount(control, 0)
+	id := sh(t, `awk -v p="$1" '$5 == p { split($3, dev, ":"); print dev[2] }' /proc/self/mountinfo`, s.point)
+	abort := filepath.Join(control, strings.TrimSpace(id), "abort")
+	h := hold(t, s.in("f"))
+	s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
+	s.check(os.WriteFile(abort, []byte("1"), 0))
+	s.mount.Wait()
+	if got := s.mount.Stats().Open; got != 0 {
+		t.Errorf("files open after the abort: got %d, want 0", got)
+	}
+	if got := h.read(1<<20, 100); !strings.Contains(got, "error") {
+		t.Errorf("read after the abort: got %s, want an error", got)
+	}
+	h.close()
+}
+
+// A mount that fails says why, and leaves nothing.
+func TestMountFails(t *testing.T) {
+	s := newStack(t, stackOptions{}, func(source string) {})
+	file := filepath.Join(s.dir, "file")
+	s.check(os.WriteFile(file, nil, 0o644))
+	for point, want := range map[string]error{filepath.Join(s.dir, "missing"): syscall.ENOENT, file: syscall.ENOTDIR} {
+		before := descriptors()
+		_, err := fs.New(s.names, s.handler, fs.Config{Point: point}, slog.New(slog.DiscardHandler))
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), point) {
+			t.Errorf("mount %s: got %v, want %v", point, err, want)
+		}
+		if got := descriptors(); got > before {
+			t.Errorf("descriptors left by a mount that failed: %d before, %d after", before, got)
+		}
+	}
+}
+
+// A user mounts, uses and unmounts without privileges, with fusermount3.
+func TestMountAsUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("all other tests run as a user already")
+	}
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		t.Skip("no fusermount3")
+	}
+	if info, err := os.Stat("/dev/fuse"); err != nil || info.Mode()&0o006 != 0o006 {
+		t.Skip("others may not open /dev/fuse")
+	}
+	const nobody = 65534
+	dir, err := os.MkdirTemp("", "milkweed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		unix.Unmount(filepath.Join(dir, "mnt"), unix.MNT_DETACH)
+		os.RemoveAll(dir)
+	})
+	write(t, dir, "source/f", 1000, 1)
+	test := filepath.Join(dir, "test") // the test's own folder is not for others
+	sh(t, `cp "$1" "$2" && mkdir "$3/mnt" && chmod -R a+rX "$3" && chown -R 65534 "$3"`, os.Args[0], test, dir)
+	cmd := childCommand("serve", dir)
+	cmd.Path = test
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// serveAsUser mounts the source in a folder and has others use it.
+func serveAsUser(args []string) error {
+	dir := args[0]
+	log := slog.New(slog.DiscardHandler)
+	source, err := posix.OpenDir(filepath.Join(dir, "source"))
+	if err != nil {
+		return err
+	}
+	levels, err := tiers.New(source, nil, tiers.Options{}, log)
+	if err != nil {
+		return err
+	}
+	names, err := metadata.New(context.Background(), levels, time.Minute, log)
+	if err != nil {
+		return err
+	}
+	files := placement.New(levels, names, 1, log)
+	mount := func() (*fs.Mount, error) {
+		return fs.New(names, files, fs.Config{Point: filepath.Join(dir, "mnt"), Source: `a,b\c`, Timeout: time.Minute}, log)
+	}
+	m, err := mount()
+	if err != nil {
+		return err
+	}
+	if out, err := trySh(`cmp "$1"/mnt/f "$1"/source/f && grep -qF " $1/mnt ro," /proc/self/mountinfo && grep -qF ' - fuse.milkweed a,b\134c ' /proc/self/mountinfo`, dir); err != nil {
+		return fmt.Errorf("use of the mount: %w: %s", err, out)
+	}
+	job := exec.Command("sh", "-c", `exec 3<"$1"/mnt/f && echo open && read line`, "sh", dir)
+	in, err := job.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := job.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := job.Start(); err != nil {
+		return err
+	}
+	if _, err := out.Read(make([]byte, 10)); err != nil {
+		return err
+	}
+	if err := m.Unmount(); err == nil {
+		return errors.New("unmount while a file is open: got no error")
+	}
+	if err := m.Detach(); err != nil {
+		return err
+	}
+	in.Close()
+	job.Wait()
+	m.Wait()
+	if m, err = mount(); err != nil {
+		return err
+	}
+	err = m.Unmount()
+	m.Wait()
+	return err
+}
