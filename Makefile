@@ -3,12 +3,13 @@
 #
 # RACE=1 runs the tests under the race detector, as CI does.
 
-GO       ?= go
-FUZZTIME ?= 10s
-BENCH    ?= .
-BIN      := build/milkweed
-VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-GOTEST   := $(GO) test -timeout 20m $(if $(RACE),-race) $(TESTFLAGS)
+GO        ?= go
+FUZZTIME  ?= 10s
+BENCH     ?= .
+BENCHTIME ?= 5x
+BIN       := build/milkweed
+VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOTEST    := $(GO) test -timeout 20m $(if $(RACE),-race) $(TESTFLAGS)
 
 .PHONY: build
 build:
@@ -57,7 +58,7 @@ fuzz:
 # docs/performance.md says what is measured, and keeps the results.
 .PHONY: bench
 bench:
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime 5x -timeout 30m ./fs ./placement ./metadata ./drivers/posix
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 30m ./fs ./placement ./metadata ./drivers/posix
 
 .PHONY: man
 man: build

@@ -59,44 +59,6 @@ dataset as its name. In the foreground it logs to the standard error.`,
 	return c
 }
 
-func newCheck() *cobra.Command {
-	var f mountFlags
-	var asJSON bool
-	c := &cobra.Command{
-		Use:   "check [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
-		Short: "Tell what will work here and what will not",
-		Long: `Check takes the arguments of mount, and mounts nothing. It looks at the
-configuration, the source, the tiers, the mount point and the kernel, and says
-what will work and what to do about the rest.
-
-It prints a line for each thing it looked at: ok, warning or problem. With a
-problem it exits with the code that mount would exit with. With --json it
-prints an array of objects: name, status, detail, remedy, code.`,
-		Example: `  milkweed check /lustre/imagenet /mnt/imagenet
-  milkweed check -c tiering.toml --json | jq '.[] | select(.status != "ok")'`,
-		Args: usage(cobra.MaximumNArgs(2)),
-		RunE: func(c *cobra.Command, args []string) error {
-			cfg, _, err := f.load(c.Flags(), args, c.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			findings := check.Run(c.Context(), cfg)
-			if asJSON {
-				err = printJSON(c.OutOrStdout(), findings)
-			} else {
-				err = check.Write(c.OutOrStdout(), findings)
-			}
-			if err != nil {
-				return err
-			}
-			return check.First(findings)
-		},
-	}
-	f.add(c.Flags())
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return c
-}
-
 // mountFlags are the flags of mount. Those that are values of the configuration
 // are not here but in flagKeys.
 type mountFlags struct {
