@@ -58,7 +58,7 @@ fuzz:
 # docs/performance.md says what is measured, and keeps the results.
 .PHONY: bench
 bench:
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 30m ./fs ./placement ./metadata ./drivers/posix
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 30m ./fs ./metadata ./drivers/posix
 
 .PHONY: man
 man: build

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,6 +67,9 @@ func readShares(in io.Reader, out io.Writer) error {
 		} else if err != nil {
 			return err
 		}
+		if err := list(s.Folder); err != nil {
+			return err
+		}
 		var t tally
 		said := time.Now()
 		for _, sample := range s.Samples {
@@ -87,6 +91,12 @@ func readShares(in io.Reader, out io.Writer) error {
 			return err
 		}
 	}
+}
+
+// list lists the folder and all below it, as a job does to find out what there
+// is to read.
+func list(folder string) error {
+	return filepath.WalkDir(folder, func(_ string, _ fs.DirEntry, err error) error { return err })
 }
 
 // read reads the file once, from its beginning to its end, compares it with what

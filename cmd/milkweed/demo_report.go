@@ -70,7 +70,7 @@ source    a stand-in for a parallel file system: %v for each operation,
           %s/s for all readers together
 milkweed  a ram tier of %s %s,
           and an ssd tier for the rest in %s
-readers   %d processes, which read whole files, %s at a time;
+readers   %d processes, which list the dataset and read whole files, %s at a time;
           neither mount keeps pages from one epoch to the next
 
 `,

@@ -99,9 +99,17 @@ func (m *Mem) Subject() Subject {
 // Run tests that what open returns keeps the contract of a drivers.Driver, and
 // of each further interface that it has. It calls open for each of its tests.
 func Run(t *testing.T, open func(t *testing.T) Subject) {
-	tests := driverTests
-	if _, ok := open(t).Driver.(drivers.Store); ok {
-		tests = append(tests[:len(tests):len(tests)], storeTests...)
+	tests := slices.Clone(driverTests)
+	subject := open(t)
+	driver := subject.Driver
+	if _, ok := driver.(drivers.Xattrer); ok && subject.Setxattr != nil {
+		tests = append(tests, namedTest{"attributes of users are shown", suite.xattrs})
+	}
+	if _, ok := driver.(drivers.Statfser); ok {
+		tests = append(tests, namedTest{"the size of the storage adds up", suite.statfs})
+	}
+	if _, ok := driver.(drivers.Store); ok {
+		tests = append(tests, storeTests...)
 	}
 	for _, test := range tests {
 		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
@@ -137,8 +145,6 @@ var driverTests = []namedTest{
 	{"a file changed in place is ErrChanged", suite.changedInPlace},
 	{"readers share an Object", suite.concurrentReads},
 	{"a context that is done is obeyed", suite.contextDone},
-	{"attributes of users are shown", suite.xattrs},
-	{"the size of the storage adds up", suite.statfs},
 }
 
 var storeTests = []namedTest{
@@ -596,8 +602,7 @@ func (s suite) contextDone() {
 }
 
 func (s suite) xattrs() {
-	d, ok := s.Driver.(drivers.Xattrer)
-	s.need("have attributes", ok && s.Setxattr != nil)
+	d := s.Driver.(drivers.Xattrer)
 	s.Put("file", content(10, 1))
 	if got, err := d.Listxattr(ctx, "file"); len(got) != 0 || err != nil {
 		s.Errorf("Listxattr of none: %q, %v", got, err)
@@ -624,9 +629,7 @@ func (s suite) xattrs() {
 }
 
 func (s suite) statfs() {
-	d, ok := s.Driver.(drivers.Statfser)
-	s.need("tell its size", ok)
-	got, err := d.Statfs(ctx)
+	got, err := s.Driver.(drivers.Statfser).Statfs(ctx)
 	if err != nil || got.Total <= 0 || got.Free > got.Total || got.Available > got.Free {
 		s.Errorf("Statfs: %+v, %v", got, err)
 	}
