@@ -238,12 +238,17 @@ var shapes = []struct {
 
 // Reading placed files: Milkweed against go-fuse's loopback example over the
 // same copies, without passthrough on either side; with the pages that the
-// kernel has from an earlier read, and without.
+// kernel has from an earlier read, and without; and without them as somebody
+// who is not root, for whom the kernel reads ahead less.
 func BenchmarkPlacedAgainstLoopback(b *testing.B) {
 	for _, shape := range shapes {
-		for _, pages := range []string{"drop", "keep"} {
+		for _, pages := range []string{"drop", "keep", "user"} {
 			b.Run(shape.name+"/"+pages, func(b *testing.B) {
-				s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true}, func(source string) {
+				user := pages == "user"
+				if user {
+					pages = "drop"
+				}
+				s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, user: user}, func(source string) {
 					for i := range shape.files {
 						write(b, source, fmt.Sprintf("d/%d", i), shape.size, uint64(i))
 					}

@@ -319,6 +319,7 @@ type stackOptions struct {
 	allow   bool
 	memory  bool      // tiers are in memory, and without faults
 	over    string    // the source, in place of one that is made
+	user    bool      // the kernel reads ahead what it does for others than root
 	log     io.Writer // where the daemon's log goes; nil is nowhere
 }
 
@@ -399,7 +400,11 @@ func (s *stack) start() {
 	s.running.Go(func() { s.levels.Run(ctx) })
 	s.running.Go(func() { s.handler.Run(ctx) })
 	s.levels.Counted(ctx)
-	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout, ReadAhead: fs.MaxRequest}, log)
+	readAhead := fs.MaxRequest
+	if s.opts.user {
+		readAhead = 0
+	}
+	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout, ReadAhead: readAhead}, log)
 	s.check(err)
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
