@@ -19,6 +19,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/fs"
 )
 
 // deadMount makes a mount of the right type whose file system is gone, as a
@@ -40,7 +41,7 @@ func deadMount(t *testing.T) (point string) {
 	}
 	defer device.Close()
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", device.Fd(), os.Getuid(), os.Getgid())
-	if err := unix.Mount("/source", point, control.FSType, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount("/source", point, fs.Type, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		t.Skipf("mounting takes root: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })

@@ -12,10 +12,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/fs"
 )
-
-// FSType is the type of a Milkweed mount in /proc/self/mountinfo.
-const FSType = "fuse.milkweed"
 
 // A Mount is a mount of Milkweed, as the kernel lists it. Its daemon may have
 // died since.
@@ -120,7 +118,7 @@ func find(all []mountEntry, path string) (Mount, string, bool) {
 			best = e
 		}
 	}
-	if best.fsType != FSType {
+	if best.fsType != fs.Type {
 		return Mount{}, "", false
 	}
 	name, _ := below(path, best.Point)
@@ -139,7 +137,7 @@ func below(path, dir string) (name string, ok bool) {
 func reachable(all []mountEntry) []Mount {
 	var mounts []Mount
 	for _, e := range all {
-		if e.fsType != FSType {
+		if e.fsType != fs.Type {
 			continue
 		}
 		if m, name, ok := find(all, e.Point); ok && name == "." && !slices.Contains(mounts, m) {
