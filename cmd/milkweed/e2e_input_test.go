@@ -224,6 +224,14 @@ func TestStaleMountPoint(t *testing.T) {
 	s.umount()
 	s.mount("1GiB")
 	s.epoch(1)
+
+	// A service that is restarted says so, and no living mount falls to it.
+	clear := append(s.mountWords("1GiB"), "--clear-stale")
+	s.wantRefusal(clear, exit.MountPoint, "is already a Milkweed mount")
+	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
+	s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 0 })
+	s.milkweed(clear...)
+	s.epoch(1)
 	s.umount()
 	s.wantNothing()
 }

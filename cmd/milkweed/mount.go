@@ -66,6 +66,7 @@ type mountFlags struct {
 	options    []string
 	tiers      []string
 	foreground bool
+	clearStale bool
 	fake       bool
 }
 
@@ -93,6 +94,7 @@ func (f *mountFlags) add(flags *pflag.FlagSet) {
 // addDaemon adds the flags that say how.
 func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.foreground, "foreground", "f", false, "stay in the foreground")
+	flags.BoolVar(&f.clearStale, "clear-stale", false, "unmount what a Milkweed that died has left on MOUNTPOINT first, as a service that is restarted needs")
 	flags.BoolVar(&f.fake, "fake", false, "do all but mount")
 	flags.MarkHidden("fake") // what mount(8) calls -f
 }
@@ -119,6 +121,11 @@ func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []str
 	c, noExec, err := f.load(flags, args, stderr)
 	if err != nil || f.fake {
 		return err
+	}
+	if f.clearStale {
+		if err := clearStale(ctx, c.Mount.Point); err != nil {
+			return err
+		}
 	}
 	if err := check.First(check.Run(ctx, c)); err != nil {
 		return err

@@ -74,6 +74,20 @@ func umount(ctx context.Context, path string, lazy bool) error {
 	return d.wait(ctx)
 }
 
+// clearStale unmounts the mount of a daemon that has died. One that is alive is
+// left alone.
+func clearStale(ctx context.Context, point string) error {
+	m, name, err := control.Find(point)
+	if err != nil || name != "." {
+		return nil // nothing of ours is mounted there
+	}
+	if daemon, err := control.Dial(ctx, m.Point); err == nil {
+		daemon.Close()
+		return nil
+	}
+	return unmount(ctx, m.Point, true)
+}
+
 // endLeftOver ends a daemon that serves no mount any more, since somebody else
 // unmounted it. Where there is none either, notFound stands.
 func endLeftOver(ctx context.Context, path string, notFound error) error {
