@@ -45,8 +45,9 @@ that has it: a stand-in for a parallel file system, which is a mount of its own,
 takes its time for each operation, has a limited bandwidth for all, and counts
 what it is asked. It mounts that source as ` + "`milkweed mount`" + ` does, and four
 processes list the dataset and read it, every file once in an epoch and in a new
-order each time: straight from the source, and through Milkweed. It prints a line for each:
-the time, the rate, what each tier answered, and what the source was asked.
+order each time: straight from the source, and through Milkweed. It prints a
+line for each: the time, the rate, what each tier answered, and what the source
+was asked.
 
 Of neither mount does the kernel keep pages from one epoch to the next, as with
 a dataset that is larger than memory: the stand-in keeps none from one open to
