@@ -40,8 +40,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	return ServeHTTP(ctx, l, s.handler(), log)
+}
+
+// ServeHTTP answers on l by h until ctx is done, and then returns nil when the
+// requests in flight, whose contexts are done too, have ended. It closes l.
+func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
-		Handler:           s.handler(),
+		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       time.Minute,
