@@ -44,7 +44,7 @@ type Config struct {
 	Point      string        // the mount point, an existing directory
 	Source     string        // the first column of df and /proc/mounts
 	AllowOther bool          // let other users in, as far as file modes permit
-	Timeout    time.Duration // how long the kernel believes names and attributes
+	Timeout    time.Duration // how long the kernel believes that a name is not there
 	NoExec     bool          // refuse to execute files
 	Reread     bool          // keep no pages of a file for its next open, as where memory is short
 	ReadAhead  int           // bytes that the kernel reads ahead, where it lets us say; 0 is its 128 KiB

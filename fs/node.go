@@ -49,8 +49,9 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 func (f *fileSystem) fill(e *metadata.Entry, out *fuse.EntryOut) {
 	f.names.Hold(e)
 	out.NodeId = e.ID()
-	out.SetEntryTimeout(f.timeout)
-	out.SetAttrTimeout(f.timeout)
+	lasts := f.names.Lasts(e)
+	out.SetEntryTimeout(lasts)
+	out.SetAttrTimeout(lasts)
 	setAttr(&out.Attr, e)
 }
 
@@ -71,7 +72,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if err := f.names.Refresh(r, e); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.errno(err)
 	}
-	out.SetTimeout(f.timeout)
+	out.SetTimeout(f.names.Lasts(e))
 	setAttr(&out.Attr, e)
 	return fuse.OK
 }

@@ -76,6 +76,12 @@ func (c *Container) fresh(at uint32) bool {
 	return at != 0 && time.Duration(c.now()-at)*tick < c.ttl
 }
 
+// Lasts returns for how much longer what is known of e will be believed. Whoever
+// tells others of e, such as the kernel, has them believe it no longer.
+func (c *Container) Lasts(e *Entry) time.Duration {
+	return max(c.ttl-time.Duration(c.now()-e.checked.Load())*tick, 0)
+}
+
 // Lookup returns the entry of a name in a directory. The error for a name that
 // is not there matches io/fs.ErrNotExist, that for a directory that is stale
 // syscall.ESTALE. A name that was known is still found while the source fails.

@@ -699,3 +699,21 @@ func TestRaces(t *testing.T) {
 		t.Errorf("entries: got %d, want the %d that have a name", got, reachable)
 	}
 }
+
+// What is known is believed for its time and no longer, whoever is told of it
+// and when.
+func TestLasts(t *testing.T) {
+	inBubble(t, time.Minute, func(t *testing.T, w *world) {
+		w.source.Put("f", []byte("content"))
+		e := w.get(t, "f")
+		for _, after := range []time.Duration{0, 20 * time.Second, 40 * time.Second} {
+			if got, want := w.Lasts(e), time.Minute-after; got > want || got < want-2*tick {
+				t.Errorf("after %v: got %v, want %v", after, got, want)
+			}
+			time.Sleep(20 * time.Second)
+		}
+		if got := w.Lasts(e); got != 0 {
+			t.Errorf("in the end: got %v, want 0", got)
+		}
+	})
+}
