@@ -66,7 +66,6 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(stri
 	if !ok {
 		return fuse.EBADF
 	}
-	f.readdirs.Add(1)
 	r := newRequest(cancel)
 	defer r.end()
 	d.mu.Lock()

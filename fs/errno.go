@@ -15,7 +15,6 @@ import (
 func (f *fileSystem) errno(err error) fuse.Status {
 	status := errno(err)
 	if status != fuse.OK && status != fuse.ENOENT && status != fuse.ENODATA {
-		f.errors.Add(1)
 		f.log.Debug("request failed", "err", err)
 	}
 	return status

@@ -47,8 +47,6 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 		n, err := obj.ReadAt(r, buf[:in.Size], int64(in.Offset))
 		switch {
 		case err == nil || err == io.EOF:
-			f.reads.Add(1)
-			f.bytes.Add(int64(n))
 			return &readResult{&f.buffers, buf, n}, fuse.OK
 		case !errors.Is(err, drivers.ErrAbandoned):
 			f.buffers.put(buf)

@@ -19,7 +19,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -197,26 +196,8 @@ func (m *Mount) Detach() error {
 	return nil
 }
 
-// Stats is what a file system has been asked since it was mounted.
-type Stats struct {
-	Open     int64 // handles of files that are open
-	Lookups  int64
-	GetAttrs int64
-	ReadDirs int64
-	Reads    int64
-	Bytes    int64 // read
-	Errors   int64 // requests that failed, other than for names that are not there
-}
-
-// Stats returns what the file system has been asked so far.
-func (m *Mount) Stats() Stats {
-	f := m.fs
-	return Stats{
-		Open:    int64(f.files.len()),
-		Lookups: f.lookups.Load(), GetAttrs: f.getattrs.Load(), ReadDirs: f.readdirs.Load(),
-		Reads: f.reads.Load(), Bytes: f.bytes.Load(), Errors: f.errors.Load(),
-	}
-}
+// OpenFiles returns how many files the kernel has open now.
+func (m *Mount) OpenFiles() int { return m.fs.files.len() }
 
 // A fileSystem answers the kernel. What it does not answer itself is ENOSYS by
 // the RawFileSystem within, which the kernel takes as "never ask again": that
@@ -233,8 +214,6 @@ type fileSystem struct {
 	files   handles[drivers.Object]
 	dirs    handles[*dirHandle]
 	buffers bufferPool
-
-	lookups, getattrs, readdirs, reads, bytes, errors atomic.Int64
 }
 
 var _ fuse.RawFileSystem = (*fileSystem)(nil)

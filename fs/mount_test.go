@@ -93,7 +93,7 @@ func TestUnmount(t *testing.T) {
 	}
 	h.close()
 	s.mount.Wait()
-	if got := s.mount.Stats().Open; got != 0 {
+	if got := s.mount.OpenFiles(); got != 0 {
 		t.Errorf("files open after the end: got %d, want 0", got)
 	}
 	s.shut()
@@ -114,7 +114,7 @@ func TestAbort(t *testing.T) {
 	s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
 	s.check(os.WriteFile(abort, []byte("1"), 0))
 	s.mount.Wait()
-	if got := s.mount.Stats().Open; got != 0 {
+	if got := s.mount.OpenFiles(); got != 0 {
 		t.Errorf("files open after the abort: got %d, want 0", got)
 	}
 	if got := h.read(1<<20, 100); !strings.Contains(got, "error") {

@@ -30,7 +30,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Ready:         true,
 		Opens:         make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
-		OpenHandles:   d.mount.Stats().Open,
+		OpenHandles:   int64(d.mount.OpenFiles()),
 	}
 	for _, t := range d.levels.Tiers() {
 		stats := t.Stats()
