@@ -65,6 +65,7 @@ type fill struct {
 // A flight is one block being fetched. Readers get it from memory while it is
 // on its way to the tier.
 type flight struct {
+	block   int
 	fetched chan struct{} // closed when data is set, or the flight has landed
 	landed  chan struct{} // closed when err is set
 	err     error         // why the block is not present
@@ -119,8 +120,8 @@ func (f *fill) start() {
 	f.mu.Lock()
 	f.blocks, f.missing = make([]byte, n), n
 	if f.opened { // whoever opens a file is about to read it
-		f.take(0)
-		h.wg.Go(func() { f.demand(0) })
+		first := f.take(0)
+		h.wg.Go(func() { f.demand(first) })
 	}
 	f.mu.Unlock()
 	if n > 1 || !f.opened {
@@ -286,7 +287,7 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off int64) error {
 		fl, others := f.flights[b]
 		if !others {
 			fl = f.take(b)
-			f.handler.wg.Go(func() { f.demand(b) })
+			f.handler.wg.Go(func() { f.demand(fl) })
 		}
 		f.mu.Unlock()
 
@@ -326,27 +327,27 @@ func (f *fill) readCopy(p []byte, off int64) error {
 }
 
 // next takes the next absent block after the last demand for a worker, who
-// must fetch it.
-func (f *fill) next() (b int, ok bool) {
+// must fetch it. It returns nil if there is none.
+func (f *fill) next() *flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cause != nil {
-		return 0, false
+		return nil
 	}
 	from := f.after % len(f.blocks)
-	b = bytes.IndexByte(f.blocks[from:], absent)
+	b := bytes.IndexByte(f.blocks[from:], absent)
 	if b >= 0 {
 		b += from
 	} else if b = bytes.IndexByte(f.blocks[:from], absent); b < 0 {
-		return 0, false
+		return nil
 	}
-	f.take(b)
-	return b, true
+	return f.take(b)
 }
 
-// take marks block b as being fetched; f.mu must be held.
+// take begins the flight of block b, which the caller must have fetched; f.mu
+// must be held.
 func (f *fill) take(b int) *flight {
-	fl := &flight{fetched: make(chan struct{}), landed: make(chan struct{})}
+	fl := &flight{block: b, fetched: make(chan struct{}), landed: make(chan struct{})}
 	f.blocks[b] = fetching
 	f.flights[b] = fl
 	f.refs++ // given back by fetch
@@ -354,42 +355,39 @@ func (f *fill) take(b int) *flight {
 }
 
 // demand fetches a block for a reader.
-func (f *fill) demand(b int) {
+func (f *fill) demand(fl *flight) {
 	buf, err := f.handler.demand.get(f.handler.ctx)
 	if err != nil { // the handler stops
 		f.fail(errStopped)
-		f.land(b, errFailed)
+		f.land(fl, errFailed)
 		f.release()
 		return
 	}
-	err = f.fetch(b, buf)
+	err = f.fetch(fl, buf)
 	f.handler.demand.put(buf, errors.Is(err, drivers.ErrAbandoned))
 }
 
-// fetch copies block b, which the caller has taken, by way of buf. An error
-// fails the fill; one that does not match errFailed is the source's.
-func (f *fill) fetch(b int, buf []byte) error {
+// fetch copies the block of a flight by way of buf. An error fails the fill; one
+// that does not match errFailed is the source's.
+func (f *fill) fetch(fl *flight, buf []byte) error {
 	defer f.release()
-	f.mu.Lock()
-	fl := f.flights[b]
-	f.mu.Unlock()
-	sources, err := f.transfer(b, fl, buf)
+	sources, err := f.transfer(fl, buf)
 	if err != nil {
 		f.fail(err)
 		if !sources {
 			err = fmt.Errorf("%w: %w", errFailed, err)
 		}
 	}
-	if f.land(b, err) {
+	if f.land(fl, err) {
 		f.commit()
 	}
 	return err
 }
 
-// transfer moves block b from the source to the copy, and reports whether an
+// transfer moves a block from the source to the copy, and reports whether an
 // error is the source's.
-func (f *fill) transfer(b int, fl *flight, buf []byte) (sources bool, err error) {
-	off := int64(b) * blockSize
+func (f *fill) transfer(fl *flight, buf []byte) (sources bool, err error) {
+	off := int64(fl.block) * blockSize
 	buf = buf[:min(blockSize, f.size-off)]
 	_, err = f.source.ReadAt(f.handler.ctx, buf, off)
 	if err == io.EOF {
@@ -405,23 +403,22 @@ func (f *fill) transfer(b int, fl *flight, buf []byte) (sources bool, err error)
 	return false, err
 }
 
-// land ends the flight of block b, and reports whether it was the last block
-// and the copy is to be committed.
-func (f *fill) land(b int, err error) (last bool) {
+// land ends a flight, and reports whether it brought the last block and the copy
+// is to be committed.
+func (f *fill) land(fl *flight, err error) (last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fl := f.flights[b]
-	delete(f.flights, b)
+	delete(f.flights, fl.block)
 	fl.err = err
 	close(fl.landed)
 	if !isClosed(fl.fetched) {
 		close(fl.fetched)
 	}
 	if err != nil {
-		f.blocks[b] = absent
+		f.blocks[fl.block] = absent
 		return false
 	}
-	f.blocks[b] = present
+	f.blocks[fl.block] = present
 	f.missing--
 	return f.missing == 0 && f.cause == nil
 }

@@ -111,9 +111,9 @@ func (h *Handler) work() {
 		if !ok {
 			return
 		}
-		if b, ok := f.next(); !ok {
+		if fl := f.next(); fl == nil {
 			h.queue.remove(f)
-		} else if errors.Is(f.fetch(b, buf), drivers.ErrAbandoned) {
+		} else if errors.Is(f.fetch(fl, buf), drivers.ErrAbandoned) {
 			buf = make([]byte, blockSize)
 		}
 		h.queue.done()
