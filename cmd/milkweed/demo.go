@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -373,6 +374,35 @@ func self(ctx context.Context, words ...string) *exec.Cmd {
 	cmd.Args[0] = "milkweed"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd
+}
+
+// A peer is a process of the demo that is told things and answers in JSON.
+type peer struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+// startPeer starts a process with pipes to it and from it.
+func startPeer(cmd *exec.Cmd, stderr io.Writer) (*peer, error) {
+	cmd.Stderr = stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &peer{cmd, in, json.NewDecoder(out)}, cmd.Start()
+}
+
+// stop ends the process by ending its input, and makes it when it does not.
+func (p *peer) stop() error {
+	p.in.Close()
+	kill := time.AfterFunc(termTimeout, func() { p.cmd.Process.Kill() })
+	defer kill.Stop()
+	return p.cmd.Wait()
 }
 
 // rate is bytes in a second as the table shows them.

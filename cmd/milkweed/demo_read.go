@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -132,51 +131,31 @@ func (s sample) read(folder string, buf []byte, progress func(n int) error) erro
 }
 
 // demoReaders are the readers as the demo sees them.
-type demoReaders []*demoReader
+type demoReaders []demoReader
 
-type demoReader struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
+type demoReader struct{ *peer }
 
 // startReaders starts the readers, which ctx ends.
 func startReaders(ctx context.Context, stderr io.Writer) (demoReaders, error) {
 	var readers demoReaders
 	for range readerCount {
-		r, err := startReader(ctx, stderr)
+		p, err := startPeer(self(ctx, "demo", "read"), stderr)
 		if err != nil {
 			readers.stop()
 			return nil, err
 		}
-		readers = append(readers, r)
+		readers = append(readers, demoReader{p})
 	}
 	return readers, nil
-}
-
-func startReader(ctx context.Context, stderr io.Writer) (*demoReader, error) {
-	cmd := self(ctx, "demo", "read")
-	cmd.Stderr = stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	return &demoReader{cmd, in, json.NewDecoder(out)}, cmd.Start()
 }
 
 // stop ends the readers. They have no open file when it returns.
 func (rs demoReaders) stop() {
 	for _, r := range rs {
-		r.in.Close()
+		r.in.Close() // all at once, before any is waited for
 	}
 	for _, r := range rs {
-		kill := time.AfterFunc(termTimeout, func() { r.cmd.Process.Kill() })
-		r.cmd.Wait()
-		kill.Stop()
+		r.peer.stop()
 	}
 }
 
@@ -216,7 +195,7 @@ func (rs demoReaders) read(folder string, samples []sample, progress func(tally)
 
 // read has one reader read its share, and calls f with each tally. The last call
 // is with Done or with an error.
-func (r *demoReader) read(s share, f func(tally, error)) {
+func (r demoReader) read(s share, f func(tally, error)) {
 	err := json.NewEncoder(r.in).Encode(s)
 	for {
 		var t tally

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os/exec"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -119,11 +118,7 @@ func (s straight) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 }
 
 // A standIn is that process as the demo sees it.
-type standIn struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
+type standIn struct{ *peer }
 
 // startStandIn returns when the stand-in is mounted.
 func startStandIn(ctx context.Context, folder, point string, speed sourceSpeed, stderr io.Writer) (*standIn, error) {
@@ -131,19 +126,11 @@ func startStandIn(ctx context.Context, folder, point string, speed sourceSpeed, 
 	cmd := self(context.WithoutCancel(ctx), "demo", "source", folder, point,
 		"--latency", speed.latency.String(), "--bandwidth", fmt.Sprint(speed.bandwidth))
 	cmd.Dir = "/"
-	cmd.Stderr = stderr
-	in, err := cmd.StdinPipe()
+	p, err := startPeer(cmd, stderr)
 	if err != nil {
 		return nil, err
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	s := &standIn{cmd, in, json.NewDecoder(out)}
+	s := &standIn{p}
 	var v verdict
 	err = s.out.Decode(&v)
 	switch {
@@ -171,14 +158,10 @@ func (s *standIn) stats() (limit.Stats, error) {
 	return stats, err
 }
 
-// stop ends it, and makes it when it does not.
+// stop ends the stand-in.
 func (s *standIn) stop() error {
-	s.in.Close()
-	kill := time.AfterFunc(termTimeout, func() { s.cmd.Process.Kill() })
-	defer kill.Stop()
-	err := s.cmd.Wait()
-	if err != nil {
-		err = fmt.Errorf("end the stand-in: %w", err)
+	if err := s.peer.stop(); err != nil {
+		return fmt.Errorf("end the stand-in: %w", err)
 	}
-	return err
+	return nil
 }
