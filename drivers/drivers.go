@@ -122,6 +122,16 @@ type (
 		Statfs(ctx context.Context) (Statfs, error)
 	}
 
+	// A Sampler finds some files soon, in a dataset of any size.
+	Sampler interface {
+		// Sample describes up to n regular files by their names, of
+		// several directories where there are several. It lists no large
+		// directory to the end, and goes into a bounded number of them;
+		// one that cannot be read is left out. When ctx is done it returns
+		// what it has found by then, which is no error.
+		Sample(ctx context.Context, n int) (map[string]Info, error)
+	}
+
 	// A Prober finds out whether it works, by using it: a Store writes,
 	// reads and removes a small file. It makes again what it needs and has
 	// lost, such as a folder that was removed by hand.
@@ -141,6 +151,21 @@ type (
 		Fd() uintptr
 	}
 )
+
+// backgroundKey is the key of the value that Background adds.
+type backgroundKey struct{}
+
+// Background returns ctx with a hint that nobody waits for what is done with
+// it. Storage that must keep callers waiting keeps those with the hint waiting
+// first.
+func Background(ctx context.Context) context.Context {
+	return context.WithValue(ctx, backgroundKey{}, true)
+}
+
+// IsBackground reports whether ctx has the hint of Background.
+func IsBackground(ctx context.Context) bool {
+	return ctx.Value(backgroundKey{}) != nil
+}
 
 // Info describes a file, a directory, a link or a special file.
 type Info struct {

@@ -6,7 +6,6 @@ package limit
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,13 +18,14 @@ var (
 	_ drivers.Readlinker = (*Driver)(nil)
 	_ drivers.Xattrer    = (*Driver)(nil)
 	_ drivers.Statfser   = (*Driver)(nil)
+	_ drivers.Sampler    = (*Driver)(nil)
 )
 
 // Config is how slow storage is. The zero value is as fast as the storage
 // itself, and only counts.
 type Config struct {
 	Latency        time.Duration // what each operation takes at least; concurrent ones take it together
-	BytesPerSecond int64         // what all reads together get; 0 is no bound
+	BytesPerSecond int64         // what all reads together ask for; 0 is no bound
 	OpsPerSecond   int64         // how many operations of all kinds begin in a second; 0 is no bound
 }
 
@@ -36,7 +36,9 @@ type Config struct {
 // that reads by itself is neither slowed nor counted.
 //
 // All methods may be called concurrently. One that waits returns when its
-// context is done.
+// context is done, and has then asked nothing of the storage. Those whose
+// context says drivers.Background let the others go first, for no longer than
+// patience.
 type Driver struct {
 	inner   drivers.Driver
 	latency time.Duration
@@ -65,11 +67,12 @@ type Stats struct {
 	Readlinks int64 // Readlink
 	Xattrs    int64 // Listxattr and Getxattr
 	Statfs    int64 // Statfs
+	Samples   int64 // Sample
 }
 
 // counters is Stats while it is counted.
 type counters struct {
-	opens, readDirs, stats, reads, bytesRead, readlinks, xattrs, statfs atomic.Int64
+	opens, readDirs, stats, reads, bytesRead, readlinks, xattrs, statfs, samples atomic.Int64
 }
 
 // Stats returns what was asked so far. Each counter is exact; together they
@@ -84,13 +87,32 @@ func (d *Driver) Stats() Stats {
 		Readlinks: d.stats.readlinks.Load(),
 		Xattrs:    d.stats.xattrs.Load(),
 		Statfs:    d.stats.statfs.Load(),
+		Samples:   d.stats.samples.Load(),
 	}
 }
 
 // begin counts an operation and waits until it may be passed on.
 func (d *Driver) begin(ctx context.Context, counter *atomic.Int64) error {
 	counter.Add(1)
-	return sleepUntil(ctx, d.ops.take(1).Add(d.latency))
+	if err := d.ops.wait(ctx, 1); err != nil {
+		return err
+	}
+	return sleep(ctx, d.latency)
+}
+
+// sleep returns after d, or the error of ctx if that is done before.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Open implements drivers.Driver.
@@ -166,6 +188,22 @@ func (d *Driver) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	return drivers.Statfs{}, fmt.Errorf("statfs: %w", syscall.ENOTSUP)
 }
 
+// Sample implements drivers.Sampler. It begins as one operation, and each file
+// is another one, which those that follow wait for: how many there will be is
+// not known before, and what was found in time is not held back.
+func (d *Driver) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+	s, ok := d.inner.(drivers.Sampler)
+	if !ok {
+		return nil, fmt.Errorf("sample: %w", syscall.ENOTSUP)
+	}
+	if d.begin(ctx, &d.stats.samples) != nil {
+		return nil, nil
+	}
+	found, err := s.Sample(ctx, n)
+	d.ops.owe(len(found))
+	return found, err
+}
+
 // An object is an Object of the inner driver, at the speed of the outer one.
 type object struct {
 	driver *Driver
@@ -177,64 +215,17 @@ func (o *object) Info() drivers.Info { return o.inner.Info() }
 
 func (o *object) Close() error { return o.inner.Close() }
 
-// ReadAt pays for the bytes that were there, after it has them. When the
-// context is done before they are paid for, they are not given out; the
-// bandwidth is spent all the same, as it is on a network.
+// ReadAt pays for the bytes that it asks for, as far as the file has them,
+// before it asks.
 func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	d := o.driver
 	if err := d.begin(ctx, &d.stats.reads); err != nil {
 		return 0, fmt.Errorf("read %s: %w", o.name, err)
 	}
+	if err := d.bytes.wait(ctx, min(int64(len(p)), max(0, o.inner.Info().Size-off))); err != nil {
+		return 0, fmt.Errorf("read %s: %w", o.name, err)
+	}
 	n, err := o.inner.ReadAt(ctx, p, off)
 	d.stats.bytesRead.Add(int64(n))
-	if werr := sleepUntil(ctx, d.bytes.take(n)); werr != nil {
-		return 0, fmt.Errorf("read %s: %w", o.name, werr)
-	}
 	return n, err
-}
-
-// A pacer gives out units at a rate. It keeps a clock that says when all that
-// was taken so far is paid for. Whoever takes more moves the clock on and
-// waits for it, so that the rate is exact for any number of callers, in the
-// order in which they came.
-type pacer struct {
-	perSecond int64 // 0 is no bound
-
-	mu   sync.Mutex // guards the following
-	paid time.Time
-}
-
-// slack is how far the clock may lag behind the time: who wakes up late, as
-// all do by about a millisecond, makes up for it with the next units.
-const slack = 10 * time.Millisecond
-
-// take returns when n more units are paid for.
-func (p *pacer) take(n int) time.Time {
-	now := time.Now()
-	if p.perSecond <= 0 {
-		return now
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if earliest := now.Add(-slack); p.paid.Before(earliest) {
-		p.paid = earliest
-	}
-	p.paid = p.paid.Add(time.Duration(float64(n) / float64(p.perSecond) * float64(time.Second)))
-	return p.paid
-}
-
-// sleepUntil waits for t, or returns the error of ctx if that is done before.
-func sleepUntil(ctx context.Context, t time.Time) error {
-	wait := time.Until(t)
-	if wait <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -18,6 +18,7 @@ var (
 	_ drivers.Readlinker = (*Dir)(nil)
 	_ drivers.Xattrer    = (*Dir)(nil)
 	_ drivers.Statfser   = (*Dir)(nil)
+	_ drivers.Sampler    = (*Dir)(nil)
 )
 
 // A Dir reads a folder. It cannot write to it. All methods may be called
@@ -26,6 +27,7 @@ var (
 type Dir struct {
 	root    int         // O_PATH descriptor of the folder
 	noatime atomic.Bool // reads can leave access times alone
+	cache   cache
 }
 
 // OpenDir opens the folder at path, which may itself be a symbolic link.
@@ -53,7 +55,7 @@ func newDir(fd int) (*Dir, error) {
 		return nil, fmt.Errorf("openat2, which needs Linux 5.6 and may be forbidden in a container: %w", err)
 	}
 	unix.Close(self)
-	d := &Dir{root: fd}
+	d := &Dir{root: fd, cache: cache{memory: isMemory(fd)}}
 	d.noatime.Store(true)
 	return d, nil
 }
@@ -74,7 +76,7 @@ func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err != nil {
 		return nil, pathError("open", name, absent(err))
 	}
-	o, err := newObject(fd, name)
+	o, err := newObject(fd, name, &d.cache)
 	if err != nil {
 		unix.Close(fd)
 		return nil, pathError("open", name, err)
@@ -168,40 +170,51 @@ func readNames(ctx context.Context, fd int) ([]string, error) {
 	}
 }
 
-// On a parallel file system each stat is a round trip, so that those of a
-// large directory are made several at a time.
+// On a parallel file system each operation is a round trip, so that many are
+// made several at a time.
 const (
-	statWorkers  = 8
+	workers      = 8
 	statParallel = 64 // elements up to which one worker is quicker
 )
 
 // statAll describes those of names that are still in the folder fd.
 func statAll(ctx context.Context, fd int, names []string) ([]drivers.Info, error) {
 	infos := make([]drivers.Info, len(names)) // no Name: vanished
-	group, ctx := errgroup.WithContext(ctx)
-	var next atomic.Int64
-	work := func() error {
-		for i := next.Add(1) - 1; i < int64(len(names)); i = next.Add(1) - 1 {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := statAt(fd, names[i], &infos[i]); err != nil && !gone(err) {
-				return fmt.Errorf("%q: %w", names[i], err)
-			}
+	n := workers
+	if len(names) <= statParallel {
+		n = 1
+	}
+	err := parallel(ctx, n, len(names), func(i int) error {
+		if err := statAt(fd, names[i], &infos[i]); err != nil && !gone(err) {
+			return fmt.Errorf("%q: %w", names[i], err)
 		}
 		return nil
-	}
-	if len(names) <= statParallel {
-		group.Go(work)
-	} else {
-		for range statWorkers {
-			group.Go(work)
-		}
-	}
-	if err := group.Wait(); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(infos, func(i drivers.Info) bool { return i.Name == "" }), nil
+}
+
+// parallel calls f with each number below n, on so many goroutines, until ctx
+// is done or f returns an error.
+func parallel(ctx context.Context, goroutines, n int, f func(i int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range min(goroutines, n) {
+		group.Go(func() error {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := f(int(i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
 
 func statAt(fd int, name string, info *drivers.Info) error {

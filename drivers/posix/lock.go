@@ -97,7 +97,7 @@ func writeHolder(fd int, data []byte) error {
 	if err := unix.Ftruncate(fd, 0); err != nil {
 		return err
 	}
-	_, err := writeAt(fd, data, 0)
+	_, err := writeAt(fd, data, 0, 0)
 	return err
 }
 

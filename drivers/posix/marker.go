@@ -97,7 +97,7 @@ func readSmall(dirfd int, name string) ([]byte, error) {
 	}
 	const limit = 64 << 10
 	data := make([]byte, limit)
-	n, err := readAt(fd, data, 0)
+	n, err := readAt(fd, data, 0, 0)
 	switch {
 	case err == nil:
 		return nil, fmt.Errorf("%s: larger than any of ours", name)

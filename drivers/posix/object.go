@@ -18,13 +18,14 @@ var (
 // An object is an open file.
 type object struct {
 	fd    int
+	cache *cache
 	name  string
 	info  drivers.Info  // when it was opened
 	mtime unix.Timespec // info.Mtime, as the kernel tells it
 }
 
 // newObject is the Object at fd. The caller closes fd if it gets an error.
-func newObject(fd int, name string) (*object, error) {
+func newObject(fd int, name string, c *cache) (*object, error) {
 	var st unix.Stat_t
 	if err := retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
 		return nil, err
@@ -32,7 +33,7 @@ func newObject(fd int, name string) (*object, error) {
 	if err := notRegular(&st); err != nil {
 		return nil, err
 	}
-	return &object{fd: fd, name: name, info: describe(name, &st), mtime: st.Mtim}, nil
+	return &object{fd: fd, cache: c, name: name, info: describe(name, &st), mtime: st.Mtim}, nil
 }
 
 // ReadAt implements drivers.Object. A read that is under way cannot be
@@ -45,7 +46,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, pathError("read", o.name, err)
 	}
-	n, err := readAt(o.fd, p, off)
+	n, err := o.cache.readAt(o.fd, p, off, o.info.Size)
 	if err != nil && err != io.EOF {
 		return n, pathError("read", o.name, err)
 	}
@@ -92,23 +93,7 @@ func (o *object) Info() drivers.Info { return o.info }
 func (o *object) Fd() uintptr { return uintptr(o.fd) }
 
 // Close implements drivers.Object.
-func (o *object) Close() error { return unix.Close(o.fd) }
-
-// readAt reads len(p) bytes, or fewer with an error, as io.ReaderAt does.
-func readAt(fd int, p []byte, off int64) (int, error) {
-	for n := 0; ; {
-		if n == len(p) {
-			return n, nil
-		}
-		m, err := unix.Pread(fd, p[n:], off+int64(n))
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return n, err
-		case m == 0:
-			return n, io.EOF
-		default:
-			n += m
-		}
-	}
+func (o *object) Close() error {
+	o.cache.closed(o.fd)
+	return unix.Close(o.fd)
 }

@@ -55,7 +55,7 @@ func (p part) made() (time.Time, error) {
 // publish writes data and makes the part name, in its folder, and returns when
 // that is on the disk.
 func (p part) publish(name string, data []byte) error {
-	if _, err := writeAt(p.fd, data, 0); err != nil {
+	if _, err := writeAt(p.fd, data, 0, 0); err != nil {
 		return err
 	}
 	if err := retry(func() error { return unix.Fsync(p.fd) }); err != nil {
@@ -70,19 +70,3 @@ func (p part) publish(name string, data []byte) error {
 func (p part) unlink() { unix.Unlinkat(p.dirfd, p.name, 0) }
 
 func (p part) close() error { return unix.Close(p.fd) }
-
-// writeAt writes all of data.
-func writeAt(fd int, data []byte, off int64) (int, error) {
-	n := 0
-	for n < len(data) {
-		m, err := unix.Pwrite(fd, data[n:], off+int64(n))
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return n, err
-		}
-		n += m
-	}
-	return n, nil
-}

@@ -318,7 +318,7 @@ func (t *tree) probe() error {
 	defer p.unlink()
 	want := make([]byte, 4096)
 	rand.Read(want)
-	if _, err := writeAt(p.fd, want, 0); err != nil {
+	if _, err := writeAt(p.fd, want, 0, 0); err != nil {
 		return err
 	}
 	if err := retry(func() error { return unix.Fdatasync(p.fd) }); err != nil {
@@ -326,7 +326,7 @@ func (t *tree) probe() error {
 	}
 	unix.Fadvise(p.fd, 0, 0, unix.FADV_DONTNEED)
 	got := make([]byte, len(want))
-	if _, err := readAt(p.fd, got, 0); err != nil {
+	if _, err := readAt(p.fd, got, 0, 0); err != nil {
 		return err
 	}
 	if string(got) != string(want) {

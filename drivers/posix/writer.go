@@ -111,7 +111,7 @@ func makeDir(dirfd int, name string) (int, error) {
 
 // WriteAt implements drivers.Writer.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	n, err := writeAt(w.part.fd, p, off)
+	n, err := w.tree.files.cache.writeAt(w.part.fd, p, off)
 	if err != nil {
 		return n, pathError("write", w.name, err)
 	}
@@ -120,7 +120,7 @@ func (w *writer) WriteAt(p []byte, off int64) (int, error) {
 
 // ReadAt implements drivers.Writer.
 func (w *writer) ReadAt(p []byte, off int64) (int, error) {
-	n, err := readAt(w.part.fd, p, off)
+	n, err := w.tree.files.cache.readAt(w.part.fd, p, off, w.info.Size)
 	if err != nil && err != io.EOF {
 		return n, pathError("read", w.name, err)
 	}
@@ -202,6 +202,7 @@ func (w *writer) Abort() {
 // Close implements drivers.Writer. What was not committed is thrown away.
 func (w *writer) Close() error {
 	w.Abort()
+	w.tree.files.cache.closed(w.part.fd)
 	err := w.part.close()
 	w.tree.release()
 	return err
