@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -87,6 +88,10 @@ func (e *Entry) Type() uint32 { return e.kind }
 
 // IsDir reports whether the entry is a directory.
 func (e *Entry) IsDir() bool { return e.dir != nil }
+
+// Shown holds the version of the listing that the kernel keeps of a directory,
+// 0 if that is not known. It is here for whoever answers the kernel.
+func (e *Entry) Shown() *atomic.Uint64 { return &e.dir.shown }
 
 // IsRegular reports whether the entry is a regular file.
 func (e *Entry) IsRegular() bool { return drivers.Info{Mode: e.kind}.IsRegular() }
@@ -227,13 +232,53 @@ func (e *Entry) change(f func(uint32) uint32) {
 	}
 }
 
-// A directory is what is known of the names in one directory.
+// A directory is what is known of the names in one directory. Its names are in
+// two sorted slices: a name that is found goes into the short one, since the
+// long one may have to move a million names for it. When the short one has
+// grown to the square root of the long one it is merged.
 type directory struct {
-	mu     sync.RWMutex      // guards the following, and the attributes of what is in the directory
-	sorted []*Entry          // by name
-	extra  map[string]*Entry // found since sorted was made, and not in it
-	listed uint32            // when all names were last known, by Container.now; 0: they are not
-	flight chan struct{}     // closed when the listing that is under way has ended; nil: none is
+	mu      sync.RWMutex  // guards the following, and the attributes of what is in the directory
+	sorted  []*Entry      // by name
+	extra   []*Entry      // by name: those not in sorted
+	shared  bool          // sorted was given out, and must not be changed in place
+	known   bool          // all names were known at some time
+	version uint64        // counts changes of what entries there are
+	listed  uint32        // when all names were last known, by Container.now; 0: they are not
+	flight  chan struct{} // closed when the load that is under way has ended; nil: none is
+
+	saved atomic.Pointer[block] // where the names are that Restore has brought; nil: they are loaded, or there are none
+	shown atomic.Uint64         // Entry.Shown
+}
+
+// begin begins to load the directory, which must then be ended; one at a time
+// does. It waits for a load that is under way. If done, which is called with
+// d.mu held, says that no load is needed, begin reports false.
+func (d *directory) begin(ctx context.Context, done func() bool) (bool, error) {
+	for {
+		d.mu.Lock()
+		if done() {
+			d.mu.Unlock()
+			return false, nil
+		}
+		flight := d.flight
+		if flight == nil {
+			d.flight = make(chan struct{})
+			d.mu.Unlock()
+			return true, nil
+		}
+		d.mu.Unlock()
+		select {
+		case <-flight:
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+}
+
+// end ends what begin has begun; d.mu must be held.
+func (d *directory) end() {
+	close(d.flight)
+	d.flight = nil
 }
 
 // find returns the entry of a name, if it is known, and when all names were.
@@ -243,49 +288,88 @@ func (d *directory) find(name string) (e *Entry, listed uint32) {
 	return d.get(name), d.listed
 }
 
-func byName(e *Entry, name string) int { return strings.Compare(e.name, name) }
+// search returns where a name is, or would be, in entries that are sorted.
+func search(entries []*Entry, name string) (int, bool) {
+	return slices.BinarySearchFunc(entries, name, func(e *Entry, name string) int { return strings.Compare(e.name, name) })
+}
 
 // get returns the entry of a name or nil; d.mu must be held.
 func (d *directory) get(name string) *Entry {
-	if e := d.extra[name]; e != nil {
-		return e
-	}
-	if i, ok := slices.BinarySearchFunc(d.sorted, name, byName); ok {
+	if i, ok := search(d.sorted, name); ok {
 		return d.sorted[i]
+	}
+	if i, ok := search(d.extra, name); ok {
+		return d.extra[i]
 	}
 	return nil
 }
 
 // put sets the entry of e's name; d.mu must be held.
 func (d *directory) put(e *Entry) {
-	if i, ok := slices.BinarySearchFunc(d.sorted, e.name, byName); ok {
+	d.version++
+	if i, ok := search(d.sorted, e.name); ok {
+		d.own()
 		d.sorted[i] = e
 		return
 	}
-	if d.extra == nil {
-		d.extra = make(map[string]*Entry)
+	i, ok := search(d.extra, e.name)
+	if ok {
+		d.extra[i] = e
+		return
 	}
-	d.extra[e.name] = e
+	d.extra = slices.Insert(d.extra, i, e)
+	if n := len(d.extra); n*n > 2*len(d.sorted) {
+		d.merge()
+	}
 }
 
 // delete forgets a name; d.mu must be held.
 func (d *directory) delete(name string) {
-	delete(d.extra, name)
-	if i, ok := slices.BinarySearchFunc(d.sorted, name, byName); ok {
+	d.version++
+	if i, ok := search(d.sorted, name); ok {
+		d.own()
 		d.sorted = slices.Delete(d.sorted, i, i+1)
+	} else if i, ok := search(d.extra, name); ok {
+		d.extra = slices.Delete(d.extra, i, i+1)
 	}
 }
 
-// all returns the entries by name; d.mu must be held for writing.
-func (d *directory) all() []*Entry {
-	if len(d.extra) > 0 {
-		for _, e := range d.extra {
-			d.sorted = append(d.sorted, e)
-		}
-		d.extra = nil
-		d.sort()
+// own makes sorted one that may be changed in place; d.mu must be held.
+func (d *directory) own() {
+	if d.shared {
+		d.sorted, d.shared = slices.Clone(d.sorted), false
 	}
-	return slices.Clone(d.sorted)
+}
+
+// merge moves what is in extra to sorted, from the end on; d.mu must be held.
+func (d *directory) merge() {
+	if len(d.extra) == 0 {
+		return
+	}
+	d.own()
+	end := len(d.sorted)
+	d.sorted = append(d.sorted, d.extra...)
+	for n := len(d.extra); n > 0; n-- {
+		e := d.extra[n-1]
+		i, _ := search(d.sorted[:end], e.name)
+		copy(d.sorted[i+n:], d.sorted[i:end])
+		d.sorted[i+n-1] = e
+		end = i
+	}
+	d.extra = nil
+}
+
+// all returns the entries by name, in a slice that nobody will change; d.mu
+// must be held for writing.
+func (d *directory) all() []*Entry {
+	d.merge()
+	d.shared = true
+	return slices.Clip(d.sorted)
+}
+
+// listing returns all there is; d.mu must be held for writing.
+func (d *directory) listing() Listing {
+	return Listing{Entries: d.all(), Version: d.version + 1}
 }
 
 // replace makes entries, one of each name, all there is, with what was found
@@ -293,8 +377,8 @@ func (d *directory) all() []*Entry {
 // any more; d.mu must be held.
 func (d *directory) replace(entries []*Entry, at uint32) []*Entry {
 	old := d.all()
-	d.sorted = entries
-	d.sort()
+	slices.SortFunc(entries, func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
+	d.sorted, d.shared = entries, false
 	var gone []*Entry
 	kept := d.sorted[:0]
 	for _, e := range d.sorted {
@@ -314,10 +398,17 @@ func (d *directory) replace(entries []*Entry, at uint32) []*Entry {
 			gone = append(gone, e)
 		}
 	}
+	d.settle(old)
 	return gone
 }
 
-// sort sorts the entries; d.mu must be held.
-func (d *directory) sort() {
-	slices.SortFunc(d.sorted, func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
+// settle ends a replace of what was in old: if nothing has changed, old stays;
+// d.mu must be held.
+func (d *directory) settle(old []*Entry) {
+	d.merge()
+	if slices.Equal(d.sorted, old) {
+		d.sorted, d.shared = old, true
+	} else {
+		d.version++
+	}
 }

@@ -139,11 +139,12 @@ func TestLevelTakesNoLock(t *testing.T) {
 	}
 }
 
-// A directory does as a map does.
+// A directory does as a map does, and what was given out does not change.
 func TestDirectoryIsAMap(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		d, model := new(directory), make(map[string]*Entry)
+		var given, asGiven [][]*Entry
 		fresh := func() *Entry { return &Entry{name: fmt.Sprint(rng.IntN(20))} }
 		for range 100 {
 			switch rng.IntN(8) {
@@ -185,6 +186,7 @@ func TestDirectoryIsAMap(t *testing.T) {
 				if !slices.Equal(got, want) {
 					t.Fatalf("seed %d: got %d entries, want %d", seed, len(got), len(want))
 				}
+				given, asGiven = append(given, got), append(asGiven, want)
 			default:
 				e := fresh()
 				e.checked.Store(uint32(rng.IntN(4)))
@@ -196,6 +198,28 @@ func TestDirectoryIsAMap(t *testing.T) {
 					t.Fatalf("seed %d: %s is wrong", seed, name)
 				}
 			}
+		}
+		for i := range given {
+			if !slices.Equal(given[i], asGiven[i]) {
+				t.Fatalf("seed %d: what was given out has changed", seed)
+			}
+		}
+	}
+}
+
+// Names that are looked up in any order are found in order.
+func TestDirectoryGrows(t *testing.T) {
+	const n = 20_000
+	d := new(directory)
+	for _, i := range rand.Perm(n) {
+		d.put(&Entry{name: fmt.Sprintf("%08d", i)})
+	}
+	if got := len(d.extra); got*got > 2*n {
+		t.Errorf("%d names are not merged", got)
+	}
+	for i, e := range d.all() {
+		if want := fmt.Sprintf("%08d", i); e.name != want {
+			t.Fatalf("got %s, want %s", e.name, want)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,13 +41,15 @@ type Container struct {
 	start  time.Time
 	root   *Entry
 	table  table
+	saved  *savedNames   // what Restore opened, or nil
 	warned atomic.Uint32 // when it was last logged that the source does not answer, by now
+	watch  watcher
 }
 
 // New makes the name space of the source of levels. What the source says is
 // believed for ttl. It asks the source for its root, and for nothing else.
 func New(ctx context.Context, levels *tiers.Hierarchy, ttl time.Duration, log *slog.Logger) (*Container, error) {
-	c := &Container{levels: levels, source: levels.Source(), ttl: ttl, log: log, start: time.Now()}
+	c := &Container{levels: levels, source: levels.Source(), ttl: ttl, log: log, start: time.Now().Add(-past)}
 	info, err := c.source.Stat(ctx, ".")
 	if err != nil {
 		return nil, err
@@ -65,11 +68,16 @@ func (c *Container) Root() *Entry { return c.root }
 // Len returns the number of entries that are loaded.
 func (c *Container) Len() int { return int(c.table.live.Load()) }
 
-// now is the time since the start in units of tick, and never 0.
+// now is the time since c.start in units of tick, and never 0.
 func (c *Container) now() uint32 { return uint32(time.Since(c.start)/tick) + 1 }
 
-// tick is the unit in which times are kept: 32 bits of it are 13 years.
-const tick = 100 * time.Millisecond
+// tick is the unit in which times are kept: 32 bits of it are 13 years. They
+// count from a past before the container was made, since what Restore brings
+// was asked for by an earlier one.
+const (
+	tick = 100 * time.Millisecond
+	past = 365 * 24 * time.Hour
+)
 
 // fresh reports whether what was asked at the time at may still be believed.
 func (c *Container) fresh(at uint32) bool {
@@ -89,6 +97,9 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 	d := dir.dir
 	if d == nil {
 		return nil, syscall.ENOTDIR
+	}
+	if err := c.recall(ctx, dir); err != nil {
+		return nil, err
 	}
 	e, listed := d.find(name)
 	switch {
@@ -194,50 +205,56 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, at
 	}
 	d.put(e)
 	if now != nil {
-		c.drop(now)
+		c.supersede(now)
 	}
 	return e, nil
 }
 
-// List returns the entries of a directory, sorted by name. While the source
-// fails it returns what was listed before.
+// A Listing is what was in a directory at one time.
+type Listing struct {
+	Entries []*Entry // sorted by name; shared, and not to be changed
+	Version uint64   // another if the Entries are others, and never 0
+}
+
+// List returns the entries of Listing.
 func (c *Container) List(ctx context.Context, dir *Entry) ([]*Entry, error) {
+	l, err := c.Listing(ctx, dir)
+	return l.Entries, err
+}
+
+// Listing returns what is in a directory. It costs no memory while nothing is
+// changed there. While the source fails it returns what was listed before.
+func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	d := dir.dir
 	if d == nil {
-		return nil, syscall.ENOTDIR
+		return Listing{}, syscall.ENOTDIR
 	}
-	for {
-		d.mu.Lock()
-		if c.fresh(d.listed) {
-			defer d.mu.Unlock()
-			return d.all(), nil
-		}
-		flight := d.flight
-		if flight == nil {
-			d.flight = make(chan struct{})
-			d.mu.Unlock()
-			break
-		}
-		d.mu.Unlock()
-		select { // somebody else is listing
-		case <-flight:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+	if err := c.recall(ctx, dir); err != nil {
+		return Listing{}, err
 	}
-	err := c.load(ctx, dir)
+	var l Listing
+	begun, err := d.begin(ctx, func() bool {
+		if !c.fresh(d.listed) {
+			return false
+		}
+		l = d.listing()
+		return true
+	})
+	if !begun {
+		return l, err
+	}
+	err = c.load(ctx, dir)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	close(d.flight)
-	d.flight = nil
+	d.end()
 	if err != nil && (d.listed == 0 || dir.Stale() || ctx.Err() != nil) {
-		return nil, err
+		return Listing{}, err
 	}
 	if err != nil {
 		c.warn(dir, err)
 		d.listed = c.now()
 	}
-	return d.all(), nil
+	return d.listing(), nil
 }
 
 // load lists a directory of the source.
@@ -260,7 +277,7 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 	}
 	seen := make([]*Entry, 0, len(infos))
 	for _, info := range infos {
-		if strings.Contains(info.Name, "/") || !drivers.ValidName(info.Name) || info.Name == "." {
+		if !validName(info.Name) {
 			continue // no driver should, and no kernel could, say this
 		}
 		e := d.get(info.Name)
@@ -276,10 +293,45 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 		seen = append(seen, e)
 	}
 	for _, gone := range d.replace(seen, at) {
-		c.drop(gone)
+		c.supersede(gone)
 	}
-	d.listed = at
+	d.listed, d.known = at, true
 	return nil
+}
+
+// Index returns the position of e among the entries of its directory by name.
+// It reports listed if the directory has been listed, however long ago, and e
+// was among them or has been merged with them since.
+func (c *Container) Index(e *Entry) (i int, listed bool) {
+	if e.parent == nil {
+		return 0, false
+	}
+	d := e.parent.dir
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	i, ok := search(d.sorted, e.name)
+	if !ok || !d.known || d.sorted[i] != e {
+		return 0, false
+	}
+	return i, true
+}
+
+// Siblings returns up to n entries of e's directory, itself among them, from a
+// position on that is counted as Index counts.
+func (c *Container) Siblings(e *Entry, from, n int) []*Entry {
+	if e.parent == nil {
+		return nil
+	}
+	d := e.parent.dir
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	from = min(max(from, 0), len(d.sorted))
+	return slices.Clone(d.sorted[from:min(from+max(n, 0), len(d.sorted))])
+}
+
+// validName reports whether name may be that of an entry other than the root.
+func validName(name string) bool {
+	return name != "." && !strings.Contains(name, "/") && drivers.ValidName(name)
 }
 
 // A heldCopy is what one tier has under a name.
@@ -430,7 +482,16 @@ func (c *Container) forgetEntry(d *directory, e *Entry) {
 	if d.get(e.name) == e {
 		d.delete(e.name)
 		d.listed = 0 // what the directory holds is not known any more
-		c.drop(e)
+		c.supersede(e)
+	}
+}
+
+// supersede drops e, whose name has another entry now or none, and has the
+// kernel told if it knows e. What is below e the kernel reaches by this name.
+func (c *Container) supersede(e *Entry) {
+	c.drop(e)
+	if e.lookups.Load() > 0 {
+		c.watch.tell(e)
 	}
 }
 
@@ -453,8 +514,13 @@ func (c *Container) drop(e *Entry) {
 // Get returns the entry of an ID, or nil if there is none or it was forgotten.
 func (c *Container) Get(id uint64) *Entry { return c.table.get(id) }
 
-// Hold says that the kernel was told of e once more.
-func (c *Container) Hold(e *Entry) { e.lookups.Add(1) }
+// Hold says that the kernel is about to be told of e once more.
+func (c *Container) Hold(e *Entry) {
+	e.lookups.Add(1)
+	if e.Stale() { // since it was found, when supersede may not have seen it held
+		c.watch.tell(e)
+	}
+}
 
 // Forget says that the kernel has forgotten an ID n times. A stale entry that
 // the kernel does not know is let go.
@@ -467,13 +533,19 @@ func (c *Container) Forget(id, n uint64) {
 // newEntry makes an entry of what the source said when asked at the time at,
 // and gives it an ID.
 func (c *Container) newEntry(parent *Entry, info drivers.Info, at uint32) *Entry {
+	e := makeEntry(parent, info, at)
+	c.table.add(e)
+	return e
+}
+
+// makeEntry makes an entry without an ID.
+func makeEntry(parent *Entry, info drivers.Info, at uint32) *Entry {
 	e := &Entry{parent: parent, name: info.Name, kind: info.Type()}
 	e.set(info)
 	if info.IsDir() {
 		e.dir = new(directory)
 	}
 	e.checked.Store(at)
-	c.table.add(e)
 	return e
 }
 

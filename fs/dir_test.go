@@ -1,0 +1,243 @@
+package fs
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A counted file system counts the requests for listings.
+type counted struct {
+	*fileSystem
+	lists atomic.Int64
+}
+
+func (c *counted) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	c.lists.Add(1)
+	return c.fileSystem.ReadDir(cancel, in, out)
+}
+
+func (c *counted) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	c.lists.Add(1)
+	return c.fileSystem.ReadDirPlus(cancel, in, out)
+}
+
+// newCounted mounts a source with files d/0000 and on.
+func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, source *drivertest.Mem, point string) {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("no /dev/fuse")
+	}
+	source = drivertest.NewMem(0)
+	for i := range files {
+		source.Put(fmt.Sprintf("d/%04d", i), []byte("x"))
+	}
+	log := slog.New(slog.DiscardHandler)
+	levels, err := tiers.New(source, nil, tiers.Options{}, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := metadata.New(t.Context(), levels, timeout, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = &counted{fileSystem: &fileSystem{RawFileSystem: fuse.NewDefaultRawFileSystem(), names: names, timeout: timeout, log: log}}
+	point = t.TempDir()
+	server, err := fuse.NewServer(c, point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		server.Serve()
+	}()
+	t.Cleanup(func() {
+		if err := server.Unmount(); err != nil {
+			t.Error(err)
+		}
+		<-served
+	})
+	if err := server.WaitMount(); err != nil {
+		t.Fatal(err)
+	}
+	return c, source, point
+}
+
+// asked returns how many requests for listings a command makes, and what it
+// prints.
+func (c *counted) asked(t *testing.T, name string, args ...string) (n int64, out string) {
+	t.Helper()
+	before := c.lists.Load()
+	b, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, b)
+	}
+	return c.lists.Load() - before, string(b)
+}
+
+// What the kernel has listed it lists again without asking, until the directory
+// has changed.
+func TestDirectoryIsListedOnce(t *testing.T) {
+	const files = 500
+	c, source, point := newCounted(t, files, time.Second)
+	lines := func(out string) int { return strings.Count(out, "\n") }
+	list := func(again bool, want int) {
+		t.Helper()
+		n, out := c.asked(t, "ls", "-U", point+"/d")
+		if (n > 0) != again || lines(out) != want {
+			t.Errorf("%d requests, and %d names, want %d", n, lines(out), want)
+		}
+	}
+	list(true, files)
+	list(false, files)
+	time.Sleep(1100 * time.Millisecond)
+	list(false, files) // it was asked for at the source, and was the same
+	source.Put("d/new", nil)
+	time.Sleep(1100 * time.Millisecond)
+	list(true, files+1)
+	list(false, files+1)
+	if n, out := c.asked(t, "find", point+"/d", "-type", "f", "-size", "0"); n != 0 || lines(out) != 1 {
+		t.Errorf("find: %d requests, and %d names, want 1", n, lines(out))
+	}
+}
+
+// A listing that was not finished is finished by the next.
+func TestPartOfADirectoryIsKept(t *testing.T) {
+	const files = 3000
+	c, _, point := newCounted(t, files, time.Hour)
+	t.Setenv("MILKWEED_TEST_CHILD", "part")
+	if n, out := c.asked(t, os.Args[0], point+"/d"); n != 1 || out != "." {
+		t.Fatalf("%d requests, which gave %q", n, out)
+	}
+	if n, out := c.asked(t, "ls", "-U", point+"/d"); n < 2 || strings.Count(out, "\n") != files {
+		t.Errorf("the whole: %d requests, and %d names, want %d", n, strings.Count(out, "\n"), files)
+	}
+	if n, out := c.asked(t, "ls", "-U", point+"/d"); n != 0 || strings.Count(out, "\n") != files {
+		t.Errorf("after that: %d requests", n)
+	}
+}
+
+// open opens a directory, and reports whether the kernel was told to keep what
+// it has of it.
+func (c *counted) open(t *testing.T, dir *metadata.Entry) (handle uint64, keep bool) {
+	t.Helper()
+	var out fuse.OpenOut
+	if status := c.OpenDir(nil, &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: dir.ID()}}, &out); status != fuse.OK {
+		t.Fatal(status)
+	}
+	return out.Fh, out.OpenFlags&fuse.FOPEN_KEEP_CACHE != 0
+}
+
+// When a handle of an earlier version is read from after a later one was opened,
+// the kernel may have kept that, and is told to drop it.
+func TestEarlierVersionIsNotKept(t *testing.T) {
+	c, source, _ := newCounted(t, 10, 0)
+	d, err := c.names.Resolve(t.Context(), "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantKeep := func(want bool) uint64 {
+		t.Helper()
+		h, got := c.open(t, d)
+		if got != want {
+			t.Errorf("the kernel keeps what it has: got %v, want %v", got, want)
+		}
+		return h
+	}
+	wantKeep(false)
+	early := wantKeep(true)
+	source.Put("d/new", nil)
+	wantKeep(false)
+	wantKeep(true)
+	out := fuse.NewDirEntryList(make([]byte, 4096), 0)
+	if status := c.fileSystem.ReadDir(nil, &fuse.ReadIn{Fh: early, Size: 4096}, out); status != fuse.OK {
+		t.Fatal(status)
+	}
+	wantKeep(false)
+	wantKeep(true)
+}
+
+// The listings of a directory that does not change are one in memory.
+func TestOpenDirectoriesShareAListing(t *testing.T) {
+	c, source, _ := newCounted(t, 100, 0)
+	d, err := c.names.Resolve(t.Context(), "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() *dirHandle {
+		h, _ := c.open(t, d)
+		handle, _ := c.dirs.get(h)
+		return handle
+	}
+	a, b := open(), open()
+	if &a.listing.Entries[0] != &b.listing.Entries[0] || a.listing.Version != b.listing.Version {
+		t.Error("not shared")
+	}
+	source.Put("d/new", nil)
+	if c := open(); len(c.listing.Entries) != 101 || len(a.listing.Entries) != 100 || c.listing.Version == a.listing.Version {
+		t.Error("a change does not make another listing")
+	}
+}
+
+// A reader that goes on in one listing at an offset of another goes on by name.
+func TestOffsetOfAnotherListing(t *testing.T) {
+	c, source, _ := newCounted(t, 10, 0)
+	ctx := t.Context()
+	d, err := c.names.Resolve(ctx, "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := c.names.Listing(ctx, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source.Put("d/0000a", nil)
+	source.Delete("d/0004")
+	source.Put("d/0006", []byte("another version"))
+	held := old.Entries[4]
+	c.names.Hold(held) // as the kernel holds what it has looked up
+	now, err := c.names.Listing(ctx, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &dirHandle{entry: d, listing: now}
+	for _, e := range append(old.Entries, now.Entries...) {
+		got, ok := h.behind(e.ID()+behindEntry, c.names)
+		if e.Name() == "0006" && e.Stale() {
+			if ok {
+				t.Error("an entry that was let go has a position")
+			}
+			continue
+		}
+		want := 0
+		for want < len(now.Entries) && now.Entries[want].Name() <= e.Name() {
+			want++
+		}
+		if got != want || !ok {
+			t.Errorf("behind %s: got %d, %v, want %d", e.Name(), got, ok, want)
+		}
+	}
+	h = &dirHandle{entry: d, listing: old}
+	for i, e := range old.Entries {
+		if got, ok := h.behind(e.ID()+behindEntry, c.names); got != i+1 || !ok {
+			t.Errorf("in its own listing, behind %s: got %d, %v, want %d", e.Name(), got, ok, i+1)
+		}
+	}
+	for _, offset := range []uint64{d.ID() + behindEntry, 1 << 40} {
+		if _, ok := h.behind(offset, c.names); ok {
+			t.Errorf("offset %d is none, but has a position", offset)
+		}
+	}
+}
