@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +32,7 @@ func init() {
 	children["loopback"] = serveLoopback
 	children["slow"] = serveSlow
 	children["time"] = timeReads
+	children["preads"] = timePreads
 }
 
 // serveLoopback serves go-fuse's own example, without passthrough: args are
@@ -170,6 +172,41 @@ func timeReads(args []string) error {
 	return nil
 }
 
+// timePreads reads 4 KiB at random places of each file of a folder, and prints
+// the nanoseconds that it took: args are the folder and how often.
+func timePreads(args []string) error {
+	n, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(args[0])
+	if err != nil {
+		return err
+	}
+	var took time.Duration
+	for i, e := range entries {
+		f, err := os.Open(filepath.Join(args[0], e.Name()))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		rng, buf := rand.New(rand.NewPCG(uint64(i), 4)), make([]byte, 4<<10)
+		start := time.Now()
+		for range n {
+			if _, err := f.ReadAt(buf, rng.Int64N(info.Size()/4096)*4096); err != nil {
+				return err
+			}
+		}
+		took += time.Since(start)
+	}
+	fmt.Println(took.Nanoseconds())
+	return nil
+}
+
 // readFile reads a file as cheaply as a program can.
 func readFile(path string, buf []byte) error {
 	fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
@@ -197,7 +234,13 @@ func dropPages(path string) error {
 // took has a child read a folder, and returns its seconds.
 func took(b *testing.B, folder string, readers int, pages string) float64 {
 	b.Helper()
-	out, err := childCommand("time", folder, strconv.Itoa(readers), pages).CombinedOutput()
+	return seconds(b, "time", folder, strconv.Itoa(readers), pages)
+}
+
+// seconds has a child do what prints the nanoseconds that it took.
+func seconds(b *testing.B, role string, args ...string) float64 {
+	b.Helper()
+	out, err := childCommand(role, args...).CombinedOutput()
 	var nanos int64
 	if err == nil {
 		_, err = fmt.Sscan(string(out), &nanos)
@@ -234,6 +277,50 @@ var shapes = []struct {
 }{
 	{"large", 6, 64 << 20},
 	{"small", 1500, 110_000},
+}
+
+// Reading placed files in each mode, against the same copies read natively. The
+// tier is in memory; pages of the mount are those that the kernel kept.
+func BenchmarkPlacedAgainstNative(b *testing.B) {
+	for _, mode := range []fs.Mode{fs.Passthrough, fs.Stateless, fs.Cached} {
+		for _, shape := range shapes {
+			for _, readers := range []int{1, 2} {
+				b.Run(fmt.Sprintf("%v/%s/readers=%d", mode, shape.name, readers), func(b *testing.B) {
+					s, native := placed(b, mode, shape.files, shape.size)
+					var ours, theirs []float64
+					for b.Loop() {
+						theirs = append(theirs, took(b, native, readers, "keep"))
+						ours = append(ours, took(b, s.point, readers, "keep"))
+					}
+					compare(b, "milkweed", "native", ours, theirs)
+				})
+			}
+		}
+		b.Run(mode.String()+"/random", func(b *testing.B) {
+			s, native := placed(b, mode, 1, 256<<20)
+			var ours, theirs []float64
+			for b.Loop() {
+				theirs = append(theirs, seconds(b, "preads", filepath.Join(native, "d"), "100000"))
+				ours = append(ours, seconds(b, "preads", s.in("d"), "100000"))
+			}
+			compare(b, "milkweed", "native", ours, theirs)
+		})
+	}
+}
+
+// placed mounts files that are all on a tier in memory, and returns the folder
+// of the copies.
+func placed(b *testing.B, mode fs.Mode, files, size int) (s *stack, native string) {
+	b.Helper()
+	s = newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, mode: mode}, func(source string) {
+		for i := range files {
+			write(b, source, fmt.Sprintf("d/%d", i), size, uint64(i))
+		}
+	})
+	took(b, s.point, 1, "drop")
+	s.settled()
+	took(b, s.point, 1, "keep")
+	return s, filepath.Join(s.tierPath(1), "data", "files")
 }
 
 // Reading placed files: Milkweed against go-fuse's loopback example over the

@@ -32,8 +32,40 @@ import (
 // An Opener opens regular files. An error that matches drivers.ErrChanged
 // makes the kernel look the name up again.
 type Opener interface {
+	// Open opens a file for one handle of the kernel's. The Object may be a
+	// Lender.
 	Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error)
 }
+
+// A Reader reads files for a kernel that does not say when it opens and closes
+// them, as in a stateless mount.
+type Reader interface {
+	// ReadAt reads from e as the ReadAt of an Object does.
+	ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error)
+}
+
+// A Mode is how the kernel gets at the content of files.
+type Mode int
+
+// The modes.
+const (
+	// Cached: the kernel tells of each open, and asks for what it has no pages
+	// of.
+	Cached Mode = iota
+
+	// Passthrough is Cached, but a file whose Object is a Lender with a file
+	// to lend is read by the kernel itself. It needs CAP_SYS_ADMIN and Linux
+	// 6.9; without them it is Cached.
+	Passthrough
+
+	// Stateless: the kernel opens files without telling, keeps their pages
+	// from one open to the next, and asks for what it has no pages of. Files
+	// must be a Reader.
+	Stateless
+)
+
+// String returns the mode as metrics name it.
+func (m Mode) String() string { return [...]string{"cached", "passthrough", "stateless"}[m] }
 
 // Type is the type of the file system, as df -T and /proc/mounts name it.
 const Type = "fuse.milkweed"
@@ -47,6 +79,8 @@ type Config struct {
 	NoExec     bool          // refuse to execute files
 	Reread     bool          // keep no pages of a file for its next open, as where memory is short
 	ReadAhead  int           // bytes that the kernel reads ahead, where it lets us say; 0 is its 128 KiB
+	Mode       Mode          // how the kernel gets at the content of files
+	StackDepth int           // in passthrough, how many file systems may be stacked below; 0 is 1, Linux has at most 2
 }
 
 // A Mount is a mounted file system that is being served.
@@ -65,7 +99,10 @@ type Mount struct {
 func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) (*Mount, error) {
 	f := &fileSystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		names:         names, opener: files, timeout: cfg.Timeout, reread: cfg.Reread, log: log,
+		names:         names, opener: files, mode: cfg.Mode, timeout: cfg.Timeout, reread: cfg.Reread, log: log,
+	}
+	if cfg.Mode == Stateless {
+		f.reader = files.(Reader)
 	}
 	server, err := mount(f, cfg, log)
 	if err != nil {
@@ -107,6 +144,11 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		// tried, fail, and be copied after all.
 		DisableSplice: true,
 		Logger:        slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	if cfg.Mode == Passthrough {
+		opts.MaxStackDepth = cfg.StackDepth
+	} else { // with it, nothing could be stacked on the mount
+		opts.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
 	if cfg.NoExec {
 		opts.Options = append(opts.Options, "noexec")
@@ -207,24 +249,43 @@ type fileSystem struct {
 	fuse.RawFileSystem
 	names   *metadata.Container
 	opener  Opener
+	reader  Reader // set in a stateless mount
+	mode    Mode
 	timeout time.Duration
 	reread  bool // Config.Reread
 	log     *slog.Logger
 
-	files   handles[drivers.Object]
+	files   handles[handle]
+	nodes   *openNodes // set in a mount with passthrough
 	dirs    handles[*dirHandle]
 	buffers bufferPool
+}
+
+// A handle is one open of a file.
+type handle struct {
+	node uint64
+	obj  drivers.Object
 }
 
 var _ fuse.RawFileSystem = (*fileSystem)(nil)
 
 func (f *fileSystem) String() string { return "milkweed" }
 
+// Init is called before the first request.
+func (f *fileSystem) Init(server *fuse.Server) {
+	if f.mode == Passthrough {
+		f.nodes = &openNodes{server: server, log: f.log}
+	}
+	f.names.Watch(func(dir *metadata.Entry, name string) {
+		server.EntryNotify(dir.ID(), name) // ENOENT if the kernel does not know it
+	})
+}
+
 // OnUnmount closes what the kernel had open when the connection ended. Of a
 // file that is closed right before, Release may never be called.
 func (f *fileSystem) OnUnmount() {
-	for _, obj := range f.files.clear() {
-		obj.Close()
+	for _, h := range f.files.clear() {
+		h.obj.Close()
 	}
 	f.dirs.clear()
 }

@@ -58,7 +58,7 @@ func TestKilledReader(t *testing.T) {
 func TestSignalledReader(t *testing.T) {
 	s := newStack(t, stackOptions{}, func(source string) { write(t, source, "f", 1000, 1) })
 	s.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
-	reader := childCommand("hold", s.in("f"))
+	reader := childCommand("hold", s.in("f"), "read")
 	var out strings.Builder
 	reader.Stdout = &out
 	s.check(reader.Start())

@@ -15,6 +15,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -25,7 +26,7 @@ import (
 func TestSourceIsTruth(t *testing.T) {
 	allowed := map[string]bool{
 		"Open": true, "ReadDir": true, "Stat": true, "Readlink": true, "Listxattr": true,
-		"Getxattr": true, "Statfs": true, "Close": true, "FSType": true, "Stats": true,
+		"Getxattr": true, "Statfs": true, "Close": true, "FSType": true, "Stats": true, "Sample": true,
 	}
 	for _, typ := range []reflect.Type{reflect.TypeFor[*posix.Dir](), reflect.TypeFor[*tiers.Source]()} {
 		for m := range typ.Methods() {
@@ -56,285 +57,298 @@ func TestSourceIsTruth(t *testing.T) {
 // Publish after commit: a level is stored only after the copy is complete and
 // renamed.
 func TestPublishAfterCommit(t *testing.T) {
-	s := newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
-		write(t, source, "f", 3<<20, 1)
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
+			write(t, source, "f", 3<<20, 1)
+		})
+		s.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Hang: true})
+		s.epoch(1)
+		s.eventually("commit begins", func() bool { return s.to[0].Hung() == 1 })
+		e, err := s.names.Resolve(context.Background(), "f")
+		s.check(err)
+		if got := e.Level(); got != tiers.AtSource {
+			t.Errorf("level before the copy is committed: got %d, want %d", got, tiers.AtSource)
+		}
+		if got := s.tierFiles(1); len(got) > 0 {
+			t.Errorf("copies before the commit: got %q, want none", got)
+		}
+		s.epoch(2) // readable in flight
+		s.to[0].Clear()
+		s.settled()
+		if got := e.Level(); got != 1 {
+			t.Errorf("level after the commit: got %d, want 1", got)
+		}
+		if got := s.tierFiles(1); len(got) != 1 || got[0] != "f" {
+			t.Errorf("copies after the commit: got %q, want f", got)
+		}
+		if got, want := s.from.Bytes(drivertest.OpRead), int64(3<<20); got != want {
+			t.Errorf("source bytes read: got %d, want %d", got, want)
+		}
 	})
-	s.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Hang: true})
-	s.epoch(1)
-	s.eventually("commit begins", func() bool { return s.to[0].Hung() == 1 })
-	e, err := s.names.Resolve(context.Background(), "f")
-	s.check(err)
-	if got := e.Level(); got != tiers.AtSource {
-		t.Errorf("level before the copy is committed: got %d, want %d", got, tiers.AtSource)
-	}
-	if got := s.tierFiles(1); len(got) > 0 {
-		t.Errorf("copies before the commit: got %q, want none", got)
-	}
-	s.epoch(2) // readable in flight
-	s.to[0].Clear()
-	s.settled()
-	if got := e.Level(); got != 1 {
-		t.Errorf("level after the commit: got %d, want 1", got)
-	}
-	if got := s.tierFiles(1); len(got) != 1 || got[0] != "f" {
-		t.Errorf("copies after the commit: got %q, want f", got)
-	}
-	if got, want := s.from.Bytes(drivertest.OpRead), int64(3<<20); got != want {
-		t.Errorf("source bytes read: got %d, want %d", got, want)
-	}
 }
 
 // Tiers may fail: a tier that is full, slow, broken, emptied by hand or gone
 // sends reads down a level, and is used again when it is well.
 func TestTiersMayFail(t *testing.T) {
-	wrong := fmt.Errorf("injected: %w", syscall.EIO)
-	full := fmt.Errorf("injected: %w", syscall.ENOSPC)
-	cases := []struct {
-		name  string
-		rules []drivertest.Rule
-		do    func(s *stack)
-		down  bool // the tier must be found out
-		lost  bool // what it held must be copied again
-	}{
-		{name: "write error", rules: []drivertest.Rule{{Op: drivertest.OpWrite, Err: wrong}}},
-		{name: "create error", rules: []drivertest.Rule{{Op: drivertest.OpCreate, Err: wrong}}},
-		{name: "commit error", rules: []drivertest.Rule{{Op: drivertest.OpCommit, Err: wrong}}},
-		{name: "full at create", rules: []drivertest.Rule{{Op: drivertest.OpCreate, Err: full}}},
-		{name: "full at write", rules: []drivertest.Rule{{Op: drivertest.OpWrite, Err: full, After: 3}}},
-		{name: "read error", rules: []drivertest.Rule{{Op: drivertest.OpRead, Err: wrong}, {Op: drivertest.OpReadBack, Err: wrong}, {Op: drivertest.OpProbe, Err: wrong}}, down: true},
-		{name: "some read errors", rules: []drivertest.Rule{{Op: drivertest.OpRead, Err: wrong, P: 0.3}, {Op: drivertest.OpReadBack, Err: wrong, P: 0.1}}},
-		{name: "short reads", rules: []drivertest.Rule{{Op: drivertest.OpRead, Short: true, P: 0.5}}},
-		{name: "open error", rules: []drivertest.Rule{{Op: drivertest.OpOpen, Err: wrong}}},
-		{name: "stat error", rules: []drivertest.Rule{{Op: drivertest.OpStat, Err: wrong}, {Op: drivertest.OpReadDir, Err: wrong}}},
-		{name: "slow", rules: []drivertest.Rule{{Op: drivertest.OpRead, Delay: 20 * time.Millisecond}, {Op: drivertest.OpWrite, Delay: 20 * time.Millisecond}}},
-		{name: "hung reads", rules: []drivertest.Rule{{Op: drivertest.OpRead, Hang: true}, {Op: drivertest.OpReadBack, Hang: true}, {Op: drivertest.OpProbe, Hang: true}}, down: true},
-		{name: "hung writes", rules: []drivertest.Rule{{Op: drivertest.OpWrite, Hang: true}, {Op: drivertest.OpProbe, Hang: true}}},
-		{name: "hung", rules: []drivertest.Rule{{Hang: true}}, down: true},
-		{name: "emptied by hand", do: func(s *stack) { sh(s.t, `rm -rf "$1"/data/files/*`, s.dir+"/tier1") }, lost: true},
-		{name: "folder gone", do: func(s *stack) { sh(s.t, `rm -rf "$1"`, s.dir+"/tier1") }, lost: true},
-		{name: "copies truncated", do: func(s *stack) { sh(s.t, `find "$1"/data/files -type f -exec truncate -s 5 {} +`, s.dir+"/tier1") }, lost: true},
-	}
-	for _, placedBefore := range []bool{false, true} {
-		for _, c := range cases {
-			if !placedBefore && c.do != nil {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s/placed=%v", c.name, placedBefore), func(t *testing.T) {
-				t.Parallel()
-				s := newStack(t, stackOptions{
-					quotas:  []tiers.Quota{bytesQuota(1 << 30), bytesQuota(1 << 30)},
-					tier:    tiers.Options{Timeout: 300 * time.Millisecond, Probe: 20 * time.Millisecond},
-					timeout: 100 * time.Millisecond,
-				}, func(source string) {
-					for i := range 12 {
-						write(t, source, fmt.Sprintf("d%d/f%d", i%3, i), 50_000*(i+1), uint64(i))
-					}
-					write(t, source, "large", 5<<20, 99)
-				})
-				if placedBefore {
-					s.epoch(1)
-					s.settled()
-				}
-				for _, r := range c.rules {
-					s.to[0].Add(r)
-				}
-				if c.do != nil {
-					c.do(s)
-				}
-				s.forgetPages()
-				s.epoch(2)
-				s.epoch(3)
-				if h := s.levels.Tier(1).Stats().Health; c.down && placedBefore && h != tiers.Down {
-					t.Errorf("health of the broken tier: got %v, want %v", h, tiers.Down)
-				}
-				s.to[0].Clear()
-				s.eventually("the tier is well again", func() bool {
-					return s.levels.Tier(1).Stats().Health == tiers.Well
-				})
-				s.forgetPages()
-				s.epoch(4)
-				s.settled()
-				if c.lost {
-					s.eventually("copies are made again", func() bool {
-						s.epoch(5)
-						return len(s.tierFiles(1))+len(s.tierFiles(2)) >= 13
-					})
-				}
-				// What comes now goes to the fastest tier.
-				write(t, s.source, "fresh", 1000, 7)
-				time.Sleep(200 * time.Millisecond)
-				s.epoch(6)
-				s.settled()
-				if got := s.tierFiles(1); !slices.Contains(got, "fresh") {
-					t.Errorf("the tier is not filled again: it has %q", got)
-				}
-			})
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		wrong := fmt.Errorf("injected: %w", syscall.EIO)
+		full := fmt.Errorf("injected: %w", syscall.ENOSPC)
+		cases := []struct {
+			name  string
+			rules []drivertest.Rule
+			do    func(s *stack)
+			down  bool // the tier must be found out
+			lost  bool // what it held must be copied again
+		}{
+			{name: "write error", rules: []drivertest.Rule{{Op: drivertest.OpWrite, Err: wrong}}},
+			{name: "create error", rules: []drivertest.Rule{{Op: drivertest.OpCreate, Err: wrong}}},
+			{name: "commit error", rules: []drivertest.Rule{{Op: drivertest.OpCommit, Err: wrong}}},
+			{name: "full at create", rules: []drivertest.Rule{{Op: drivertest.OpCreate, Err: full}}},
+			{name: "full at write", rules: []drivertest.Rule{{Op: drivertest.OpWrite, Err: full, After: 3}}},
+			{name: "read error", rules: []drivertest.Rule{{Op: drivertest.OpRead, Err: wrong}, {Op: drivertest.OpReadBack, Err: wrong}, {Op: drivertest.OpProbe, Err: wrong}}, down: true},
+			{name: "some read errors", rules: []drivertest.Rule{{Op: drivertest.OpRead, Err: wrong, P: 0.3}, {Op: drivertest.OpReadBack, Err: wrong, P: 0.1}}},
+			{name: "short reads", rules: []drivertest.Rule{{Op: drivertest.OpRead, Short: true, P: 0.5}}},
+			{name: "open error", rules: []drivertest.Rule{{Op: drivertest.OpOpen, Err: wrong}}},
+			{name: "stat error", rules: []drivertest.Rule{{Op: drivertest.OpStat, Err: wrong}, {Op: drivertest.OpReadDir, Err: wrong}}},
+			{name: "slow", rules: []drivertest.Rule{{Op: drivertest.OpRead, Delay: 20 * time.Millisecond}, {Op: drivertest.OpWrite, Delay: 20 * time.Millisecond}}},
+			{name: "hung reads", rules: []drivertest.Rule{{Op: drivertest.OpRead, Hang: true}, {Op: drivertest.OpReadBack, Hang: true}, {Op: drivertest.OpProbe, Hang: true}}, down: true},
+			{name: "hung writes", rules: []drivertest.Rule{{Op: drivertest.OpWrite, Hang: true}, {Op: drivertest.OpProbe, Hang: true}}},
+			{name: "hung", rules: []drivertest.Rule{{Hang: true}}, down: true},
+			{name: "emptied by hand", do: func(s *stack) { sh(s.t, `rm -rf "$1"/data/files/*`, s.dir+"/tier1") }, lost: true},
+			{name: "folder gone", do: func(s *stack) { sh(s.t, `rm -rf "$1"`, s.dir+"/tier1") }, lost: true},
+			{name: "copies truncated", do: func(s *stack) { sh(s.t, `find "$1"/data/files -type f -exec truncate -s 5 {} +`, s.dir+"/tier1") }, lost: true},
 		}
-	}
+		for _, placedBefore := range []bool{false, true} {
+			for _, c := range cases {
+				if !placedBefore && c.do != nil {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/placed=%v", c.name, placedBefore), func(t *testing.T) {
+					t.Parallel()
+					s := newStack(t, stackOptions{mode: mode,
+						quotas:  []tiers.Quota{bytesQuota(1 << 30), bytesQuota(1 << 30)},
+						tier:    tiers.Options{Timeout: 300 * time.Millisecond, Probe: 20 * time.Millisecond},
+						timeout: 100 * time.Millisecond,
+					}, func(source string) {
+						for i := range 12 {
+							write(t, source, fmt.Sprintf("d%d/f%d", i%3, i), 50_000*(i+1), uint64(i))
+						}
+						write(t, source, "large", 5<<20, 99)
+					})
+					if placedBefore {
+						s.epoch(1)
+						s.settled()
+					}
+					for _, r := range c.rules {
+						s.to[0].Add(r)
+					}
+					if c.do != nil {
+						c.do(s)
+					}
+					s.forgetPages()
+					s.epoch(2)
+					s.epoch(3)
+					if h := s.levels.Tier(1).Stats().Health; c.down && placedBefore && h != tiers.Down {
+						t.Errorf("health of the broken tier: got %v, want %v", h, tiers.Down)
+					}
+					s.to[0].Clear()
+					s.eventually("the tier is well again", func() bool {
+						return s.levels.Tier(1).Stats().Health == tiers.Well
+					})
+					s.forgetPages()
+					s.epoch(4)
+					s.settled()
+					if c.lost {
+						s.eventually("copies are made again", func() bool {
+							s.forgetPages() // in a stateless mount only reads tell that a copy has gone
+							s.epoch(5)
+							return len(s.tierFiles(1))+len(s.tierFiles(2)) >= 13
+						})
+					}
+					// What comes now goes to the fastest tier.
+					write(t, s.source, "fresh", 1000, 7)
+					time.Sleep(200 * time.Millisecond)
+					s.epoch(6)
+					s.settled()
+					if got := s.tierFiles(1); !slices.Contains(got, "fresh") {
+						t.Errorf("the tier is not filled again: it has %q", got)
+					}
+				})
+			}
+		}
+	})
 }
 
 // Open files stay readable: a handle opened on a copy keeps working when the
 // copy is removed or superseded.
 func TestOpenFilesStayReadable(t *testing.T) {
-	var data []byte
-	s := newStack(t, stackOptions{
-		quotas:  []tiers.Quota{bytesQuota(1 << 30)},
-		timeout: 100 * time.Millisecond,
-	}, func(source string) {
-		data = write(t, source, "f", 8<<20, 1)
-	})
-	s.epoch(1)
-	s.settled()
-	h := hold(t, s.in("f"))
-	readAt := func(off int64) {
-		t.Helper()
-		if got, want := h.read(off, 4096), hash(data[off:off+4096]); got != want {
-			t.Errorf("read at %d: got %s, want %s", off, got, want)
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		var data []byte
+		s := newStack(t, stackOptions{mode: mode,
+			quotas:  []tiers.Quota{bytesQuota(1 << 30)},
+			timeout: 100 * time.Millisecond,
+		}, func(source string) {
+			data = write(t, source, "f", 8<<20, 1)
+		})
+		s.epoch(1)
+		s.settled()
+		h := hold(t, s.in("f"))
+		readAt := func(off int64) {
+			t.Helper()
+			if got, want := h.read(off, 4096), hash(data[off:off+4096]); got != want {
+				t.Errorf("read at %d: got %s, want %s", off, got, want)
+			}
 		}
-	}
-	s.forgetPages()
-	readAt(0)
-	sh(t, `rm "$1"/data/files/f`, s.dir+"/tier1")
-	readAt(2 << 20)
-	// A new version of the file takes the name, in the source and the tier.
-	sh(t, `head -c 1000 /dev/urandom > "$1/new" && mv "$1/new" "$1/f"`, s.source)
-	time.Sleep(300 * time.Millisecond)
-	s.epoch(2)
-	s.settled()
-	if got := sh(t, `stat -c %s "$1"/data/files/f`, s.dir+"/tier1"); got != "1000\n" {
-		t.Errorf("size of the new copy: got %s, want 1000", got)
-	}
-	readAt(4 << 20)
+		s.forgetPages()
+		readAt(0)
+		sh(t, `rm "$1"/data/files/f`, s.dir+"/tier1")
+		readAt(2 << 20)
+		// A new version of the file takes the name, in the source and the tier.
+		sh(t, `head -c 1000 /dev/urandom > "$1/new" && mv "$1/new" "$1/f"`, s.source)
+		time.Sleep(300 * time.Millisecond)
+		s.epoch(2)
+		s.settled()
+		if got := sh(t, `stat -c %s "$1"/data/files/f`, s.dir+"/tier1"); got != "1000\n" {
+			t.Errorf("size of the new copy: got %s, want 1000", got)
+		}
+		readAt(4 << 20)
+	})
 }
 
 // Each byte once: while a file has a tier to go to, no byte of it is read from
 // the source twice, however many readers ask for it, in whatever order.
 func TestEachByteOnce(t *testing.T) {
-	fill, total := mixed(t)
-	s := newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
-	var readers sync.WaitGroup
-	for i := range 4 {
-		readers.Go(func() { s.epoch(i) })
-	}
-	readers.Wait()
-	s.settled()
-	if got := s.from.Bytes(drivertest.OpRead); got != *total {
-		t.Errorf("source bytes read: got %d, want %d", got, *total)
-	}
-	if got, want := s.from.Count(drivertest.OpOpen), int64(62); got != want {
-		t.Errorf("source opens: got %d, want %d", got, want)
-	}
-	s.from.Reset()
-	s.forgetPages()
-	s.epoch(5)
-	if got := s.from.Count(drivertest.OpRead) + s.from.Count(drivertest.OpOpen); got != 0 {
-		t.Errorf("source opens and reads in the second epoch: got %d, want 0", got)
-	}
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		fill, total := mixed(t)
+		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
+		var readers sync.WaitGroup
+		for i := range 4 {
+			readers.Go(func() { s.epoch(i) })
+		}
+		readers.Wait()
+		s.settled()
+		if got := s.from.Bytes(drivertest.OpRead); got != *total {
+			t.Errorf("source bytes read: got %d, want %d", got, *total)
+		}
+		if got, want := s.from.Count(drivertest.OpOpen), int64(62); got != want {
+			t.Errorf("source opens: got %d, want %d", got, want)
+		}
+		s.from.Reset()
+		s.forgetPages()
+		s.epoch(5)
+		if got := s.from.Count(drivertest.OpRead) + s.from.Count(drivertest.OpOpen); got != 0 {
+			t.Errorf("source opens and reads in the second epoch: got %d, want 0", got)
+		}
+	})
 }
 
 // Never a mixture: a reader sees the old version of a file or the new one,
 // never some of each.
 func TestNeverAMixture(t *testing.T) {
-	const size = 6 << 20
-	change := map[string]string{
-		"replaced":    `cp "$2" "$1/f.new" && mv "$1/f.new" "$1/f"`,
-		"overwritten": `dd if="$2" of="$1/f" conv=notrunc bs=1M status=none`,
-	}
-	for name, script := range change {
-		for _, when := range []string{"before", "during", "after"} {
-			t.Run(name+" "+when+" the fill", func(t *testing.T) {
-				t.Parallel()
-				other := t.TempDir()
-				fresh := write(t, other, "fresh", size, 2)
-				var old []byte
-				s := newStack(t, stackOptions{
-					quotas:  []tiers.Quota{bytesQuota(1 << 30)},
-					timeout: 200 * time.Millisecond,
-					workers: 1,
-				}, func(source string) {
-					old = write(t, source, "f", size, 1)
-				})
-				sh(t, `stat "$1" >/dev/null`, s.in("f")) // the old version is known
-				var h *held
-				switch when {
-				case "during":
-					// One worker, so that the blocks after the first come one by one.
-					release := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: 200 * time.Millisecond})
-					h = hold(t, s.in("f"))
-					h.read(0, 4096)
-					sh(t, script, s.source, filepath.Join(other, "fresh"))
-					release()
-				case "after":
-					h = hold(t, s.in("f"))
-					s.epoch(1)
-					s.settled()
-					s.forgetPages()
-					sh(t, script, s.source, filepath.Join(other, "fresh"))
-				default:
-					sh(t, script, s.source, filepath.Join(other, "fresh"))
-					h = hold(t, s.in("f"))
-				}
-				// The handle sees one version, or an error where it is gone.
-				var olds, news int
-				for off := int64(0); off < size; off += 64 << 10 {
-					switch got := h.read(off, 64<<10); got {
-					case hash(old[off : off+64<<10]):
-						olds++
-					case hash(fresh[off : off+64<<10]):
-						news++
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		const size = 6 << 20
+		change := map[string]string{
+			"replaced":    `cp "$2" "$1/f.new" && mv "$1/f.new" "$1/f"`,
+			"overwritten": `dd if="$2" of="$1/f" conv=notrunc bs=1M status=none`,
+		}
+		for name, script := range change {
+			for _, when := range []string{"before", "during", "after"} {
+				t.Run(name+" "+when+" the fill", func(t *testing.T) {
+					t.Parallel()
+					other := t.TempDir()
+					fresh := write(t, other, "fresh", size, 2)
+					var old []byte
+					s := newStack(t, stackOptions{mode: mode,
+						quotas:  []tiers.Quota{bytesQuota(1 << 30)},
+						timeout: 200 * time.Millisecond,
+						workers: 1,
+					}, func(source string) {
+						old = write(t, source, "f", size, 1)
+					})
+					sh(t, `stat "$1" >/dev/null`, s.in("f")) // the old version is known
+					var h *held
+					switch when {
+					case "during":
+						// One worker, so that the blocks after the first come one by one.
+						release := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: 200 * time.Millisecond})
+						h = hold(t, s.in("f"))
+						h.read(0, 4096)
+						sh(t, script, s.source, filepath.Join(other, "fresh"))
+						release()
+					case "after":
+						h = hold(t, s.in("f"))
+						s.epoch(1)
+						s.settled()
+						s.forgetPages()
+						sh(t, script, s.source, filepath.Join(other, "fresh"))
 					default:
-						if !strings.Contains(got, "stale") {
-							t.Fatalf("read at %d: got %s", off, got)
+						sh(t, script, s.source, filepath.Join(other, "fresh"))
+						h = hold(t, s.in("f"))
+					}
+					// The handle sees one version, or an error where it is gone.
+					var olds, news int
+					for off := int64(0); off < size; off += 64 << 10 {
+						switch got := h.read(off, 64<<10); got {
+						case hash(old[off : off+64<<10]):
+							olds++
+						case hash(fresh[off : off+64<<10]):
+							news++
+						default:
+							if !strings.Contains(got, "stale") {
+								t.Fatalf("read at %d: got %s", off, got)
+							}
 						}
 					}
-				}
-				if olds > 0 && news > 0 {
-					t.Errorf("a mixture: %d reads of the old version, %d of the new", olds, news)
-				}
-				// The next open sees the new one.
-				time.Sleep(500 * time.Millisecond)
-				if got, err := trySh(`cat "$1" | cmp - "$2"`, s.in("f"), filepath.Join(other, "fresh")); err != nil {
-					t.Errorf("a new open does not see the new version: %s", got)
-				}
-				s.settled()
-				if got, err := trySh(`cmp "$1"/data/files/f "$2"`, s.dir+"/tier1", filepath.Join(other, "fresh")); err != nil {
-					t.Errorf("the copy is not of the new version: %s", got)
-				}
-			})
+					if olds > 0 && news > 0 {
+						t.Errorf("a mixture: %d reads of the old version, %d of the new", olds, news)
+					}
+					// The next open sees the new one.
+					time.Sleep(500 * time.Millisecond)
+					if got, err := trySh(`cat "$1" | cmp - "$2"`, s.in("f"), filepath.Join(other, "fresh")); err != nil {
+						t.Errorf("a new open does not see the new version: %s", got)
+					}
+					s.settled()
+					if got, err := trySh(`cmp "$1"/data/files/f "$2"`, s.dir+"/tier1", filepath.Join(other, "fresh")); err != nil {
+						t.Errorf("the copy is not of the new version: %s", got)
+					}
+				})
+			}
 		}
-	}
+	})
 }
 
 // Placing never stops: a file that does not fit is skipped, smaller ones that
 // come later are still placed, and nothing that was placed is evicted.
 func TestPlacingNeverStops(t *testing.T) {
-	s := newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(200 << 10), bytesQuota(500 << 10)}}, func(source string) {
-		write(t, source, "a", 150<<10, 1)
-		write(t, source, "b", 2<<20, 2) // fits nowhere
-		write(t, source, "c", 100<<10, 3)
-		write(t, source, "d", 40<<10, 4)
-		write(t, source, "e", 300<<10, 5)
-		write(t, source, "f", 400<<10, 6) // fits nowhere by then
-		write(t, source, "g", 10<<10, 7)
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(200 << 10), bytesQuota(500 << 10)}}, func(source string) {
+			write(t, source, "a", 150<<10, 1)
+			write(t, source, "b", 2<<20, 2) // fits nowhere
+			write(t, source, "c", 100<<10, 3)
+			write(t, source, "d", 40<<10, 4)
+			write(t, source, "e", 300<<10, 5)
+			write(t, source, "f", 400<<10, 6) // fits nowhere by then
+			write(t, source, "g", 10<<10, 7)
+		})
+		for range 2 {
+			sh(t, `cd "$1" && for f in a b c d e f g; do cat $f | cmp - "$2"/$f || exit 1; done`, s.point, s.source)
+			s.settled()
+			if got, want := strings.Join(s.tierFiles(1), " "), "a d"; got != want {
+				t.Errorf("tier 1: got %s, want %s", got, want)
+			}
+			if got, want := strings.Join(s.tierFiles(2), " "), "c e g"; got != want {
+				t.Errorf("tier 2: got %s, want %s", got, want)
+			}
+		}
+		if got := s.handler.Stats().Skipped; got != 2 {
+			t.Errorf("files skipped: got %d, want 2", got)
+		}
+		for _, tier := range s.levels.Tiers() {
+			if st := tier.Stats(); st.Used > st.Quota {
+				t.Errorf("%s: %d bytes used of %d", st.Name, st.Used, st.Quota)
+			}
+		}
 	})
-	for range 2 {
-		sh(t, `cd "$1" && for f in a b c d e f g; do cat $f | cmp - "$2"/$f || exit 1; done`, s.point, s.source)
-		s.settled()
-		if got, want := strings.Join(s.tierFiles(1), " "), "a d"; got != want {
-			t.Errorf("tier 1: got %s, want %s", got, want)
-		}
-		if got, want := strings.Join(s.tierFiles(2), " "), "c e g"; got != want {
-			t.Errorf("tier 2: got %s, want %s", got, want)
-		}
-	}
-	if got := s.handler.Stats().Skipped; got != 2 {
-		t.Errorf("files skipped: got %d, want 2", got)
-	}
-	for _, tier := range s.levels.Tiers() {
-		if st := tier.Stats(); st.Used > st.Quota {
-			t.Errorf("%s: %d bytes used of %d", st.Name, st.Used, st.Quota)
-		}
-	}
 }
 
 // Ready at once: mounting asks the source for one thing, whatever the size of
@@ -367,31 +381,33 @@ func TestReadyAtOnce(t *testing.T) {
 // Warm restart: copies survive, are checked against the source before they are
 // believed, and nothing that Milkweed did not create is removed.
 func TestWarmRestart(t *testing.T) {
-	fill, _ := mixed(t)
-	s := newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(10 << 20), bytesQuota(1 << 30)}}, fill)
-	s.epoch(1)
-	s.settled()
-	held := s.levels.Tier(2).Stats().Used
-	tier := filepath.Join(s.dir, "tier1", "data")
-	s.end()
-	// What a killed daemon leaves, and what others put there.
-	sh(t, `cd "$1" && echo half > incoming/0123456789abcdef.part && echo mine > incoming/notes.txt && echo mine > notes.txt && echo mine > files/notes.txt`, tier)
-	// Other versions: of another size, and of the same.
-	write(t, s.source, "class0/000.bin", 5000, 77)
-	changed := write(t, s.source, "class1/001.bin", 2000, 78)
-	s.start()
-	if got := s.levels.Tier(2).Stats().Used; got != held {
-		t.Errorf("bytes used after the restart: got %d, want %d", got, held)
-	}
-	s.epoch(2)
-	s.settled()
-	if got, want := s.from.Bytes(drivertest.OpRead), int64(5000+2000); got != want {
-		t.Errorf("source bytes read after the restart: got %d, want %d: only what has changed", got, want)
-	}
-	if got, err := os.ReadFile(filepath.Join(tier, "files", "class1", "001.bin")); err != nil || string(got) != string(changed) {
-		t.Errorf("the outdated copy was not replaced: %v", err)
-	}
-	if got, want := sh(t, `cd "$1" && ls incoming && cat notes.txt incoming/notes.txt files/notes.txt`, tier), "notes.txt\nmine\nmine\nmine\n"; got != want {
-		t.Errorf("what is left in the folder: got %q, want %q", got, want)
-	}
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		fill, _ := mixed(t)
+		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(10 << 20), bytesQuota(1 << 30)}}, fill)
+		s.epoch(1)
+		s.settled()
+		held := s.levels.Tier(2).Stats().Used
+		tier := filepath.Join(s.dir, "tier1", "data")
+		s.end()
+		// What a killed daemon leaves, and what others put there.
+		sh(t, `cd "$1" && echo half > incoming/0123456789abcdef.part && echo mine > incoming/notes.txt && echo mine > notes.txt && echo mine > files/notes.txt`, tier)
+		// Other versions: of another size, and of the same.
+		write(t, s.source, "class0/000.bin", 5000, 77)
+		changed := write(t, s.source, "class1/001.bin", 2000, 78)
+		s.start()
+		if got := s.levels.Tier(2).Stats().Used; got != held {
+			t.Errorf("bytes used after the restart: got %d, want %d", got, held)
+		}
+		s.epoch(2)
+		s.settled()
+		if got, want := s.from.Bytes(drivertest.OpRead), int64(5000+2000); got != want {
+			t.Errorf("source bytes read after the restart: got %d, want %d: only what has changed", got, want)
+		}
+		if got, err := os.ReadFile(filepath.Join(tier, "files", "class1", "001.bin")); err != nil || string(got) != string(changed) {
+			t.Errorf("the outdated copy was not replaced: %v", err)
+		}
+		if got, want := sh(t, `cd "$1" && ls incoming && cat notes.txt incoming/notes.txt files/notes.txt`, tier), "notes.txt\nmine\nmine\nmine\n"; got != want {
+			t.Errorf("what is left in the folder: got %q, want %q", got, want)
+		}
+	})
 }

@@ -212,10 +212,10 @@ func forgetTree(args []string) error {
 	})
 }
 
-// holdFile opens a file, and then for each line of standard input, which is an
-// offset and a length, answers with the hash of the bytes there.
+// holdFile opens a file in one of ways, and then for each line of standard input,
+// which is an offset and a length, answers with the hash of the bytes there.
 func holdFile(args []string) error {
-	f, err := os.Open(args[0])
+	f, err := ways[args[1]](args[0])
 	if err != nil {
 		fmt.Println("error", err)
 		return nil
@@ -253,7 +253,13 @@ type held struct {
 
 func hold(t testing.TB, path string) *held {
 	t.Helper()
-	cmd := childCommand("hold", path)
+	return holdBy(t, "read", path)
+}
+
+// holdBy holds a file open in one of ways.
+func holdBy(t testing.TB, way, path string) *held {
+	t.Helper()
+	cmd := childCommand("hold", path, way)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -320,7 +326,15 @@ type stackOptions struct {
 	memory  bool      // tiers are in memory, and without faults
 	over    string    // the source, in place of one that is made
 	user    bool      // the kernel reads ahead what it does for others than root
+	mode    fs.Mode   // how the kernel gets at files
 	log     io.Writer // where the daemon's log goes; nil is nowhere
+}
+
+// eachMode runs a test for each way in which the kernel gets at files.
+func eachMode(t *testing.T, test func(t *testing.T, mode fs.Mode)) {
+	for _, mode := range []fs.Mode{fs.Cached, fs.Passthrough, fs.Stateless} {
+		t.Run(mode.String(), func(t *testing.T) { test(t, mode) })
+	}
 }
 
 func bytesQuota(n int64) tiers.Quota { return tiers.Quota{Bytes: n} }
@@ -397,6 +411,7 @@ func (s *stack) start() {
 		workers = 4
 	}
 	s.handler = placement.New(s.levels, s.names, workers, log)
+	s.handler.KeepOpen(1000)
 	s.running.Go(func() { s.levels.Run(ctx) })
 	s.running.Go(func() { s.handler.Run(ctx) })
 	s.levels.Counted(ctx)
@@ -404,7 +419,7 @@ func (s *stack) start() {
 	if s.opts.user {
 		readAhead = 0
 	}
-	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout, ReadAhead: readAhead}, log)
+	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
 	s.check(err)
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
@@ -535,6 +550,6 @@ func (s *stack) tierPath(i int) string {
 // tierFiles lists the copies in a tier's folder.
 func (s *stack) tierFiles(i int) []string {
 	s.t.Helper()
-	out := sh(s.t, `cd "$1" && find . -type f -printf '%P\n' | sort`, filepath.Join(s.tierPath(i), "data", "files"))
+	out := sh(s.t, `[ -d "$1" ] || exit 0; cd "$1" && find . -type f -printf '%P\n' | sort`, filepath.Join(s.tierPath(i), "data", "files"))
 	return strings.Fields(out)
 }

@@ -14,15 +14,19 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A file is an open file that is read where that is best at the moment. It
-// begins on a copy, in a fill or at the source. A copy or a fill is left when
+// A file is an open file that is read where that is best at the moment, for all
+// who have it open. It begins on a copy, in a fill or at the source. A copy or a fill is left when
 // it fails, in the middle of the file if need be, and the source when a tier
 // has the file or has room for it: all places have the same bytes, for they
 // are of one version.
 type file struct {
 	handler *Handler
 	entry   *metadata.Entry
+	since   time.Time            // when it was opened
 	at      atomic.Pointer[view] // where it is read now; nil: nowhere yet
+
+	users int  // guarded by files.mu
+	stay  stay // likewise
 
 	moving chan struct{}  // has room for one, whoever changes the following
 	source drivers.Object // the file at the source, once it was needed
@@ -31,7 +35,7 @@ type file struct {
 var _ drivers.Object = (*file)(nil)
 
 func newFile(h *Handler, e *metadata.Entry) *file {
-	return &file{handler: h, entry: e, moving: make(chan struct{}, 1)}
+	return &file{handler: h, entry: e, since: time.Now(), moving: make(chan struct{}, 1)}
 }
 
 // A view is one place that a file is read from. It is closed when the file has
@@ -242,15 +246,27 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 // Info describes the version that is open.
 func (f *file) Info() drivers.Info { return f.entry.Info() }
 
-// Close closes the file.
+// stays reports whether the file is read from the source, and will be: no tier
+// has room for it.
+func (f *file) stays() bool {
+	v := f.at.Load()
+	return v != nil && v.level == tiers.AtSource && v.fill == nil && f.handler.full(f.entry.Size())
+}
+
+// Close gives the file back.
 func (f *file) Close() error {
+	f.handler.files.release(f, false)
+	return nil
+}
+
+// close closes the file when nobody has it any more.
+func (f *file) close() {
 	if v := f.at.Swap(nil); v != nil {
 		v.leave()
 	}
 	if f.source != nil {
-		return f.source.Close()
+		f.source.Close()
 	}
-	return nil
 }
 
 // openSource opens e at the source, if that still has e's version.

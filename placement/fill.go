@@ -29,8 +29,9 @@ const (
 // somebody holds it. Its life:
 //
 //  1. newFill, under Handler.mu, when the entry has been claimed.
-//  2. start reserves room, opens the source and creates the copy. Then started
-//     is closed, with err set if it did not work out.
+//  2. begin, and by it start, reserves room, opens the source and creates the
+//     copy: at once, or if the file is copied ahead, when a worker or a reader
+//     comes to it. Then started is closed, with err set if it did not work out.
 //  3. Readers and workers fetch blocks.
 //  4. The one who fetches the last block commits the copy and publishes its
 //     level; or whoever meets an error throws the copy away. Then ended is
@@ -41,8 +42,10 @@ type fill struct {
 	entry   *metadata.Entry
 	name    string
 	size    int64
-	opened  bool  // somebody opened the file; else it is copied ahead of that
-	place   place // the queue's
+	opened  bool   // somebody opened the file: the first block is wanted at once
+	ahead   bool   // nobody has opened it yet, but is expected to
+	place   place  // the queue's
+	begin   func() // starts the copy, once; returns when that is done
 
 	started chan struct{} // closed when the following are set
 	err     error         // why there is no copy to be filled
@@ -91,14 +94,16 @@ func (fl *flight) hold(data []byte) {
 	fl.data = data
 }
 
-func newFill(h *Handler, e *metadata.Entry, opened bool) *fill {
-	return &fill{
-		handler: h, entry: e, name: e.Path(), size: e.Size(), opened: opened,
+func newFill(h *Handler, e *metadata.Entry) *fill {
+	f := &fill{
+		handler: h, entry: e, name: e.Path(), size: e.Size(),
 		started: make(chan struct{}),
 		ended:   make(chan struct{}),
 		flights: make(map[int]*flight),
 		refs:    1, // the handler's, until ended
 	}
+	f.begin = sync.OnceFunc(f.start)
+	return f
 }
 
 // start begins the copy.
@@ -363,15 +368,15 @@ func (f *fill) demand(fl *flight) {
 		f.release()
 		return
 	}
-	err = f.fetch(fl, buf)
+	err = f.fetch(f.handler.ctx, fl, buf)
 	f.handler.demand.put(buf, errors.Is(err, drivers.ErrAbandoned))
 }
 
 // fetch copies the block of a flight by way of buf. An error fails the fill; one
 // that does not match errFailed is the source's.
-func (f *fill) fetch(fl *flight, buf []byte) error {
+func (f *fill) fetch(ctx context.Context, fl *flight, buf []byte) error {
 	defer f.release()
-	sources, err := f.transfer(fl, buf)
+	sources, err := f.transfer(ctx, fl, buf)
 	if err != nil {
 		f.fail(err)
 		if !sources {
@@ -386,10 +391,10 @@ func (f *fill) fetch(fl *flight, buf []byte) error {
 
 // transfer moves a block from the source to the copy, and reports whether an
 // error is the source's.
-func (f *fill) transfer(fl *flight, buf []byte) (sources bool, err error) {
+func (f *fill) transfer(ctx context.Context, fl *flight, buf []byte) (sources bool, err error) {
 	off := int64(fl.block) * blockSize
 	buf = buf[:min(blockSize, f.size-off)]
-	_, err = f.source.ReadAt(f.handler.ctx, buf, off)
+	_, err = f.source.ReadAt(ctx, buf, off)
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.name, drivers.ErrChanged) // it is shorter than it was
 	}
@@ -439,6 +444,9 @@ func (f *fill) commit() {
 	f.room.Commit()
 	h.placed.Add(1)
 	h.placedBytes.Add(f.size)
+	if f.ahead {
+		h.prefetched.Add(1)
+	}
 	f.entry.Publish(f.tier.Level())
 	f.end(true, false)
 }
@@ -478,7 +486,7 @@ func (f *fill) discard(cause error) {
 
 // abandon ends the fill because the handler stops, unless it is about to end.
 func (f *fill) abandon() {
-	<-f.started
+	f.begin()
 	if f.err == nil {
 		f.fail(errStopped)
 	}

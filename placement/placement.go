@@ -48,10 +48,24 @@ type Handler struct {
 	fills   map[*metadata.Entry]*fill // of the entries that are claimed
 	retries map[*metadata.Entry]retry // of those whose last copy failed
 
-	placed, placedBytes, skipped, failed atomic.Int64
-	opens                                [tiers.MaxTiers + 1]atomic.Int64
-	fillOpens                            atomic.Int64
+	files files
+	ahead ahead
+
+	placed, placedBytes, skipped, failed, prefetched atomic.Int64
+
+	opens, lent [tiers.MaxTiers + 1]openCounter // by level
+	fillOpens   openCounter
 }
+
+// An openCounter counts Opens.
+type openCounter struct{ files, bytes atomic.Int64 }
+
+func (c *openCounter) add(size int64) {
+	c.files.Add(1)
+	c.bytes.Add(size)
+}
+
+func (c *openCounter) load() Opens { return Opens{c.files.Load(), c.bytes.Load()} }
 
 // A retry says when a copy that failed may be tried again. One that nobody
 // asks for is forgotten in the end.
@@ -81,6 +95,11 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *s
 	return h
 }
 
+// KeepOpen says how many files for which no tier has room may stay open at the
+// source from one use to the next. It is called before anything else; without
+// it none does.
+func (h *Handler) KeepOpen(n int) { h.files.keep = n }
+
 // Run copies in the background until ctx is done. It returns when all copies
 // under way have ended; those not complete are thrown away. Files can still be
 // opened and read after it, but no copies are made.
@@ -91,7 +110,8 @@ func (h *Handler) Run(ctx context.Context) {
 	for range h.workers {
 		workers.Go(h.work)
 	}
-	<-h.ctx.Done()
+	h.sweep()
+	h.files.close()
 	workers.Wait()
 	h.mu.Lock()
 	left := slices.Collect(maps.Values(h.fills)) // there will be no more
@@ -102,44 +122,38 @@ func (h *Handler) Run(ctx context.Context) {
 	h.wg.Wait()
 }
 
+// sweep closes files that nobody needs open any more, until the handler is to
+// stop.
+func (h *Handler) sweep() {
+	tick := time.NewTicker(linger / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			h.files.sweep(now)
+		case <-h.ctx.Done():
+			return
+		}
+	}
+}
+
 // work is one background worker: it takes the next block of the fill that most
 // needs it.
 func (h *Handler) work() {
-	buf := make([]byte, blockSize)
+	buf, background := make([]byte, blockSize), drivers.Background(h.ctx)
 	for {
 		f, ok := h.queue.take()
 		if !ok {
 			return
 		}
+		f.begin()
 		if fl := f.next(); fl == nil {
 			h.queue.remove(f)
-		} else if errors.Is(f.fetch(fl, buf), drivers.ErrAbandoned) {
+		} else if errors.Is(f.fetch(background, fl, buf), drivers.ErrAbandoned) {
 			buf = make([]byte, blockSize)
 		}
 		h.queue.done()
 	}
-}
-
-// Open opens a regular file where it is best read: on the fastest tier that
-// has a copy, or in a fill, which it starts if there is a tier for the file,
-// or at the source. What is returned moves from one to the other as copies
-// come and go. The error is the source's; it matches drivers.ErrChanged if the
-// source has another version by now, in which case e is stale.
-func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
-	f := newFile(h, e)
-	if e.Size() > 0 {
-		v, err := f.view(ctx)
-		if err != nil {
-			return nil, err
-		}
-		defer v.leave()
-		if v.fill != nil {
-			h.fillOpens.Add(1)
-		} else {
-			h.opens[v.level].Add(1)
-		}
-	}
-	return f, nil
 }
 
 // An Outcome is how Place ended.
@@ -207,6 +221,9 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 		h.mu.Unlock()
 		return nil, errStopped
 	case f != nil:
+		if f.ahead && !isClosed(f.started) {
+			h.wg.Go(f.begin) // the workers may have other things to do
+		}
 	case !insistent && time.Now().Before(h.retries[e].at):
 		h.mu.Unlock()
 		return nil, errBackoff
@@ -217,9 +234,10 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 		}
 		return nil, errSettled
 	default:
-		f = newFill(h, e, !insistent)
+		f = newFill(h, e)
+		f.opened = !insistent
 		h.fills[e] = f
-		h.wg.Go(f.start)
+		h.wg.Go(f.begin)
 	}
 	f.retain()
 	h.mu.Unlock()
@@ -258,15 +276,20 @@ func (h *Handler) Fits(size int64) bool {
 	return false
 }
 
-// skip counts e among the files that no tier has room for, once. While a tier
+// full reports whether no tier's quota leaves room for size bytes. While a tier
 // is still being counted nothing can be said.
-func (h *Handler) skip(e *metadata.Entry) {
+func (h *Handler) full(size int64) bool {
 	for _, t := range h.levels.Tiers() {
-		if !t.Counted() {
-			return
+		if !t.Counted() || t.Fits(size) {
+			return false
 		}
 	}
-	if e.Skip() {
+	return true
+}
+
+// skip counts e among the files that no tier has room for, once.
+func (h *Handler) skip(e *metadata.Entry) {
+	if h.full(e.Size()) && e.Skip() {
 		h.skipped.Add(1)
 	}
 }
@@ -311,24 +334,34 @@ func (h *Handler) Filling(e *metadata.Entry) (int64, bool) {
 type Stats struct {
 	Placed      int64   // files copied
 	PlacedBytes int64   // their bytes
+	Prefetched  int64   // those of them that were begun before anybody opened the file
 	Skipped     int64   // files that no tier had room for
 	Failed      int64   // copies that failed
 	InFlight    int64   // fills under way
 	Filling     int64   // the bytes of their files
 	Queued      int64   // fills with blocks left for the background
-	Opens       []int64 // opens by level; Opens[0] at the source
-	FillOpens   int64   // opens of files that were being copied
+	Kept        int64   // files at the source that nobody uses, and that stay open
+	Opens       []Opens // opens by level; Opens[0] at the source
+	Lent        []Opens // those of them that the kernel reads by itself
+	FillOpens   Opens   // opens of files that were being copied
+}
+
+// Opens counts how often files were opened.
+type Opens struct {
+	Files int64 // opens
+	Bytes int64 // the sizes of the files
 }
 
 // Stats returns what the handler has done so far.
 func (h *Handler) Stats() Stats {
 	s := Stats{
-		Placed: h.placed.Load(), PlacedBytes: h.placedBytes.Load(),
+		Placed: h.placed.Load(), PlacedBytes: h.placedBytes.Load(), Prefetched: h.prefetched.Load(),
 		Skipped: h.skipped.Load(), Failed: h.failed.Load(),
-		Queued: h.queue.len(), FillOpens: h.fillOpens.Load(),
+		Queued: h.queue.len(), Kept: h.files.len(), FillOpens: h.fillOpens.load(),
 	}
 	for i := range len(h.levels.Tiers()) + 1 {
-		s.Opens = append(s.Opens, h.opens[i].Load())
+		s.Opens = append(s.Opens, h.opens[i].load())
+		s.Lent = append(s.Lent, h.lent[i].load())
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

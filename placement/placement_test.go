@@ -397,14 +397,16 @@ func TestHandleKeepsItsCopy(t *testing.T) {
 	r.wantFile("f", data)
 	r.settled()
 	obj := r.open("f")
-	defer obj.Close()
 	r.wantAt(obj, 0, 100, data)
 	r.check(r.stores[0].Remove(t.Context(), "f"))
 	r.mem.Put("f", random(9, 3<<20)) // and the source has it no more
+	r.wantAt(obj, 1<<20, 1<<20, data)
+	r.wantFile("f", data) // the copy that is open serves whoever else opens it
+	r.wantAt(obj, 2<<20, 1<<20, data)
+	obj.Close()
 	if _, err := r.read("f"); !errors.Is(err, drivers.ErrChanged) {
 		t.Errorf("open of what has changed: got %v, want %v", err, drivers.ErrChanged)
 	}
-	r.wantAt(obj, 1<<20, 1<<20, data)
 }
 
 // A tier that is sometimes not read costs a handle no descriptors.

@@ -49,6 +49,16 @@ func (q *queue) add(f *fill) {
 	q.cond.Signal()
 }
 
+// hasten has a worker begin f before others, once, though it is not in the queue
+// yet.
+func (q *queue) hasten(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f.place.credit = 1
+	f.place.hot = q.hot.PushBack(f)
+	q.cond.Signal()
+}
+
 // touch says that a reader has asked for a block of f, which matters if f is
 // queued.
 func (q *queue) touch(f *fill) {

@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -104,4 +105,20 @@ func (u *usage) close() bool {
 	again := u.closed
 	u.closed = true
 	return u.n == 0 && !again
+}
+
+// lend calls f with the descriptor of obj, which is not closed meanwhile. Without
+// one the error matches errors.ErrUnsupported.
+func lend(obj drivers.Object, u *usage, f func(fd uintptr) error) error {
+	fder, ok := obj.(drivers.Fder)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	u.enter()
+	defer func() {
+		if u.leave() {
+			obj.Close()
+		}
+	}()
+	return f(fder.Fd())
 }

@@ -132,6 +132,10 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	return n, err
 }
 
+// Lend calls f with the descriptor of the file, if it is one of the local kernel,
+// as object.Lend does.
+func (o *sourceObject) Lend(f func(fd uintptr) error) error { return lend(o.obj, &o.usage, f) }
+
 func (o *sourceObject) Info() drivers.Info { return o.obj.Info() }
 
 func (o *sourceObject) Close() error {

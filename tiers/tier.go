@@ -396,6 +396,17 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	})
 }
 
+// Lend calls f with the descriptor of the copy, if it is a file of the local
+// kernel and the tier is not down, and else returns an error that matches
+// errors.ErrUnsupported. The descriptor is valid during the call. Who reads it
+// has no time-out and is not counted.
+func (o *object) Lend(f func(fd uintptr) error) error {
+	if !o.tier.health.readable() {
+		return errors.ErrUnsupported
+	}
+	return lend(o.obj, &o.usage, f)
+}
+
 func (o *object) Info() drivers.Info { return o.obj.Info() }
 
 func (o *object) Close() error { return o.tier.shut(opening, &o.usage, o.obj) }

@@ -48,9 +48,9 @@ func (d *daemon) Status(context.Context) control.Status {
 		Skipped: placed.Skipped, Failed: placed.Failed,
 	}
 	for l, n := range placed.Opens {
-		s.Opens[d.levels.Name(tiers.Level(l))] = map[string]int64{mode: n}
+		s.Opens[d.levels.Name(tiers.Level(l))] = map[string]int64{mode: n.Files}
 	}
-	s.Opens["fill"] = map[string]int64{mode: placed.FillOpens}
+	s.Opens["fill"] = map[string]int64{mode: placed.FillOpens.Files}
 	return s
 }
 

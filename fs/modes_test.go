@@ -1,0 +1,424 @@
+package fs_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+func init() {
+	children["storm"] = storm
+	children["overwrite"] = overwrite
+	children["probe"] = probeFile
+}
+
+// ways are how a program may have a file open.
+var ways = map[string]func(path string) (opened, error){
+	"read":   openRead,
+	"direct": openDirect,
+	"mapped": openMapped,
+	"closed": openClosed,
+}
+
+// An opened is a file that a program has open.
+type opened interface {
+	io.ReaderAt
+	io.Closer
+}
+
+func openRead(path string) (opened, error) { return os.Open(path) }
+
+// openDirect opens a file for reads that go past the kernel's pages.
+func openDirect(path string) (opened, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	return &directFile{File: f}, err
+}
+
+type directFile struct{ *os.File }
+
+// ReadAt reads whole pages around what is wanted, into memory that begins with
+// a page, as O_DIRECT demands.
+func (f *directFile) ReadAt(p []byte, off int64) (int, error) {
+	const page = 4096
+	start := off &^ (page - 1)
+	end := (off + int64(len(p)) + page - 1) &^ (page - 1)
+	raw := make([]byte, end-start+page)
+	skip := -int(uintptr(unsafe.Pointer(&raw[0]))) & (page - 1)
+	n, err := f.File.ReadAt(raw[skip:skip+int(end-start)], start)
+	if err == io.EOF {
+		err = nil
+	}
+	have := raw[skip:][:n]
+	if int64(len(have)) < off-start {
+		return 0, io.EOF
+	}
+	return copy(p, have[off-start:]), err
+}
+
+// openMapped maps a file, shared, and keeps it open.
+func openMapped(path string) (opened, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return mapFile(f, f.Close)
+}
+
+// openClosed maps a file and closes it, so that only the mapping is left.
+func openClosed(path string) (opened, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return mapFile(f, func() error { return nil })
+}
+
+type mapping struct {
+	*bytes.Reader
+	data  []byte
+	close func() error
+}
+
+func mapFile(f *os.File, close func() error) (opened, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	return &mapping{bytes.NewReader(data), data, close}, err
+}
+
+func (m *mapping) Close() error { return errors.Join(unix.Munmap(m.data), m.close()) }
+
+// The open-mode matrix: a file that somebody has open in any way, since before,
+// during or after its promotion, can be opened in any way at any later time,
+// and both read what is in it. The kernel reads it by itself if nobody has it
+// open from before it was promoted.
+func TestOpenModes(t *testing.T) {
+	stages := []string{"before", "during", "after"}
+	const size = 2<<20 + 1
+	names := func(f func(name, way1, way2 string, stage1, stage2 int)) {
+		for way1 := range ways {
+			for way2 := range ways {
+				for stage1 := range stages {
+					for stage2 := stage1; stage2 < len(stages); stage2++ {
+						// Each in a folder of its own, for none is to be copied ahead.
+						f(fmt.Sprintf("%s_%s_%s_%s/f", way1, stages[stage1], way2, stages[stage2]), way1, way2, stage1, stage2)
+					}
+				}
+			}
+		}
+	}
+	data := make([]byte, size)
+	chacha(1, data)
+	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}, workers: 1}, func(source string) {
+		names(func(name, _, _ string, _, _ int) {
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(source, name), data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+	names(func(name, way1, way2 string, stage1, stage2 int) {
+		t.Run(filepath.Dir(name), func(t *testing.T) {
+			s.t = t
+			defer s.from.Clear()
+			s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
+			h1, h2 := s.openBetween(name, way1, way2, stage1, stage2)
+			for _, h := range []*held{h1, h2} {
+				if got, want := h.read(4096, size), hash(data[4096:]); got != want {
+					t.Errorf("got %s, want %s", got, want)
+				}
+			}
+			byKernel := s.handler.Stats().Lent[1].Files
+			h3 := hold(t, s.in(name))
+			if got, want := s.handler.Stats().Lent[1].Files-byKernel == 1, stage1 == 2; got != want {
+				t.Errorf("the kernel reads a further open by itself: got %v, want %v", got, want)
+			}
+			for _, h := range []*held{h1, h2, h3} {
+				h.close()
+			}
+			s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+			byKernel = s.handler.Stats().Lent[1].Files
+			h4 := hold(t, s.in(name))
+			if got, want := h4.read(0, size), hash(data); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+			h4.close()
+			if got := s.handler.Stats().Lent[1].Files - byKernel; got != 1 {
+				t.Errorf("the kernel reads %d opens by itself when nobody has the file open, want 1", got)
+			}
+			s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+		})
+	})
+}
+
+// openBetween opens a file of 3 blocks twice, each at a stage of its promotion,
+// which a rule holds up, and promotes it.
+func (s *stack) openBetween(name, way1, way2 string, stage1, stage2 int) (h1, h2 *held) {
+	s.t.Helper()
+	for stage := range 3 {
+		switch stage {
+		case 1: // some blocks are there
+			if stage1 == 0 {
+				s.eventually("the source hangs", func() bool { return s.from.Hung() == 2 })
+				s.from.Release()
+				s.eventually("blocks are there", func() bool { return s.filled(name) == 2<<20 })
+			}
+		case 2:
+			s.from.Clear()
+			if stage1 == 2 {
+				sh(s.t, `cat "$1" > /dev/null`, s.in(name))
+				s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+			}
+			s.settled()
+		}
+		if stage == stage1 {
+			h1 = holdBy(s.t, way1, s.in(name))
+		}
+		if stage == 1 && stage1 == 1 {
+			s.eventually("the source hangs", func() bool { return s.from.Hung() == 2 })
+			s.from.Release()
+			s.eventually("blocks are there", func() bool { return s.filled(name) == 2<<20 })
+		}
+		if stage == stage2 {
+			h2 = holdBy(s.t, way2, s.in(name))
+		}
+	}
+	return h1, h2
+}
+
+// filled returns how much of a file has been copied by the fill under way.
+func (s *stack) filled(name string) int64 {
+	s.t.Helper()
+	e, err := s.names.Resolve(s.t.Context(), name)
+	s.check(err)
+	n, _ := s.handler.Filling(e)
+	return n
+}
+
+// Many processes open files in all ways and hold some of them, while copies are
+// made, taken away by hand, and made again. None sees an error or a wrong byte.
+func TestOpenModesAtOnce(t *testing.T) {
+	const files, processes = 10, 32
+	s := newStack(t, stackOptions{
+		mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30), bytesQuota(1 << 30)},
+	}, func(source string) {
+		for i := range files {
+			write(t, source, fmt.Sprint("f", i), 300_000*(i+1), uint64(i))
+		}
+	})
+	var children sync.WaitGroup
+	done := make(chan struct{})
+	for i := range processes {
+		children.Go(func() { child(t, "storm", s.source, s.point, strconv.Itoa(i)) })
+	}
+	go func() {
+		children.Wait()
+		close(done)
+	}()
+	for i := 0; ; i++ {
+		select {
+		case <-done:
+			st := s.handler.Stats()
+			if st.Lent[1].Files == 0 || st.FillOpens.Files == 0 || st.Placed <= files {
+				t.Errorf("not all that was meant to happen did: %+v", st)
+			}
+			return
+		case <-time.After(20 * time.Millisecond):
+			os.Remove(filepath.Join(s.tierPath(1), "data", "files", fmt.Sprint("f", i%files)))
+		}
+	}
+}
+
+// storm opens the files of a mount in ways and at moments of its own, and
+// compares what it reads: args are source, mount and seed.
+func storm(args []string) error {
+	seed, err := strconv.ParseUint(args[2], 10, 64)
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(args[0])
+	if err != nil {
+		return err
+	}
+	type open struct {
+		opened
+		want []byte
+		what string
+	}
+	var (
+		rng     = rand.New(rand.NewPCG(seed, 3))
+		kinds   = []string{"read", "direct", "mapped", "closed"}
+		holding []open
+	)
+	for range 60 {
+		name := entries[rng.IntN(len(entries))].Name()
+		way := kinds[rng.IntN(len(kinds))]
+		want, err := os.ReadFile(filepath.Join(args[0], name))
+		if err != nil {
+			return err
+		}
+		f, err := ways[way](filepath.Join(args[1], name))
+		if err != nil {
+			return fmt.Errorf("%s: %w", way, err)
+		}
+		holding = append(holding, open{f, want, way + " " + name})
+		for _, o := range holding {
+			off := rng.IntN(len(o.want))
+			got := make([]byte, min(1+rng.IntN(100_000), len(o.want)-off))
+			if n, err := o.ReadAt(got, int64(off)); n < len(got) {
+				return fmt.Errorf("%s: %d bytes of %d at %d: %w", o.what, n, len(got), off, err)
+			}
+			if !bytes.Equal(got, o.want[off:][:len(got)]) {
+				return fmt.Errorf("%s: wrong bytes at %d", o.what, off)
+			}
+		}
+		for len(holding) > rng.IntN(4) {
+			i := rng.IntN(len(holding))
+			if err := holding[i].Close(); err != nil {
+				return err
+			}
+			holding = append(holding[:i], holding[i+1:]...)
+		}
+	}
+	return nil
+}
+
+// A file that no tier has room for is read by the kernel from the source itself
+// if it is large; a small one is opened at the source once.
+func TestFilesThatStayAtTheSource(t *testing.T) {
+	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 20)}}, func(source string) {
+		write(t, source, "large", 9<<20, 1)
+		for i := range 20 {
+			write(t, source, fmt.Sprint("small", i), 2<<20, uint64(i))
+		}
+	})
+	for range 3 {
+		s.epoch(1)
+		s.forgetPages()
+	}
+	st, src := s.handler.Stats(), s.levels.Source().Stats()
+	if got := st.Lent[tiers.AtSource].Files; got == 0 {
+		t.Error("the kernel has read nothing of the source by itself")
+	}
+	if got := st.Lent[tiers.AtSource]; got.Bytes != got.Files*(9<<20) {
+		t.Errorf("the kernel has read more by itself than the large file: %+v", got)
+	}
+	if src.Opens != 21 {
+		t.Errorf("opens at the source in three epochs: got %d, want 21, one for each file", src.Opens)
+	}
+	if st.Kept != 21 {
+		t.Errorf("files kept open at the source: got %d, want 21", st.Kept)
+	}
+}
+
+// Of stateless mode the kernel tells no open, and what it has read it reads no
+// more.
+func TestStateless(t *testing.T) {
+	fill, total := mixed(t)
+	s := newStack(t, stackOptions{mode: fs.Stateless, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
+	s.epoch(1)
+	s.settled()
+	if got := s.levels.Source().Stats().Bytes; got != *total {
+		t.Errorf("bytes of the source in the first epoch: got %d, want %d", got, *total)
+	}
+	s.forgetPages()
+	s.epoch(2)
+	before := s.levels.Tier(1).Stats().Reads
+	s.epoch(3)
+	if got := s.levels.Tier(1).Stats().Reads - before; got != 0 {
+		t.Errorf("reads in an epoch whose pages the kernel has: got %d, want 0", got)
+	}
+	if got := s.mount.OpenFiles(); got != 0 {
+		t.Errorf("open files: got %d, want 0", got)
+	}
+}
+
+// A file that is written to in place while it is read by the kernel itself is
+// found out at the next open.
+func TestPassthroughOfChangedCopy(t *testing.T) {
+	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
+		write(t, source, "f", 1<<20, 1)
+	})
+	s.epoch(1)
+	s.settled()
+	s.epoch(2)
+	child(t, "overwrite", filepath.Join(s.tierPath(1), "data", "files", "f"))
+	s.epoch(3)
+	s.settled()
+	s.epoch(4)
+}
+
+// overwrite writes to a file in place.
+func overwrite(args []string) error {
+	f, err := os.OpenFile(args[0], os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt([]byte("spoilt"), 1000)
+	return err
+}
+
+// The kernel is asked of each file whether it would read it, and says why not.
+func TestProbePassthrough(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "f", 1, 1)
+	file, err := os.Open(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	folder, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	errs := fs.ProbePassthrough([]*os.File{file, folder, file})
+	if errs[0] != nil || errs[1] == nil || errs[2] != nil {
+		t.Errorf("a file, a folder, a file: got %v; want nil, an error, nil", errs)
+	}
+	for rights, want := range map[string]string{
+		"-sys_admin":    fs.ErrPrivilege.Error(),
+		"-dac_override": "<nil>",
+	} {
+		cmd := childCommand("probe", filepath.Join(dir, "f"))
+		cmd.Args = append([]string{"setpriv", "--bounding-set=" + rights}, cmd.Args...)
+		cmd.Path = "/usr/bin/setpriv"
+		out, err := cmd.CombinedOutput()
+		if got := strings.TrimSpace(string(out)); err != nil || got != want {
+			t.Errorf("with rights %s: got %q, %v; want %q", rights, got, err, want)
+		}
+	}
+}
+
+// probeFile says whether the kernel would read a file by itself.
+func probeFile(args []string) error {
+	f, err := os.Open(args[0])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	fmt.Println(fs.ProbePassthrough([]*os.File{f})[0])
+	return nil
+}

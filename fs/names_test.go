@@ -1,0 +1,217 @@
+package fs_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	children["relist"] = relist
+	children["part"] = listPart
+	children["halt"] = listAndHalt
+}
+
+// listPart prints the first name of a folder, and lists no more.
+func listPart(args []string) error {
+	fd, err := unix.Open(args[0], unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 24)
+	n, err := unix.Getdents(fd, buf)
+	fmt.Print(strings.Join(direntNames(buf[:n]), " "))
+	return err
+}
+
+// relist lists a folder again and again, a few names at a time and with pauses,
+// for so long. Names that start with "stable", of which there are so many, must
+// be listed once each, and others at most once: args are folder, number and
+// duration.
+func relist(args []string) error {
+	stable, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	d, err := time.ParseDuration(args[2])
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if err := listOnce(args[0], stable, func() { time.Sleep(time.Millisecond) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listAndHalt does once as relist does, and after the first names waits for a
+// line of standard input: args are folder and number.
+func listAndHalt(args []string) error {
+	stable, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	var once sync.Once
+	return listOnce(args[0], stable, func() {
+		once.Do(func() {
+			fmt.Println("halted")
+			bufio.NewReader(os.Stdin).ReadString('\n')
+		})
+	})
+}
+
+// listOnce lists a folder, and calls pause after every few names.
+func listOnce(folder string, stable int, pause func()) error {
+	fd, err := unix.Open(folder, unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	seen := make(map[string]bool)
+	buf := make([]byte, 2000)
+	for {
+		n, err := unix.Getdents(fd, buf)
+		if err != nil {
+			return fmt.Errorf("after %d names: %w", len(seen), err)
+		}
+		if n == 0 {
+			break
+		}
+		for _, name := range direntNames(buf[:n]) {
+			if seen[name] {
+				return fmt.Errorf("%s is listed twice", name)
+			}
+			seen[name] = true
+			if strings.HasPrefix(name, "stable") {
+				stable--
+			}
+		}
+		pause()
+	}
+	if stable != 0 {
+		return fmt.Errorf("%d names are lost", stable)
+	}
+	return nil
+}
+
+// direntNames returns the names in an answer of getdents(2).
+func direntNames(b []byte) []string {
+	var names []string
+	for len(b) > 0 {
+		d := (*unix.Dirent)(unsafe.Pointer(&b[0]))
+		name := b[unsafe.Offsetof(d.Name):d.Reclen]
+		names = append(names, unix.ByteSliceToString(name))
+		b = b[d.Reclen:]
+	}
+	return names
+}
+
+// While names come and go, listings lose none and double none, whatever the
+// kernel has kept of earlier ones and of those under way.
+func TestListingsWhileNamesComeAndGo(t *testing.T) {
+	const stable = 1000
+	s := newStack(t, stackOptions{timeout: 20 * time.Millisecond}, func(source string) {
+		for i := range stable {
+			write(t, source, fmt.Sprintf("d/stable-%04d", i), 0, 1)
+		}
+	})
+	var listers sync.WaitGroup
+	for range 4 {
+		listers.Go(func() { child(t, "relist", s.in("d"), strconv.Itoa(stable), "2s") })
+	}
+	listed := make(chan struct{})
+	go func() {
+		defer close(listed)
+		listers.Wait()
+	}()
+	for i := 0; ; i++ {
+		select {
+		case <-listed:
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+		for j := range 5 {
+			name := filepath.Join(s.source, "d", fmt.Sprintf("%c-comes%04d", "atz"[j%3], (i*7+j)*13%stable))
+			if os.Remove(name) != nil {
+				s.check(os.WriteFile(name, nil, 0o644))
+			}
+		}
+	}
+}
+
+// A listing that was begun before names came and went goes on rightly in what
+// the kernel has kept of a later one.
+func TestListingGoesOnInALaterOne(t *testing.T) {
+	const stable = 1000
+	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
+		for i := range stable {
+			write(t, source, fmt.Sprintf("d/stable%04d", i), 0, 1)
+			write(t, source, fmt.Sprintf("d/goes%04d", i), 0, 1)
+		}
+	})
+	for _, change := range []string{`rm "$1"/goes*`, `cd "$1" && touch arrives0 arrives1 arrives2`} {
+		sh(t, `ls "$1" && ls "$1"`, s.in("d")) // which the kernel keeps
+		cmd := childCommand("halt", s.in("d"), strconv.Itoa(stable))
+		in, err := cmd.StdinPipe()
+		s.check(err)
+		out, err := cmd.StdoutPipe()
+		s.check(err)
+		cmd.Stderr = os.Stderr
+		s.check(cmd.Start())
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "halted\n" {
+			t.Errorf("got %q, %v", line, err)
+		}
+		sh(t, change, filepath.Join(s.source, "d"))
+		time.Sleep(200 * time.Millisecond)
+		sh(t, `ls "$1" && ls "$1"`, s.in("d"))
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("after %s: %v", change, err)
+		}
+	}
+}
+
+// A directory that the kernel has kept is read again after the time-out if it
+// has changed, though its modification time has not.
+func TestChangedDirectoryIsListedAgain(t *testing.T) {
+	s := newStack(t, stackOptions{timeout: 200 * time.Millisecond}, func(source string) {
+		write(t, source, "d/a", 1, 1)
+		write(t, source, "d/b", 1, 1)
+	})
+	list := func(want string) {
+		t.Helper()
+		if got := strings.Join(strings.Fields(sh(t, `ls "$1"`, s.in("d"))), " "); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	dir := filepath.Join(s.source, "d")
+	info, err := os.Stat(dir)
+	s.check(err)
+	change := func(f func() error) {
+		t.Helper()
+		s.check(f())
+		s.check(os.Chtimes(dir, time.Time{}, info.ModTime()))
+		time.Sleep(300 * time.Millisecond)
+	}
+	list("a b")
+	list("a b")
+	change(func() error { return os.Remove(filepath.Join(dir, "a")) })
+	list("b")
+	list("b")
+	change(func() error { return os.WriteFile(filepath.Join(dir, "c"), nil, 0o644) })
+	list("b c")
+	child(t, "part", s.in("d"))
+	change(func() error { return os.Rename(filepath.Join(dir, "c"), filepath.Join(dir, "d")) })
+	list("b d")
+}

@@ -1,0 +1,131 @@
+package placement
+
+import (
+	"sync"
+	"time"
+
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// ahead notices when the files of a directory are opened in the order of their
+// names, and has the next ones copied before they are opened. Several readers
+// that share the work open them nearly in order; a job that shuffles does not,
+// and nothing is copied that it has not asked for.
+type ahead struct {
+	mu   sync.Mutex               // guards the following
+	runs map[*metadata.Entry]*run // by directory
+}
+
+// A run is how the files of one directory are being opened. Files have numbers,
+// in the order of their names.
+type run struct {
+	last  int // the furthest that was opened
+	hits  int // how often the next one opened was a little further on
+	depth int // how many are copied ahead of last
+	next  int // the first that was not looked at for copying
+}
+
+const (
+	runWindow = 16       // how far from the last one an open may be in a run
+	runHits   = 2        // opens in order before anything is copied ahead
+	minDepth  = 8        // files copied ahead at first; it doubles with each open
+	maxDepth  = 64       // files copied ahead at most
+	maxAhead  = 64 << 20 // bytes copied ahead, beyond the next file
+	maxRuns   = 1024     // directories that are watched
+)
+
+// opened takes notice of an open of e.
+func (a *ahead) opened(h *Handler, e *metadata.Entry) {
+	if len(h.levels.Tiers()) == 0 {
+		return
+	}
+	i, listed := h.names.Index(e)
+	if !listed {
+		return
+	}
+	from, n := a.note(e.Parent(), i)
+	if n == 0 {
+		return
+	}
+	var bytes int64
+	for i, s := range h.names.Siblings(e, from, n) {
+		if bytes += s.Size(); bytes > maxAhead && i > 0 {
+			a.resume(e.Parent(), from+i)
+			return
+		}
+		h.prefetch(s)
+	}
+}
+
+// resume has the copying ahead in dir go on with file i.
+func (a *ahead) resume(dir *metadata.Entry, i int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r := a.runs[dir]; r != nil {
+		r.next = min(r.next, i)
+	}
+}
+
+// note takes notice that file i of dir was opened, and returns which files are
+// to be copied ahead now.
+func (a *ahead) note(dir *metadata.Entry, i int) (from, n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.run(dir)
+	switch d := i - r.last; {
+	case d > 0 && d <= runWindow:
+		r.last = i
+		r.hits++
+	case d <= 0 && d > -runWindow: // a reader that lags behind another
+	default:
+		*r = run{last: i, next: i + 1}
+	}
+	if r.hits < runHits {
+		return 0, 0
+	}
+	from = max(r.next, r.last+1)
+	if ahead := from - r.last - 1; ahead > r.depth/2 {
+		return 0, 0
+	}
+	r.depth = min(max(2*r.depth, minDepth), maxDepth)
+	r.next = r.last + 1 + r.depth
+	return from, r.next - from
+}
+
+// run returns the run of a directory, in place of another where there are many;
+// a.mu must be held.
+func (a *ahead) run(dir *metadata.Entry) *run {
+	if r := a.runs[dir]; r != nil {
+		return r
+	}
+	if a.runs == nil {
+		a.runs = make(map[*metadata.Entry]*run)
+	}
+	for old := range a.runs {
+		if len(a.runs) < maxRuns {
+			break
+		}
+		delete(a.runs, old)
+	}
+	r := &run{last: -1}
+	a.runs[dir] = r
+	return r
+}
+
+// prefetch has the workers copy e, if it is at the source and has a tier to go
+// to.
+func (h *Handler) prefetch(e *metadata.Entry) {
+	if e.Level() != tiers.AtSource || e.Claimed() || !h.Fits(e.Size()) {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil || h.fills[e] != nil || time.Now().Before(h.retries[e].at) || !e.Claim() {
+		return
+	}
+	f := newFill(h, e)
+	f.ahead = true
+	h.fills[e] = f
+	h.queue.hasten(f)
+}

@@ -1,0 +1,248 @@
+package placement
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// files are the files that are open: one for each entry, for all who have it
+// open. One that nobody has open any more may stay:
+//
+//   - what no tier has room for is opened at the source once, and stays open for
+//     the next epoch, as far as keep allows;
+//   - what is read without being opened, in a stateless mount, stays open until
+//     it has been for linger, since the next read is likely to follow.
+type files struct {
+	keep int // files at the source that stay open
+
+	mu     sync.Mutex // guards the following
+	open   map[*metadata.Entry]*file
+	kept   list.List     // of *file: those at the source, the one unused for the longest first
+	cursor *list.Element // in kept: where the last sweep stopped
+	linger list.List     // of *file: the others, likewise
+	closed bool          // nothing stays
+}
+
+// linger is how long a file that was read without being opened may have been
+// open before it is closed, so that what becomes of its copy is noticed, and
+// maxLinger how many such files there may be.
+const (
+	linger    = 2 * time.Second
+	maxLinger = 1024
+)
+
+// A stay is the place of a file that nobody has open, among those that stay.
+type stay struct {
+	in *list.List
+	at *list.Element
+}
+
+// acquire returns the file of an entry, and reports whether it was not open
+// until now. The caller gives it back by release.
+func (fs *files) acquire(h *Handler, e *metadata.Entry) (f *file, fresh bool) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f = fs.open[e]
+	if f == nil {
+		f = newFile(h, e)
+		if fs.open == nil {
+			fs.open = make(map[*metadata.Entry]*file)
+		}
+		fs.open[e] = f
+		fresh = true
+	}
+	fs.leave(f)
+	f.users++
+	return f, fresh
+}
+
+// release gives a file back. The last who does so closes it, unless it stays;
+// that a file was read without being opened makes it stay.
+func (fs *files) release(f *file, read bool) {
+	fs.mu.Lock()
+	f.users--
+	var last *file
+	switch {
+	case f.users > 0:
+	case fs.closed || f.entry.Stale():
+		last = fs.forget(f)
+	case f.stays():
+		last = fs.add(&fs.kept, f, fs.keep)
+	case read:
+		last = fs.add(&fs.linger, f, maxLinger)
+	default:
+		last = fs.forget(f)
+	}
+	fs.mu.Unlock()
+	if last != nil {
+		last.close()
+	}
+}
+
+// add lets a file stay, and returns the one that must go instead, if any; fs.mu
+// must be held.
+func (fs *files) add(l *list.List, f *file, most int) *file {
+	f.stay = stay{l, l.PushBack(f)}
+	if l.Len() <= most {
+		return nil
+	}
+	return fs.forget(l.Front().Value.(*file))
+}
+
+// leave takes a file out of those that stay; fs.mu must be held.
+func (fs *files) leave(f *file) {
+	if f.stay.in == nil {
+		return
+	}
+	if fs.cursor == f.stay.at {
+		fs.cursor = fs.cursor.Next()
+	}
+	f.stay.in.Remove(f.stay.at)
+	f.stay = stay{}
+}
+
+// forget takes a file out that is to be closed, and returns it; fs.mu must be
+// held.
+func (fs *files) forget(f *file) *file {
+	fs.leave(f)
+	delete(fs.open, f.entry)
+	return f
+}
+
+// len returns how many files at the source stay open.
+func (fs *files) len() int64 {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return int64(fs.kept.Len())
+}
+
+// maxSweep bounds how many files one sweep looks at.
+const maxSweep = 4096
+
+// sweep closes what has lingered, and some of what has another version by now.
+func (fs *files) sweep(now time.Time) {
+	fs.mu.Lock()
+	var gone []*file
+	for e := fs.linger.Front(); e != nil; {
+		f := e.Value.(*file)
+		e = e.Next()
+		if now.Sub(f.since) > linger {
+			gone = append(gone, fs.forget(f))
+		}
+	}
+	if fs.cursor == nil {
+		fs.cursor = fs.kept.Front()
+	}
+	for n := 0; n < maxSweep && fs.cursor != nil; n++ {
+		f := fs.cursor.Value.(*file)
+		fs.cursor = fs.cursor.Next()
+		if f.entry.Stale() {
+			gone = append(gone, fs.forget(f))
+		}
+	}
+	fs.mu.Unlock()
+	closeAll(gone)
+}
+
+// close closes what stays, now and later.
+func (fs *files) close() {
+	fs.mu.Lock()
+	fs.closed = true
+	var gone []*file
+	for _, l := range []*list.List{&fs.kept, &fs.linger} {
+		for e := l.Front(); e != nil; e = l.Front() {
+			gone = append(gone, fs.forget(e.Value.(*file)))
+		}
+	}
+	fs.mu.Unlock()
+	closeAll(gone)
+}
+
+func closeAll(gone []*file) {
+	for _, f := range gone {
+		f.close()
+	}
+}
+
+// Open opens a regular file where it is best read: on the fastest tier that
+// has a copy, or in a fill, which it starts if there is a tier for the file,
+// or at the source. What is returned moves from one to the other as copies
+// come and go, and can Lend its content while that is in a local file. The
+// error is the source's; it matches drivers.ErrChanged if the source has
+// another version by now, in which case e is stale.
+func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	f, _ := h.files.acquire(h, e)
+	if err := h.opened(ctx, f); err != nil {
+		h.files.release(f, false)
+		return nil, err
+	}
+	return f, nil
+}
+
+// opened goes to where a file is best read, and counts that it was opened.
+func (h *Handler) opened(ctx context.Context, f *file) error {
+	if f.entry.Size() == 0 {
+		return nil
+	}
+	v, err := f.view(ctx)
+	if err != nil {
+		return err
+	}
+	defer v.leave()
+	if v.fill != nil {
+		h.fillOpens.add(f.entry.Size())
+	} else {
+		h.opens[v.level].add(f.entry.Size())
+	}
+	h.ahead.opened(h, f.entry)
+	return nil
+}
+
+// ReadAt reads from a file that was not opened, as the ReadAt of one that was.
+// The first read counts as an open.
+func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error) {
+	f, fresh := h.files.acquire(h, e)
+	defer h.files.release(f, true)
+	if fresh {
+		if err := h.opened(ctx, f); err != nil {
+			return 0, err
+		}
+	}
+	return f.ReadAt(ctx, p, off)
+}
+
+// Lend calls lent with the descriptor of what the file is read from, if that is
+// a copy, or is the source and will be; it is valid during the call. If lent
+// returns nil, the open counts as one that the kernel reads by itself. The error
+// is lent's, or matches errors.ErrUnsupported.
+//
+// A small file at the source is not lent, because the kernel opens what it is
+// lent for itself, each time: here the file is open already.
+func (f *file) Lend(lent func(fd uintptr) error) error {
+	v := f.at.Load()
+	if v == nil || !v.enter() {
+		return errors.ErrUnsupported
+	}
+	defer v.leave()
+	l, ok := v.Object.(interface {
+		Lend(func(uintptr) error) error
+	})
+	if !ok || v.level == tiers.AtSource && (f.entry.Size() < lendFrom || !f.stays()) {
+		return errors.ErrUnsupported
+	}
+	err := l.Lend(lent)
+	if err == nil {
+		f.handler.lent[v.level].add(f.entry.Size())
+	}
+	return err
+}
+
+// lendFrom is the size from which a file at the source is lent, in bytes.
+const lendFrom = 8 << 20
