@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -20,7 +21,8 @@ func newCheck() *cobra.Command {
 		Long: `Check takes the arguments of mount, and mounts nothing. It prints the value of
 each setting and where it came from: the default, a line of the configuration or
 a flag. Then it looks at the source, the tiers, the mount point and the kernel,
-and says what will work and what to do about the rest.
+and says what will work and what to do about the rest; which mode a mount will
+have, and why; and where passthrough works.
 
 It prints a line for each thing it looked at: ok, warning or problem. With a
 problem it exits with the code that mount would exit with. With --json it
@@ -34,7 +36,8 @@ array of name, status, detail, remedy, code.`,
 			if err != nil {
 				return err
 			}
-			r := checked{settingsOf(cfg), check.Run(c.Context(), cfg)}
+			findings := slices.Concat(check.Run(c.Context(), cfg), check.Preview(c.Context(), cfg))
+			r := checked{settingsOf(cfg), findings}
 			if asJSON {
 				err = printJSON(c.OutOrStdout(), r)
 			} else {

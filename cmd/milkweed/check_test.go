@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
@@ -45,7 +44,9 @@ func TestCheckTellsWhereValuesCameFrom(t *testing.T) {
 			t.Errorf("no %+v in %+v", want, got.Settings)
 		}
 	}
-	if i := slices.IndexFunc(got.Findings, func(f check.Finding) bool { return strings.HasPrefix(f.Name, "tier ssd") }); i < 0 {
-		t.Errorf("nothing is said of the tier: %+v", got.Findings)
+	for _, name := range []string{"tier ssd", "mode", "passthrough, tier ssd", "passthrough, source"} {
+		if i := slices.IndexFunc(got.Findings, func(f check.Finding) bool { return f.Name == name }); i < 0 {
+			t.Errorf("nothing is said of %q: %+v", name, got.Findings)
+		}
 	}
 }

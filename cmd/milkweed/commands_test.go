@@ -61,17 +61,25 @@ func TestStatus(t *testing.T) {
 	point := served(t, &controltest.Daemon{})
 	out, _, err := runMilkweed(t, "status", point)
 	wantCode(t, err, exit.OK)
-	want := point + `: ready, mode cached, up 1h2m3s, process ` + fmt.Sprint(os.Getpid()) + `, milkweed 1.2.3
+	want := point + `: ready, up 1h2m3s, process ` + fmt.Sprint(os.Getpid()) + `, milkweed 1.2.3
+mode passthrough: files are 10 MiB on average
 
 LEVEL   USED     OF QUOTA        FILES  READS  READ     ERRORS  HEALTH                         WHERE
 ram     100 MiB  25% of 400 MiB  90     1,000  900 MiB  0       well                           /dev/shm/milkweed
 ssd     0 B      0% of 800 MiB   0      0      0 B      3       down: no space left on device  /local/milkweed
 source                                  400    300 MiB  0       -                              /lustre/imagenet
 
-opens    900 ram, 0 ssd, 100 source, 90% from a tier; 5 open now
-placed   90 files (100 MiB), 4 skipped, 1 failed
+LEVEL   MODE         OPENS  OPENED   PASSTHROUGH
+ram     cached       100    50 MiB   on
+        passthrough  800    6.8 GiB  
+ssd     -            0      0 B      off: it is stacked
+source  cached       100    300 MiB  off: the source has a cap
+READ and READS are without those in passthrough, which the kernel makes by itself.
+
+opens    1,000, 90% from a tier; 5 open now
+placed   90 files (100 MiB), 30 ahead of their open, 4 skipped, 1 failed
 copying  2 files (8.0 MiB), 7 waiting
-source   523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+source   3 files kept open, 523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 `
 	if out != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)

@@ -13,10 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/metrics"
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/limit"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -33,6 +36,7 @@ type daemon struct {
 
 	source   *posix.Dir
 	stores   []*posix.Store
+	service  check.Service // how the kernel gets at files
 	levels   *tiers.Hierarchy
 	names    *metadata.Container
 	handler  *placement.Handler
@@ -74,6 +78,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	}
 	d.awaitCounting(ctx)
 
+	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
 		Point:      cfg.Mount.Point,
 		Source:     cfg.Source.Path,
@@ -81,6 +86,8 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		Timeout:    cfg.Mount.AttrTimeout,
 		NoExec:     noExec,
 		ReadAhead:  fs.MaxRequest,
+		Mode:       modes[d.service.Mode],
+		StackDepth: d.stackDepth(),
 	}, log)
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "Run `milkweed check` to see what this machine lacks."}
@@ -105,6 +112,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		<-gone
 	}
 	log.Info("unmounted", "point", cfg.Mount.Point)
+	d.save()
 	return nil
 }
 
@@ -114,6 +122,8 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.source, err = posix.OpenDir(d.cfg.Source.Path); err != nil {
 		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
 	}
+	source := d.limited()
+	d.service = check.Decide(ctx, d.cfg, source)
 	var configs []tiers.Config
 	for _, t := range d.cfg.Tiers {
 		store, err := posix.OpenStore(posix.StoreConfig{
@@ -132,14 +142,85 @@ func (d *daemon) open(ctx context.Context) error {
 			Quota: tiers.Quota{Bytes: t.Quota.Bytes, Percent: t.Quota.Percent},
 		})
 	}
-	if d.levels, err = tiers.New(d.source, configs, tiers.Options{}, d.log); err != nil {
+	if d.levels, err = tiers.New(source, configs, tiers.Options{}, d.log); err != nil {
 		return err
 	}
 	if d.names, err = metadata.New(ctx, d.levels, d.cfg.Mount.AttrTimeout, d.log); err != nil {
 		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
 	}
+	if err := d.restore(); err != nil {
+		return err
+	}
 	d.handler = placement.New(d.levels, d.names, d.cfg.Placement.Workers, d.log)
+	d.handler.KeepOpen(descriptors() / 2)
 	return nil
+}
+
+// modes are those of the configuration as fs has them.
+var modes = map[config.Mode]fs.Mode{
+	config.Cached: fs.Cached, config.Passthrough: fs.Passthrough, config.Stateless: fs.Stateless,
+}
+
+// A sampledDriver is a source.
+type sampledDriver interface {
+	drivers.Driver
+	drivers.Sampler
+}
+
+// limited is the source, no faster than the configuration lets it be.
+func (d *daemon) limited() sampledDriver {
+	c := d.cfg.Source
+	if c.Bandwidth == 0 && c.Operations == 0 {
+		return d.source
+	}
+	return limit.New(d.source, limit.Config{BytesPerSecond: c.Bandwidth, OpsPerSecond: c.Operations})
+}
+
+// stackDepth is how many file systems may be stacked below the mount. More than
+// one leave none to be stacked on it, and so there is a need for them first.
+func (d *daemon) stackDepth() int {
+	for _, s := range d.stores {
+		if s.FSType() == "overlay" {
+			return 2
+		}
+	}
+	return 1
+}
+
+// descriptors is how many files this process may have open.
+func descriptors() int {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 1024
+	}
+	return int(min(l.Cur, 1<<20))
+}
+
+// restore has the name space be what it was when it was last saved.
+func (d *daemon) restore() error {
+	path := d.cfg.Mount.Names
+	if path == "" {
+		return nil
+	}
+	err := d.names.Restore(path, d.cfg.Source.Path)
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return &exit.Error{
+		Code: exit.Usage, Err: fmt.Errorf("mount.names: %w", err),
+		Remedy: "Remove the file, if it is not needed, or name another.",
+	}
+}
+
+// save saves the name space for the next mount.
+func (d *daemon) save() {
+	path := d.cfg.Mount.Names
+	if path == "" || d.mount == nil {
+		return
+	}
+	if err := d.names.Save(path, d.cfg.Source.Path); err != nil {
+		d.log.Warn("the name space is not saved", "err", err)
+	}
 }
 
 // tierRemedy says what to do about a tier that cannot be opened.
@@ -228,6 +309,9 @@ func (d *daemon) unmount() {
 // close lets go of the tiers and the source.
 func (d *daemon) close() error {
 	var errs []error
+	if d.names != nil {
+		errs = append(errs, d.names.Close())
+	}
 	for _, s := range d.stores {
 		errs = append(errs, s.Close())
 	}

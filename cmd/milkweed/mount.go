@@ -33,11 +33,22 @@ is looked for in $MILKWEED_CONFIG, ./tiering.toml,
 ~/.config/milkweed/tiering.toml and /etc/milkweed/tiering.toml. A single
 argument is MOUNTPOINT.
 
+The mode says how the kernel gets at the content of files. In passthrough it
+reads those on tiers by itself, which needs CAP_SYS_ADMIN and Linux 6.9; those
+for which that does not work are read as in cached. In stateless it opens files
+without asking the daemon and keeps their pages, which suits small files. In
+cached each open and each read that the page cache lacks goes through the
+daemon. With auto, the default, the sizes of a few files decide; status says
+what was chosen, and why.
+
 Options of -o, as /etc/fstab has them: config=FILE, allow_other, workers=N,
-attr_timeout=DURATION, mode=MODE, metrics=ADDRESS, log_level=LEVEL,
-log_format=FORMAT, log_file=FILE; and those of mount(8) and systemd, which need
-nothing done here, such as ro, noauto, nofail, _netdev, user and
-x-systemd.automount. The mount is always read-only, nosuid and nodev.
+attr_timeout=DURATION, mode=MODE, names=FILE, source_bandwidth=SIZE,
+source_operations=N, metrics=ADDRESS, log_level=LEVEL, log_format=FORMAT,
+log_file=FILE; and those of mount(8) and systemd, which need nothing done here,
+such as ro, noauto, nofail, _netdev, user and x-systemd.automount. The mount is
+always read-only, nosuid and nodev. In names= the name space is saved at unmount
+for the next mount; source_bandwidth= and source_operations= are what may be
+asked of the source in a second.
 
 A daemon in the background logs to log.file, or --log-file, or without either to
 a file in $XDG_STATE_HOME/milkweed (~/.local/state/milkweed) with the id of the

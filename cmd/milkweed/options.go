@@ -20,14 +20,17 @@ const helperName = "mount.milkweed"
 
 // optionKeys are the options that are values of the configuration.
 var optionKeys = map[string]string{
-	"allow_other":  "mount.allow_other",
-	"attr_timeout": "mount.attr_timeout",
-	"mode":         "mount.mode",
-	"workers":      "placement.workers",
-	"metrics":      "metrics.listen",
-	"log_level":    "log.level",
-	"log_format":   "log.format",
-	"log_file":     "log.file",
+	"source_bandwidth":  "source.bandwidth",
+	"source_operations": "source.operations",
+	"allow_other":       "mount.allow_other",
+	"attr_timeout":      "mount.attr_timeout",
+	"mode":              "mount.mode",
+	"names":             "mount.names",
+	"workers":           "placement.workers",
+	"metrics":           "metrics.listen",
+	"log_level":         "log.level",
+	"log_format":        "log.format",
+	"log_file":          "log.file",
 }
 
 // idleOptions are those that mean something to mount(8) or systemd, or to

@@ -56,13 +56,15 @@ func TestParseOptions(t *testing.T) {
 
 func TestParseOptionsRefuses(t *testing.T) {
 	for words, says := range map[string]string{
-		"rw":          "read-only",
-		"wokers=3":    `did you mean "workers"?`,
-		"alow_other":  `did you mean "allow_other"?`,
-		"zzzzzzzz=1":  `unknown option "zzzzzzzz"`,
-		"workers":     "has no value",
-		"config=":     "has no value",
-		"ro,noauto=1": `unknown option "noauto"`,
+		"rw":                 "read-only",
+		"wokers=3":           `did you mean "workers"?`,
+		"alow_other":         `did you mean "allow_other"?`,
+		"source_operation=1": `did you mean "source_operations"?`,
+		"names":              "has no value",
+		"zzzzzzzz=1":         `unknown option "zzzzzzzz"`,
+		"workers":            "has no value",
+		"config=":            "has no value",
+		"ro,noauto=1":        `unknown option "noauto"`,
 	} {
 		_, err := parseOptions(words)
 		wantCode(t, err, exit.Usage)
@@ -141,6 +143,26 @@ format = "json"
 	}
 	if c.Placement.Workers != 3 || c.Source.Path != source {
 		t.Errorf("%+v", c)
+	}
+}
+
+// Each option sets its value of the configuration.
+func TestLoadOptions(t *testing.T) {
+	source, point := places(t)
+	names := filepath.Join(filepath.Dir(point), "x.names")
+	c, _, err := load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", source, point,
+		"-o", "source_bandwidth=500MB,source_operations=1000,mode=stateless,names="+names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.Source, (config.Source{Path: source, Bandwidth: 500e6, Operations: 1000}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if c.Mount.Mode != config.Stateless || c.Mount.Names != names {
+		t.Errorf("got %+v, want mode stateless and names %s", c.Mount, names)
+	}
+	if got, want := c.Origin("mount.names"), "option names"; got != want {
+		t.Errorf("mount.names is from %q, want %q", got, want)
 	}
 }
 

@@ -13,9 +13,6 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// mode is how reads reach the kernel: through the daemon, and its page cache.
-const mode = string(config.Cached)
-
 // Status tells what the daemon does and has done.
 func (d *daemon) Status(context.Context) control.Status {
 	s := control.Status{
@@ -24,34 +21,64 @@ func (d *daemon) Status(context.Context) control.Status {
 		PID:           os.Getpid(),
 		MountPoint:    d.cfg.Mount.Point,
 		DatasetID:     config.DatasetID(d.cfg.Source.Path),
-		Mode:          mode,
+		Mode:          string(d.service.Mode),
+		ModeReason:    d.service.Reason,
 		Since:         d.since,
 		UptimeSeconds: time.Since(d.since).Seconds(),
 		Ready:         true,
 		Opens:         make(map[string]map[string]int64),
+		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
 		OpenHandles:   int64(d.mount.OpenFiles()),
 	}
-	for _, t := range d.levels.Tiers() {
+	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
-		s.Tiers = append(s.Tiers, tierStatus(stats))
+		tier := tierStatus(stats)
+		tier.Passthrough, tier.PassthroughReason = byKernel(d.service.Tiers[i])
+		s.Tiers = append(s.Tiers, tier)
 		s.ReadLatency[stats.Name] = histogram(stats.Latency)
 	}
 	source := d.levels.Source().Stats()
+	placed := d.handler.Stats()
 	s.Source = d.sourceStatus(source)
+	s.Source.Descriptors = placed.Kept
+	s.Source.Passthrough, s.Source.PassthroughReason = byKernel(d.service.Source)
 	s.ReadLatency["source"] = histogram(source.Latency)
 
-	placed := d.handler.Stats()
 	s.Fills = control.Fills{InFlight: placed.InFlight, InFlightBytes: placed.Filling, Queued: placed.Queued}
 	s.Placement = control.Placement{
 		Placed: placed.Placed, PlacedBytes: placed.PlacedBytes,
-		Skipped: placed.Skipped, Failed: placed.Failed,
+		Skipped: placed.Skipped, Failed: placed.Failed, Prefetched: placed.Prefetched,
 	}
-	for l, n := range placed.Opens {
-		s.Opens[d.levels.Name(tiers.Level(l))] = map[string]int64{mode: n.Files}
+	for l, all := range placed.Opens {
+		d.count(&s, d.levels.Name(tiers.Level(l)), all, placed.Lent[l])
 	}
-	s.Opens["fill"] = map[string]int64{mode: placed.FillOpens.Files}
+	d.count(&s, "fill", placed.FillOpens, placement.Opens{})
 	return s
+}
+
+// count tells the opens of one level: all, and of them those that the kernel
+// reads by itself.
+func (d *daemon) count(s *control.Status, level string, all, lent placement.Opens) {
+	other := string(d.service.Mode)
+	s.Opens[level], s.OpenedBytes[level] = make(map[string]int64), make(map[string]int64)
+	if d.service.Mode == config.Passthrough {
+		other = string(config.Cached)
+		s.Opens[level][string(config.Passthrough)] = lent.Files
+		s.OpenedBytes[level][string(config.Passthrough)] = lent.Bytes
+	}
+	// Who counts the one and then the other may be in between.
+	s.Opens[level][other] = max(all.Files-lent.Files, 0)
+	s.OpenedBytes[level][other] = max(all.Bytes-lent.Bytes, 0)
+}
+
+// byKernel tells whether the kernel reads the files of a place by itself, of why
+// it does not.
+func byKernel(err error) (bool, string) {
+	if err != nil {
+		return false, err.Error()
+	}
+	return true, ""
 }
 
 func tierStatus(t tiers.TierStats) control.Tier {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
@@ -33,19 +34,27 @@ stable: a field may be added; none is removed or changes its meaning without a
 new number in "version". Sizes end in _bytes and times in _seconds; what counts
 grows from 0 when the daemon starts. The fields are:
 
-  version, milkweed, pid, mount_point, dataset_id, mode, since,
+  version, milkweed, pid, mount_point, dataset_id, mode, mode_reason, since,
   uptime_seconds, ready, open_handles
   source        path, health, reason, operations {open, read, stat, readdir,
-                readlink, xattr}, bytes_read, errors
+                readlink, xattr}, bytes_read, errors, descriptors, passthrough,
+                passthrough_reason
   tiers[]       level, name, path, quota_bytes, used_bytes, files, reads,
-                bytes_read, errors, health, reason
+                bytes_read, errors, health, reason, passthrough,
+                passthrough_reason
   fills         in_flight, in_flight_bytes, queued
-  placement     placed, placed_bytes, skipped, failed
+  placement     placed, placed_bytes, prefetched, skipped, failed
   opens         {level: {mode: count}}
+  opened_bytes  {level: {mode: bytes}}
   read_latency  {level: {le_seconds[], counts[], sum_seconds, count}}
 
 A level is the name of a tier, or "source". Health is well, suspect, down or
-counting. The counts of a histogram are cumulative.`,
+counting. The counts of a histogram are cumulative. A mode is passthrough, in
+which the kernel reads a file by itself; stateless, in which it opens files by
+itself; or cached. Reads in passthrough, and those that the page cache answers,
+do not come to Milkweed and are not in reads and bytes_read; opens are counted,
+and the sizes of the files that were opened. In stateless the first read of a
+file for some seconds counts as its open.`,
 		Example: `  milkweed status
   milkweed status --json /mnt/imagenet | jq '.tiers[] | {name, used_bytes}'`,
 		Args:              usage(cobra.MaximumNArgs(1)),
@@ -127,7 +136,8 @@ func printStatus(w io.Writer, s control.Status) error {
 		state = "not ready"
 	}
 	up := time.Duration(s.UptimeSeconds) * time.Second
-	fmt.Fprintf(w, "%s: %s, mode %s, up %v, process %d, milkweed %s\n", text(s.MountPoint), state, s.Mode, up, s.PID, s.Milkweed)
+	fmt.Fprintf(w, "%s: %s, up %v, process %d, milkweed %s\n", text(s.MountPoint), state, up, s.PID, s.Milkweed)
+	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nLEVEL\tUSED\tOF QUOTA\tFILES\tREADS\tREAD\tERRORS\tHEALTH\tWHERE")
@@ -140,33 +150,72 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "source\t\t\t\t%s\t%s\t%s\t%s\t%s\n",
 		count(r.Operations.Read), size(r.BytesRead), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
 
+	printOpens(t, s)
 	fmt.Fprintf(t, "\nopens\t%s\n", opensLine(s))
-	fmt.Fprintf(t, "placed\t%s (%s), %s skipped, %s failed\n",
-		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Skipped), count(s.Placement.Failed))
+	fmt.Fprintf(t, "placed\t%s (%s), %s ahead of their open, %s skipped, %s failed\n",
+		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "copying\t%s (%s), %s waiting\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
 	o := r.Operations
-	fmt.Fprintf(t, "source\t%s operations: %s\n", count(o.Total()), byName(map[string]int64{
+	fmt.Fprintf(t, "source\t%s kept open, %s operations: %s\n", files(r.Descriptors), count(o.Total()), byName(map[string]int64{
 		"open": o.Open, "read": o.Read, "stat": o.Stat, "readdir": o.Readdir, "readlink": o.Readlink, "xattr": o.Xattr,
 	}))
 	return t.Flush()
 }
 
-// opensLine tells how many opens each level served, fastest first.
+// printOpens tells what was opened at each level, fastest first, in which mode,
+// and where the kernel reads by itself.
+func printOpens(w io.Writer, s control.Status) {
+	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tOPENED\tPASSTHROUGH")
+	for _, level := range levels(s) {
+		name, by := level, passthrough(s, level)
+		for _, mode := range slices.Sorted(maps.Keys(s.Opens[level])) {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), size(s.OpenedBytes[level][mode]), by)
+			name, by = "", "" // said once for a level
+		}
+		if name != "" {
+			fmt.Fprintf(w, "%s\t-\t0\t0 B\t%s\n", name, by)
+		}
+	}
+	if s.Mode == string(config.Passthrough) {
+		fmt.Fprintln(w, "READ and READS are without those in passthrough, which the kernel makes by itself.")
+	}
+}
+
+// passthrough tells whether the kernel reads the files of a level by itself.
+func passthrough(s control.Status, level string) string {
+	for _, t := range s.Tiers {
+		if t.Name == level {
+			return onOff(t.Passthrough, t.PassthroughReason)
+		}
+	}
+	if level == sourceLevel {
+		return onOff(s.Source.Passthrough, s.Source.PassthroughReason)
+	}
+	return ""
+}
+
+func onOff(on bool, reason string) string {
+	switch {
+	case on:
+		return "on"
+	case reason != "":
+		return "off: " + reason
+	}
+	return "off"
+}
+
+// opensLine tells how many opens a tier served.
 func opensLine(s control.Status) string {
 	total, local := int64(0), int64(0)
-	line := ""
 	for i, level := range levels(s) {
-		n := int64(0)
-		for _, c := range s.Opens[level] {
-			n += c
+		for _, n := range s.Opens[level] {
+			total += n
+			if i < len(s.Tiers) {
+				local += n
+			}
 		}
-		total += n
-		if i < len(s.Tiers) {
-			local += n
-		}
-		line += fmt.Sprintf("%s %s, ", count(n), level)
 	}
-	return line + fmt.Sprintf("%s from a tier; %s open now", percent(local, total), count(s.OpenHandles))
+	return fmt.Sprintf("%s, %s from a tier; %s open now", count(total), percent(local, total), count(s.OpenHandles))
 }
 
 // sourceLevel is the name of the level below the tiers.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
 // A Status is how bad a Finding is.
@@ -86,9 +87,9 @@ func Write(w io.Writer, findings []Finding) error {
 	return err
 }
 
-// Run makes all checks of a configuration that is valid, and returns what each
-// found, in the order in which a mount needs them. When ctx is done it returns
-// what it has.
+// Run makes all checks of a configuration that is valid on which it depends
+// whether a mount works, and returns what each found, in the order in which a
+// mount needs them. When ctx is done it returns what it has.
 func Run(ctx context.Context, c *config.Config) []Finding {
 	return thisHost().run(ctx, c)
 }
@@ -106,6 +107,7 @@ type host struct {
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	listen   func(address string) error
+	probe    func(files []*os.File) []error // as milkweed.ProbePassthrough
 }
 
 func thisHost() host {
@@ -120,6 +122,7 @@ func thisHost() host {
 		stat:     os.Stat,
 		statfs:   statfs,
 		listen:   listen,
+		probe:    milkweed.ProbePassthrough,
 	}
 }
 
@@ -132,6 +135,7 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.allowOther(c) },
 		func() []Finding { return h.mountPoint(ctx, c) },
 		func() []Finding { return h.tiers(ctx, c) },
+		func() []Finding { return h.namesFile(ctx, c) },
 		h.openFiles,
 		func() []Finding { return h.metrics(c) },
 	}

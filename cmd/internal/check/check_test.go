@@ -55,6 +55,7 @@ func newWorld(t *testing.T) *world {
 	c.Source.Path = w.path("source")
 	c.Mount.Point = w.path("mnt")
 	c.Mount.AllowOther = true
+	c.Mount.Names = w.path("x.names")
 	c.Metrics.Listen = "127.0.0.1:0"
 	c.Tiers = []config.Tier{{Name: "ssd", Path: w.path("ssd/new"), Quota: config.Quota{Percent: 90}}}
 	w.config = &c
@@ -245,6 +246,14 @@ func TestChecks(t *testing.T) {
 		}, OK, 0, "; it may be swapped out", ""},
 		{"unknown type", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(0x1234, 10*gib, 10*gib)) }, OK, 0, "on a file system of type 0x1234", ""},
 
+		{"good", "names", func(*world) {}, OK, 0, "$/x.names", ""},
+		{"there", "names", func(w *world) { w.write("x.names", "") }, OK, 0, "$/x.names", ""},
+		{"no folder", "names", func(w *world) { w.config.Mount.Names = w.path("no/x.names") }, Problem, exit.Usage, "the folder of $/no/x.names does not exist", `"mkdir -p $/no"`},
+		{"below a file", "names", func(w *world) { w.config.Mount.Names = w.path("source/a/x.names") }, Problem, exit.Usage, "$/source/a is not a directory", "another file"},
+		{"folder", "names", func(w *world) { w.config.Mount.Names = w.path("mnt") }, Problem, exit.Usage, "$/mnt is not a file", "another file"},
+		{"broken", "names", func(w *world) { w.failStat(w.dir, unix.EIO) }, Problem, exit.Usage, "$: input/output error", "another file"},
+		{"not writable", "names", func(w *world) { w.mkdir(".", 0o555) }, Warning, 0, "$/x.names cannot be written at unmount: permission denied", "may write"},
+
 		{"good", "open files", func(*world) {}, OK, 0, "at most 1048576 at once", ""},
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},
 		{"unlimited", "open files", func(w *world) { w.nofile = func() (uint64, error) { return unix.RLIM_INFINITY, nil } }, OK, 0, "no limit", ""},
@@ -331,7 +340,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("got %+v, want it to be ok", f)
 		}
 	}
-	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, mount point, tier ssd, open files, metrics"; got != want {
+	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, mount point, tier ssd, names, open files, metrics"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if err := First(findings); err != nil {
@@ -343,8 +352,9 @@ func TestRunWhatIsOff(t *testing.T) {
 	w := newWorld(t)
 	w.config.Mount.AllowOther = false
 	w.config.Metrics.Listen = ""
+	w.config.Mount.Names = ""
 	for _, f := range w.run(t.Context(), w.config) {
-		if f.Name == "allow_other" || f.Name == "metrics" {
+		if f.Name == "allow_other" || f.Name == "metrics" || f.Name == "names" {
 			t.Errorf("got %+v for what is off", f)
 		}
 	}
@@ -379,6 +389,7 @@ func TestHung(t *testing.T) {
 	}{
 		{"source", func(w *world) []Finding { return w.host.source(t.Context(), w.config) }, exit.Source, "source: $/source does not answer for 10ms"},
 		{"mnt", func(w *world) []Finding { return w.host.mountPoint(t.Context(), w.config) }, exit.MountPoint, "mount point: $/mnt (fuse.milkweed of /x) does not answer for 10ms"},
+		{"x.names", func(w *world) []Finding { return w.host.namesFile(t.Context(), w.config) }, exit.Usage, "names: $/x.names does not answer for 10ms"},
 		{"ssd/new", func(w *world) []Finding { return w.host.tiers(t.Context(), w.config) }, exit.Tier, "tier ssd: $/ssd/new does not answer for 10ms"},
 	} {
 		t.Run(tt.place, func(t *testing.T) {
@@ -481,6 +492,8 @@ func (w *world) what(check string) []Finding {
 		return w.openFiles()
 	case "metrics":
 		return w.metrics(w.config)
+	case "names":
+		return w.lookAtNamesFile(w.config.Mount.Names)
 	default:
 		return w.lookAtTier(check, w.config.Tiers[0], w.config.Source.Path)
 	}

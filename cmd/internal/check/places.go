@@ -221,6 +221,38 @@ func (h host) lookAtTier(name string, t config.Tier, source string) []Finding {
 	return ok(name, "%s, on %s, quota %s, %s free%s", t.Path, typeName(st), t.Quota, size(available(st)), h.swapNote(st))
 }
 
+// namesFile checks the folder of the file that keeps the name space.
+func (h host) namesFile(ctx context.Context, c *config.Config) []Finding {
+	file := c.Mount.Names
+	if file == "" {
+		return nil
+	}
+	late := problem(exit.Usage, "names", "Choose another file for mount.names, on a disk of this machine.",
+		"%s does not answer for %s", file, h.patience)
+	return h.within(ctx, late, func() []Finding { return h.lookAtNamesFile(file) })
+}
+
+func (h host) lookAtNamesFile(file string) []Finding {
+	const name = "names"
+	dir := filepath.Dir(file)
+	info, err := h.stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return problem(exit.Usage, name, fmt.Sprintf(`Make it with "mkdir -p %s".`, dir), "the folder of %s does not exist", file)
+	case err != nil:
+		return problem(exit.Usage, name, "Choose another file for mount.names.", "%s: %w", dir, reason(err))
+	case !info.IsDir():
+		return problem(exit.Usage, name, "Choose another file for mount.names.", "%s is not a directory", dir)
+	}
+	if info, err := h.stat(file); err == nil && !info.Mode().IsRegular() {
+		return problem(exit.Usage, name, "Choose another file for mount.names.", "%s is not a file", file)
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return warning(name, "Choose a file for mount.names in a folder that you may write to.", "%s cannot be written at unmount: %v", file, err)
+	}
+	return ok(name, "%s", file)
+}
+
 // existing returns the nearest of path and its parents that is there.
 func (h host) existing(path string) (string, os.FileInfo, error) {
 	for {

@@ -39,7 +39,9 @@ type Config struct {
 
 // Source is where the whole dataset lives.
 type Source struct {
-	Path string // a directory; "" until it is set
+	Path       string // a directory; "" until it is set
+	Bandwidth  int64  // bytes that all reads together get in a second; 0 for no cap
+	Operations int64  // operations of all kinds that begin in a second; 0 for no cap
 }
 
 // A Tier is a place that holds copies.
@@ -55,6 +57,7 @@ type Mount struct {
 	Mode        Mode          // how reads reach the kernel
 	AllowOther  bool          // whether other users may read the mount
 	AttrTimeout time.Duration // how long names and attributes are believed before the source is asked again
+	Names       string        // the file that keeps the name space from one mount to the next; "" for none
 }
 
 // A Mode is a way to serve reads to the kernel.
@@ -62,8 +65,10 @@ type Mode string
 
 // The modes.
 const (
-	Auto   Mode = "auto"   // the fastest that works here
-	Cached Mode = "cached" // through the daemon and the page cache
+	Auto        Mode = "auto"        // the one that suits the dataset and works here
+	Passthrough Mode = "passthrough" // the kernel reads files on tiers by itself, where it can
+	Stateless   Mode = "stateless"   // the kernel opens files without asking, and keeps pages across opens
+	Cached      Mode = "cached"      // through the daemon and the page cache
 )
 
 // Placement is how copies are made.

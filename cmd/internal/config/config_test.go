@@ -67,8 +67,14 @@ func TestParseErrors(t *testing.T) {
 		{"no worker", "[placement]\nworkers = 0", `tiering.toml:2: placement.workers: 0 is not from 1 to 256`},
 		{"negative workers", "[placement]\nworkers = -8", `tiering.toml:2: placement.workers: -8 is not from 1 to 256`},
 		{"many workers", "[placement]\nworkers = 257", `tiering.toml:2: placement.workers: 257 is not from 1 to 256`},
-		{"passthrough", "[mount]\nmode = 'passthrough'", `tiering.toml:2: mount.mode: "passthrough" comes with a later version`},
-		{"stateless", "[mount]\nmode = 'stateless'", `tiering.toml:2: mount.mode: "stateless" comes with a later version`},
+		{"bandwidth without quotes", "[source]\nbandwidth = 500", `tiering.toml:2: source.bandwidth: must be text in double quotes`},
+		{"bandwidth with a unit of time", "[source]\nbandwidth = '500MB/s'", `tiering.toml:2: source.bandwidth: "500MB/s" is not a size`},
+		{"negative bandwidth", "[source]\nbandwidth = '-1MB'", `tiering.toml:2: source.bandwidth: "-1MB" is not a size`},
+		{"share of bandwidth", "[source]\nbandwidth = '50%'", `tiering.toml:2: source.bandwidth: "50%" is not a size`},
+		{"operations in quotes", "[source]\noperations = '100'", `tiering.toml:2: source.operations: must be a number without quotes`},
+		{"negative operations", "[source]\noperations = -1", `tiering.toml:2: source.operations: -1 is negative`},
+		{"names a number", "[mount]\nnames = 1", `tiering.toml:2: mount.names: must be text in double quotes`},
+		{"unset variable in names", "[mount]\nnames = '${MILKWEED_TEST_UNSET}/a'", `tiering.toml:2: mount.names: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
 		{"no mode", "[mount]\nmode = 'fast'", `tiering.toml:2: mount.mode: "fast" is not a mode`},
 		{"duration without unit", "[mount]\nattr_timeout = '30'", `tiering.toml:2: mount.attr_timeout: "30" is not a duration`},
 		{"negative duration", "[mount]\nattr_timeout = '-1s'", `tiering.toml:2: mount.attr_timeout: "-1s" is negative`},
@@ -129,6 +135,40 @@ func TestParseQuota(t *testing.T) {
 	}
 }
 
+func TestModes(t *testing.T) {
+	for _, want := range []Mode{Auto, Passthrough, Stateless, Cached} {
+		if got := parse(t, fmt.Sprintf("[mount]\nmode = %q", want)).Mount.Mode; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func TestCaps(t *testing.T) {
+	for _, tt := range []struct {
+		key, text, back string
+		want            Source
+	}{
+		{"source.bandwidth", "500MB", "500MB", Source{Bandwidth: 500e6, Operations: 7}},
+		{"source.bandwidth", "1.5 GiB", "1536MiB", Source{Bandwidth: 3 << 29, Operations: 7}},
+		{"source.bandwidth", "1000000", "1MB", Source{Bandwidth: 1e6, Operations: 7}},
+		{"source.bandwidth", "0MB", "", Source{Operations: 7}},
+		{"source.bandwidth", "", "", Source{Operations: 7}},
+		{"source.operations", "2000", "2000", Source{Bandwidth: 7, Operations: 2000}},
+		{"source.operations", "0", "0", Source{Bandwidth: 7}},
+	} {
+		c := Default()
+		c.Source = Source{Bandwidth: 7, Operations: 7}
+		if err := c.Set(tt.key, tt.text, "flag"); err != nil || c.Source != tt.want {
+			t.Errorf("%s = %q: got %+v, %v; want %+v", tt.key, tt.text, c.Source, err, tt.want)
+		}
+		c.Each(func(name, value, _ string) {
+			if name == tt.key && value != tt.back {
+				t.Errorf("%s = %q reads back as %q, want %q", name, tt.text, value, tt.back)
+			}
+		})
+	}
+}
+
 func TestQuotaOf(t *testing.T) {
 	if got, want := (Quota{Percent: 50}).Of(1000), int64(500); got != want {
 		t.Errorf("50%% of 1000: got %d, want %d", got, want)
@@ -141,6 +181,8 @@ func TestQuotaOf(t *testing.T) {
 const whole = `# with everything
 [source]
 path = "/data"
+bandwidth = "500MB"
+operations = 2000
 
 [[tier]]
 name = "ram"
@@ -157,6 +199,7 @@ point = "mnt"
 mode = "cached"
 allow_other = true
 attr_timeout = "90s"
+names = "x.names"
 
 [placement]
 workers = 4
@@ -183,19 +226,22 @@ func TestParse(t *testing.T) {
 	})
 	want := []string{
 		"source.path = /data from tiering.toml:3",
-		"tier.ram.path = /dev/shm/a from tiering.toml:7",
-		"tier.ram.quota = 10GiB from tiering.toml:8",
-		"tier.ssd.path = /local/a from tiering.toml:13",
-		"tier.ssd.quota = 90% from tiering.toml:11",
-		"mount.point = " + dir + "/mnt from tiering.toml:16",
-		"mount.mode = cached from tiering.toml:17",
-		"mount.allow_other = true from tiering.toml:18",
-		"mount.attr_timeout = 1m30s from tiering.toml:19",
-		"placement.workers = 4 from tiering.toml:22",
-		"metrics.listen = 127.0.0.1:9877 from tiering.toml:25",
-		"log.level = debug from tiering.toml:28",
-		"log.format = json from tiering.toml:29",
-		"log.file = " + dir + "/log from tiering.toml:30",
+		"source.bandwidth = 500MB from tiering.toml:4",
+		"source.operations = 2000 from tiering.toml:5",
+		"tier.ram.path = /dev/shm/a from tiering.toml:9",
+		"tier.ram.quota = 10GiB from tiering.toml:10",
+		"tier.ssd.path = /local/a from tiering.toml:15",
+		"tier.ssd.quota = 90% from tiering.toml:13",
+		"mount.point = " + dir + "/mnt from tiering.toml:18",
+		"mount.mode = cached from tiering.toml:19",
+		"mount.allow_other = true from tiering.toml:20",
+		"mount.attr_timeout = 1m30s from tiering.toml:21",
+		"mount.names = " + dir + "/x.names from tiering.toml:22",
+		"placement.workers = 4 from tiering.toml:25",
+		"metrics.listen = 127.0.0.1:9877 from tiering.toml:28",
+		"log.level = debug from tiering.toml:31",
+		"log.format = json from tiering.toml:32",
+		"log.file = " + dir + "/log from tiering.toml:33",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -228,6 +274,10 @@ func TestPathsExpandVariables(t *testing.T) {
 	if got, want := c.Tiers[0].Path, "/scratch/17/milkweed/$x/~"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	c = parse(t, "[[tier]]\nname = 'a'\n[mount]\nnames = '${MILKWEED_TEST_DIR}/names'")
+	if got, want := c.Mount.Names, "/scratch/17/names"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 	if err := c.Set("tier.a.path", "/b/${MILKWEED_TEST_DIR}", "flag"); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +304,7 @@ func TestSet(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, value, want string }{
 		{"placement.workers", "x", `flag --x: placement.workers: "x" is not a number`},
-		{"mount.mode", "passthrough", `flag --x: mount.mode: "passthrough" comes with a later version`},
+		{"mount.mode", "fast", `flag --x: mount.mode: "fast" is not a mode`},
 		{"tier.tape.quota", "1GiB", `flag --x: unknown key "tier.tape.quota"`},
 		{"tier.quota", "1GiB", `flag --x: unknown key "tier.quota"`},
 		{"mount", "1", `flag --x: unknown key "mount"`},

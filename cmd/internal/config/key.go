@@ -47,6 +47,10 @@ const tierTable = "tier" // the one table that is a list
 var keys = []key{
 	{"source", "path", aPath, `A source is a directory, such as path = "/lustre/imagenet".`,
 		func(c *Config, _ *Tier) flag.Value { return (*pathValue)(&c.Source.Path) }},
+	{"source", "bandwidth", aString, `A bandwidth is the size of what may be read in a second, such as "500MB"; "" is no cap.`,
+		func(c *Config, _ *Tier) flag.Value { return (*bandwidthValue)(&c.Source.Bandwidth) }},
+	{"source", "operations", anInteger, `Use the number of operations that may begin in a second, such as 1000; 0 is no cap.`,
+		func(c *Config, _ *Tier) flag.Value { return (*operationsValue)(&c.Source.Operations) }},
 
 	{tierTable, "name", aString, `A name has lower-case letters, digits, "_" and "-", such as name = "ssd".`,
 		func(_ *Config, t *Tier) flag.Value { return (*nameValue)(&t.Name) }},
@@ -57,12 +61,14 @@ var keys = []key{
 
 	{"mount", "point", aPath, `A mount point is an empty directory, such as point = "/mnt/imagenet".`,
 		func(c *Config, _ *Tier) flag.Value { return (*pathValue)(&c.Mount.Point) }},
-	{"mount", "mode", aString, `Use "auto", or "cached".`,
+	{"mount", "mode", aString, `Use "auto", "passthrough", "stateless" or "cached".`,
 		func(c *Config, _ *Tier) flag.Value { return (*modeValue)(&c.Mount.Mode) }},
 	{"mount", "allow_other", aBoolean, `Use true or false.`,
 		func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Mount.AllowOther) }},
 	{"mount", "attr_timeout", aString, `A duration is a number with a unit, such as "30s", "10m" or "1h".`,
 		func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Mount.AttrTimeout) }},
+	{"mount", "names", aPath, `A file of names is a path, such as names = "/var/lib/milkweed/imagenet.names"; "" is none.`,
+		func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Mount.Names) }},
 
 	{"placement", "workers", anInteger, `Use a number from 1 to 256.`,
 		func(c *Config, _ *Tier) flag.Value { return (*workersValue)(&c.Placement.Workers) }},

@@ -25,17 +25,23 @@ func ParseQuota(s string) (Quota, error) {
 	if share, ok := strings.CutSuffix(s, "%"); ok {
 		return parsePercent(s, share)
 	}
+	n, err := parseSize(s)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%q leaves no room", s)
+	}
+	return Quota{Bytes: n}, err
+}
+
+// parseSize reads "64GiB", "500MB" or "1048576".
+func parseSize(s string) (int64, error) {
 	if !sizeForm.MatchString(s) {
-		return Quota{}, fmt.Errorf("%q is not a size", s)
+		return 0, fmt.Errorf("%q is not a size", s)
 	}
 	n, err := humanize.ParseBytes(s)
-	switch {
-	case err != nil || n > math.MaxInt64:
-		return Quota{}, fmt.Errorf("%q is not a size below 8 EiB", s)
-	case n == 0:
-		return Quota{}, fmt.Errorf("%q leaves no room", s)
+	if err != nil || n > math.MaxInt64 {
+		return 0, fmt.Errorf("%q is not a size below 8 EiB", s)
 	}
-	return Quota{Bytes: int64(n)}, nil
+	return int64(n), nil
 }
 
 var percentForm = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?$`)
@@ -63,18 +69,23 @@ func (q Quota) Of(room int64) int64 {
 	return q.Bytes
 }
 
-// String gives text that ParseQuota takes: in the largest unit that is exact.
+// String gives text that ParseQuota takes.
 func (q Quota) String() string {
 	if q.Percent > 0 {
 		return strconv.FormatFloat(q.Percent, 'f', -1, 64) + "%"
 	}
-	if s, ok := exactly(q.Bytes, 1024, "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"); ok {
+	return formatSize(q.Bytes)
+}
+
+// formatSize gives text that parseSize takes: in the largest unit that is exact.
+func formatSize(n int64) string {
+	if s, ok := exactly(n, 1024, "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"); ok {
 		return s
 	}
-	if s, ok := exactly(q.Bytes, 1000, "kB", "MB", "GB", "TB", "PB", "EB"); ok {
+	if s, ok := exactly(n, 1000, "kB", "MB", "GB", "TB", "PB", "EB"); ok {
 		return s
 	}
-	return strconv.FormatInt(q.Bytes, 10)
+	return strconv.FormatInt(n, 10)
 }
 
 // exactly writes n in the largest unit that divides it, if one does.

@@ -16,7 +16,9 @@ const maxTiers = 16
 // Validate checks what Load and Set cannot: that nothing is missing, and that
 // the source, the tiers and the mount point are different places, none within
 // another, through symbolic links and bind mounts. Milkweed would copy its own
-// copies otherwise, or hide them under its mount.
+// copies otherwise, or hide them under its mount. The file of names may lie in
+// a tier, where Milkweed leaves alone what is not a copy of its own, but
+// neither in the source nor under the mount.
 //
 // It calls the file system for that, for five seconds at most: a mount that
 // hangs is for package check to report.
@@ -76,21 +78,36 @@ func (c *Config) validateTiers() error {
 	return nil
 }
 
-// A place is a directory that the configuration names, and may not exist yet.
+// A place is a directory, or the file of names, that the configuration names.
+// It may not exist yet.
 type place struct {
 	full  string        // its full key
 	what  string        // what the user calls it
+	role  role          // what it is for
 	paths []string      // as given, and with symbolic links resolved
 	self  os.FileInfo   // nil while it does not exist
 	chain []os.FileInfo // it and its parents, as far as they exist
 }
 
+// A role is what a place is for, as far as that decides where it may lie.
+type role int
+
+const (
+	dataset role = iota // the source or the mount point
+	tier
+	names
+)
+
 func (c *Config) places() []place {
 	all := []place{{full: "source.path", what: "the source", paths: []string{c.Source.Path}}}
 	for i, t := range c.Tiers {
-		all = append(all, place{full: tierKey(i, "path"), what: fmt.Sprintf("the tier %q", t.Name), paths: []string{t.Path}})
+		all = append(all, place{full: tierKey(i, "path"), what: fmt.Sprintf("the tier %q", t.Name), role: tier, paths: []string{t.Path}})
 	}
-	return append(all, place{full: "mount.point", what: "the mount point", paths: []string{c.Mount.Point}})
+	all = append(all, place{full: "mount.point", what: "the mount point", paths: []string{c.Mount.Point}})
+	if c.Mount.Names != "" {
+		all = append(all, place{full: "mount.names", role: names, paths: []string{c.Mount.Names}})
+	}
+	return all
 }
 
 var patience = 5 * time.Second // that a file system is given to answer; a variable for the test
@@ -118,6 +135,9 @@ func (c *Config) validatePlaces() error {
 func (c *Config) compare(places []place) error {
 	for i, later := range places {
 		for _, earlier := range places[:i] {
+			if later.role == names && earlier.role == tier {
+				continue
+			}
 			relation := ""
 			switch inside, around := later.within(earlier), earlier.within(later); {
 			case inside && around:
@@ -130,10 +150,17 @@ func (c *Config) compare(places []place) error {
 				continue
 			}
 			return c.wrong(later.full, fmt.Sprintf("%q %s %s %q", later.paths[0], relation, earlier.what, earlier.paths[0]),
-				"The source, each tier and the mount point must be directories of their own, none inside another.")
+				later.remedy())
 		}
 	}
 	return nil
+}
+
+func (p place) remedy() string {
+	if p.role == names {
+		return "Choose a file outside of the source, which is only read, and of the mount point, which hides what is below."
+	}
+	return "The source, each tier and the mount point must be directories of their own, none inside another."
 }
 
 // look asks the file system what the place really is.

@@ -68,6 +68,12 @@ func TestValidate(t *testing.T) {
 		{"mount point is source", func(c *Config) { c.Mount.Point = dir + "/source" }, `mount.point: "$/source" is the source "$/source"`},
 		{"mount point in source", func(c *Config) { c.Mount.Point = dir + "/source/sub" }, `mount.point: "$/source/sub" lies inside the source "$/source"`},
 		{"mount point in tier", func(c *Config) { c.Mount.Point = dir + "/ram/m" }, `mount.point: "$/ram/m" lies inside the tier "ram" "$/ram"`},
+		{"names beside all", func(c *Config) { c.Mount.Names = dir + "/names" }, ""},
+		{"names in tier", func(c *Config) { c.Mount.Names = dir + "/ram/names" }, ""},
+		{"names in source", func(c *Config) { c.Mount.Names = dir + "/source/names" }, `mount.names: "$/source/names" lies inside the source "$/source"`},
+		{"names in source by link", func(c *Config) { c.Mount.Names = dir + "/to-source/names" }, `mount.names: "$/to-source/names" lies inside the source "$/source"`},
+		{"names are source", func(c *Config) { c.Mount.Names = dir + "/source" }, `mount.names: "$/source" is the source "$/source"`},
+		{"names under mount point", func(c *Config) { c.Mount.Names = dir + "/mnt/x/names" }, `mount.names: "$/mnt/x/names" lies inside the mount point "$/mnt"`},
 		{"mount point around all", func(c *Config) { c.Mount.Point = dir }, `mount.point: "$" contains the source "$/source"`},
 	}
 	for _, tt := range tests {

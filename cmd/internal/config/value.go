@@ -21,6 +21,8 @@ type (
 	optionalPathValue string
 	nameValue         string
 	quotaValue        Quota
+	bandwidthValue    int64
+	operationsValue   int64
 	modeValue         Mode
 	boolValue         bool
 	durationValue     time.Duration
@@ -83,16 +85,47 @@ func (v *quotaValue) Set(s string) error {
 
 func (v *quotaValue) String() string { return Quota(*v).String() }
 
+func (v *bandwidthValue) Set(s string) error {
+	if s == "" {
+		*v = 0
+		return nil
+	}
+	n, err := parseSize(s)
+	if err != nil {
+		return err
+	}
+	*v = bandwidthValue(n)
+	return nil
+}
+
+func (v *bandwidthValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return formatSize(int64(*v))
+}
+
+func (v *operationsValue) Set(s string) error {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return fmt.Errorf("%q is not a number", s)
+	}
+	if n < 0 {
+		return fmt.Errorf("%d is negative", n)
+	}
+	*v = operationsValue(n)
+	return nil
+}
+
+func (v *operationsValue) String() string { return strconv.FormatInt(int64(*v), 10) }
+
 func (v *modeValue) Set(s string) error {
 	switch m := Mode(s); m {
-	case Auto, Cached:
+	case Auto, Passthrough, Stateless, Cached:
 		*v = modeValue(m)
 		return nil
-	case "passthrough", "stateless":
-		return fmt.Errorf("%q comes with a later version", s)
-	default:
-		return fmt.Errorf("%q is not a mode", s)
 	}
+	return fmt.Errorf("%q is not a mode", s)
 }
 
 func (v *modeValue) String() string { return string(*v) }

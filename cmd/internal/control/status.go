@@ -22,6 +22,7 @@ type Status struct {
 	MountPoint    string    `json:"mount_point"`    // where the dataset is mounted
 	DatasetID     string    `json:"dataset_id"`     // the name of its folder in every tier
 	Mode          string    `json:"mode"`           // how the kernel is served: cached, stateless or passthrough
+	ModeReason    string    `json:"mode_reason"`    // why in this mode
 	Since         time.Time `json:"since"`          // when the daemon started
 	UptimeSeconds float64   `json:"uptime_seconds"` // how long ago that is
 	Ready         bool      `json:"ready"`          // the mount can be used
@@ -31,6 +32,7 @@ type Status struct {
 	Fills       Fills                       `json:"fills"`        // copies in flight
 	Placement   Placement                   `json:"placement"`    // copies that have ended
 	Opens       map[string]map[string]int64 `json:"opens"`        // opens by level ("ram", "ssd", "source"), then by mode
+	OpenedBytes map[string]map[string]int64 `json:"opened_bytes"` // the sizes of the files opened, alike: reads in passthrough are not counted
 	OpenHandles int64                       `json:"open_handles"` // files that are open now
 	ReadLatency map[string]Histogram        `json:"read_latency"` // how long reads took, by level
 }
@@ -62,16 +64,23 @@ type Tier struct {
 	Errors     int64  `json:"errors"`           // operations that failed
 	Health     Health `json:"health"`           // whether it can be used
 	Reason     string `json:"reason,omitempty"` // why it is not well
+
+	Passthrough       bool   `json:"passthrough"`                  // the kernel reads its copies by itself
+	PassthroughReason string `json:"passthrough_reason,omitempty"` // why it does not
 }
 
 // Source is where the whole dataset lives.
 type Source struct {
-	Path       string     `json:"path"`             // the folder or URL
-	Health     Health     `json:"health,omitempty"` // whether it can be read, where that is known
-	Reason     string     `json:"reason,omitempty"` // why it is not well
-	Operations Operations `json:"operations"`       // what it was asked
-	BytesRead  int64      `json:"bytes_read"`       // bytes that it answered
-	Errors     int64      `json:"errors"`           // operations that failed
+	Path        string     `json:"path"`             // the folder or URL
+	Health      Health     `json:"health,omitempty"` // whether it can be read, where that is known
+	Reason      string     `json:"reason,omitempty"` // why it is not well
+	Operations  Operations `json:"operations"`       // what it was asked
+	BytesRead   int64      `json:"bytes_read"`       // bytes that it answered
+	Errors      int64      `json:"errors"`           // operations that failed
+	Descriptors int64      `json:"descriptors"`      // files of it that are kept open for the next to read them
+
+	Passthrough       bool   `json:"passthrough"`                  // the kernel reads by itself those of its files that have no tier to go to
+	PassthroughReason string `json:"passthrough_reason,omitempty"` // why it does not
 }
 
 // Operations counts what the source was asked, by kind.
@@ -100,6 +109,7 @@ type Fills struct {
 type Placement struct {
 	Placed      int64 `json:"placed"`       // copies made
 	PlacedBytes int64 `json:"placed_bytes"` // their sizes
+	Prefetched  int64 `json:"prefetched"`   // of them, those begun before anybody opened the file
 	Skipped     int64 `json:"skipped"`      // files that no tier had room for
 	Failed      int64 `json:"failed"`       // copies that came to nothing
 }

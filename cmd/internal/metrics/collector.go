@@ -28,17 +28,24 @@ var (
 	tierErrors = desc("tier_errors_total", "Operations of a tier that failed.", "tier")
 	tierHealth = desc("tier_health", "1 for the state that a tier is in, 0 for the others.", "tier", "state")
 
+	tierPassthrough = desc("tier_passthrough", "Whether the kernel reads the copies in a tier by itself.", "tier")
+
 	sourceOperations = desc("source_operations_total", "What the source was asked, by kind.", "operation")
 	sourceBytes      = desc("source_read_bytes_total", "Bytes that were read from the source.")
 	sourceErrors     = desc("source_errors_total", "Operations of the source that failed.")
 	sourceHealth     = desc("source_health", "1 for the state that the source is in, 0 for the others.", "state")
 
+	sourcePassthrough = desc("source_passthrough", "Whether the kernel reads by itself those files of the source that have no tier to go to.")
+	sourceOpenFiles   = desc("source_open_files", "Files of the source that are kept open for the next to read them.")
+
 	opens       = desc("opens_total", "Files opened, by the level that served them and how the kernel was served.", "level", "mode")
+	openedBytes = desc("opened_bytes_total", "The sizes of the files opened, by the level that served them and how the kernel was served.", "level", "mode")
 	openHandles = desc("open_handles", "Files that are open now.")
 	readLatency = desc("read_duration_seconds", "How long reads took in the daemon, by the level that served them.", "level")
 
 	placements    = desc("placements_total", "Files that were to be placed, by what came of it.", "result")
 	placedBytes   = desc("placed_bytes_total", "The sizes of the copies made.")
+	prefetched    = desc("prefetched_files_total", "Copies made that were begun before anybody opened the file.")
 	fillsInFlight = desc("fills_in_flight", "Copies in flight.")
 	fillsBytes    = desc("fills_in_flight_bytes", "The sizes of the files whose copies are in flight.")
 	fillsQueued   = desc("fills_queued", "Files that wait for a worker to copy them.")
@@ -50,10 +57,10 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var descs = []*prometheus.Desc{
 	buildInfo, mountInfo, ready,
-	tierUsed, tierQuota, tierFiles, tierReads, tierBytes, tierErrors, tierHealth,
-	sourceOperations, sourceBytes, sourceErrors, sourceHealth,
-	opens, openHandles, readLatency,
-	placements, placedBytes, fillsInFlight, fillsBytes, fillsQueued,
+	tierUsed, tierQuota, tierFiles, tierReads, tierBytes, tierErrors, tierHealth, tierPassthrough,
+	sourceOperations, sourceBytes, sourceErrors, sourceHealth, sourcePassthrough, sourceOpenFiles,
+	opens, openedBytes, openHandles, readLatency,
+	placements, placedBytes, prefetched, fillsInFlight, fillsBytes, fillsQueued,
 }
 
 // A collector makes metrics of a status.
@@ -112,6 +119,7 @@ func (to sink) tier(t *control.Tier) {
 	to.counter(tierReads, t.Reads, t.Name)
 	to.counter(tierBytes, t.BytesRead, t.Name)
 	to.counter(tierErrors, t.Errors, t.Name)
+	to.gauge(tierPassthrough, boolean(t.Passthrough), t.Name)
 	for _, h := range control.Healths {
 		to.gauge(tierHealth, boolean(t.Health == h), t.Name, string(h))
 	}
@@ -127,6 +135,8 @@ func (to sink) source(s *control.Source) {
 	to.counter(sourceOperations, o.Xattr, "xattr")
 	to.counter(sourceBytes, s.BytesRead)
 	to.counter(sourceErrors, s.Errors)
+	to.gauge(sourcePassthrough, boolean(s.Passthrough))
+	to.gauge(sourceOpenFiles, float64(s.Descriptors))
 	if s.Health == "" {
 		return
 	}
@@ -136,11 +146,8 @@ func (to sink) source(s *control.Source) {
 }
 
 func (to sink) reads(s *control.Status) {
-	for level, modes := range s.Opens {
-		for mode, n := range modes {
-			to.counter(opens, n, level, mode)
-		}
-	}
+	to.byMode(opens, s.Opens)
+	to.byMode(openedBytes, s.OpenedBytes)
 	to.gauge(openHandles, float64(s.OpenHandles))
 	for level, h := range s.ReadLatency {
 		buckets := make(map[float64]uint64, len(h.LeSeconds))
@@ -151,11 +158,21 @@ func (to sink) reads(s *control.Status) {
 	}
 }
 
+// byMode sends what is counted by level and mode.
+func (to sink) byMode(d *prometheus.Desc, counts map[string]map[string]int64) {
+	for level, modes := range counts {
+		for mode, n := range modes {
+			to.counter(d, n, level, mode)
+		}
+	}
+}
+
 func (to sink) placement(s *control.Status) {
 	to.counter(placements, s.Placement.Placed, "placed")
 	to.counter(placements, s.Placement.Skipped, "skipped")
 	to.counter(placements, s.Placement.Failed, "failed")
 	to.counter(placedBytes, s.Placement.PlacedBytes)
+	to.counter(prefetched, s.Placement.Prefetched)
 	to.gauge(fillsInFlight, float64(s.Fills.InFlight))
 	to.gauge(fillsBytes, float64(s.Fills.InFlightBytes))
 	to.gauge(fillsQueued, float64(s.Fills.Queued))

@@ -29,15 +29,16 @@ func sample(context.Context) control.Status {
 			Health:     control.Well,
 			Operations: control.Operations{Open: 1, Read: 2, Stat: 3, Readdir: 4, Readlink: 5, Xattr: 6},
 			BytesRead:  700,
-			Errors:     8,
+			Errors:     8, Descriptors: 11, Passthrough: true,
 		},
 		Tiers: []control.Tier{
-			{Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3, Reads: 4, BytesRead: 50, Health: control.Well},
-			{Level: 2, Name: "ssd", QuotaBytes: 200, UsedBytes: 10, Files: 1, Reads: 2, BytesRead: 20, Health: control.Down, Reason: "it is gone", Errors: 9},
+			{Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3, Reads: 4, BytesRead: 50, Health: control.Well, Passthrough: true},
+			{Level: 2, Name: "ssd", QuotaBytes: 200, UsedBytes: 10, Files: 1, Reads: 2, BytesRead: 20, Health: control.Down, Reason: "it is gone", Errors: 9, PassthroughReason: "it is stacked"},
 		},
 		Fills:       control.Fills{InFlight: 2, InFlightBytes: 30, Queued: 5},
-		Placement:   control.Placement{Placed: 4, PlacedBytes: 80, Skipped: 1, Failed: 2},
-		Opens:       map[string]map[string]int64{"ram": {"cached": 12}, "source": {"cached": 3}},
+		Placement:   control.Placement{Placed: 4, PlacedBytes: 80, Prefetched: 3, Skipped: 1, Failed: 2},
+		Opens:       map[string]map[string]int64{"ram": {"cached": 12, "passthrough": 7}, "source": {"cached": 3}},
+		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 1200, "passthrough": 7000}, "source": {"cached": 300}},
 		OpenHandles: 6,
 		ReadLatency: map[string]control.Histogram{
 			"ram": {LeSeconds: []float64{0.001, 0.1}, Counts: []uint64{3, 4}, SumSeconds: 1.5, Count: 5},
@@ -58,15 +59,24 @@ func TestLint(t *testing.T) {
 
 func TestCollect(t *testing.T) {
 	want := `
+# HELP milkweed_opened_bytes_total The sizes of the files opened, by the level that served them and how the kernel was served.
+# TYPE milkweed_opened_bytes_total counter
+milkweed_opened_bytes_total{level="ram",mode="cached"} 1200
+milkweed_opened_bytes_total{level="ram",mode="passthrough"} 7000
+milkweed_opened_bytes_total{level="source",mode="cached"} 300
 # HELP milkweed_opens_total Files opened, by the level that served them and how the kernel was served.
 # TYPE milkweed_opens_total counter
 milkweed_opens_total{level="ram",mode="cached"} 12
+milkweed_opens_total{level="ram",mode="passthrough"} 7
 milkweed_opens_total{level="source",mode="cached"} 3
 # HELP milkweed_placements_total Files that were to be placed, by what came of it.
 # TYPE milkweed_placements_total counter
 milkweed_placements_total{result="failed"} 2
 milkweed_placements_total{result="placed"} 4
 milkweed_placements_total{result="skipped"} 1
+# HELP milkweed_prefetched_files_total Copies made that were begun before anybody opened the file.
+# TYPE milkweed_prefetched_files_total counter
+milkweed_prefetched_files_total 3
 # HELP milkweed_read_duration_seconds How long reads took in the daemon, by the level that served them.
 # TYPE milkweed_read_duration_seconds histogram
 milkweed_read_duration_seconds_bucket{level="ram",le="0.001"} 3
@@ -74,6 +84,9 @@ milkweed_read_duration_seconds_bucket{level="ram",le="0.1"} 4
 milkweed_read_duration_seconds_bucket{level="ram",le="+Inf"} 5
 milkweed_read_duration_seconds_sum{level="ram"} 1.5
 milkweed_read_duration_seconds_count{level="ram"} 5
+# HELP milkweed_source_open_files Files of the source that are kept open for the next to read them.
+# TYPE milkweed_source_open_files gauge
+milkweed_source_open_files 11
 # HELP milkweed_source_operations_total What the source was asked, by kind.
 # TYPE milkweed_source_operations_total counter
 milkweed_source_operations_total{operation="open"} 1
@@ -82,6 +95,9 @@ milkweed_source_operations_total{operation="readdir"} 4
 milkweed_source_operations_total{operation="readlink"} 5
 milkweed_source_operations_total{operation="stat"} 3
 milkweed_source_operations_total{operation="xattr"} 6
+# HELP milkweed_source_passthrough Whether the kernel reads by itself those files of the source that have no tier to go to.
+# TYPE milkweed_source_passthrough gauge
+milkweed_source_passthrough 1
 # HELP milkweed_tier_health 1 for the state that a tier is in, 0 for the others.
 # TYPE milkweed_tier_health gauge
 milkweed_tier_health{state="counting",tier="ram"} 0
@@ -92,14 +108,19 @@ milkweed_tier_health{state="suspect",tier="ram"} 0
 milkweed_tier_health{state="suspect",tier="ssd"} 0
 milkweed_tier_health{state="well",tier="ram"} 1
 milkweed_tier_health{state="well",tier="ssd"} 0
+# HELP milkweed_tier_passthrough Whether the kernel reads the copies in a tier by itself.
+# TYPE milkweed_tier_passthrough gauge
+milkweed_tier_passthrough{tier="ram"} 1
+milkweed_tier_passthrough{tier="ssd"} 0
 # HELP milkweed_tier_used_bytes What the copies in a tier take, with those in flight.
 # TYPE milkweed_tier_used_bytes gauge
 milkweed_tier_used_bytes{tier="ram"} 90
 milkweed_tier_used_bytes{tier="ssd"} 10
 `
 	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want),
-		"milkweed_opens_total", "milkweed_placements_total", "milkweed_read_duration_seconds",
-		"milkweed_source_operations_total", "milkweed_tier_health", "milkweed_tier_used_bytes")
+		"milkweed_opened_bytes_total", "milkweed_opens_total", "milkweed_placements_total", "milkweed_prefetched_files_total",
+		"milkweed_read_duration_seconds", "milkweed_source_open_files", "milkweed_source_operations_total",
+		"milkweed_source_passthrough", "milkweed_tier_health", "milkweed_tier_passthrough", "milkweed_tier_used_bytes")
 	if err != nil {
 		t.Error(err)
 	}

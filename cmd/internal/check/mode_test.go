@@ -1,0 +1,272 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/drivers"
+	milkweed "github.com/milkweedfs/milkweed/fs"
+)
+
+func sized(sizes ...int64) []drivers.Info {
+	var files []drivers.Info
+	for _, s := range sizes {
+		files = append(files, drivers.Info{Size: s})
+	}
+	return files
+}
+
+func TestChooseMode(t *testing.T) {
+	const why = "passthrough needs CAP_SYS_ADMIN"
+	small, large := sized(100<<10, 120<<10), sized(1<<10, 8<<20)
+	for _, tt := range []struct {
+		want        config.Mode
+		passthrough bool
+		sample      []drivers.Info
+		mode        config.Mode
+		reason      string // a part of it
+	}{
+		{config.Auto, true, small, config.Stateless, "files are 110 KiB on average (2 sampled), and under 1.0 MiB they open faster without asking"},
+		{config.Auto, true, large, config.Passthrough, "files are 4.0 MiB on average (2 sampled), and from 1.0 MiB on they are read faster by the kernel itself"},
+		{config.Auto, true, sized(statelessBelow), config.Passthrough, "1.0 MiB on average"},
+		{config.Auto, true, sized(statelessBelow - 1), config.Stateless, "on average"},
+		{config.Auto, true, sized(1<<62, 1<<62, 1<<62), config.Passthrough, "4.0 EiB on average"},
+		{config.Auto, true, nil, config.Stateless, "no file was found"},
+		{config.Auto, false, large, config.Stateless, "passthrough does not work: " + why},
+		{config.Passthrough, true, small, config.Passthrough, "it was asked for"},
+		{config.Passthrough, false, large, config.Cached, "passthrough was asked for, and does not work: " + why},
+		{config.Stateless, true, large, config.Stateless, "it was asked for"},
+		{config.Cached, true, large, config.Cached, "it was asked for"},
+	} {
+		mode, reason := ChooseMode(tt.want, tt.passthrough, why, tt.sample)
+		if mode != tt.mode || !strings.Contains(reason, tt.reason) {
+			t.Errorf("%s, passthrough %v, %d files: got %s, %q; want %s, %q",
+				tt.want, tt.passthrough, len(tt.sample), mode, reason, tt.mode, tt.reason)
+		}
+	}
+}
+
+// A dataset is a source of files that are all of one size.
+type dataset struct {
+	names []string
+	size  int64
+}
+
+func (d dataset) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
+	found := make(map[string]drivers.Info)
+	for _, name := range d.names[:min(n, len(d.names))] {
+		found[name] = drivers.Info{Size: d.size}
+	}
+	return found, nil
+}
+
+// twoTiers is a world with the tiers ssd and ram and a source of files of a
+// size. The kernel's answers are by the base of the folder that a file is in.
+func twoTiers(t *testing.T, size int64, answers map[string]error) (*world, dataset) {
+	w := newWorld(t)
+	w.mkdir("ssd/new", 0o700)
+	w.mkdir("ram", 0o700)
+	w.config.Tiers = append(w.config.Tiers, config.Tier{Name: "ram", Path: w.path("ram")})
+	w.probe = func(files []*os.File) []error {
+		var errs []error
+		for _, f := range files {
+			place, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+			w.must(err)
+			errs = append(errs, answers[filepath.Base(filepath.Dir(place))])
+		}
+		return errs
+	}
+	return w, dataset{[]string{"missing", "a"}, size}
+}
+
+// look finds out for each place what the kernel says of a file there.
+func TestLook(t *testing.T) {
+	w, source := twoTiers(t, 5, map[string]error{"new": milkweed.ErrStacked, "source": milkweed.ErrKernel})
+	before := w.names()
+	l := w.look(t.Context(), w.config, source)
+	if l.source != milkweed.ErrKernel || !slices.Equal(l.tiers, []error{milkweed.ErrStacked, nil}) || len(l.sample) != 2 {
+		t.Errorf("got %+v", l)
+	}
+	if after := w.names(); before != after {
+		t.Errorf("left something behind: before %s, after %s", before, after)
+	}
+
+	w.config.Source.Operations = 1
+	if l := w.look(t.Context(), w.config, source); l.source != errCapped {
+		t.Errorf("of a source with a cap: got %v, want %v", l.source, errCapped)
+	}
+	w.config.Mount.Mode = config.Cached
+	w.probe = func([]*os.File) []error { t.Error("the kernel was asked although the mode is given"); return nil }
+	w.look(t.Context(), w.config, source)
+}
+
+// A file without a name can be made where O_TMPFILE is not known, too.
+func TestUnlinked(t *testing.T) {
+	dir := t.TempDir()
+	f, err := unlinked(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+func TestDecide(t *testing.T) {
+	w := newWorld(t)
+	w.config.Tiers[0].Path = "/proc/no" // where no file can be made
+	for mode, want := range map[config.Mode]Service{
+		config.Stateless:   {Mode: config.Stateless, Reason: "it was asked for"},
+		config.Cached:      {Mode: config.Cached, Reason: "it was asked for"},
+		config.Auto:        {Mode: config.Stateless, Reason: "passthrough does not work: no file can be made in /proc: "},
+		config.Passthrough: {Mode: config.Cached, Reason: "passthrough was asked for, and does not work: no file can be made in /proc: "},
+	} {
+		w.config.Mount.Mode = mode
+		got := Decide(t.Context(), w.config, dataset{})
+		if got.Mode != want.Mode || !strings.HasPrefix(got.Reason, want.Reason) {
+			t.Errorf("%s: got %+v, want %+v", mode, got, want)
+		}
+		if got.Source == nil || len(got.Tiers) != 1 || got.Tiers[0] == nil {
+			t.Errorf("%s: got %+v, want no passthrough anywhere", mode, got)
+		}
+	}
+}
+
+func TestPreview(t *testing.T) {
+	const small, large = 100 << 10, 10 << 20
+	everywhere := func(err error) map[string]error { return map[string]error{"new": err, "ram": err, "source": err} }
+	for _, tt := range []struct {
+		name    string
+		mode    config.Mode
+		size    int64
+		answers map[string]error
+		want    []string // status, name and the start of the detail
+	}{
+		{"large", config.Auto, large, nil, []string{
+			"ok mode: passthrough: files are 10 MiB",
+			"ok passthrough, tier ssd: the kernel can",
+			"ok passthrough, tier ram: the kernel can",
+			"ok passthrough, source: the kernel can",
+		}},
+		{"one tier", config.Auto, large, map[string]error{"new": milkweed.ErrStacked}, []string{
+			"ok mode: passthrough: ",
+			"warning passthrough, tier ssd: the file is on too many",
+			"ok passthrough, tier ram: ",
+			"ok passthrough, source: ",
+		}},
+		{"small", config.Auto, small, everywhere(milkweed.ErrPrivilege), []string{
+			"ok mode: stateless: passthrough does not work: passthrough needs CAP_SYS_ADMIN",
+			"ok passthrough, tier ssd: passthrough needs CAP_SYS_ADMIN; the mode would not be passthrough anyway",
+			"ok passthrough, tier ram: ",
+			"ok passthrough, source: ",
+		}},
+		{"large without privilege", config.Auto, large, everywhere(milkweed.ErrPrivilege), []string{
+			"ok mode: stateless: ",
+			"warning passthrough, tier ssd: passthrough needs CAP_SYS_ADMIN",
+			"warning passthrough, tier ram: passthrough needs CAP_SYS_ADMIN",
+			"warning passthrough, source: passthrough needs CAP_SYS_ADMIN",
+		}},
+		{"demanded on an old kernel", config.Passthrough, small, everywhere(milkweed.ErrKernel), []string{
+			"warning mode: cached: passthrough was asked for, and does not work",
+			"warning passthrough, tier ssd: passthrough needs Linux 6.9",
+			"warning passthrough, tier ram: ",
+			"warning passthrough, source: ",
+		}},
+		{"no device", config.Auto, large, everywhere(unix.EACCES), []string{
+			"ok mode: stateless: passthrough does not work: permission denied",
+			"warning passthrough, tier ssd: permission denied",
+			"warning passthrough, tier ram: ",
+			"warning passthrough, source: ",
+		}},
+		{"strange", config.Passthrough, small, map[string]error{"ram": unix.EIO}, []string{
+			"ok mode: passthrough: it was asked for",
+			"ok passthrough, tier ssd: ",
+			"warning passthrough, tier ram: input/output error",
+			"ok passthrough, source: ",
+		}},
+		{"cached", config.Cached, small, everywhere(milkweed.ErrPrivilege), []string{"ok mode: cached: it was asked for"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, source := twoTiers(t, tt.size, tt.answers)
+			w.config.Mount.Mode = tt.mode
+			got := w.lookAtMode(t.Context(), w.config, source)
+			if len(got) != len(tt.want) {
+				t.Fatalf("got %+v, want %q", got, tt.want)
+			}
+			for i, f := range got {
+				if line := fmt.Sprintf("%s %s: %s", f.Status, f.Name, f.Detail); !strings.HasPrefix(line, tt.want[i]) {
+					t.Errorf("got  %s\nwant %s", line, tt.want[i])
+				}
+				if (f.Status == OK) != (f.Remedy == "") {
+					t.Errorf("%+v: want a remedy unless it is ok", f)
+				}
+			}
+		})
+	}
+}
+
+// An empty source, and one with a cap, are no reason for a warning.
+func TestPreviewOfASourceThatIsNotTried(t *testing.T) {
+	w, _ := twoTiers(t, 0, nil)
+	for _, want := range []error{errNoFile, errCapped} {
+		got := w.lookAtMode(t.Context(), w.config, dataset{})
+		if last := got[len(got)-1]; last.Status != OK || last.Detail != want.Error() {
+			t.Errorf("got %+v, want %v", last, want)
+		}
+		w.config.Source.Bandwidth = 1
+	}
+}
+
+// This kernel and this user: what a mount would be told.
+func TestPreviewHere(t *testing.T) {
+	w := newWorld(t)
+	before := w.names()
+	got := w.preview(t.Context(), w.config)
+	if len(got) != 3 {
+		t.Fatalf("got %+v, want the mode, a tier and the source", got)
+	}
+	if got[0].Name != "mode" || !strings.HasPrefix(got[0].Detail, "stateless: ") {
+		t.Errorf("got %+v, want stateless for a file of one byte", got[0])
+	}
+	for _, f := range got {
+		t.Logf("%+v", f)
+	}
+	if after := w.names(); before != after {
+		t.Errorf("left something behind: before %s, after %s", before, after)
+	}
+}
+
+func TestPreviewWithoutSource(t *testing.T) {
+	w := newWorld(t)
+	w.config.Source.Path = w.path("no")
+	got := w.preview(t.Context(), w.config)
+	want := []Finding{{Name: "mode", Status: Warning, Detail: "not known: no such file or directory", Remedy: "See what is said of the source."}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// A tier that hangs costs patience.
+func TestPreviewHung(t *testing.T) {
+	w := newWorld(t)
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	w.patience = 10 * time.Millisecond
+	w.stat = func(string) (os.FileInfo, error) { <-hang; return nil, errors.New("hung") }
+	got := w.preview(t.Context(), w.config)
+	if len(got) != 1 || got[0].Status != Warning || got[0].Detail != "the source or a tier does not answer for 10ms" {
+		t.Errorf("got %+v", got)
+	}
+}
