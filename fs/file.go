@@ -53,6 +53,9 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 	if status != fuse.OK {
 		return nil, status
 	}
+	if result := f.splice(in); result != nil {
+		return result, fuse.OK
+	}
 	r := newRequest(cancel)
 	defer r.end()
 	for {

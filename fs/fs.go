@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/hanwen/go-fuse/v2/splice"
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -33,7 +34,7 @@ import (
 // makes the kernel look the name up again.
 type Opener interface {
 	// Open opens a file for one handle of the kernel's. The Object may be a
-	// Lender.
+	// Lender and a drivers.Splicer.
 	Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error)
 }
 
@@ -42,6 +43,10 @@ type Opener interface {
 type Reader interface {
 	// ReadAt reads from e as the ReadAt of an Object does.
 	ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error)
+
+	// Splice moves bytes of e into a pipe as a drivers.Splicer does. It may
+	// always return an error, and then ReadAt is called.
+	Splice(e *metadata.Entry, pipe uintptr, off int64, n int) (int, error)
 }
 
 // A Mode is how the kernel gets at the content of files.
@@ -112,6 +117,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 	go func() {
 		defer close(m.served)
 		server.Serve()
+		splice.ClearSplicePool() // of the pipes that nobody uses
 	}()
 	if err := server.WaitMount(); err != nil {
 		m.Detach()
@@ -140,10 +146,7 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		MaxBackground:        64,
 		EnableSymlinkCaching: true,
 		IgnoreSecurityLabels: true,
-		// A megabyte does not fit into a pipe: every splice would be
-		// tried, fail, and be copied after all.
-		DisableSplice: true,
-		Logger:        slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	if cfg.Mode == Passthrough {
 		opts.MaxStackDepth = cfg.StackDepth

@@ -15,6 +15,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/hanwen/go-fuse/v2/splice"
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -378,6 +379,32 @@ func overwrite(args []string) error {
 	defer f.Close()
 	_, err = f.WriteAt([]byte("spoilt"), 1000)
 	return err
+}
+
+// Where the kernel reads ahead no more than it does for others than root, pages
+// of copies in memory are not copied; and one that somebody has written to is
+// not read.
+func TestSplice(t *testing.T) {
+	for _, mode := range []fs.Mode{fs.Cached, fs.Stateless} {
+		t.Run(mode.String(), func(t *testing.T) {
+			fill, _ := mixed(t)
+			s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, user: true}, fill)
+			s.epoch(1)
+			s.settled()
+			for i := range 3 {
+				s.forgetPages()
+				splice.ClearSplicePool()
+				s.epoch(i + 2)
+				if splice.Total() == 0 {
+					t.Error("nothing was spliced")
+				}
+				sh(t, `find "$1" -name '*'$2'.bin' -exec truncate -s 5 {} +`, s.tierPath(1)+"/data/files", strconv.Itoa(i))
+			}
+			if used := splice.Used(); used != 0 {
+				t.Errorf("%d pipes are left in use", used)
+			}
+		})
+	}
 }
 
 // The kernel is asked of each file whether it would read it, and says why not.

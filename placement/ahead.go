@@ -78,18 +78,16 @@ func (a *ahead) note(dir *metadata.Entry, i int) (from, n int) {
 		r.last = i
 		r.hits++
 	case d <= 0 && d > -runWindow: // a reader that lags behind another
+		return 0, 0
 	default:
 		*r = run{last: i, next: i + 1}
 	}
 	if r.hits < runHits {
 		return 0, 0
 	}
-	from = max(r.next, r.last+1)
-	if ahead := from - r.last - 1; ahead > r.depth/2 {
-		return 0, 0
-	}
 	r.depth = min(max(2*r.depth, minDepth), maxDepth)
-	r.next = r.last + 1 + r.depth
+	from = max(r.next, r.last+1)
+	r.next = max(r.last+1+r.depth, from)
 	return from, r.next - from
 }
 

@@ -253,6 +253,13 @@ func (f *file) stays() bool {
 	return v != nil && v.level == tiers.AtSource && v.fill == nil && f.handler.full(f.entry.Size())
 }
 
+// filled reports whether the file is read from a fill that has ended: a copy is
+// read with less ado.
+func (f *file) filled() bool {
+	v := f.at.Load()
+	return v != nil && v.fill != nil && isClosed(v.fill.ended)
+}
+
 // Close gives the file back.
 func (f *file) Close() error {
 	f.handler.files.release(f, false)

@@ -71,7 +71,7 @@ func (fs *files) release(f *file, read bool) {
 	var last *file
 	switch {
 	case f.users > 0:
-	case fs.closed || f.entry.Stale():
+	case fs.closed || f.entry.Stale() || f.filled():
 		last = fs.forget(f)
 	case f.stays():
 		last = fs.add(&fs.kept, f, fs.keep)
@@ -216,6 +216,45 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 		}
 	}
 	return f.ReadAt(ctx, p, off)
+}
+
+// Splice moves bytes of e into a pipe, as drivers.Splicer says, where e is read
+// from a copy that can. Otherwise it moves nothing, and the error matches
+// errors.ErrUnsupported.
+func (h *Handler) Splice(e *metadata.Entry, pipe uintptr, off int64, n int) (int, error) {
+	f := h.files.find(e)
+	if f == nil {
+		return 0, errors.ErrUnsupported
+	}
+	defer h.files.release(f, true)
+	return f.Splice(pipe, off, n)
+}
+
+// find returns the file of an entry if it is open, and else nil. The caller
+// gives it back by release.
+func (fs *files) find(e *metadata.Entry) *file {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f := fs.open[e]
+	if f != nil {
+		fs.leave(f)
+		f.users++
+	}
+	return f
+}
+
+// Splice moves bytes of the file into a pipe, as Handler.Splice does.
+func (f *file) Splice(pipe uintptr, off int64, n int) (int, error) {
+	v := f.at.Load()
+	if !v.best(f.entry) || !v.enter() {
+		return 0, errors.ErrUnsupported
+	}
+	defer v.leave()
+	s, ok := v.Object.(drivers.Splicer)
+	if !ok || v.level == tiers.AtSource {
+		return 0, errors.ErrUnsupported
+	}
+	return s.Splice(pipe, off, n)
 }
 
 // Lend calls lent with the descriptor of what the file is read from, if that is

@@ -373,13 +373,18 @@ func (t *Tier) read(p []byte, u *usage, c io.Closer, readAt func() (int, error))
 	if err != nil {
 		return 0, err
 	}
-	t.reads.Add(1)
-	t.bytes.Add(int64(n))
-	t.latency.Observe(time.Since(start))
+	t.answered(n, start)
 	if n < len(p) {
 		return n, io.EOF
 	}
 	return n, nil
+}
+
+// answered counts a read of n bytes.
+func (t *Tier) answered(n int, start time.Time) {
+	t.reads.Add(1)
+	t.bytes.Add(int64(n))
+	t.latency.Observe(time.Since(start))
 }
 
 // An object is an open copy.
@@ -394,6 +399,22 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return o.tier.read(p, &o.usage, o.obj, func() (int, error) {
 		return o.obj.ReadAt(context.Background(), p, off)
 	})
+}
+
+// Splice moves bytes of the copy into a pipe, as drivers.Splicer says. The error
+// matches errors.ErrUnsupported if the copy cannot, or if the tier could hang
+// and there would be no time-out.
+func (o *object) Splice(pipe uintptr, off int64, n int) (int, error) {
+	s, ok := o.obj.(drivers.Splicer)
+	if !ok || !o.tier.prompt {
+		return 0, errors.ErrUnsupported
+	}
+	start := time.Now()
+	n, err := use(o.tier, reading, &o.usage, o.obj, func() (int, error) { return s.Splice(pipe, off, n) }, nil)
+	if err == nil {
+		o.tier.answered(n, start)
+	}
+	return n, err
 }
 
 // Lend calls f with the descriptor of the copy, if it is a file of the local

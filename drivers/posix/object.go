@@ -11,8 +11,9 @@ import (
 )
 
 var (
-	_ drivers.Object = (*object)(nil)
-	_ drivers.Fder   = (*object)(nil)
+	_ drivers.Object  = (*object)(nil)
+	_ drivers.Fder    = (*object)(nil)
+	_ drivers.Splicer = (*object)(nil)
 )
 
 // An object is an open file.
@@ -84,6 +85,29 @@ func statx(fd, mask int, st *unix.Statx_t) unix.Errno {
 	_, _, err := unix.Syscall6(unix.SYS_STATX, uintptr(fd), uintptr(unsafe.Pointer(&empty)), unix.AT_EMPTY_PATH,
 		uintptr(mask), uintptr(unsafe.Pointer(st)), 0)
 	return err
+}
+
+// Splice implements drivers.Splicer. The pages that it puts into the pipe are
+// those of the file.
+func (o *object) Splice(pipe uintptr, off int64, n int) (int, error) {
+	moved := 0
+	for moved < n {
+		at := off + int64(moved)
+		m, err := unix.Splice(o.fd, &at, int(pipe), nil, n-moved, unix.SPLICE_F_NONBLOCK)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return moved, pathError("splice", o.name, err)
+		}
+		if moved += int(m); m == 0 {
+			break
+		}
+	}
+	if err := o.check(); err != nil {
+		return moved, pathError("splice", o.name, err)
+	}
+	return moved, nil
 }
 
 // Info implements drivers.Object.

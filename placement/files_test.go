@@ -1,0 +1,275 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// What no tier has room for is opened at the source once, as far as it may stay
+// open, and is closed when the source has another version.
+func TestSourceStaysOpen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{4096}, ttl: time.Second})
+		r.handler.KeepOpen(3)
+		var want [5][]byte
+		for i := range want {
+			want[i] = r.put(fmt.Sprint("f", i), 1<<20)
+		}
+		for range 4 {
+			for i := range 3 {
+				r.wantFile(fmt.Sprint("f", i), want[i])
+			}
+		}
+		if got := r.from.Count(drivertest.OpOpen); got != 3 {
+			t.Errorf("opens at the source of 3 files, 4 times: got %d, want 3", got)
+		}
+		for i := range want { // f3 and f4 take the places of f0 and f1
+			r.wantFile(fmt.Sprint("f", i), want[i])
+		}
+		if got := r.from.Count(drivertest.OpOpen); got != 5 {
+			t.Errorf("opens at the source: got %d, want 5", got)
+		}
+		if got, kept := r.source.opened(), r.handler.Stats().Kept; got != 3 || kept != 3 {
+			t.Errorf("open at the source: got %d, of which %d are kept; want 3", got, kept)
+		}
+		want[4] = r.put("f4", 2<<20)
+		time.Sleep(2 * time.Second) // for which names are believed
+		r.wantFile("f4", want[4])
+		time.Sleep(2 * linger)                  // in which the other version is found
+		if got := r.source.opened(); got != 2 { // f3 and the new f4, which took the place of f2
+			t.Errorf("open at the source after a change: got %d, want 2", got)
+		}
+	})
+}
+
+// A file that is read without being opened is opened once for reads that follow
+// each other, and closed when they have ended.
+func TestReadWithoutOpen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+		data := r.put("f", 5<<20)
+		e := r.entry("f")
+		read := func() {
+			t.Helper()
+			for off := 0; off < len(data); off += 1 << 20 {
+				r.wantAt(unopened{r.handler, e}, off, 1<<20, data)
+			}
+		}
+		read()
+		r.settled()
+		time.Sleep(2 * linger)
+		if got := r.stores[0].opened() + r.source.opened(); got != 0 {
+			t.Errorf("%d open after a while, want none", got)
+		}
+		opens, before := r.to[0].Count(drivertest.OpOpen), r.handler.Stats()
+		read()
+		if got := r.to[0].Count(drivertest.OpOpen) - opens; got != 1 {
+			t.Errorf("opens of the copy for 5 reads: got %d, want 1", got)
+		}
+		if st := r.handler.Stats(); st.Opens[1].Files-before.Opens[1].Files != 1 || st.Opens[1].Bytes-before.Opens[1].Bytes != 5<<20 {
+			t.Errorf("opens: %+v before 5 reads, %+v after", before.Opens, st.Opens)
+		}
+		// Somebody who reads all the time does not keep a copy that was removed.
+		r.check(r.stores[0].Remove(t.Context(), "f"))
+		for range 10 {
+			time.Sleep(linger / 2)
+			read()
+		}
+		r.settled()
+		if _, err := r.stores[0].Stat(t.Context(), "f"); err != nil {
+			t.Errorf("the copy that was removed is not made again: %v", err)
+		}
+	})
+}
+
+// An unopened is a file that is read without being opened.
+type unopened struct {
+	handler *Handler
+	entry   *metadata.Entry
+}
+
+func (u unopened) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return u.handler.ReadAt(ctx, u.entry, p, off)
+}
+func (u unopened) Info() drivers.Info { return u.entry.Info() }
+func (u unopened) Close() error       { return nil }
+
+// Readers that open, and others that do not, share files that come and go.
+func TestFilesRace(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{300 << 10}, ttl: 10 * time.Millisecond})
+	r.handler.KeepOpen(2)
+	var want [8][]byte
+	for i := range want {
+		want[i] = r.put(fmt.Sprint("f", i), 100_000+i)
+	}
+	var readers sync.WaitGroup
+	for seed := range 8 {
+		readers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(seed), 1))
+			for range 300 {
+				i := rng.IntN(len(want))
+				name := fmt.Sprint("f", i)
+				if seed%2 == 0 {
+					r.wantFile(name, want[i])
+				} else {
+					off := rng.IntN(len(want[i]) - 1000)
+					r.wantAt(unopened{r.handler, r.entry(name)}, off, 1000, want[i])
+				}
+			}
+		})
+	}
+	for range 100 {
+		r.handler.files.sweep(time.Now().Add(time.Hour))
+		time.Sleep(time.Millisecond)
+	}
+	readers.Wait()
+}
+
+// A file is lent where it is on a tier; at the source, if it is large and will
+// stay there.
+func TestLend(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{10 << 20}})
+	lend := func(name string) error {
+		obj := r.open(name)
+		defer obj.Close()
+		return obj.(*file).Lend(func(uintptr) error { return nil })
+	}
+	r.put("copy", 1<<20)
+	r.put("large", 11<<20)
+	r.put("small", lendFrom-1)
+	r.put("full", 4<<20)
+	if _, err := r.read("full"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.read("copy"); err != nil {
+		t.Fatal(err)
+	}
+	r.settled()
+	// Nothing in memory has a descriptor, so that all are refused; but what is
+	// asked for one is told by who refuses.
+	for _, name := range []string{"copy", "large", "small"} {
+		if err := lend(name); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("%s: got %v, want %v", name, err, errors.ErrUnsupported)
+		}
+	}
+	if st := r.handler.Stats(); st.Lent[0].Files != 0 || st.Lent[1].Files != 0 {
+		t.Errorf("what was refused was counted: %+v", st.Lent)
+	}
+}
+
+// What is opened in the order of names is copied ahead; what is opened in
+// another order is not.
+func TestCopiedAhead(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		order func(i int) int
+		files int
+		size  int
+		most  int64 // that may be fetched ahead of the last open
+		least int64
+	}{
+		{"in order", func(i int) int { return i }, 12, 10_000, maxDepth + 1, 16},
+		{"two readers, nearly in order", func(i int) int { return i ^ 1 }, 12, 10_000, maxDepth + 1, 16},
+		{"every third", func(i int) int { return 3 * i }, 12, 10_000, maxDepth + 1, 16},
+		{"backwards", func(i int) int { return 199 - i }, 12, 10_000, 0, 0},
+		{"far apart", func(i int) int { return i * 67 % 200 }, 12, 10_000, 0, 0},
+		{"large ones", func(i int) int { return i }, 4, maxAhead/2 + 1, 1, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, rigOptions{quotas: []int64{1 << 40}})
+				total := 200
+				if c.size > 1<<20 {
+					total = 8
+				}
+				data := make([]byte, c.size)
+				for i := range total {
+					r.mem.Put(fmt.Sprintf("d/%03d", i), data)
+				}
+				_, err := r.names.List(t.Context(), r.entry("d"))
+				r.check(err)
+				last := 0
+				for i := range c.files {
+					last = max(last, c.order(i))
+					obj := r.open(fmt.Sprintf("d/%03d", c.order(i)))
+					if _, err := obj.ReadAt(t.Context(), make([]byte, 100), 0); err != nil && err != io.EOF {
+						t.Error(err)
+					}
+					obj.Close()
+					time.Sleep(time.Second)
+				}
+				r.settled()
+				st := r.handler.Stats()
+				ahead := int64(0)
+				for i := last + 1; i < total; i++ {
+					if r.entry(fmt.Sprintf("d/%03d", i)).Level() != 0 {
+						ahead++
+					}
+				}
+				if ahead > c.most || ahead < c.least {
+					t.Errorf("copied ahead of the last open: got %d, want %d to %d", ahead, c.least, c.most)
+				}
+				if (st.Prefetched > 0) != (c.least > 0) {
+					t.Errorf("files copied ahead: got %d", st.Prefetched)
+				}
+				if got := r.from.Count(drivertest.OpOpen); got != st.Placed {
+					t.Errorf("opens at the source: got %d for %d files", got, st.Placed)
+				}
+			})
+		})
+	}
+}
+
+// What is copied ahead and then opened is read at once, also when all workers
+// are busy with files that hang.
+func TestOpenedWhileCopiedAhead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 2})
+		for i := range 40 {
+			r.put(fmt.Sprintf("d/%03d", i), 10_000)
+		}
+		_, err := r.names.List(t.Context(), r.entry("d"))
+		r.check(err)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true, Match: func(name string) bool { return name > "d/002" && name < "d/005" }})
+		for i := range 3 {
+			r.wantFile(fmt.Sprintf("d/%03d", i), random(uint64(5)<<32+10_000, 10_000))
+		}
+		time.Sleep(time.Second)
+		if got := r.from.Hung(); got != 2 {
+			t.Fatalf("%d opens hang, want both workers", got)
+		}
+		r.wantFile("d/006", random(uint64(5)<<32+10_000, 10_000))
+		r.from.Clear()
+		r.settled()
+	})
+}
+
+// What waits to be copied ahead when the handler stops is let go.
+func TestStoppedWhileCopyingAhead(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 1})
+	for i := range 40 {
+		r.put(fmt.Sprintf("d/%03d", i), 10_000)
+	}
+	_, err := r.names.List(t.Context(), r.entry("d"))
+	r.check(err)
+	r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Hour, Match: func(name string) bool { return name > "d/002" }})
+	for i := range 3 {
+		r.wantFile(fmt.Sprintf("d/%03d", i), random(uint64(5)<<32+10_000, 10_000))
+	}
+	r.end()
+	for i := 3; i < 40; i++ {
+		if e := r.entry(fmt.Sprintf("d/%03d", i)); e.Claimed() || e.Level() != 0 {
+			t.Errorf("%s is still claimed", e.Path())
+		}
+	}
+}
