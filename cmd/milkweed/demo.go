@@ -2,13 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"os/signal"
 	"strconv"
 	"syscall"
 	"time"
@@ -21,20 +18,15 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
-	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/drivers/limit"
 )
 
 // A demo is a family of processes, so that none uses a mount that it serves:
 //
 //   - this one, which makes the dataset, starts the others and prints;
 //   - the stand-in for a parallel file system, a mount of its own
-//     (demo_source.go);
+//     (standin.go);
 //   - `milkweed mount`, as a user would call it, with the stand-in as its source;
 //   - the readers (demo_read.go), which read the one mount and then the other.
-//
-// Each child is in a process group of its own: Ctrl-C is for this process, which
-// ends the others in the order in which that works.
 
 func newDemo() *cobra.Command {
 	f := demoFlags{speed: sourceSpeed{latency: 2 * time.Millisecond, bandwidth: 200e6}}
@@ -109,37 +101,16 @@ func (f *demoFlags) validate() error {
 	return nil
 }
 
-// A byteRate is a flag for bytes in a second, such as 200MB.
-type byteRate int64
-
-func (r *byteRate) Set(s string) error {
-	q, err := config.ParseQuota(s)
-	if err != nil || q.Bytes == 0 {
-		return fmt.Errorf("%q is not a number of bytes above 0", s)
-	}
-	*r = byteRate(q.Bytes)
-	return nil
-}
-
-func (r *byteRate) String() string { return config.Quota{Bytes: int64(*r)}.String() }
-
-func (r *byteRate) Type() string { return "bytes" }
-
 // run is the demonstration. What it starts is ended in the opposite order.
 func (f *demoFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
-	// A pipe that is closed on us (`milkweed demo | head`) shall be an error to
-	// clean up after, not the end.
-	pipes := make(chan os.Signal, 1)
-	signal.Notify(pipes, syscall.SIGPIPE)
-	defer signal.Stop(pipes)
-
+	defer survivePipes()()
 	samples := planDataset(f.files, f.large)
 	p, err := makeDemoPlaces(totalSize(samples))
 	if err != nil {
 		return err
 	}
 	defer also(&err, func() error { return p.remove(f.keep, stderr) })
-	if err := checkDemo(ctx, p); err != nil {
+	if err := checkMount(ctx, p.data(), p.point()); err != nil {
 		return err
 	}
 	r := newDemoReport(f, samples, p, stdout)
@@ -186,22 +157,11 @@ func progressTo(w io.Writer) io.Writer {
 	return io.Discard
 }
 
-// also calls f, and joins what it returns to an error that is being returned.
-func also(err *error, f func() error) { *err = errors.Join(*err, f()) }
-
-// interruption is the error of what failed because ctx is done: that alone.
-func interruption(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
-}
-
-// checkDemo finds out what would keep this machine from mounting, before the
+// checkMount finds out what would keep this machine from mounting, before the
 // work of making a dataset.
-func checkDemo(ctx context.Context, p *demoPlaces) error {
+func checkMount(ctx context.Context, source, point string) error {
 	c := config.Default()
-	if err := setPlaces(&c, []string{p.data(), p.point()}); err != nil {
+	if err := setPlaces(&c, []string{source, point}); err != nil {
 		return err
 	}
 	return check.First(check.Run(ctx, &c))
@@ -279,20 +239,6 @@ func (d *demo) read(ctx context.Context, epoch int, via, folder string) (demoEpo
 	}, nil
 }
 
-// sourceUse is what the source was asked between two moments.
-func sourceUse(before, after limit.Stats) demoSourceUse {
-	return demoSourceUse{
-		Operations: operations(after) - operations(before),
-		Opens:      after.Opens - before.Opens,
-		Reads:      after.Reads - before.Reads,
-		Bytes:      after.BytesRead - before.BytesRead,
-	}
-}
-
-func operations(s limit.Stats) int64 {
-	return s.Opens + s.ReadDirs + s.Stats + s.Reads + s.Readlinks + s.Xattrs + s.Statfs
-}
-
 // A demoMount is the mount of `milkweed mount`.
 type demoMount struct {
 	*control.Client
@@ -322,14 +268,6 @@ func mountDemo(ctx context.Context, p *demoPlaces, stderr io.Writer) (*demoMount
 		return nil, errors.Join(interruption(ctx, err), m.unmount())
 	}
 	return m, nil
-}
-
-// mountError is the error of a command that has said what is wrong.
-func mountError(err error) error {
-	if ended, ok := errors.AsType[*exec.ExitError](err); ok && ended.Exited() {
-		return &reported{&exit.Error{Code: exit.Code(ended.ExitCode()), Err: err}}
-	}
-	return fmt.Errorf("milkweed mount: %w", err)
 }
 
 // settleTimeout is how long the copies that an epoch began may take after it.
@@ -366,43 +304,6 @@ func (m *demoMount) unmount() error {
 		unix.PidfdSendSignal(m.daemon.pidfd, unix.SIGKILL, nil, 0)
 	}
 	return m.daemon.wait(ctx)
-}
-
-// self is a command that starts this program again.
-func self(ctx context.Context, words ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", words...)
-	cmd.Args[0] = "milkweed"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	return cmd
-}
-
-// A peer is a process of the demo that is told things and answers in JSON.
-type peer struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
-
-// startPeer starts a process with pipes to it and from it.
-func startPeer(cmd *exec.Cmd, stderr io.Writer) (*peer, error) {
-	cmd.Stderr = stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	return &peer{cmd, in, json.NewDecoder(out)}, cmd.Start()
-}
-
-// stop ends the process by ending its input, and makes it when it does not.
-func (p *peer) stop() error {
-	p.in.Close()
-	kill := time.AfterFunc(termTimeout, func() { p.cmd.Process.Kill() })
-	defer kill.Stop()
-	return p.cmd.Wait()
 }
 
 // rate is bytes in a second as the table shows them.

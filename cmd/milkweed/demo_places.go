@@ -1,17 +1,12 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
 
 // demoPlaces are the folders of a demo.
@@ -31,9 +26,6 @@ func (p *demoPlaces) log() string    { return filepath.Join(p.dir, "milkweed.log
 
 // inMemory reports whether the RAM tier is one.
 func (p *demoPlaces) inMemory() bool { return p.ramDir != p.dir }
-
-// shm is where memory is a file system.
-const shm = "/dev/shm"
 
 // makeDemoPlaces makes the folders for a dataset of so many bytes.
 func makeDemoPlaces(dataset int64) (p *demoPlaces, err error) {
@@ -59,33 +51,16 @@ func makeDemoPlaces(dataset int64) (p *demoPlaces, err error) {
 	return p, nil
 }
 
-// hasMemory reports whether dir is memory, with ample room for n bytes: in a
-// container it is often 64 MB.
-func hasMemory(dir string, n int64) bool {
-	var s unix.Statfs_t
-	err := unix.Statfs(dir, &s)
-	return err == nil && s.Type == unix.TMPFS_MAGIC && int64(s.Bavail)*s.Bsize > 2*n
-}
-
-// remove removes the folders, unless they are to be kept. Mounts that are still
-// there are taken out of sight before; while one stays nothing is removed, for
-// that would be done through it.
+// remove removes the folders, unless they are to be kept.
 func (p *demoPlaces) remove(keep bool, stderr io.Writer) error {
-	left, err := mountsBelow(p.dir)
-	for _, point := range left {
-		err = errors.Join(err, unmount(context.Background(), point, true))
-	}
-	if err != nil {
-		return fmt.Errorf("%s is left: %w", text(p.dir), err)
+	if err := unmountBelow(p.dir); err != nil {
+		return err
 	}
 	if keep {
 		fmt.Fprintf(stderr, "The dataset and the copies are in %s.\n", strings.Join(p.folders(), " and "))
 		return nil
 	}
-	for _, dir := range p.folders() {
-		err = errors.Join(err, os.RemoveAll(dir))
-	}
-	return err
+	return removeAll(p.folders())
 }
 
 // folders lists the folders that all others are in.
@@ -94,16 +69,4 @@ func (p *demoPlaces) folders() []string {
 		return []string{p.dir, p.ramDir}
 	}
 	return []string{p.dir}
-}
-
-// mountsBelow lists the mounts of Milkweed in a folder.
-func mountsBelow(dir string) ([]string, error) {
-	mounts, err := control.Mounts()
-	var points []string
-	for _, m := range mounts {
-		if strings.HasPrefix(m.Point, dir+"/") {
-			points = append(points, m.Point)
-		}
-	}
-	return points, err
 }

@@ -11,6 +11,7 @@
 //	milkweed umount [--lazy] MOUNTPOINT
 //	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]
 //	milkweed demo [--json]
+//	milkweed bench [--json] [micro|workloads|monarch]…
 //	milkweed version [--json]
 //	milkweed completion SHELL
 //

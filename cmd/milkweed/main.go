@@ -109,6 +109,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWarmup(),
 		newCheck(),
 		newDemo(),
+		newBench(),
 		newVersion(),
 		newMan(),
 	)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/limit"
@@ -21,12 +22,13 @@ import (
 )
 
 // The stand-in for a parallel file system is a process that mounts a folder, as
-// slow as it is told. How it talks with the demo:
+// slow as it is told. How it talks with
+// the process that starts it:
 //
 //  1. When the mount is ready, or cannot be made, it writes a verdict to its
 //     standard output.
 //  2. For each line of its standard input it writes a limit.Stats.
-//  3. When its standard input ends, as it does when the demo dies, it unmounts
+//  3. When its standard input ends, as it does when that process dies, it unmounts
 //     and ends.
 
 // sourceSpeed is how slow the stand-in is.
@@ -38,6 +40,22 @@ type sourceSpeed struct {
 // sourceTimeout is how long a client of the stand-in believes names and
 // attributes: as long as one of a parallel file system does.
 const sourceTimeout = time.Second
+
+// A byteRate is a flag for bytes in a second, such as 200MB.
+type byteRate int64
+
+func (r *byteRate) Set(s string) error {
+	q, err := config.ParseQuota(s)
+	if err != nil || q.Bytes == 0 {
+		return fmt.Errorf("%q is not a number of bytes above 0", s)
+	}
+	*r = byteRate(q.Bytes)
+	return nil
+}
+
+func (r *byteRate) String() string { return config.Quota{Bytes: int64(*r)}.String() }
+
+func (r *byteRate) Type() string { return "bytes" }
 
 func newDemoSource() *cobra.Command {
 	var speed sourceSpeed
@@ -117,7 +135,7 @@ func (s straight) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 	return s.source.Open(ctx, e.Path())
 }
 
-// A standIn is that process as the demo sees it.
+// A standIn is that process as the one that starts it sees it.
 type standIn struct{ *peer }
 
 // startStandIn returns when the stand-in is mounted.
@@ -164,4 +182,18 @@ func (s *standIn) stop() error {
 		return fmt.Errorf("end the stand-in: %w", err)
 	}
 	return nil
+}
+
+// sourceUse is what the source was asked between two moments.
+func sourceUse(before, after limit.Stats) demoSourceUse {
+	return demoSourceUse{
+		Operations: operations(after) - operations(before),
+		Opens:      after.Opens - before.Opens,
+		Reads:      after.Reads - before.Reads,
+		Bytes:      after.BytesRead - before.BytesRead,
+	}
+}
+
+func operations(s limit.Stats) int64 {
+	return s.Opens + s.ReadDirs + s.Stats + s.Reads + s.Readlinks + s.Xattrs + s.Statfs
 }
