@@ -28,10 +28,10 @@ type cache struct {
 	unflagged atomic.Bool // the file system does not know RWF_DONTCACHE
 }
 
-// isMemory reports whether fd is on a file system that has its files in the
-// page cache and nowhere else.
-func isMemory(fd int) bool {
-	switch fsType(fd) {
+// isMemory reports whether a kind of file system has its files in the page cache
+// and nowhere else.
+func isMemory(fsType string) bool {
+	switch fsType {
 	case "tmpfs", "ramfs":
 		return true
 	}

@@ -26,6 +26,7 @@ var (
 // Objects stay readable after Close.
 type Dir struct {
 	root    int         // O_PATH descriptor of the folder
+	fsType  string      // the kind of file system that it is on
 	noatime atomic.Bool // reads can leave access times alone
 	cache   cache
 }
@@ -55,7 +56,8 @@ func newDir(fd int) (*Dir, error) {
 		return nil, fmt.Errorf("openat2, which needs Linux 5.6 and may be forbidden in a container: %w", err)
 	}
 	unix.Close(self)
-	d := &Dir{root: fd, cache: cache{memory: isMemory(fd)}}
+	kind := fsType(fd)
+	d := &Dir{root: fd, fsType: kind, cache: cache{memory: isMemory(kind)}}
 	d.noatime.Store(true)
 	return d, nil
 }
@@ -65,7 +67,7 @@ func (d *Dir) Close() error { return unix.Close(d.root) }
 
 // FSType is the kind of file system that the folder is on, such as "tmpfs" or
 // "lustre".
-func (d *Dir) FSType() string { return fsType(d.root) }
+func (d *Dir) FSType() string { return d.fsType }
 
 // Open implements drivers.Driver. O_NONBLOCK keeps a FIFO from holding it up.
 func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
@@ -76,7 +78,7 @@ func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err != nil {
 		return nil, pathError("open", name, absent(err))
 	}
-	o, err := newObject(fd, name, &d.cache)
+	o, err := d.newObject(fd, name)
 	if err != nil {
 		unix.Close(fd)
 		return nil, pathError("open", name, err)

@@ -23,10 +23,11 @@ type object struct {
 	name  string
 	info  drivers.Info  // when it was opened
 	mtime unix.Timespec // info.Mtime, as the kernel tells it
+	piece int           // bytes to read at a time, with others at the same time; 0: all at once
 }
 
 // newObject is the Object at fd. The caller closes fd if it gets an error.
-func newObject(fd int, name string, c *cache) (*object, error) {
+func (d *Dir) newObject(fd int, name string) (*object, error) {
 	var st unix.Stat_t
 	if err := retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
 		return nil, err
@@ -34,7 +35,10 @@ func newObject(fd int, name string, c *cache) (*object, error) {
 	if err := notRegular(&st); err != nil {
 		return nil, err
 	}
-	return &object{fd: fd, cache: c, name: name, info: describe(name, &st), mtime: st.Mtim}, nil
+	return &object{
+		fd: fd, cache: &d.cache, name: name, info: describe(name, &st), mtime: st.Mtim,
+		piece: pieceOf(d.fsType, int64(st.Blksize)),
+	}, nil
 }
 
 // ReadAt implements drivers.Object. A read that is under way cannot be
@@ -47,7 +51,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, pathError("read", o.name, err)
 	}
-	n, err := o.cache.readAt(o.fd, p, off, o.info.Size)
+	n, err := o.read(p, off)
 	if err != nil && err != io.EOF {
 		return n, pathError("read", o.name, err)
 	}
@@ -58,6 +62,16 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return n, pathError("read", o.name, io.ErrUnexpectedEOF)
 	}
 	return n, err
+}
+
+// read is ReadAt without a look at the version.
+func (o *object) read(p []byte, off int64) (int, error) {
+	if o.piece == 0 || len(p) <= o.piece {
+		return o.cache.readAt(o.fd, p, off, o.info.Size)
+	}
+	return readPieces(p, off, o.piece, func(p []byte, off int64) (int, error) {
+		return o.cache.readAt(o.fd, p, off, o.info.Size)
+	})
 }
 
 // check returns ErrChanged if the file is not the version that was opened. It

@@ -1,0 +1,59 @@
+package posix
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What is read in pieces is what is read at once, also around the end.
+func TestReadInPieces(t *testing.T) {
+	dir := t.TempDir()
+	data := make([]byte, 2<<20+77)
+	rand.NewChaCha8([32]byte{1}).Read(data)
+	if err := os.WriteFile(filepath.Join(dir, "f"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := OpenDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	d.fsType = "fuse"
+	o, err := d.Open(ctx, "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	if got := o.(*object).piece; got != minPiece {
+		t.Fatalf("piece: got %d, want %d", got, minPiece)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		off := rng.IntN(len(data) + 1000)
+		p := make([]byte, rng.IntN(1<<20))
+		n, err := o.ReadAt(ctx, p, int64(off))
+		want := data[min(off, len(data)):min(off+len(p), len(data))]
+		if !bytes.Equal(p[:n], want) || (err == io.EOF) != (n < len(p)) || err != nil && err != io.EOF {
+			t.Fatalf("%d bytes at %d: got %d, %v; want %d", len(p), off, n, err, len(want))
+		}
+	}
+}
+
+func TestPieceOf(t *testing.T) {
+	for _, c := range []struct {
+		kind      string
+		blockSize int64
+		want      int
+	}{
+		{"ext4", 4096, 0}, {"tmpfs", 4096, 0}, {"lustre", 4 << 20, 0}, {"gpfs", 1 << 18, 0},
+		{"fuse", 4096, minPiece}, {"nfs", 1 << 20, 1 << 20}, {"nfs", 32 << 10, minPiece}, {"ceph", 4 << 20, 4 << 20},
+	} {
+		if got := pieceOf(c.kind, c.blockSize); got != c.want {
+			t.Errorf("%s with blocks of %d: got %d, want %d", c.kind, c.blockSize, got, c.want)
+		}
+	}
+}
