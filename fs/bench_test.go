@@ -308,6 +308,26 @@ func BenchmarkPlacedAgainstNative(b *testing.B) {
 	}
 }
 
+// Whole files of each size, stateless against passthrough: what mode = "auto"
+// decides by.
+func BenchmarkStatelessAgainstPassthrough(b *testing.B) {
+	for _, kib := range []int{64, 256, 1 << 10, 4 << 10, 16 << 10} {
+		for _, pages := range []string{"keep", "drop"} {
+			b.Run(fmt.Sprintf("KiB=%d/%s", kib, pages), func(b *testing.B) {
+				files := min(1000, 256<<10/kib)
+				stateless, _ := placed(b, fs.Stateless, files, kib<<10)
+				passthrough, _ := placed(b, fs.Passthrough, files, kib<<10)
+				var ours, theirs []float64
+				for b.Loop() {
+					theirs = append(theirs, took(b, passthrough.point, 1, pages))
+					ours = append(ours, took(b, stateless.point, 1, pages))
+				}
+				compare(b, "stateless", "passthrough", ours, theirs)
+			})
+		}
+	}
+}
+
 // placed mounts files that are all on a tier in memory, and returns the folder
 // of the copies.
 func placed(b *testing.B, mode fs.Mode, files, size int) (s *stack, native string) {

@@ -117,8 +117,9 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 	go func() {
 		defer close(m.served)
 		server.Serve()
-		splice.ClearSplicePool() // of the pipes that nobody uses
+		splice.ClearSplicePool()
 	}()
+	go m.closePipes()
 	if err := server.WaitMount(); err != nil {
 		m.Detach()
 		m.Wait()
@@ -130,6 +131,21 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		}
 	}
 	return m, nil
+}
+
+// closePipes closes pipes that reads were answered by and that nobody uses now,
+// until the mount has ended. go-fuse would keep as many as ever were in use.
+func (m *Mount) closePipes() {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			splice.ClearSplicePool()
+		case <-m.served:
+			return
+		}
+	}
 }
 
 // MaxRequest is the most that the kernel asks for in one read, in bytes.

@@ -39,8 +39,8 @@ takes its time for each operation, has a limited bandwidth for all, and counts
 what it is asked. It mounts that source as ` + "`milkweed mount`" + ` does, and four
 processes list the dataset and read it, every file once in an epoch and in a new
 order each time: straight from the source, and through Milkweed. It prints a
-line for each: the time, the rate, what each tier answered, and what the source
-was asked.
+line for each: the time, the rate, what was read of each tier, by Milkweed or by
+the kernel itself, and what the source was asked.
 
 Of neither mount does the kernel keep pages from one epoch to the next, as with
 a dataset that is larger than memory: the stand-in keeps none from one open to
@@ -199,9 +199,15 @@ func (d *demo) milkweed(ctx context.Context, epoch int) (demoEpoch, error) {
 	}
 	e.TierBytes = make(map[string]int64)
 	for i, t := range after.Tiers {
-		e.TierBytes[t.Name] = t.BytesRead - before.Tiers[i].BytesRead
+		e.TierBytes[t.Name] = t.BytesRead - before.Tiers[i].BytesRead + lent(after, t.Name) - lent(before, t.Name)
 	}
 	return e, nil
+}
+
+// lent is the size of the files of a tier that were opened to be read by the
+// kernel itself, which the readers then did, once.
+func lent(s control.Status, tier string) int64 {
+	return s.OpenedBytes[tier][string(config.Passthrough)]
 }
 
 // read has the readers read an epoch from a folder, both ways in the same order.

@@ -37,9 +37,9 @@ func TestChooseMode(t *testing.T) {
 		mode        config.Mode
 		reason      string // a part of it
 	}{
-		{config.Auto, true, small, config.Stateless, "files are 110 KiB on average (2 sampled), and under 1.0 MiB they open faster without asking"},
-		{config.Auto, true, large, config.Passthrough, "files are 4.0 MiB on average (2 sampled), and from 1.0 MiB on they are read faster by the kernel itself"},
-		{config.Auto, true, sized(statelessBelow), config.Passthrough, "1.0 MiB on average"},
+		{config.Auto, true, small, config.Stateless, "files are 110 KiB on average (2 sampled), and under 512 KiB they open faster without asking"},
+		{config.Auto, true, large, config.Passthrough, "files are 4.0 MiB on average (2 sampled), and from 512 KiB on they are read faster by the kernel itself"},
+		{config.Auto, true, sized(statelessBelow), config.Passthrough, "512 KiB on average"},
 		{config.Auto, true, sized(statelessBelow - 1), config.Stateless, "on average"},
 		{config.Auto, true, sized(1<<62, 1<<62, 1<<62), config.Passthrough, "4.0 EiB on average"},
 		{config.Auto, true, nil, config.Stateless, "no file was found"},

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountWith mounts the source with options and tiers of these quotas.
+func (s *site) mountWith(options string, quotas ...string) {
+	s.t.Helper()
+	s.milkweed(append([]string{"mount", "-o", options}, s.mountWords(quotas...)[1:]...)...)
+}
+
+// In each mode every byte is right, each is read from the source once, and the
+// status and the metrics tell the mode and who reads.
+func TestModes(t *testing.T) {
+	for _, mode := range []string{"passthrough", "stateless", "cached"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			dataset := varied(s)
+			s.write("large.rec", 9<<20)
+			dataset += 9 << 20
+			s.mountWith("mode="+mode, "64MiB")
+			for epoch := range 3 {
+				s.epoch(epoch)
+			}
+			status := s.settled()
+			if status.Mode != mode || status.ModeReason != "it was asked for" {
+				t.Errorf("mode: got %s, %q", status.Mode, status.ModeReason)
+			}
+			if got := status.Source.BytesRead; got != dataset {
+				t.Errorf("bytes of the source in three epochs: got %d, want %d", got, dataset)
+			}
+			if got := status.Opens["tier1"][mode]; got < 201 {
+				t.Errorf("opens on the tier: got %v, want at least 201", status.Opens)
+			}
+			if got := status.OpenedBytes["tier1"][mode]; got < dataset {
+				t.Errorf("sizes of what was opened on the tier: got %d, want at least %d", got, dataset)
+			}
+			if got, want := status.Tiers[0].Passthrough, mode == "passthrough"; got != want || got == (status.Tiers[0].PassthroughReason != "") {
+				t.Errorf("passthrough: got %v, %q", got, status.Tiers[0].PassthroughReason)
+			}
+			s.umount()
+			s.wantNothing()
+		})
+	}
+}
+
+// Auto takes the mode that suits the files, and says why; who has not the right
+// to passthrough gets a mount all the same.
+func TestModeAuto(t *testing.T) {
+	t.Run("small", func(t *testing.T) {
+		s := newSite(t)
+		varied(s)
+		s.mount("64MiB")
+		if got := s.status(); got.Mode != "stateless" || !strings.Contains(got.ModeReason, "KiB on average") {
+			t.Errorf("got %s, %q", got.Mode, got.ModeReason)
+		}
+	})
+	t.Run("large", func(t *testing.T) {
+		s := newSite(t)
+		s.write("a/f", 2<<20)
+		s.mount("64MiB")
+		if got := s.status(); got.Mode != "passthrough" || !strings.Contains(got.ModeReason, "2.0 MiB on average") {
+			t.Errorf("got %s, %q", got.Mode, got.ModeReason)
+		}
+	})
+	t.Run("without privilege", func(t *testing.T) {
+		s := newSite(t)
+		data := s.write("a/f", 2<<20)
+		s.inNamespace(fuseForAll)
+		s.giveToNobody()
+		s.mount("64MiB")
+		if got := s.status(); got.Mode != "stateless" || !strings.Contains(got.ModeReason, "CAP_SYS_ADMIN") {
+			t.Errorf("got %s, %q", got.Mode, got.ModeReason)
+		}
+		if got := s.must("cat", s.point+"/a/f"); got != string(data) {
+			t.Error("wrong bytes")
+		}
+		s.umount()
+	})
+}
+
+// A mount that keeps its name space lists it the next time without asking the
+// source, whatever way it ended; a file that is not a name space is left alone.
+func TestNamesAreKept(t *testing.T) {
+	s := newSite(t)
+	varied(s)
+	names := s.dir + "/names"
+	s.mountWith("names="+names, "64MiB")
+	want := s.must("find", s.point, "-ls")
+	s.epoch(1)
+	s.settled()
+	s.umount()
+
+	s.mountWith("names="+names, "64MiB")
+	if got := s.must("find", s.point, "-printf", "%i %p %s %t\n"); got == "" {
+		t.Error("nothing is listed")
+	}
+	if got := len(strings.Split(s.must("find", s.point, "-ls"), "\n")); got != len(strings.Split(want, "\n")) {
+		t.Errorf("got %d names", got)
+	}
+	s.epoch(2)
+	status := s.status()
+	if o := status.Source.Operations; o.Readdir != 0 || o.Open != 0 || o.Read != 0 || o.Stat > 1 {
+		t.Errorf("the source was asked %+v", o)
+	}
+	s.umount()
+
+	s.check(os.WriteFile(names, []byte("mine"), 0o600))
+	r := s.try("mount", "-o", "names="+names, "--tier", "tier1:"+s.tier(1)+":64MiB", s.source, s.point)
+	if r.code == 0 || !strings.Contains(r.stderr, "not a saved name space") {
+		t.Errorf("exit code %d, %s", r.code, r.stderr)
+	}
+	if got, err := os.ReadFile(names); string(got) != "mine" {
+		t.Errorf("what was there is %q, %v", got, err)
+	}
+	s.wantNothing()
+}
+
+// What caps the source allows in a second is not exceeded.
+func TestSourceCaps(t *testing.T) {
+	for option, least := range map[string]time.Duration{
+		"source_bandwidth=20MB":  400 * time.Millisecond, // 9.4 MB, of which 10 ms are free
+		"source_operations=1000": 500 * time.Millisecond, // at least 600: names, opens and reads
+	} {
+		t.Run(option, func(t *testing.T) {
+			s := newSite(t)
+			for i := range 300 {
+				s.write(fmt.Sprintf("%03d", i), 31_250)
+			}
+			s.mountWith(option, "64MiB")
+			start := time.Now()
+			s.milkweed("warmup", s.point)
+			if took := time.Since(start); took < least {
+				t.Errorf("it took %v, want at least %v", took, least)
+			}
+			status := s.settled()
+			if status.Source.Passthrough || status.Placement.Placed != 300 {
+				t.Errorf("placed %d, passthrough of the source %v", status.Placement.Placed, status.Source.Passthrough)
+			}
+			s.umount()
+		})
+	}
+}
+
+// A dataset of which half fits opens the rest at the source once, and not again
+// in each epoch.
+func TestSourceIsOpenedOnce(t *testing.T) {
+	s := newSite(t)
+	varied(s)
+	d := serveInForeground(s, "3MiB")
+	for epoch := range 3 {
+		s.epoch(epoch)
+	}
+	status := s.settled()
+	if got := status.Source.Operations.Open; got != 200 {
+		t.Errorf("opens at the source in three epochs of 200 files: got %d, want 200", got)
+	}
+	if got, want := status.Source.Descriptors, 200-status.Placement.Placed; got != want {
+		t.Errorf("files kept open: got %d, want %d", got, want)
+	}
+	d.cmd.Process.Signal(unix.SIGTERM)
+	d.wait()
+	s.wantNothing()
+}
