@@ -145,13 +145,10 @@ type (
 		Prompt() bool
 	}
 
-	// A Splicer is an Object whose bytes can be moved without being copied.
-	Splicer interface {
-		// Splice moves up to n bytes from offset off into a pipe, and returns
-		// how many. They are of the version that was opened, as those of
-		// ReadAt; when there is an error, what is in the pipe is to be thrown
-		// away.
-		Splice(pipe uintptr, off int64, n int) (int, error)
+	// A Verifier is an Object that can be asked whether it is still the version
+	// that was opened. If not, the error matches ErrChanged.
+	Verifier interface {
+		Verify() error
 	}
 
 	// An Fder is an Object or a Writer that is a file of the local kernel,

@@ -34,7 +34,7 @@ import (
 // makes the kernel look the name up again.
 type Opener interface {
 	// Open opens a file for one handle of the kernel's. The Object may be a
-	// Lender and a drivers.Splicer.
+	// Lender and a Borrower.
 	Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error)
 }
 
@@ -44,9 +44,8 @@ type Reader interface {
 	// ReadAt reads from e as the ReadAt of an Object does.
 	ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error)
 
-	// Splice moves bytes of e into a pipe as a drivers.Splicer does. It may
-	// always return an error, and then ReadAt is called.
-	Splice(e *metadata.Entry, pipe uintptr, off int64, n int) (int, error)
+	// Borrow is the Borrow of a Borrower that has e open.
+	Borrow(e *metadata.Entry) (fd uintptr, giveBack func(n int), err error)
 }
 
 // A Mode is how the kernel gets at the content of files.

@@ -318,6 +318,7 @@ func TestFilesThatStayAtTheSource(t *testing.T) {
 		s.epoch(1)
 		s.forgetPages()
 	}
+	s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 	st, src := s.handler.Stats(), s.levels.Source().Stats()
 	if got := st.Lent[tiers.AtSource].Files; got == 0 {
 		t.Error("the kernel has read nothing of the source by itself")

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -23,7 +24,6 @@ type run struct {
 	last  int // the furthest that was opened
 	hits  int // how often the next one opened was a little further on
 	depth int // how many are copied ahead of last
-	next  int // the first that was not looked at for copying
 }
 
 const (
@@ -44,32 +44,32 @@ func (a *ahead) opened(h *Handler, e *metadata.Entry) {
 	if !listed {
 		return
 	}
-	from, n := a.note(e.Parent(), i)
-	if n == 0 {
+	last, depth := a.note(e.Parent(), i)
+	if depth == 0 {
 		return
 	}
 	var bytes int64
-	for i, s := range h.names.Siblings(e, from, n) {
+	for i, s := range h.names.Siblings(e, last+1, depth) {
+		if !s.IsRegular() {
+			continue
+		}
 		if bytes += s.Size(); bytes > maxAhead && i > 0 {
-			a.resume(e.Parent(), from+i)
 			return
 		}
 		h.prefetch(s)
 	}
 }
 
-// resume has the copying ahead in dir go on with file i.
-func (a *ahead) resume(dir *metadata.Entry, i int) {
+// prune forgets directories that are no more.
+func (a *ahead) prune() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if r := a.runs[dir]; r != nil {
-		r.next = min(r.next, i)
-	}
+	maps.DeleteFunc(a.runs, func(dir *metadata.Entry, _ *run) bool { return dir.Stale() })
 }
 
-// note takes notice that file i of dir was opened, and returns which files are
-// to be copied ahead now.
-func (a *ahead) note(dir *metadata.Entry, i int) (from, n int) {
+// note takes notice that file i of dir was opened. It returns the furthest that
+// was opened, and how many after that are to be copied ahead.
+func (a *ahead) note(dir *metadata.Entry, i int) (last, depth int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.run(dir)
@@ -80,15 +80,13 @@ func (a *ahead) note(dir *metadata.Entry, i int) (from, n int) {
 	case d <= 0 && d > -runWindow: // a reader that lags behind another
 		return 0, 0
 	default:
-		*r = run{last: i, next: i + 1}
+		*r = run{last: i}
 	}
 	if r.hits < runHits {
 		return 0, 0
 	}
 	r.depth = min(max(2*r.depth, minDepth), maxDepth)
-	from = max(r.next, r.last+1)
-	r.next = max(r.last+1+r.depth, from)
-	return from, r.next - from
+	return r.last, r.depth
 }
 
 // run returns the run of a directory, in place of another where there are many;

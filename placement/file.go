@@ -25,6 +25,8 @@ type file struct {
 	since   time.Time            // when it was opened
 	at      atomic.Pointer[view] // where it is read now; nil: nowhere yet
 
+	broken atomic.Bool // the source has failed, and is to be opened again
+
 	users int  // guarded by files.mu
 	stay  stay // likewise
 
@@ -135,7 +137,7 @@ func (f *file) readAt(ctx context.Context, v *view, p []byte, off int64) (int, e
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
 	case v.level == tiers.AtSource:
-		return n, f.sourceError(err)
+		return n, f.sourceError(ctx, err)
 	}
 	v.failed.Store(true)
 	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
@@ -146,8 +148,12 @@ func (f *file) readAt(ctx context.Context, v *view, p []byte, off int64) (int, e
 }
 
 // sourceError turns a read at the source that ended early into the error that
-// it is, and takes notice of another version.
-func (f *file) sourceError(err error) error {
+// it is, and takes notice of another version. What has failed once may do so
+// until it is opened again, as what a server has forgotten does.
+func (f *file) sourceError(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		f.broken.Store(true)
+	}
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)
 	}
@@ -251,6 +257,19 @@ func (f *file) Info() drivers.Info { return f.entry.Info() }
 func (f *file) stays() bool {
 	v := f.at.Load()
 	return v != nil && v.level == tiers.AtSource && v.fill == nil && f.handler.full(f.entry.Size())
+}
+
+// verify finds out whether the source still has the version that is open, where
+// the file is read from it and it can tell.
+func (f *file) verify(ctx context.Context, v *view) error {
+	o, ok := v.Object.(drivers.Verifier)
+	if !ok || v.level != tiers.AtSource {
+		return nil
+	}
+	if err := o.Verify(); err != nil {
+		return f.sourceError(ctx, err)
+	}
+	return nil
 }
 
 // filled reports whether the file is read from a fill that has ended: a copy is

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,8 +41,9 @@ const (
 
 // A stay is the place of a file that nobody has open, among those that stay.
 type stay struct {
-	in *list.List
-	at *list.Element
+	in    *list.List
+	at    *list.Element
+	since time.Time
 }
 
 // acquire returns the file of an entry, and reports whether it was not open
@@ -50,6 +52,10 @@ func (fs *files) acquire(h *Handler, e *metadata.Entry) (f *file, fresh bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f = fs.open[e]
+	if f != nil && f.broken.Load() { // who has it goes on with it
+		fs.forget(f)
+		f = nil
+	}
 	if f == nil {
 		f = newFile(h, e)
 		if fs.open == nil {
@@ -71,7 +77,7 @@ func (fs *files) release(f *file, read bool) {
 	var last *file
 	switch {
 	case f.users > 0:
-	case fs.closed || f.entry.Stale() || f.filled():
+	case fs.closed || f.broken.Load() || f.entry.Stale() || f.filled():
 		last = fs.forget(f)
 	case f.stays():
 		last = fs.add(&fs.kept, f, fs.keep)
@@ -89,7 +95,7 @@ func (fs *files) release(f *file, read bool) {
 // add lets a file stay, and returns the one that must go instead, if any; fs.mu
 // must be held.
 func (fs *files) add(l *list.List, f *file, most int) *file {
-	f.stay = stay{l, l.PushBack(f)}
+	f.stay = stay{l, l.PushBack(f), time.Now()}
 	if l.Len() <= most {
 		return nil
 	}
@@ -112,7 +118,9 @@ func (fs *files) leave(f *file) {
 // held.
 func (fs *files) forget(f *file) *file {
 	fs.leave(f)
-	delete(fs.open, f.entry)
+	if fs.open[f.entry] == f { // and not one that was opened in its place
+		delete(fs.open, f.entry)
+	}
 	return f
 }
 
@@ -123,10 +131,15 @@ func (fs *files) len() int64 {
 	return int64(fs.kept.Len())
 }
 
+// maxStay is how long a file at the source stays open that nobody opens: longer
+// than an epoch takes, and not for ever, since it may have been removed.
+const maxStay = 24 * time.Hour
+
 // maxSweep bounds how many files one sweep looks at.
 const maxSweep = 4096
 
-// sweep closes what has lingered, and some of what has another version by now.
+// sweep closes what has lingered, and some of what has another version by now or
+// was not opened for long.
 func (fs *files) sweep(now time.Time) {
 	fs.mu.Lock()
 	var gone []*file
@@ -143,7 +156,7 @@ func (fs *files) sweep(now time.Time) {
 	for n := 0; n < maxSweep && fs.cursor != nil; n++ {
 		f := fs.cursor.Value.(*file)
 		fs.cursor = fs.cursor.Next()
-		if f.entry.Stale() {
+		if f.entry.Stale() || now.Sub(f.stay.since) > maxStay {
 			gone = append(gone, fs.forget(f))
 		}
 	}
@@ -165,10 +178,18 @@ func (fs *files) close() {
 	closeAll(gone)
 }
 
+// closeAll closes files, several at a time: to a parallel file system each may be
+// a question.
 func closeAll(gone []*file) {
-	for _, f := range gone {
-		f.close()
+	var closers sync.WaitGroup
+	for part := range slices.Chunk(gone, len(gone)/16+1) {
+		closers.Go(func() {
+			for _, f := range part {
+				f.close()
+			}
+		})
 	}
+	closers.Wait()
 }
 
 // Open opens a regular file where it is best read: on the fastest tier that
@@ -178,16 +199,17 @@ func closeAll(gone []*file) {
 // error is the source's; it matches drivers.ErrChanged if the source has
 // another version by now, in which case e is stale.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
-	f, _ := h.files.acquire(h, e)
-	if err := h.opened(ctx, f); err != nil {
+	f, fresh := h.files.acquire(h, e)
+	if err := h.opened(ctx, f, fresh); err != nil {
 		h.files.release(f, false)
 		return nil, err
 	}
 	return f, nil
 }
 
-// opened goes to where a file is best read, and counts that it was opened.
-func (h *Handler) opened(ctx context.Context, f *file) error {
+// opened goes to where a file is best read, and counts that it was opened. One
+// that has been open at the source is of the version that the source had then.
+func (h *Handler) opened(ctx context.Context, f *file, fresh bool) error {
 	if f.entry.Size() == 0 {
 		return nil
 	}
@@ -196,6 +218,11 @@ func (h *Handler) opened(ctx context.Context, f *file) error {
 		return err
 	}
 	defer v.leave()
+	if !fresh {
+		if err := f.verify(ctx, v); err != nil {
+			return err
+		}
+	}
 	if v.fill != nil {
 		h.fillOpens.add(f.entry.Size())
 	} else {
@@ -211,23 +238,28 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 	f, fresh := h.files.acquire(h, e)
 	defer h.files.release(f, true)
 	if fresh {
-		if err := h.opened(ctx, f); err != nil {
+		if err := h.opened(ctx, f, true); err != nil {
 			return 0, err
 		}
 	}
 	return f.ReadAt(ctx, p, off)
 }
 
-// Splice moves bytes of e into a pipe, as drivers.Splicer says, where e is read
-// from a copy that can. Otherwise it moves nothing, and the error matches
-// errors.ErrUnsupported.
-func (h *Handler) Splice(e *metadata.Entry, pipe uintptr, off int64, n int) (int, error) {
+// Borrow is the Borrow of the file of e, if somebody has it open.
+func (h *Handler) Borrow(e *metadata.Entry) (fd uintptr, giveBack func(n int), err error) {
 	f := h.files.find(e)
 	if f == nil {
-		return 0, errors.ErrUnsupported
+		return 0, nil, errors.ErrUnsupported
 	}
-	defer h.files.release(f, true)
-	return f.Splice(pipe, off, n)
+	fd, back, err := f.Borrow()
+	if err != nil {
+		h.files.release(f, true)
+		return 0, nil, err
+	}
+	return fd, func(n int) {
+		back(n)
+		h.files.release(f, true)
+	}, nil
 }
 
 // find returns the file of an entry if it is open, and else nil. The caller
@@ -243,18 +275,27 @@ func (fs *files) find(e *metadata.Entry) *file {
 	return f
 }
 
-// Splice moves bytes of the file into a pipe, as Handler.Splice does.
-func (f *file) Splice(pipe uintptr, off int64, n int) (int, error) {
+// Borrow returns the descriptor of the copy that the file is read from, where
+// that is the quickest. The caller gives it back when it has read from it, and
+// says how many bytes. Whatever the error, the file can be read otherwise.
+func (f *file) Borrow() (fd uintptr, giveBack func(n int), err error) {
 	v := f.at.Load()
 	if !v.best(f.entry) || !v.enter() {
-		return 0, errors.ErrUnsupported
+		return 0, nil, errors.ErrUnsupported
 	}
-	defer v.leave()
-	s, ok := v.Object.(drivers.Splicer)
-	if !ok || v.level == tiers.AtSource {
-		return 0, errors.ErrUnsupported
+	if b, ok := v.Object.(interface {
+		Borrow() (uintptr, func(int), error)
+	}); ok {
+		var back func(int)
+		if fd, back, err = b.Borrow(); err == nil {
+			return fd, func(n int) {
+				back(n)
+				v.leave()
+			}, nil
+		}
 	}
-	return s.Splice(pipe, off, n)
+	v.leave()
+	return 0, nil, errors.ErrUnsupported
 }
 
 // Lend calls lent with the descriptor of what the file is read from, if that is

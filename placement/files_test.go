@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -184,13 +188,14 @@ func TestCopiedAhead(t *testing.T) {
 		{"backwards", func(i int) int { return 199 - i }, 12, 10_000, 0, 0},
 		{"far apart", func(i int) int { return i * 67 % 200 }, 12, 10_000, 0, 0},
 		{"large ones", func(i int) int { return i }, 4, maxAhead/2 + 1, 1, 1},
+		{"middling ones", func(i int) int { return i }, 6, maxAhead / 4, 4, 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newRig(t, rigOptions{quotas: []int64{1 << 40}})
 				total := 200
 				if c.size > 1<<20 {
-					total = 8
+					total = 12
 				}
 				data := make([]byte, c.size)
 				for i := range total {
@@ -228,6 +233,91 @@ func TestCopiedAhead(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What cannot be copied ahead, for want of room or because the source does not
+// give it, is let be.
+func TestCannotBeCopiedAhead(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		quota int64
+		rule  drivertest.Rule
+	}{
+		{"no room", 6 * 12 << 10, drivertest.Rule{Op: drivertest.OpStatfs}},
+		{"not readable", 1 << 30, drivertest.Rule{Op: drivertest.OpOpen, Name: "d/00[4-9]", Err: errBroken}},
+		{"not there", 1 << 30, drivertest.Rule{Op: drivertest.OpOpen, Name: "d/00[4-9]", Err: fs.ErrNotExist}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, rigOptions{quotas: []int64{c.quota}})
+				var want [20][]byte
+				for i := range want {
+					want[i] = r.put(fmt.Sprintf("d/%03d", i), 10_000+i)
+				}
+				_, err := r.names.List(t.Context(), r.entry("d"))
+				r.check(err)
+				r.from.Add(c.rule)
+				for i := range 3 {
+					r.wantFile(fmt.Sprintf("d/%03d", i), want[i])
+					time.Sleep(time.Second)
+				}
+				r.settled()
+				r.from.Clear()
+				time.Sleep(maxBackoff)
+				for i := range want {
+					r.wantFile(fmt.Sprintf("d/%03d", i), want[i])
+				}
+				r.settled()
+			})
+		})
+	}
+}
+
+// What is open at the source and fails is opened again by who opens it next.
+func TestBrokenSourceIsOpenedAgain(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{4096}})
+	r.handler.KeepOpen(10)
+	data := r.put("f", 1<<20)
+	r.wantFile("f", data)
+	r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: errBroken, Times: 1})
+	held := r.open("f")
+	if _, err := r.read("f"); !errors.Is(err, errBroken) {
+		t.Errorf("read of what fails: got %v", err)
+	}
+	r.wantFile("f", data)
+	if got := r.from.Count(drivertest.OpOpen); got != 2 {
+		t.Errorf("opens at the source: got %d, want 2", got)
+	}
+	held.Close()
+	r.wantFile("f", data)
+	if got := r.source.opened(); got != 1 {
+		t.Errorf("open at the source: got %d, want 1", got)
+	}
+}
+
+// A file that stays open at the source is looked at when it is opened: another
+// version is told of, as if it had not been open.
+func TestKeptFileHasChanged(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	if err := os.WriteFile(path, random(1, 10_000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	source, err := posix.OpenDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	r := newRig(t, rigOptions{over: source})
+	r.handler.KeepOpen(10)
+	r.wantFile("f", random(1, 10_000))
+	if err := os.WriteFile(path, random(2, 10_001), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.handler.Open(t.Context(), r.entry("f")); !errors.Is(err, drivers.ErrChanged) {
+		t.Errorf("open of what was rewritten: got %v, want %v", err, drivers.ErrChanged)
+	}
+	r.wantFile("f", random(2, 10_001))
 }
 
 // What is copied ahead and then opened is read at once, also when all workers

@@ -336,7 +336,7 @@ func (f *fill) readCopy(p []byte, off int64) error {
 func (f *fill) next() *flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.cause != nil {
+	if f.cause != nil || len(f.blocks) == 0 { // it has failed, or could not be begun
 		return nil
 	}
 	from := f.after % len(f.blocks)

@@ -131,6 +131,7 @@ func (h *Handler) sweep() {
 		select {
 		case now := <-tick.C:
 			h.files.sweep(now)
+			h.ahead.prune()
 		case <-h.ctx.Done():
 			return
 		}

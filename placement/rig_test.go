@@ -55,7 +55,8 @@ type rigOptions struct {
 	workers int
 	ttl     time.Duration // of names
 	tier    tiers.Options
-	idle    bool // the handler does not run
+	idle    bool           // the handler does not run
+	over    drivers.Driver // the source, in place of one in memory
 }
 
 // newRig makes a rig and runs it until the test ends. Nothing may be left open
@@ -69,6 +70,9 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	r := &rig{t: t, mem: drivertest.NewMem(0)}
 	r.source = newLedger(t, r.mem)
 	r.from = drivertest.NewFaults(r.source)
+	if opts.over != nil {
+		r.from = drivertest.NewFaults(opts.over)
+	}
 	var configs []tiers.Config
 	for i, q := range opts.quotas {
 		store := newLedger(t, drivertest.NewMem(0))

@@ -136,6 +136,14 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 // as object.Lend does.
 func (o *sourceObject) Lend(f func(fd uintptr) error) error { return lend(o.obj, &o.usage, f) }
 
+// Verify implements drivers.Verifier. What cannot tell has not changed.
+func (o *sourceObject) Verify() error {
+	if v, ok := o.obj.(drivers.Verifier); ok {
+		return v.Verify()
+	}
+	return nil
+}
+
 func (o *sourceObject) Info() drivers.Info { return o.obj.Info() }
 
 func (o *sourceObject) Close() error {

@@ -401,20 +401,31 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	})
 }
 
-// Splice moves bytes of the copy into a pipe, as drivers.Splicer says. The error
-// matches errors.ErrUnsupported if the copy cannot, or if the tier could hang
-// and there would be no time-out.
-func (o *object) Splice(pipe uintptr, off int64, n int) (int, error) {
-	s, ok := o.obj.(drivers.Splicer)
+// Borrow returns the descriptor of the copy, if it is a file of the local kernel
+// on a tier that never hangs and has not changed. The caller gives it back after
+// it has read from it, and says how many bytes; until then it is not closed.
+// Without one the error matches errors.ErrUnsupported, or is the tier's.
+func (o *object) Borrow() (fd uintptr, giveBack func(n int), err error) {
+	f, ok := o.obj.(interface {
+		drivers.Fder
+		drivers.Verifier
+	})
 	if !ok || !o.tier.prompt {
-		return 0, errors.ErrUnsupported
+		return 0, nil, errors.ErrUnsupported
 	}
 	start := time.Now()
-	n, err := use(o.tier, reading, &o.usage, o.obj, func() (int, error) { return s.Splice(pipe, off, n) }, nil)
-	if err == nil {
+	o.usage.enter()
+	giveBack = func(n int) {
 		o.tier.answered(n, start)
+		if o.usage.leave() {
+			o.obj.Close()
+		}
 	}
-	return n, err
+	if err := f.Verify(); err != nil {
+		giveBack(0)
+		return 0, nil, o.tier.note(reading, err)
+	}
+	return f.Fd(), giveBack, nil
 }
 
 // Lend calls f with the descriptor of the copy, if it is a file of the local

@@ -131,8 +131,8 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.source, err = posix.OpenDir(d.cfg.Source.Path); err != nil {
 		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
 	}
+	d.service = check.Decide(ctx, d.cfg, d.source)
 	source := d.limited()
-	d.service = check.Decide(ctx, d.cfg, source)
 	var configs []tiers.Config
 	for _, t := range d.cfg.Tiers {
 		store, err := posix.OpenStore(posix.StoreConfig{
@@ -170,14 +170,8 @@ var modes = map[config.Mode]fs.Mode{
 	config.Cached: fs.Cached, config.Passthrough: fs.Passthrough, config.Stateless: fs.Stateless,
 }
 
-// A sampledDriver is a source.
-type sampledDriver interface {
-	drivers.Driver
-	drivers.Sampler
-}
-
 // limited is the source, no faster than the configuration lets it be.
-func (d *daemon) limited() sampledDriver {
+func (d *daemon) limited() drivers.Driver {
 	c := d.cfg.Source
 	if c.Bandwidth == 0 && c.Operations == 0 {
 		return d.source

@@ -55,7 +55,7 @@ func (d *foreground) wait() {
 }
 
 // freeAddress is an address that nobody listens on at the moment.
-func freeAddress(t *testing.T) string {
+func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

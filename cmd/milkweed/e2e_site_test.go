@@ -35,7 +35,7 @@ const python = "/usr/bin/python3"
 // need skips the test where this machine lacks what it takes: "root", a file,
 // a program in the PATH, or a Debian package of a Python library. Where CI is
 // "true" it fails the test instead.
-func need(t *testing.T, what ...string) {
+func need(t testing.TB, what ...string) {
 	t.Helper()
 	for _, w := range what {
 		if has(w) {
@@ -96,7 +96,7 @@ func raceEnabled() bool {
 
 // A site is all that a mount needs, in folders of its own.
 type site struct {
-	t       *testing.T
+	t       testing.TB
 	program string
 	dir     string   // holds the following, the tiers, and where the program keeps things
 	source  string   // the dataset
@@ -108,7 +108,7 @@ type site struct {
 
 // newSite makes folders, and takes them away with all that runs and is mounted
 // in them.
-func newSite(t *testing.T) *site {
+func newSite(t testing.TB) *site {
 	t.Helper()
 	need(t, "root", "/dev/fuse", python)
 	path, err := program()

@@ -396,6 +396,14 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, err
 }
 
+// Verify implements drivers.Verifier as far as the inner Object does.
+func (o *object) Verify() error {
+	if v, ok := o.inner.(drivers.Verifier); ok {
+		return v.Verify()
+	}
+	return nil
+}
+
 func (o *object) Close() error {
 	_, fault := o.faults.fault(context.Background(), OpClose, o.name)
 	if err := o.inner.Close(); err != nil {

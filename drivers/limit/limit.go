@@ -215,6 +215,15 @@ func (o *object) Info() drivers.Info { return o.inner.Info() }
 
 func (o *object) Close() error { return o.inner.Close() }
 
+// Verify implements drivers.Verifier as far as the inner Object does. It is part
+// of opening a file that is open already, and costs nothing.
+func (o *object) Verify() error {
+	if v, ok := o.inner.(drivers.Verifier); ok {
+		return v.Verify()
+	}
+	return nil
+}
+
 // ReadAt pays for the bytes that it asks for, as far as the file has them,
 // before it asks.
 func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {

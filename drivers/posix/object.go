@@ -3,6 +3,7 @@ package posix
 import (
 	"context"
 	"io"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -11,9 +12,9 @@ import (
 )
 
 var (
-	_ drivers.Object  = (*object)(nil)
-	_ drivers.Fder    = (*object)(nil)
-	_ drivers.Splicer = (*object)(nil)
+	_ drivers.Object   = (*object)(nil)
+	_ drivers.Fder     = (*object)(nil)
+	_ drivers.Verifier = (*object)(nil)
 )
 
 // An object is an open file.
@@ -23,7 +24,10 @@ type object struct {
 	name  string
 	info  drivers.Info  // when it was opened
 	mtime unix.Timespec // info.Mtime, as the kernel tells it
-	piece int           // bytes to read at a time, with others at the same time; 0: all at once
+
+	shared atomic.Bool // the kernel may read it by itself, and then its pages are the only ones
+
+	piece int // bytes to read at a time, with others at the same time; 0: all at once
 }
 
 // newObject is the Object at fd. The caller closes fd if it gets an error.
@@ -55,7 +59,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err != nil && err != io.EOF {
 		return n, pathError("read", o.name, err)
 	}
-	if cerr := o.check(); cerr != nil {
+	if cerr := o.Verify(); cerr != nil {
 		return 0, pathError("read", o.name, cerr)
 	}
 	if err == io.EOF && off+int64(n) < o.info.Size {
@@ -74,10 +78,10 @@ func (o *object) read(p []byte, off int64) (int, error) {
 	})
 }
 
-// check returns ErrChanged if the file is not the version that was opened. It
+// Verify implements drivers.Verifier. It
 // asks for size and modification time and nothing else: a network file system
 // has to ask its server for the access time, which the read has changed.
-func (o *object) check() error {
+func (o *object) Verify() error {
 	var st unix.Statx_t
 	for {
 		switch err := statx(o.fd, unix.STATX_SIZE|unix.STATX_MTIME, &st); {
@@ -101,37 +105,19 @@ func statx(fd, mask int, st *unix.Statx_t) unix.Errno {
 	return err
 }
 
-// Splice implements drivers.Splicer. The pages that it puts into the pipe are
-// those of the file.
-func (o *object) Splice(pipe uintptr, off int64, n int) (int, error) {
-	moved := 0
-	for moved < n {
-		at := off + int64(moved)
-		m, err := unix.Splice(o.fd, &at, int(pipe), nil, n-moved, unix.SPLICE_F_NONBLOCK)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
-			return moved, pathError("splice", o.name, err)
-		}
-		if moved += int(m); m == 0 {
-			break
-		}
-	}
-	if err := o.check(); err != nil {
-		return moved, pathError("splice", o.name, err)
-	}
-	return moved, nil
-}
-
 // Info implements drivers.Object.
 func (o *object) Info() drivers.Info { return o.info }
 
 // Fd implements drivers.Fder.
-func (o *object) Fd() uintptr { return uintptr(o.fd) }
+func (o *object) Fd() uintptr {
+	o.shared.Store(true)
+	return uintptr(o.fd)
+}
 
 // Close implements drivers.Object.
 func (o *object) Close() error {
-	o.cache.closed(o.fd)
+	if !o.shared.Load() {
+		o.cache.closed(o.fd)
+	}
 	return unix.Close(o.fd)
 }
