@@ -55,10 +55,11 @@ fuzz:
 		done; \
 	done
 
-# docs/performance.md says what is measured, and keeps the results.
+# docs/performance.md says what is measured, and keeps the results. Beside these
+# there is `milkweed bench`, which compares with what others use.
 .PHONY: bench
 bench:
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 30m ./fs ./metadata ./drivers/posix
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 30m ./fs ./metadata ./drivers/posix ./cmd/milkweed
 
 .PHONY: man
 man: build

@@ -7,6 +7,7 @@ packages=(
 	attr fuse3 iproute2                                     # mounts, network namespaces, extended attributes
 	python3-h5py python3-numpy python3-pil python3-sklearn  # readers.py, examples/
 	python3-torch python3-torchvision
+	rclone                                                  # milkweed bench
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 )
 [ $# -eq 0 ] || packages=("$@")

@@ -2,18 +2,14 @@ package metadata
 
 import (
 	"bufio"
-	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -29,8 +25,10 @@ import (
 //	tail     44 bytes: magic; offset and size of the root's block and the time
 //	         of saving, 8 bytes each, little endian; checksum of these
 //
-// A block comes after those of the directories in it, which is why no file can
-// make a reader go in circles. It is
+// A block comes after those of the directories in it, and between two of these
+// are only those of what is below the second. A reader takes no other order: no
+// file can make it go in circles, or to a block twice, so that all it reads of a
+// file is at most the file. A block is
 //
 //	listed   when all names were last known, 0 if they were not
 //	number   of entries, which follow by name
@@ -50,16 +48,28 @@ const (
 	tailSize      = int64(len(tailMagic)) + 3*8 + crc32.Size
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-var (
-	errForeign = errors.New("not a saved name space")
-	errDamaged = errors.New("saved name space is damaged")
+// What is beyond these is asked of the source again after a restart.
+const (
+	maxBlock = 1 << 30 // bytes: some 30 million names in one directory
+	maxDepth = 2048    // levels: Linux takes no path that is deeper, of 4096 bytes
 )
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// ErrForeign is what Restore and Save return for a file that is no saved name
+// space. It is left alone.
+var ErrForeign = errors.New("not a saved name space")
+
+var errDamaged = errors.New("saved name space is damaged")
+
 // A block is where the names of a directory are in the file. The zero value
-// is nowhere: nothing is known of them.
-type block struct{ off, size int64 }
+// is nowhere: nothing is known of them. Only a reader needs low and depth, and
+// finds them on its way from the root.
+type block struct {
+	off, size int64
+	low       int64 // what is below the directory is between low and off
+	depth     int   // levels below the root
+}
 
 // A moment is a time by the clock on the wall, in units of tick since 1970: it
 // means something to the next process too.
@@ -133,7 +143,7 @@ func ours(path string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s: %w", path, errForeign)
+		return fmt.Errorf("%s: %w", path, ErrForeign)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -142,7 +152,7 @@ func ours(path string) error {
 	defer f.Close()
 	magic := make([]byte, len(headMagic))
 	if _, err := io.ReadFull(f, magic); err != nil || string(magic) != headMagic {
-		return fmt.Errorf("%s: %w", path, errForeign)
+		return fmt.Errorf("%s: %w", path, ErrForeign)
 	}
 	return nil
 }
@@ -159,16 +169,8 @@ func syncFolder(name string) error {
 // write writes the whole file.
 func (c *Container) write(w io.Writer, source string) error {
 	s := &saver{c: c, w: bufio.NewWriterSize(w, 1<<20), now: c.now(), at: thisMoment()}
-	s.put([]byte(headMagic))
-	s.put(binary.AppendUvarint(nil, formatVersion))
-	s.put(appendString(nil, source))
-	s.putSum()
-	root := s.directory(c.root)
-	s.put([]byte(tailMagic))
-	tail := binary.LittleEndian.AppendUint64(nil, uint64(root.off))
-	tail = binary.LittleEndian.AppendUint64(tail, uint64(root.size))
-	s.put(binary.LittleEndian.AppendUint64(tail, uint64(s.at)))
-	s.putSum()
+	s.head(source)
+	s.tail(s.directory(c.root))
 	if s.err != nil {
 		return s.err
 	}
@@ -203,6 +205,21 @@ func (s *saver) putSum() {
 // moment returns when the time at of Container.now was, which is none after
 // the saver began.
 func (s *saver) moment(at uint32) moment { return s.at - moment(s.now-min(at, s.now)) }
+
+func (s *saver) head(source string) {
+	s.put([]byte(headMagic))
+	s.put(binary.AppendUvarint(nil, formatVersion))
+	s.put(appendString(nil, source))
+	s.putSum()
+}
+
+func (s *saver) tail(root block) {
+	s.put([]byte(tailMagic))
+	b := binary.LittleEndian.AppendUint64(nil, uint64(root.off))
+	b = binary.LittleEndian.AppendUint64(b, uint64(root.size))
+	s.put(binary.LittleEndian.AppendUint64(b, uint64(s.at)))
+	s.putSum()
+}
 
 // directory writes what is known of a directory and of what is below.
 func (s *saver) directory(e *Entry) block {
@@ -297,7 +314,7 @@ func (b *blockWriter) add(n savedName) {
 
 func (b *blockWriter) end() block {
 	b.s.putSum()
-	return block{b.off, b.s.n - b.off}
+	return block{off: b.off, size: b.s.n - b.off}
 }
 
 func appendString[T string | []byte](b []byte, s T) []byte {
@@ -307,301 +324,4 @@ func appendString[T string | []byte](b []byte, s T) []byte {
 // appendTime adds a time, with seconds as the difference from base.
 func appendTime(b []byte, t time.Time, base int64) []byte {
 	return binary.AppendUvarint(binary.AppendVarint(b, t.Unix()-base), uint64(t.Nanosecond()))
-}
-
-// Restore has the container know what was known when the file at path was saved
-// from the same source: it is believed for as long as if the source had said it
-// to this container. It must be called before anything is looked up, and costs
-// the same whatever the file holds: a directory is read from the file when it is
-// first wanted. One that is found damaged then is as if it had not been saved.
-//
-// The file stays open until Close.
-func (c *Container) Restore(path, source string) error {
-	if err := ours(path); err != nil {
-		return err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err == nil {
-		c.saved, err = openSaved(f, info.Size(), source)
-	}
-	if err != nil {
-		f.Close()
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	c.saved.file = f
-	if root := c.saved.root; root.size > 0 {
-		c.root.dir.saved.Store(&root)
-	}
-	return nil
-}
-
-// Close closes the file that Restore has opened. Nothing may be looked up or
-// saved after it.
-func (c *Container) Close() error {
-	if c.saved == nil {
-		return nil
-	}
-	return c.saved.file.Close()
-}
-
-// recall loads a directory from the saved names, if it is there and has not
-// been loaded. The levels are what the tiers hold now.
-func (c *Container) recall(ctx context.Context, dir *Entry) error {
-	d := dir.dir
-	if d.saved.Load() == nil {
-		return nil
-	}
-	begun, err := d.begin(ctx, func() bool { return d.saved.Load() == nil })
-	if !begun {
-		return err
-	}
-	listed, entries := c.remember(dir)
-	copies, unsure := c.copies(ctx, dir.Path())
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	defer d.end()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	d.saved.Store(nil)
-	if dir.Stale() {
-		return nil
-	}
-	for _, e := range entries {
-		c.table.add(e)
-		e.locate(copies[e.name], unsure)
-	}
-	d.sorted, d.version = entries, d.version+1
-	if listed != 0 {
-		d.listed, d.known = c.at(listed), true
-	}
-	return nil
-}
-
-// remember reads the entries of a directory from the saved names.
-func (c *Container) remember(dir *Entry) (moment, []*Entry) {
-	names, err := c.saved.read(*dir.dir.saved.Load())
-	if err != nil {
-		if !c.saved.warned.Swap(true) {
-			c.log.Warn("saved names cannot be read; asking the source", "path", dir.Path(), "err", err)
-		}
-		return 0, nil
-	}
-	entries := make([]*Entry, 0, names.n)
-	for n := range names.all() {
-		n.info.Name = string(n.name)
-		e := makeEntry(dir, n.info, c.at(n.asked))
-		if below := n.below; below.size > 0 {
-			e.dir.saved.Store(&below)
-		}
-		entries = append(entries, e)
-	}
-	return names.listed, entries
-}
-
-// savedNames is an open file of saved names.
-type savedNames struct {
-	file   io.Closer
-	r      io.ReaderAt
-	root   block
-	at     moment      // when it was saved
-	warned atomic.Bool // it was logged that a block cannot be read
-}
-
-// openSaved reads head and tail of a file.
-func openSaved(r io.ReaderAt, size int64, source string) (*savedNames, error) {
-	head, err := readHead(io.NewSectionReader(r, 0, size))
-	if err != nil {
-		return nil, err
-	}
-	if head != source {
-		return nil, fmt.Errorf("saved from another source, %q", head)
-	}
-	tail := make([]byte, tailSize)
-	if _, err := r.ReadAt(tail, size-tailSize); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
-	}
-	tail, ok := checked(tail)
-	if !ok || string(tail[:len(tailMagic)]) != tailMagic {
-		return nil, errDamaged
-	}
-	field := func(i int) int64 { return int64(binary.LittleEndian.Uint64(tail[len(tailMagic)+8*i:])) }
-	s := &savedNames{r: r, root: block{field(0), field(1)}, at: moment(field(2))}
-	if !s.root.before(size - tailSize) {
-		return nil, errDamaged
-	}
-	if s.at > thisMoment() {
-		return nil, errors.New("saved at a time that is yet to come")
-	}
-	return s, nil
-}
-
-// before reports whether b is nothing, or something that ends before off.
-func (b block) before(off int64) bool {
-	return b == block{} || b.off > 0 && b.size > crc32.Size && b.size <= off && b.off <= off-b.size
-}
-
-// maxSource is how long the name of a source may be.
-const maxSource = 64 << 10
-
-// readHead returns the source in a head.
-func readHead(r io.Reader) (source string, err error) {
-	in := bufio.NewReader(r)
-	b := make([]byte, len(headMagic))
-	if _, err := io.ReadFull(in, b); err != nil || string(b) != headMagic {
-		return "", errForeign
-	}
-	version, err := binary.ReadUvarint(in)
-	if err == nil && version != formatVersion {
-		return "", fmt.Errorf("format version %d: this is version %d", version, formatVersion)
-	}
-	n, err := binary.ReadUvarint(in)
-	if err != nil || n > maxSource {
-		return "", errDamaged
-	}
-	b = binary.AppendUvarint(binary.AppendUvarint(b, version), n)
-	start := len(b)
-	b = append(b, make([]byte, n+crc32.Size)...)
-	if _, err := io.ReadFull(in, b[start:]); err != nil {
-		return "", errDamaged
-	}
-	b, ok := checked(b)
-	if !ok {
-		return "", errDamaged
-	}
-	return string(b[start:]), nil
-}
-
-// checked returns b without the checksum at its end, and whether that is right.
-func checked(b []byte) ([]byte, bool) {
-	n := len(b) - crc32.Size
-	return b[:n], crc32.Checksum(b[:n], castagnoli) == binary.LittleEndian.Uint32(b[n:])
-}
-
-// A content is what a block says.
-type content struct {
-	listed moment // when all names were known, 0 if they were not
-	n      int
-	names  decoder
-}
-
-// all are the names, in order.
-func (c *content) all() iter.Seq[savedName] {
-	return func(yield func(savedName) bool) {
-		d, last := c.names, savedName{asked: c.listed}
-		for range c.n {
-			if last = d.name(last); !yield(last) {
-				return
-			}
-		}
-	}
-}
-
-// read returns what a block says, if all of it can be.
-func (s *savedNames) read(b block) (*content, error) {
-	buf := make([]byte, b.size)
-	if _, err := s.r.ReadAt(buf, b.off); err != nil {
-		return nil, err
-	}
-	buf, ok := checked(buf)
-	if !ok {
-		return nil, errDamaged
-	}
-	return decode(buf, b.off, s.at)
-}
-
-// decode returns what a block at an offset, without its checksum, says that was
-// saved at some time.
-func decode(b []byte, off int64, saved moment) (*content, error) {
-	d := decoder{b: b}
-	c := &content{listed: moment(d.signed())}
-	c.n = int(d.below(uint64(len(b)))) // an entry takes more than a byte
-	c.names = d
-	if d.bad || c.listed < 0 || c.listed > saved {
-		return nil, errDamaged
-	}
-	last := savedName{asked: c.listed}
-	for i := range c.n {
-		n := d.name(last)
-		if d.bad || !validName(string(n.name)) || i > 0 && bytes.Compare(last.name, n.name) >= 0 ||
-			n.asked < 0 || n.asked > saved || !n.below.before(off) {
-			return nil, errDamaged
-		}
-		last = n
-	}
-	if len(d.b) > 0 {
-		return nil, errDamaged
-	}
-	return c, nil
-}
-
-// A decoder takes values off the front of b. When there are none, or they are
-// out of range, it is bad, and so is what it returns.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-// name returns the entry after last.
-func (d *decoder) name(last savedName) savedName {
-	n := savedName{name: d.bytes()}
-	i := &n.info
-	for _, v := range []*uint32{&i.Mode, &i.Nlink, &i.UID, &i.GID, &i.Rdev} {
-		*v = uint32(d.below(1 << 32))
-	}
-	i.Size = int64(d.below(1 << 63))
-	base := last.info.Mtime.Unix()
-	if last.name == nil {
-		base = 0
-	}
-	i.Mtime = d.time(base)
-	i.Ctime = d.time(i.Mtime.Unix())
-	i.Atime = d.time(i.Mtime.Unix())
-	n.asked = last.asked + moment(d.signed())
-	if i.IsDir() {
-		n.below = block{int64(d.below(1 << 63)), int64(d.below(1 << 63))}
-	}
-	return n
-}
-
-func (d *decoder) signed() int64 {
-	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.bad = true
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-// below returns an integer below limit.
-func (d *decoder) below(limit uint64) uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 || v >= limit {
-		d.bad = true
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) bytes() []byte {
-	n := d.below(uint64(len(d.b)) + 1)
-	if n > uint64(len(d.b)) {
-		d.bad = true
-		return nil
-	}
-	v := d.b[:n]
-	d.b = d.b[n:]
-	return v
-}
-
-// time returns a time that is relative to the seconds of another.
-func (d *decoder) time(base int64) time.Time {
-	s := d.signed()
-	return time.Unix(base+s, int64(d.below(1e9)))
 }

@@ -1,12 +1,9 @@
 package metadata
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -21,7 +18,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
-	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // again makes another container for the world's source, as the next process
@@ -226,121 +222,6 @@ func TestSavedSurvivesAnOutage(t *testing.T) {
 	})
 }
 
-// A file with any one byte wrong, or cut off anywhere, is refused, or those of
-// its directories are asked for that it does not have.
-func TestSavedFileIsDamaged(t *testing.T) {
-	inBubble(t, time.Hour, func(t *testing.T, w *world) {
-		w.odd()
-		want := tree(t, w.Container)
-		path := filepath.Join(t.TempDir(), "names")
-		if err := w.Save(path, "src"); err != nil {
-			t.Fatal(err)
-		}
-		good, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		check := func(how string, i int, file []byte) {
-			next := w.again(t)
-			defer next.Close()
-			if err := os.WriteFile(path, file, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := next.Restore(path, "src"); err != nil && !strings.Contains(err.Error(), path) {
-				t.Errorf("%s %d: got %v, which does not name the file", how, i, err)
-			} else if err == nil && how == "cut at" {
-				t.Errorf("cut at %d: not noticed", i)
-			}
-			wantTree(t, tree(t, next.Container), want)
-		}
-		for i := range good {
-			check("cut at", i, good[:i])
-			bad := bytes.Clone(good)
-			bad[i] ^= 0x11
-			check("wrong at", i, bad)
-		}
-	})
-}
-
-// A block that is well formed but cannot be is damaged.
-func TestSavedBlockCannotBe(t *testing.T) {
-	const off, now = 1000, moment(500)
-	file := drivers.Info{Mode: syscall.S_IFREG | 0o644, Mtime: time.Unix(5, 0), Ctime: time.Unix(6, 0), Atime: time.Unix(7, 0)}
-	dir := file
-	dir.Mode = syscall.S_IFDIR
-	name := func(s string, asked moment) savedName { return savedName{name: []byte(s), info: file, asked: asked} }
-	below := func(b block) savedName { return savedName{name: []byte("d"), info: dir, below: b} }
-	for what, c := range map[string]struct {
-		listed moment
-		names  []savedName
-		ok     bool
-	}{
-		"empty":                {0, nil, true},
-		"right":                {500, []savedName{name("a", 1), name("b", 500)}, true},
-		"a directory":          {500, []savedName{below(block{900, 100})}, true},
-		"listed later":         {501, nil, false},
-		"listed before 1970":   {-1, nil, false},
-		"asked later":          {0, []savedName{name("a", 501)}, false},
-		"asked before 1970":    {0, []savedName{name("a", -1)}, false},
-		"twice":                {0, []savedName{name("a", 1), name("a", 1)}, false},
-		"not sorted":           {0, []savedName{name("b", 1), name("a", 1)}, false},
-		"no name":              {0, []savedName{name("", 1)}, false},
-		"dot":                  {0, []savedName{name(".", 1)}, false},
-		"dots":                 {0, []savedName{name("..", 1)}, false},
-		"slash":                {0, []savedName{name("a/b", 1)}, false},
-		"nul":                  {0, []savedName{name("a\x00", 1)}, false},
-		"itself":               {0, []savedName{below(block{off, 100})}, false},
-		"a later one":          {0, []savedName{below(block{950, 100})}, false},
-		"far away":             {0, []savedName{below(block{1 << 62, 1 << 62})}, false},
-		"shorter than its sum": {0, []savedName{below(block{900, 1})}, false},
-	} {
-		var out bytes.Buffer
-		s := &saver{w: bufio.NewWriter(&out), at: 1 << 40}
-		b := s.begin(c.listed, len(c.names))
-		for _, n := range c.names {
-			b.add(n)
-		}
-		s.w.Flush()
-		if _, err := decode(out.Bytes(), off, now); (err == nil) != c.ok {
-			t.Errorf("%s: got %v", what, err)
-		}
-	}
-}
-
-func TestRestoreRefuses(t *testing.T) {
-	inBubble(t, time.Hour, func(t *testing.T, w *world) {
-		w.odd()
-		path := filepath.Join(t.TempDir(), "names")
-		if err := w.Save(path, "src"); err != nil {
-			t.Fatal(err)
-		}
-		good, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := w.again(t).Restore(path, "other"); err == nil || !strings.Contains(err.Error(), "source") {
-			t.Errorf("another source: got %v", err)
-		}
-		if err := w.again(t).Restore(path+"x", "src"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("no file: got %v", err)
-		}
-		tail := len(good) - int(tailSize)
-		later := bytes.Clone(good)
-		binary.LittleEndian.PutUint64(later[tail+len(tailMagic)+16:], uint64(thisMoment()+2))
-		binary.LittleEndian.PutUint32(later[len(later)-4:], crc32.Checksum(later[tail:len(later)-4], castagnoli))
-		version := bytes.Clone(good)
-		version[len(headMagic)]++
-		for what, file := range map[string][]byte{"yet to come": later, "version": version, errForeign.Error(): []byte("something else")} {
-			if err := os.WriteFile(path, file, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.again(t).Restore(path, "src"); err == nil || !strings.Contains(err.Error(), what) {
-				t.Errorf("got %v, want an error that says %q", err, what)
-			}
-		}
-	})
-}
-
 // What is not a saved name space is never overwritten.
 func TestSaveLeavesOthersAlone(t *testing.T) {
 	w := newWorld(t, time.Hour)
@@ -357,10 +238,10 @@ func TestSaveLeavesOthersAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(path)
-		if err := w.Save(path, "src"); !errors.Is(err, errForeign) {
+		if err := w.Save(path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: got %v", what, err)
 		}
-		if err := w.Restore(path, "src"); !errors.Is(err, errForeign) {
+		if err := w.Restore(path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: restored: got %v", what, err)
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || after.Size() != before.Size() {
@@ -485,77 +366,6 @@ func TestSavedRaces(t *testing.T) {
 		}
 		w = next
 	}
-}
-
-// Whatever a block holds, it is refused, or what it says is saved again as it
-// is.
-func FuzzSavedBlock(f *testing.F) {
-	f.Add([]byte{0, 0})
-	f.Add([]byte("\x02\x01\x01a\xa4\x83\x02\x01\x00\x00\x00\x05\x02\x03\x04\x05\x06\x07\x01"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		const off, now = 1 << 20, 1 << 40
-		c, err := decode(b, off, now)
-		if err != nil {
-			return
-		}
-		var out bytes.Buffer
-		s := &saver{w: bufio.NewWriter(&out), at: now}
-		w := s.begin(c.listed, c.n)
-		var names []savedName
-		for n := range c.all() {
-			names = append(names, n)
-			w.add(n)
-		}
-		s.w.Flush()
-		again, err := decode(out.Bytes(), off, now)
-		if err != nil || again.listed != c.listed || again.n != c.n {
-			t.Fatalf("saved again: got %v", err)
-		}
-		i := 0
-		for n := range again.all() {
-			if want := names[i]; string(n.name) != string(want.name) || n.info != want.info || n.asked != want.asked || n.below != want.below {
-				t.Fatalf("got %+v, want %+v", n, want)
-			}
-			i++
-		}
-	})
-}
-
-// Whatever a file holds, it is refused, or there are names in it that can be.
-func FuzzSavedFile(f *testing.F) {
-	h, err := tiers.New(drivertest.NewMem(0), nil, tiers.Options{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		f.Fatal(err)
-	}
-	container := func(t testing.TB) *Container {
-		c, err := New(bg, h, time.Hour, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
-	c := container(f)
-	c.merge(bg, c.Root(), drivers.Info{Name: "f", Mode: syscall.S_IFREG}, c.now())
-	var file bytes.Buffer
-	if err := c.write(&file, "src"); err != nil {
-		f.Fatal(err)
-	}
-	f.Add(file.Bytes())
-	f.Fuzz(func(t *testing.T, b []byte) {
-		path := filepath.Join(t.TempDir(), "names")
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c := container(t)
-		if c.Restore(path, "src") == nil {
-			defer c.Close()
-			for name := range tree(t, c) {
-				if !drivers.ValidName(name) {
-					t.Errorf("name %q", name)
-				}
-			}
-		}
-	})
 }
 
 // BenchmarkSaved saves the names of a directory of a million files, and lists

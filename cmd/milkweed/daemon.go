@@ -199,20 +199,24 @@ func descriptors() int {
 	return int(min(l.Cur, 1<<20))
 }
 
-// restore has the name space be what it was when it was last saved.
+// restore has the name space be what it was when it was last saved. What cannot
+// be used is done without, and replaced at the end; what is not ours is an error.
 func (d *daemon) restore() error {
 	path := d.cfg.Mount.Names
 	if path == "" {
 		return nil
 	}
 	err := d.names.Restore(path, d.cfg.Source.Path)
-	if err == nil || errors.Is(err, os.ErrNotExist) {
-		return nil
+	switch {
+	case errors.Is(err, metadata.ErrForeign):
+		return &exit.Error{
+			Code: exit.Usage, Err: fmt.Errorf("mount.names: %w", err),
+			Remedy: "Milkweed leaves it alone. Name another file.",
+		}
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		d.log.Warn("the saved name space is not used", "err", err)
 	}
-	return &exit.Error{
-		Code: exit.Usage, Err: fmt.Errorf("mount.names: %w", err),
-		Remedy: "Remove the file, if it is not needed, or name another.",
-	}
+	return nil
 }
 
 // save saves the name space for the next mount.

@@ -112,6 +112,15 @@ func TestNamesAreKept(t *testing.T) {
 	}
 	s.umount()
 
+	// A file of ours that is damaged is done without, and saved again.
+	s.check(os.Truncate(names, 1000))
+	s.mountWith("names="+names, "64MiB")
+	s.epoch(3)
+	s.umount()
+	if info, err := os.Stat(names); err != nil || info.Size() <= 1000 {
+		t.Errorf("what was damaged is not saved again: %v, %v", info, err)
+	}
+
 	s.check(os.WriteFile(names, []byte("mine"), 0o600))
 	r := s.try("mount", "-o", "names="+names, "--tier", "tier1:"+s.tier(1)+":64MiB", s.source, s.point)
 	if r.code == 0 || !strings.Contains(r.stderr, "not a saved name space") {

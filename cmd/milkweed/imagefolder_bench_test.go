@@ -15,7 +15,7 @@ func BenchmarkImageFolder(b *testing.B) {
 	for _, mode := range []string{"stateless", "passthrough"} {
 		b.Run(mode, func(b *testing.B) {
 			s := newSite(b)
-			s.script("testdata/imagefolder.py", "make", s.source, "1000")
+			s.script("testdata/imagefolder.py", "make", s.source, "800")
 			s.mountWith("mode="+mode, "1GiB")
 			defer s.umount()
 			epoch := func(folder string) float64 {

@@ -23,6 +23,7 @@ var walls = []struct {
 	{"metadata", []string{"drivers", "tiers"}, nil},
 	{"placement", []string{"drivers", "tiers", "metadata"}, nil},
 	{"fs", []string{"drivers", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
 	{"cmd/internal/config", []string{"cmd/internal/exit"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 
