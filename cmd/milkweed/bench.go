@@ -63,7 +63,7 @@ drop those of each file after it was read.
 
 Every file is read once outside of the measured time and compared with what was
 written. All is in temporary folders, which are removed at the end, also after
-Ctrl-C, but not after kill -9. It takes about four minutes and 3 GB.
+Ctrl-C, but not after kill -9. It takes about five minutes and 3 GB.
 
 It exits with 1 if a byte is wrong, and with 5 if there is no room. A side that
 cannot be had is left out, and the table says why.
@@ -87,7 +87,7 @@ source {operations, opens, bytes, unplaced_bytes} and runs[].`,
 		},
 	}
 	flags := c.Flags()
-	flags.Float64Var(&f.scale, "scale", f.scale, "how large the datasets are, 1 for four minutes")
+	flags.Float64Var(&f.scale, "scale", f.scale, "how large the datasets are, 1 for five minutes")
 	flags.IntVar(&f.runs, "runs", f.runs, "how often each side of a case is measured")
 	flags.DurationVar(&f.speed.latency, "latency", f.speed.latency, "what each operation of the source takes; what is below 1ms comes out near that")
 	flags.Var((*byteRate)(&f.speed.bandwidth), "bandwidth", "`BYTES` that the source gives all readers together in a second")
