@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,12 +91,15 @@ func (u *usage) enter() {
 	u.mu.Unlock()
 }
 
-// leave ends an operation and reports whether the caller must close now.
-func (u *usage) leave() bool {
+// leave ends an operation on c, and closes c if that was put off until now.
+func (u *usage) leave(c io.Closer) {
 	u.mu.Lock()
-	defer u.mu.Unlock()
 	u.n--
-	return u.closed && u.n == 0
+	last := u.closed && u.n == 0
+	u.mu.Unlock()
+	if last {
+		c.Close()
+	}
 }
 
 // close reports whether the caller must close now; if not, a leave will.
@@ -115,10 +119,6 @@ func lend(obj drivers.Object, u *usage, f func(fd uintptr) error) error {
 		return errors.ErrUnsupported
 	}
 	u.enter()
-	defer func() {
-		if u.leave() {
-			obj.Close()
-		}
-	}()
+	defer u.leave(obj)
 	return f(fder.Fd())
 }

@@ -113,11 +113,7 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	start := time.Now()
 	o.usage.enter()
 	n, err := ask(ctx, s, &s.reads, func() (int, error) {
-		defer func() {
-			if o.usage.leave() {
-				o.obj.Close()
-			}
-		}()
+		defer o.usage.leave(o.obj)
 		n, err := o.obj.ReadAt(ctx, p, off)
 		s.bytes.Add(int64(n))
 		if err == io.EOF { // not for ask to count as an error

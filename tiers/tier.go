@@ -332,11 +332,7 @@ func use(t *Tier, k kind, u *usage, c io.Closer, f func() (int, error), late fun
 	}
 	u.enter()
 	n, err := hurry(context.Background(), t, func() (int, error) {
-		defer func() {
-			if u.leave() {
-				c.Close()
-			}
-		}()
+		defer u.leave(c)
 		return f()
 	}, late)
 	return n, t.note(k, err)
@@ -415,17 +411,14 @@ func (o *object) Borrow() (fd uintptr, giveBack func(n int), err error) {
 	}
 	start := time.Now()
 	o.usage.enter()
-	giveBack = func(n int) {
-		o.tier.answered(n, start)
-		if o.usage.leave() {
-			o.obj.Close()
-		}
-	}
 	if err := f.Verify(); err != nil {
-		giveBack(0)
+		o.usage.leave(o.obj)
 		return 0, nil, o.tier.note(reading, err)
 	}
-	return f.Fd(), giveBack, nil
+	return f.Fd(), func(n int) {
+		o.tier.answered(n, start)
+		o.usage.leave(o.obj)
+	}, nil
 }
 
 // Lend calls f with the descriptor of the copy, if it is a file of the local
