@@ -9,6 +9,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // Open opens a file. The kernel may keep the pages that it has read for the
@@ -43,24 +44,24 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	case !f.reread:
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 	}
-	out.Fh = f.files.add(handle{in.NodeId, obj})
+	out.Fh = f.files.add(handle{e, obj})
 	return fuse.OK
 }
 
 // Read reads from an open file.
 func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadResult, fuse.Status) {
-	readAt, status := f.readAt(in)
+	e, c, status := f.content(in)
 	if status != fuse.OK {
 		return nil, status
 	}
-	if result := f.splice(in); result != nil {
+	if result := spliced(in, e, c); result != nil {
 		return result, fuse.OK
 	}
 	r := newRequest(cancel)
 	defer r.end()
 	for {
 		buf := f.buffers.get(int(in.Size))
-		n, err := readAt(r, buf[:in.Size], int64(in.Offset))
+		n, err := c.ReadAt(r, buf[:in.Size], int64(in.Offset))
 		switch {
 		case err == nil || err == io.EOF:
 			return &readResult{&f.buffers, buf, n}, fuse.OK
@@ -75,19 +76,36 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 	}
 }
 
-// readAt returns what reads the file that a request is for.
-func (f *fileSystem) readAt(in *fuse.ReadIn) (func(context.Context, []byte, int64) (int, error), fuse.Status) {
-	if f.mode != Stateless {
-		h, ok := f.files.get(in.Fh)
-		if !ok {
-			return nil, fuse.EBADF
-		}
-		return h.obj.ReadAt, fuse.OK
+// A content is what a file is read from. It may be a Borrower.
+type content interface {
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+}
+
+// content returns the entry that a request is for, and what it is read from.
+func (f *fileSystem) content(in *fuse.ReadIn) (*metadata.Entry, content, fuse.Status) {
+	if f.mode == Stateless {
+		e, status := f.entry(in.NodeId)
+		return e, unopened{f.reader, e}, status
 	}
-	e, status := f.entry(in.NodeId)
-	return func(ctx context.Context, p []byte, off int64) (int, error) {
-		return f.reader.ReadAt(ctx, e, p, off)
-	}, status
+	h, ok := f.files.get(in.Fh)
+	if !ok {
+		return nil, nil, fuse.EBADF
+	}
+	return h.entry, h.obj, fuse.OK
+}
+
+// An unopened is a file that the kernel reads without having told of an open.
+type unopened struct {
+	reader Reader
+	entry  *metadata.Entry
+}
+
+func (u unopened) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return u.reader.ReadAt(ctx, u.entry, p, off)
+}
+
+func (u unopened) Borrow() (fd uintptr, giveBack func(n int), err error) {
+	return u.reader.Borrow(u.entry)
 }
 
 // Flush answers what the kernel takes as "never ask again": otherwise it would
@@ -101,7 +119,7 @@ func (f *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 		return
 	}
 	if f.nodes != nil {
-		f.nodes.release(h.node)
+		f.nodes.release(h.entry.ID())
 	}
 	h.obj.Close()
 }

@@ -281,8 +281,8 @@ type fileSystem struct {
 
 // A handle is one open of a file.
 type handle struct {
-	node uint64
-	obj  drivers.Object
+	entry *metadata.Entry
+	obj   drivers.Object
 }
 
 var _ fuse.RawFileSystem = (*fileSystem)(nil)

@@ -5,6 +5,8 @@ import (
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // A Borrower is an Object that may have its content in a local file from which
@@ -48,40 +50,20 @@ func (r *splicedResult) Bytes(buf []byte) ([]byte, fuse.Status) {
 // Done gives the file back, after the kernel has the answer.
 func (r *splicedResult) Done() { r.giveBack(r.n) }
 
-// splice answers a read with pages of the file itself, if it is where that
-// works, and else returns nil.
-func (f *fileSystem) splice(in *fuse.ReadIn) fuse.ReadResult {
-	if in.Size > maxSplice || in.Offset%pageSize != 0 { // or it would need more pages of the pipe
+// spliced answers a read of e with pages of the file that c has its content in, if
+// it is where that works, and else returns nil.
+func spliced(in *fuse.ReadIn, e *metadata.Entry, c content) fuse.ReadResult {
+	b, ok := c.(Borrower)
+	if !ok || in.Size > maxSplice || in.Offset%pageSize != 0 { // or it would need more pages of the pipe
 		return nil
 	}
-	fd, giveBack, size, ok := f.borrow(in)
-	if !ok {
-		return nil
-	}
-	n := min(int64(in.Size), size-int64(in.Offset))
+	n := min(int64(in.Size), e.Size()-int64(in.Offset))
 	if n <= 0 { // of an answer without bytes there is no Done
-		giveBack(0)
+		return nil
+	}
+	fd, giveBack, err := b.Borrow()
+	if err != nil {
 		return nil
 	}
 	return &splicedResult{fd, int64(in.Offset), int(n), giveBack}
-}
-
-// borrow borrows the file that a request is for, which has size bytes.
-func (f *fileSystem) borrow(in *fuse.ReadIn) (fd uintptr, giveBack func(n int), size int64, ok bool) {
-	e := f.names.Get(in.NodeId)
-	if e == nil {
-		return 0, nil, 0, false
-	}
-	var err error
-	if f.mode == Stateless {
-		fd, giveBack, err = f.reader.Borrow(e)
-		return fd, giveBack, e.Size(), err == nil
-	}
-	h, _ := f.files.get(in.Fh)
-	b, ok := h.obj.(Borrower)
-	if !ok {
-		return 0, nil, 0, false
-	}
-	fd, giveBack, err = b.Borrow()
-	return fd, giveBack, e.Size(), err == nil
 }
