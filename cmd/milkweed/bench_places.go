@@ -10,6 +10,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/bench"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/posix"
 )
 
 // benchPlaces are the folders of a benchmark.
@@ -102,25 +103,16 @@ func (p *benchPlaces) remove() error {
 	return removeAll(p.folders())
 }
 
-// fileSystem names the type of the file system of a folder, as far as a
-// benchmark has to tell them apart.
+// fileSystem names the type of the file system of a folder.
 func fileSystem(dir string) string {
-	var s unix.Statfs_t
-	if unix.Statfs(dir, &s) != nil {
+	d, err := posix.OpenDir(dir)
+	if err != nil {
 		return "unknown"
 	}
-	switch s.Type {
-	case unix.TMPFS_MAGIC:
-		return "tmpfs, which is memory"
-	case unix.EXT4_SUPER_MAGIC:
-		return "ext4"
-	case unix.XFS_SUPER_MAGIC:
-		return "xfs"
-	case unix.BTRFS_SUPER_MAGIC:
-		return "btrfs"
-	case unix.OVERLAYFS_SUPER_MAGIC:
-		return "overlay"
-	default:
-		return fmt.Sprintf("type %#x", s.Type)
+	defer d.Close()
+	kind := d.FSType()
+	if kind == "tmpfs" {
+		kind += ", which is memory"
 	}
+	return kind
 }

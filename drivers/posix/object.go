@@ -78,9 +78,9 @@ func (o *object) read(p []byte, off int64) (int, error) {
 	})
 }
 
-// Verify implements drivers.Verifier. It
-// asks for size and modification time and nothing else: a network file system
-// has to ask its server for the access time, which the read has changed.
+// Verify implements drivers.Verifier. It asks for size and modification time and
+// nothing else: a network file system has to ask its server for the access time,
+// which the read has changed.
 func (o *object) Verify() error {
 	var st unix.Statx_t
 	for {
