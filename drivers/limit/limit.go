@@ -18,7 +18,6 @@ var (
 	_ drivers.Readlinker = (*Driver)(nil)
 	_ drivers.Xattrer    = (*Driver)(nil)
 	_ drivers.Statfser   = (*Driver)(nil)
-	_ drivers.Sampler    = (*Driver)(nil)
 )
 
 // Config is how slow storage is. The zero value is as fast as the storage
@@ -31,8 +30,9 @@ type Config struct {
 
 // A Driver is a driver that does as another one does, at the speed of a Config.
 // It has the methods of each further interface for reading that a driver can
-// have: where the inner driver lacks it there are no attributes, and the other
-// methods fail with syscall.ENOTSUP. Its Objects are no drivers.Fder: a kernel
+// have, but for drivers.Sampler, which is asked before there is a limit: where
+// the inner driver lacks it there are no attributes, and the other methods fail
+// with syscall.ENOTSUP. Its Objects are no drivers.Fder: a kernel
 // that reads by itself is neither slowed nor counted.
 //
 // All methods may be called concurrently. One that waits returns when its
@@ -67,12 +67,11 @@ type Stats struct {
 	Readlinks int64 // Readlink
 	Xattrs    int64 // Listxattr and Getxattr
 	Statfs    int64 // Statfs
-	Samples   int64 // Sample
 }
 
 // counters is Stats while it is counted.
 type counters struct {
-	opens, readDirs, stats, reads, bytesRead, readlinks, xattrs, statfs, samples atomic.Int64
+	opens, readDirs, stats, reads, bytesRead, readlinks, xattrs, statfs atomic.Int64
 }
 
 // Stats returns what was asked so far. Each counter is exact; together they
@@ -87,7 +86,6 @@ func (d *Driver) Stats() Stats {
 		Readlinks: d.stats.readlinks.Load(),
 		Xattrs:    d.stats.xattrs.Load(),
 		Statfs:    d.stats.statfs.Load(),
-		Samples:   d.stats.samples.Load(),
 	}
 }
 
@@ -186,22 +184,6 @@ func (d *Driver) Statfs(ctx context.Context) (drivers.Statfs, error) {
 		return s.Statfs(ctx)
 	}
 	return drivers.Statfs{}, fmt.Errorf("statfs: %w", syscall.ENOTSUP)
-}
-
-// Sample implements drivers.Sampler. It begins as one operation, and each file
-// is another one, which those that follow wait for: how many there will be is
-// not known before, and what was found in time is not held back.
-func (d *Driver) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
-	s, ok := d.inner.(drivers.Sampler)
-	if !ok {
-		return nil, fmt.Errorf("sample: %w", syscall.ENOTSUP)
-	}
-	if d.begin(ctx, &d.stats.samples) != nil {
-		return nil, nil
-	}
-	found, err := s.Sample(ctx, n)
-	d.ops.owe(len(found))
-	return found, err
 }
 
 // An object is an Object of the inner driver, at the speed of the outer one.

@@ -81,16 +81,6 @@ func (p *pacer) leave(queue int, w *waiter) {
 	}
 }
 
-// owe gives out n units that those who come later wait for.
-func (p *pacer) owe(n int) {
-	if p.perSecond <= 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pay(time.Now(), int64(n))
-}
-
 // serve lets callers go that need not wait any more, and sets a timer for the
 // next. p.mu must be held.
 func (p *pacer) serve() {

@@ -2,16 +2,13 @@ package limit
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
-	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 var behind = drivers.Background(ctx)
@@ -151,43 +148,4 @@ func TestWhoGivesUpPaysNothing(t *testing.T) {
 			t.Errorf("went %v", l.at)
 		}
 	})
-}
-
-// A sampler is a driver that finds as many files as it is asked for.
-type sampler struct{ drivers.Driver }
-
-func (sampler) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
-	found := make(map[string]drivers.Info)
-	for i := range n {
-		found[string(rune('a'+i))] = drivers.Info{Size: int64(i)}
-	}
-	return found, nil
-}
-
-func TestSampleIsPaidForLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := New(sampler{drivertest.NewMem(0)}, Config{OpsPerSecond: 10})
-		start := time.Now()
-		if got, err := d.Sample(ctx, 20); len(got) != 20 || err != nil {
-			t.Errorf("found %d, %v", len(got), err)
-		}
-		wantAbout(t, time.Since(start), 100*time.Millisecond)
-		d.Stat(ctx, ".")
-		wantAbout(t, time.Since(start), 2200*time.Millisecond)
-		done, cancel := context.WithCancel(ctx)
-		cancel()
-		if got, err := d.Sample(done, 20); len(got) != 0 || err != nil {
-			t.Errorf("with a context that is done: %v, %v", got, err)
-		}
-		if got := d.Stats().Samples; got != 2 {
-			t.Errorf("counted %d samples", got)
-		}
-	})
-}
-
-func TestSampleOfWhatHasNone(t *testing.T) {
-	d := New(drivertest.NewMem(0), Config{})
-	if _, err := d.Sample(ctx, 1); !errors.Is(err, syscall.ENOTSUP) {
-		t.Errorf("got %v", err)
-	}
 }
