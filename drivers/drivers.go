@@ -117,6 +117,26 @@ type (
 		Getxattr(ctx context.Context, name, attr string) ([]byte, error)
 	}
 
+	// A Lister is a Driver whose names are costly to look up one by one and
+	// cheap to list: an object store, which has no directories and answers each
+	// question only after a while. Whoever wants to know one name lists its
+	// directory, and keeps the listing.
+	Lister interface {
+		// Lists reports whether it is so. Of a wrapper, the driver within
+		// decides; where it is not so the other methods are not called.
+		Lists() bool
+
+		// List is ReadDir in parts, for a directory of any size. Each name is
+		// in one part, in any order. It ends with the first error of part,
+		// which is called by one goroutine, and may keep what it is given.
+		List(ctx context.Context, dir string, part func([]Info) error) error
+
+		// OpenListed opens a file that a listing described as info. It asks
+		// the storage nothing: that the file is gone or has changed shows when
+		// it is read, and then matches ErrChanged.
+		OpenListed(ctx context.Context, name string, info Info) (Object, error)
+	}
+
 	// A Statfser knows how large it is.
 	Statfser interface {
 		Statfs(ctx context.Context) (Statfs, error)
@@ -143,6 +163,20 @@ type (
 	// memory. Its callers need no time-outs.
 	Prompter interface {
 		Prompt() bool
+	}
+
+	// A Streamer is an Object that answers each request only after a while, and
+	// then fast: it is best asked for much at once.
+	Streamer interface {
+		// Stride is how many bytes are best asked for at once, 0 if it does
+		// not matter; then Stream is not called.
+		Stride() int64
+
+		// Stream asks for the n bytes from offset off, which the file must
+		// have, and returns them in order. Its Read fails as ReadAt does, but
+		// never abandons a buffer: it returns when ctx is done. The caller
+		// closes it, at the end or before.
+		Stream(ctx context.Context, off, n int64) (io.ReadCloser, error)
 	}
 
 	// A Verifier is an Object that can be asked whether it is still the version
@@ -185,6 +219,10 @@ type Info struct {
 	Mtime time.Time // last change of the content
 	Ctime time.Time // last change of content or attributes
 	Atime time.Time // last access, as the storage tells it
+
+	// Version is what the storage itself calls this content of a file, such as
+	// an ETag or a generation; "" where it has no such thing.
+	Version string
 }
 
 // Statfs is the size of a file system in bytes and in files.
@@ -197,9 +235,14 @@ type Statfs struct {
 }
 
 // SameVersion reports whether i and j describe the same content, as far as
-// size and modification time can tell.
+// size, modification time and, where both know one, Version can tell.
+//
+// A copy has the size and the time of its source, and no Version. A driver
+// whose files have one therefore gives them times that differ where the
+// versions do.
 func (i Info) SameVersion(j Info) bool {
-	return i.Type() == j.Type() && i.Size == j.Size && i.Mtime.Equal(j.Mtime)
+	return i.Type() == j.Type() && i.Size == j.Size && i.Mtime.Equal(j.Mtime) &&
+		(i.Version == j.Version || i.Version == "" || j.Version == "")
 }
 
 // Type returns the type bits of i.Mode, S_IFREG of stat(2) and its like.

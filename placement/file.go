@@ -297,18 +297,9 @@ func (f *file) close() {
 
 // openSource opens e at the source, if that still has e's version.
 func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
-	obj, err := h.levels.Source().Open(ctx, e.Path())
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	obj, err := h.levels.Source().OpenVersion(ctx, e.Path(), e.Info())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {
 		h.names.Changed(e)
-		return nil, err
-	case err != nil:
-		return nil, err
 	}
-	if !obj.Info().SameVersion(e.Info()) {
-		obj.Close()
-		h.names.Changed(e)
-		return nil, fmt.Errorf("%s: %w", e.Path(), drivers.ErrChanged)
-	}
-	return obj, nil
+	return obj, err
 }

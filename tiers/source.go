@@ -3,6 +3,7 @@ package tiers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"sync/atomic"
@@ -29,10 +30,15 @@ var _ drivers.Driver = (*Source)(nil)
 func ask[T any](ctx context.Context, s *Source, counter *atomic.Int64, f func() (T, error), late func(T)) (T, error) {
 	counter.Add(1)
 	v, err := await(ctx, 0, f, late)
+	s.failed(ctx, err)
+	return v, err
+}
+
+// failed counts an error, if it is one and the source's.
+func (s *Source) failed(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
 		s.errors.Add(1)
 	}
-	return v, err
 }
 
 // Open opens a file of the source.
@@ -44,6 +50,56 @@ func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) 
 		return nil, err
 	}
 	return &sourceObject{source: s, obj: obj}, nil
+}
+
+// OpenVersion opens the version of a file that info describes. If the source has
+// another one, or none, the error matches drivers.ErrChanged, or fs.ErrNotExist;
+// a source that Lists tells when the file is read.
+func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	if l, ok := s.lister(); ok {
+		s.opens.Add(1)
+		obj, err := l.OpenListed(ctx, name, info)
+		if err != nil {
+			return nil, err
+		}
+		return &sourceObject{source: s, obj: obj}, nil
+	}
+	obj, err := s.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if !obj.Info().SameVersion(info) {
+		obj.Close()
+		return nil, fmt.Errorf("%s: %w", name, drivers.ErrChanged)
+	}
+	return obj, nil
+}
+
+// lister returns the driver as a drivers.Lister, if names are to be listed.
+func (s *Source) lister() (drivers.Lister, bool) {
+	l, ok := s.driver.(drivers.Lister)
+	return l, ok && l.Lists()
+}
+
+// Lists reports whether names are better listed than looked up, as
+// drivers.Lister says.
+func (s *Source) Lists() bool {
+	_, ok := s.lister()
+	return ok
+}
+
+// List lists a directory of a source that Lists, as drivers.Lister does. Such a
+// source is asked over a network, and lets go of a caller whose ctx is done by
+// itself.
+func (s *Source) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
+	l, ok := s.lister()
+	if !ok {
+		return fmt.Errorf("list %s: %w", dir, errors.ErrUnsupported)
+	}
+	s.readdirs.Add(1)
+	err := l.List(ctx, dir, part)
+	s.failed(ctx, err)
+	return err
 }
 
 // Stat describes a name of the source.
@@ -126,6 +182,60 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 		err = io.EOF
 	}
 	return n, err
+}
+
+// Stride implements drivers.Streamer; it is 0 where the file is none.
+func (o *sourceObject) Stride() int64 {
+	if s, ok := o.obj.(drivers.Streamer); ok {
+		return s.Stride()
+	}
+	return 0
+}
+
+// Stream implements drivers.Streamer. It counts as one read.
+func (o *sourceObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	s, ok := o.obj.(drivers.Streamer)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	o.source.reads.Add(1)
+	start := time.Now()
+	o.usage.enter()
+	stream, err := s.Stream(ctx, off, n)
+	if err != nil {
+		o.usage.leave(o.obj)
+		o.source.failed(ctx, err)
+		return nil, err
+	}
+	return &sourceStream{ReadCloser: stream, object: o, ctx: ctx, start: start}, nil
+}
+
+// A sourceStream is a stream of a sourceObject.
+type sourceStream struct {
+	io.ReadCloser
+	object *sourceObject
+	ctx    context.Context
+	start  time.Time // when it was asked for
+	begun  bool      // something has come
+}
+
+func (r *sourceStream) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	s := r.object.source
+	s.bytes.Add(int64(n))
+	if !r.begun {
+		r.begun = true
+		s.latency.Observe(time.Since(r.start))
+	}
+	if err != io.EOF {
+		s.failed(r.ctx, err)
+	}
+	return n, err
+}
+
+func (r *sourceStream) Close() error {
+	defer r.object.usage.leave(r.object.obj)
+	return r.ReadCloser.Close()
 }
 
 // Lend calls f with the descriptor of the file, if it is one of the local kernel,
