@@ -1,0 +1,190 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+
+	"cloud.google.com/go/storage"
+	cdk "gocloud.dev/blob"
+	"gocloud.dev/blob/gcsblob"
+	"gocloud.dev/gcp"
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/google"
+	"google.golang.org/api/googleapi"
+	"google.golang.org/api/option"
+)
+
+// googleCloud is Google Cloud Storage.
+type googleCloud struct {
+	blob   *cdk.Bucket
+	tokens *tokens // nil: requests are not signed
+}
+
+var _ vendor = (*googleCloud)(nil)
+
+// readOnly is all that may be done with the tokens.
+const readOnly = "https://www.googleapis.com/auth/devstorage.read_only"
+
+func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
+	g := &googleCloud{}
+	client := gcp.NewAnonymousHTTPClient(t)
+	options := []option.ClientOption{storage.WithJSONReads()}
+	if l.Endpoint != "" {
+		options = append(options, option.WithEndpoint(l.Endpoint+"/storage/v1/"))
+	}
+	if !l.Anonymous {
+		if !private(l.Endpoint) {
+			return nil, invalid("the endpoint is not https://, and would be sent credentials that anybody can read: add anonymous=true if it needs none")
+		}
+		g.tokens = &tokens{}
+		if _, err := g.tokens.source(ctx); err != nil {
+			return nil, err
+		}
+		var err error
+		if client, err = gcp.NewHTTPClient(t, g.tokens); err != nil {
+			return nil, err
+		}
+	}
+	bucket, err := gcsblob.OpenBucket(ctx, client, l.Bucket, &gcsblob.Options{ClientOptions: options})
+	if err != nil {
+		return nil, err
+	}
+	var storageClient *storage.Client
+	if !bucket.As(&storageClient) {
+		return nil, errNoAs
+	}
+	storageClient.SetRetry(storage.WithPolicy(storage.RetryNever)) // see retry.go
+	g.blob = bucket
+	return g, nil
+}
+
+// private reports whether nobody on the way to an endpoint can read along.
+func private(endpoint string) bool {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(u.Hostname())
+	return u.Scheme != "http" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// tokens are what requests are signed with, from the vendor's Application
+// Default Credentials. These are looked for again after renew.
+type tokens struct {
+	mu    sync.Mutex // guards the following
+	found oauth2.TokenSource
+}
+
+func (t *tokens) source(ctx context.Context) (oauth2.TokenSource, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.found == nil {
+		c, err := google.FindDefaultCredentials(context.WithoutCancel(untraced(ctx)), readOnly)
+		if err != nil {
+			return nil, err
+		}
+		t.found = c.TokenSource
+	}
+	return t.found, nil
+}
+
+// Token implements oauth2.TokenSource.
+func (t *tokens) Token() (*oauth2.Token, error) {
+	source, err := t.source(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return source.Token()
+}
+
+func (t *tokens) renew() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.found = nil
+}
+
+func (g *googleCloud) bucket() *cdk.Bucket { return g.blob }
+
+func (g *googleCloud) list(prefix string) func(as func(any) bool) error {
+	return func(as func(any) bool) error {
+		var q *storage.Query
+		if !as(&q) {
+			return errNoAs
+		}
+		q.Prefix = prefix
+		return q.SetAttrSelection([]string{"Name", "Size", "Created", "Generation"})
+	}
+}
+
+func (g *googleCloud) item(o *cdk.ListObject) item {
+	var a storage.ObjectAttrs
+	switch {
+	case !o.As(&a):
+		return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime}
+	case o.IsDir:
+		return item{key: a.Prefix, dir: true}
+	}
+	// Created, and not Updated, which changes with what is said of the object.
+	return item{key: a.Name, size: a.Size, mtime: a.Created, version: strconv.FormatInt(a.Generation, 10)}
+}
+
+func (g *googleCloud) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
+	return g.blob.NewRangeReader(ctx, key, off, n, &cdk.ReaderOptions{BeforeRead: func(as func(any) bool) error {
+		var (
+			object **storage.ObjectHandle
+			client *storage.Client
+		)
+		if !as(&object) || !g.blob.As(&client) {
+			return errNoAs
+		}
+		// Compressed objects come as they are stored, and not unpacked: their
+		// ranges and sizes would be others.
+		h := client.Bucket((*object).BucketName()).Object(key).ReadCompressed(true)
+		if generation, err := strconv.ParseInt(version, 10, 64); err == nil {
+			h = h.If(storage.Conditions{GenerationMatch: generation})
+		}
+		*object = h
+		return nil
+	}})
+}
+
+func (g *googleCloud) version(h http.Header) string { return h.Get("X-Goog-Generation") }
+
+func (g *googleCloud) failure(err error) (code, text string) {
+	if e, ok := errors.AsType[*googleapi.Error](err); ok {
+		if len(e.Errors) > 0 {
+			code = e.Errors[0].Reason
+		}
+		if e.Message == "" {
+			return code, e.Body
+		}
+		return code, e.Message
+	}
+	if e, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+		return e.ErrorCode, e.ErrorDescription
+	}
+	return "", ""
+}
+
+func (g *googleCloud) renew() {
+	if g.tokens != nil {
+		g.tokens.renew()
+	}
+}
+
+func (g *googleCloud) identity(ctx context.Context) (string, error) {
+	if g.tokens == nil {
+		return "anonymous", nil
+	}
+	if _, err := g.tokens.source(ctx); err != nil {
+		return "", fmt.Errorf("application default credentials: %w", err)
+	}
+	return "application default credentials", nil
+}

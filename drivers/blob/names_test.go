@@ -1,0 +1,214 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	cdk "gocloud.dev/blob"
+	"gocloud.dev/blob/memblob"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// memory is a store that keeps any key in this process, without a network.
+type memory struct{ blob *cdk.Bucket }
+
+func (m memory) bucket() *cdk.Bucket                    { return m.blob }
+func (m memory) list(string) func(func(any) bool) error { return nil }
+func (m memory) item(o *cdk.ListObject) item {
+	return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime, version: fmt.Sprintf("%x", o.MD5)}
+}
+func (m memory) read(ctx context.Context, key, _ string, off, n int64) (io.ReadCloser, error) {
+	return m.blob.NewRangeReader(ctx, key, off, n, nil)
+}
+func (m memory) version(http.Header) string               { return "" }
+func (m memory) failure(error) (string, string)           { return "", "" }
+func (m memory) renew()                                   {}
+func (m memory) identity(context.Context) (string, error) { return "", nil }
+
+// inMemory returns a bucket that has keys, of one byte but for those that are
+// said to be empty by a "/" at their end.
+func inMemory(t testing.TB, prefix string, keys ...string) *Bucket {
+	store := memblob.OpenBucket(nil)
+	for _, key := range keys {
+		data := []byte("x")
+		if strings.HasSuffix(key, "/") {
+			data = nil
+		}
+		if err := store.WriteAll(context.Background(), key, data, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &Bucket{
+		location: Location{Prefix: prefix}, vendor: memory{store}, net: newTransport(), stall: stall,
+		log: slog.New(slog.DiscardHandler), chunks: semaphore.NewWeighted(maxChunks),
+	}
+	t.Cleanup(func() { b.Close() })
+	return b
+}
+
+// tree returns all names that b shows, directories with a "/" behind.
+func tree(t *testing.T, b *Bucket, dir string) []string {
+	t.Helper()
+	infos, err := b.ReadDir(context.Background(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, i := range infos {
+		name := strings.TrimPrefix(dir+"/"+i.Name, "./")
+		if i.IsDir() {
+			names = append(names, name+"/")
+			names = append(names, tree(t, b, name)...)
+		} else {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestHiddenKeys(t *testing.T) {
+	long := strings.Repeat("n", 256)
+	for _, tt := range []struct {
+		name   string
+		keys   []string
+		want   []string
+		hidden int64
+	}{
+		{"plain", []string{"a", "d/b", "d/e/c"}, []string{"a", "d/", "d/b", "d/e/", "d/e/c"}, 0},
+		{"empty element", []string{"a//b", "a/c"}, []string{"a/", "a/c"}, 1},
+		{"slash at the start", []string{"/a", "b"}, []string{"b"}, 1},
+		{"dot", []string{"./a", "d/./b", "d/c"}, []string{"d/", "d/c"}, 2},
+		{"dot dot", []string{"../a", "d/../b", "d/c", "..", "."}, []string{"d/", "d/c"}, 4},
+		{"names that begin with dots", []string{"...", ".a", "..b/c"}, []string{"...", "..b/", "..b/c", ".a"}, 0},
+		{"NUL", []string{"a\x00b", "c"}, []string{"c"}, 1},
+		{"256 bytes", []string{long, long + "/a", long[:255]}, []string{long[:255]}, 2},
+		{"marker of a directory", []string{"d/", "d/a", "e/"}, []string{"d/", "d/a", "e/"}, 0},
+		{"key that is a prefix too", []string{"d", "d/a"}, []string{"d/", "d/a"}, 1},
+		{"key beside a marker", []string{"d", "d/"}, []string{"d/"}, 1},
+		{"keys between a key and what it is a prefix of", []string{"d", "d!", "d-1", "d.jpg", "d/a", "d0"}, []string{"d!", "d-1", "d.jpg", "d/", "d/a", "d0"}, 1},
+		{"chain of prefixes", []string{"a", "a!", "a!!", "a!!/x", "a!/x", "a/x"}, []string{"a!!/", "a!!/x", "a!/", "a!/x", "a/", "a/x"}, 3},
+		{"characters of all kinds", []string{"new\nline", "tab\t", "sp ace", "%41", "a+b", "日本語", "__0x41__", "back\\slash", "q?#"},
+			[]string{"%41", "__0x41__", "a+b", "back\\slash", "new\nline", "q?#", "sp ace", "tab\t", "日本語"}, 0},
+	} {
+		for _, prefix := range []string{"", "some/where/"} {
+			t.Run(tt.name+" below "+prefix, func(t *testing.T) {
+				var keys []string
+				for _, k := range tt.keys {
+					keys = append(keys, prefix+k)
+				}
+				b := inMemory(t, prefix, append(keys, "elsewhere")...)
+				got := slices.DeleteFunc(tree(t, b, "."), func(name string) bool { return name == "elsewhere" })
+				if want := slices.Sorted(slices.Values(tt.want)); !slices.Equal(got, want) {
+					t.Errorf("got %q, want %q", got, want)
+				}
+				if got := b.Stats().Hidden; got != tt.hidden {
+					t.Errorf("%d keys are hidden, want %d", got, tt.hidden)
+				}
+				tree(t, b, ".")
+				if got := b.Stats().Hidden; got != tt.hidden {
+					t.Errorf("listed again, %d keys are hidden, want %d", got, tt.hidden)
+				}
+				for _, name := range got {
+					stated(t, b, name)
+				}
+			})
+		}
+	}
+}
+
+// stated checks that a name is found, as what it was listed as.
+func stated(t *testing.T, b *Bucket, name string) {
+	t.Helper()
+	dir := strings.HasSuffix(name, "/")
+	i, err := b.Stat(context.Background(), strings.TrimSuffix(name, "/"))
+	if err != nil || i.IsDir() != dir {
+		t.Errorf("Stat of %q: %+v, %v", name, i, err)
+	}
+}
+
+// A listing is the same however it is cut into pages.
+func TestPagesOfAListing(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		var keys []string
+		for range 1 + r.IntN(30) {
+			key := make([]byte, 1+r.IntN(4))
+			for i := range key {
+				key[i] = "ab-./"[r.IntN(5)]
+			}
+			keys = append(keys, string(key))
+		}
+		b := inMemory(t, "", keys...)
+		whole := b.scan(t, pageSize)
+		for _, size := range []int{1, 2, 3} {
+			if got := b.scan(t, size); !slices.Equal(got, whole) {
+				t.Fatalf("keys %q: in pages of %d %q, in one %q", keys, size, got, whole)
+			}
+		}
+	}
+}
+
+// scan lists the root in pages of a size.
+func (b *Bucket) scan(t *testing.T, size int) []string {
+	l := listing{bucket: b}
+	var names []string
+	for token := cdk.FirstPageToken; len(token) > 0; {
+		p, err := b.page(context.Background(), "", "/", token, size, reading)
+		if err != nil {
+			t.Fatal(err)
+		}
+		infos := l.infos(p.items)
+		if token = p.next; len(token) == 0 {
+			infos = l.end(infos)
+		}
+		for _, i := range infos {
+			names = append(names, fmt.Sprint(i.Name, i.IsDir()))
+		}
+	}
+	slices.Sort(names)
+	return append(names, fmt.Sprint(l.hidden))
+}
+
+func TestMissingDirectory(t *testing.T) {
+	b := inMemory(t, "p/", "p/a")
+	for _, name := range []string{"missing", "a/b", "a"} {
+		if err := b.List(context.Background(), name, func([]drivers.Info) error { return nil }); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("List of %s: %v", name, err)
+		}
+	}
+	if _, err := b.ReadDir(context.Background(), "../x"); err == nil {
+		t.Error("ReadDir leaves the prefix")
+	}
+}
+
+// Two versions of the same size within one second are told apart by their times
+// alone, which is what copies have.
+func TestStampTellsVersions(t *testing.T) {
+	b := inMemory(t, "", "a")
+	seen := make(map[int64]string)
+	for i := range 1000 {
+		info := b.file(item{key: "a", size: 1, mtime: time.Unix(1_700_000_000, 999), version: fmt.Sprint("version-", i)})
+		at := info.Mtime.UnixNano()
+		if other, ok := seen[at]; ok {
+			t.Errorf("version-%d has the time of %s", i, other)
+		}
+		seen[at] = info.Version
+		if info.Mtime.Unix() != 1_700_000_000 {
+			t.Fatalf("the seconds are not the object's: %v", info.Mtime)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go"
+	"github.com/aws/smithy-go/logging"
+	"github.com/aws/smithy-go/middleware"
+	cdk "gocloud.dev/blob"
+	"gocloud.dev/blob/s3blob"
+)
+
+// amazon is Amazon S3, or a server that speaks its language.
+type amazon struct {
+	blob        *cdk.Bucket
+	credentials *aws.CredentialsCache // nil: requests are not signed
+}
+
+var _ vendor = (*amazon)(nil)
+
+func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) (vendor, error) {
+	load := []func(*config.LoadOptions) error{
+		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // see retry.go
+		config.WithLogger(logging.LoggerFunc(func(_ logging.Classification, format string, v ...any) {
+			log.Debug("S3 library", "message", fmt.Sprintf(format, v...))
+		})),
+	}
+	if l.Profile != "" {
+		load = append(load, config.WithSharedConfigProfile(l.Profile))
+	}
+	cfg, err := config.LoadDefaultConfig(ctx, load...)
+	if err != nil {
+		return nil, err
+	}
+	if client, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok {
+		t.inner.TLSClientConfig = client.GetTransport().TLSClientConfig // which knows AWS_CA_BUNDLE
+	}
+	var credentials *aws.CredentialsCache
+	if !l.Anonymous {
+		credentials = aws.NewCredentialsCache(&chain{load: load, found: cfg.Credentials})
+	}
+	client := s3.NewFromConfig(cfg, func(o *s3.Options) {
+		o.HTTPClient = &http.Client{Transport: t, CheckRedirect: stay}
+		o.UsePathStyle = l.PathStyle
+		if l.Endpoint != "" {
+			o.BaseEndpoint = &l.Endpoint
+		}
+		if l.Region != "" {
+			o.Region = l.Region
+		}
+		if o.Region == "" && l.Endpoint != "" {
+			o.Region = "us-east-1" // what servers other than Amazon's take for theirs
+		}
+		// No checksum is there for a part of an object, and few servers but
+		// Amazon's have one for the whole.
+		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
+		o.DisableLogOutputChecksumValidationSkipped = true
+		o.Credentials = aws.AnonymousCredentials{}
+		if credentials != nil {
+			o.Credentials = credentials
+		}
+		o.APIOptions = append(o.APIOptions, decodeKeys)
+	})
+	if client.Options().Region == "" {
+		return nil, invalid("no region is set: add region= to the URL, or set AWS_REGION")
+	}
+	bucket, err := s3blob.OpenBucket(ctx, client, l.Bucket, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &amazon{blob: bucket, credentials: credentials}, nil
+}
+
+// stay follows no redirection: a request is signed for one place.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// A chain is the vendor's standard chain of places where credentials are. It is
+// gone through again each time that new ones are needed, since a file that was
+// read once may have others now.
+type chain struct {
+	load  []func(*config.LoadOptions) error
+	found aws.CredentialsProvider // by the last look, and not used yet
+}
+
+// Retrieve implements aws.CredentialsProvider. The cache calls it one at a time.
+func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	ctx = untraced(ctx)
+	provider := c.found
+	c.found = nil
+	if provider == nil {
+		cfg, err := config.LoadDefaultConfig(ctx, c.load...)
+		if err != nil {
+			return aws.Credentials{}, err
+		}
+		provider = cfg.Credentials
+	}
+	return provider.Retrieve(ctx)
+}
+
+// decodeKeys has listings be sent with the keys encoded, since XML cannot hold
+// every character that a key can, and decodes them where the server has done so.
+func decodeKeys(stack *middleware.Stack) error {
+	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("DecodeKeys",
+		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
+			if list, ok := in.Parameters.(*s3.ListObjectsV2Input); ok {
+				list.EncodingType = types.EncodingTypeUrl
+			}
+			out, metadata, err := next.HandleInitialize(ctx, in)
+			if page, ok := out.Result.(*s3.ListObjectsV2Output); ok && err == nil && page.EncodingType == types.EncodingTypeUrl {
+				err = decodePage(page)
+			}
+			return out, metadata, err
+		}), middleware.After)
+}
+
+func decodePage(page *s3.ListObjectsV2Output) error {
+	decode := func(s *string) (*string, error) {
+		key, err := url.QueryUnescape(aws.ToString(s))
+		if err != nil {
+			return nil, fmt.Errorf("key in a listing: %w", err)
+		}
+		return &key, nil
+	}
+	var err error
+	for i := range page.Contents {
+		if page.Contents[i].Key, err = decode(page.Contents[i].Key); err != nil {
+			return err
+		}
+	}
+	for i := range page.CommonPrefixes {
+		if page.CommonPrefixes[i].Prefix, err = decode(page.CommonPrefixes[i].Prefix); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *amazon) bucket() *cdk.Bucket { return a.blob }
+
+// The portable library escapes keys that it takes to be difficult, and finds
+// only what it has written itself. They are given to the vendor's as they are.
+
+func (a *amazon) list(prefix string) func(as func(any) bool) error {
+	return func(as func(any) bool) error {
+		var in *s3.ListObjectsV2Input
+		if !as(&in) {
+			return errNoAs
+		}
+		if prefix != "" {
+			in.Prefix = &prefix
+		}
+		return nil
+	}
+}
+
+// errNoAs is a library that is not the one that this was written for.
+var errNoAs = errors.New("the portable library does not give out the vendor's types")
+
+func (a *amazon) item(o *cdk.ListObject) item {
+	var (
+		object types.Object
+		prefix types.CommonPrefix
+	)
+	switch {
+	case o.IsDir && o.As(&prefix):
+		return item{key: aws.ToString(prefix.Prefix), dir: true}
+	case o.As(&object):
+		return item{key: aws.ToString(object.Key), size: o.Size, mtime: o.ModTime, version: tag(aws.ToString(object.ETag))}
+	}
+	return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime}
+}
+
+func (a *amazon) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
+	return a.blob.NewRangeReader(ctx, key, off, n, &cdk.ReaderOptions{BeforeRead: func(as func(any) bool) error {
+		var in *s3.GetObjectInput
+		if !as(&in) {
+			return errNoAs
+		}
+		in.Key = &key
+		if match := quoted(version); match != "" {
+			in.IfMatch = &match
+		}
+		return nil
+	}})
+}
+
+func (a *amazon) version(h http.Header) string { return tag(h.Get("ETag")) }
+
+func (a *amazon) failure(err error) (code, text string) {
+	if e, ok := errors.AsType[smithy.APIError](err); ok {
+		return e.ErrorCode(), e.ErrorMessage()
+	}
+	if e, ok := errors.AsType[*smithy.OperationError](err); ok {
+		if _, ok := errors.AsType[*url.Error](err); !ok {
+			return "", e.Err.Error() // without which operation it was
+		}
+	}
+	return "", ""
+}
+
+func (a *amazon) renew() {
+	if a.credentials != nil {
+		a.credentials.Invalidate()
+	}
+}
+
+func (a *amazon) identity(ctx context.Context) (string, error) {
+	if a.credentials == nil {
+		return "anonymous", nil
+	}
+	c, err := a.credentials.Retrieve(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("access key %s, from %s", c.AccessKeyID, c.Source), nil
+}

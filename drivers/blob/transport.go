@@ -1,0 +1,96 @@
+package blob
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// A kind is what a request is for, in the way that stores charge for it.
+type kind int
+
+// The kinds of requests.
+const (
+	other kind = iota // such as for credentials
+	list
+	get
+	kinds
+)
+
+// A trace is what is known of the one request that was sent with its context:
+// the answer as it came, whichever library asked.
+type trace struct {
+	kind   kind
+	sent   bool
+	status int         // of the answer; 0: there was none
+	header http.Header // of the answer
+	length int64       // of its body, as it says; -1: it does not
+}
+
+type traceKey struct{}
+
+// traced returns a context for one request, and what will be known of it.
+func traced(ctx context.Context, k kind) (context.Context, *trace) {
+	t := &trace{kind: k}
+	return context.WithValue(ctx, traceKey{}, t), t
+}
+
+// untraced is for requests in the middle of another, such as for credentials.
+func untraced(ctx context.Context) context.Context {
+	return context.WithValue(ctx, traceKey{}, (*trace)(nil))
+}
+
+// A transport sends all requests to a store, and counts them. Connections are
+// used again; there are as many as there are requests at once, since one that
+// all share, as in HTTP/2, has the bandwidth of one.
+type transport struct {
+	inner     *http.Transport
+	requests  [kinds]atomic.Int64
+	throttled atomic.Int64
+}
+
+func newTransport() *transport {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &transport{inner: &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ExpectContinueTimeout: time.Second,
+		MaxIdleConnsPerHost:   maxIdle,
+		IdleConnTimeout:       90 * time.Second,
+		DisableCompression:    true, // content is what was stored, compressed or not
+		Protocols:             protocols,
+		ReadBufferSize:        64 << 10,
+	}}
+}
+
+// maxIdle is how many connections are kept for the next request.
+const maxIdle = 256
+
+// RoundTrip implements http.RoundTripper.
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	tr, _ := r.Context().Value(traceKey{}).(*trace)
+	if tr == nil {
+		t.requests[other].Add(1)
+		return t.inner.RoundTrip(r)
+	}
+	t.requests[tr.kind].Add(1)
+	tr.sent = true
+	resp, err := t.inner.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	tr.status, tr.header, tr.length = resp.StatusCode, resp.Header, resp.ContentLength
+	if tr.throttled() {
+		t.throttled.Add(1)
+	}
+	return resp, nil
+}
+
+// throttled reports whether the answer asks to slow down.
+func (t *trace) throttled() bool {
+	return t.status == http.StatusTooManyRequests || t.status == http.StatusServiceUnavailable
+}

@@ -1,0 +1,82 @@
+package blob
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	cdk "gocloud.dev/blob"
+)
+
+// A vendor is what differs between the kinds of store. Listing and reading go
+// by way of the portable library; what it has no word for (versions, keys as
+// they are, its vendor's credentials) by way of the vendor's own types, which it
+// gives out.
+type vendor interface {
+	// bucket is the bucket as the portable library has it.
+	bucket() *cdk.Bucket
+
+	// list prepares a request for keys that begin with prefix.
+	list(prefix string) func(as func(any) bool) error
+
+	// item returns a key of a listing.
+	item(o *cdk.ListObject) item
+
+	// read asks for n bytes of one version of an object, from offset off. It
+	// fails if the object is of another version by now.
+	read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error)
+
+	// version is that of the object that an answer brings, "" if it does not say.
+	version(h http.Header) string
+
+	// failure returns what the store itself says of an error, "" if it does not:
+	// its name for it, and a text.
+	failure(err error) (code, text string)
+
+	// renew has credentials be looked for again.
+	renew()
+
+	// identity says how requests are signed, without what is secret.
+	identity(ctx context.Context) (string, error)
+}
+
+// An item is one key of a listing.
+type item struct {
+	key     string // of a directory, what all keys in it begin with
+	dir     bool
+	size    int64
+	mtime   time.Time
+	version string
+}
+
+// connect returns the vendor of a location. This is where all are.
+func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (vendor, error) {
+	switch l.Scheme {
+	case "s3":
+		return connectS3(ctx, l, t, log)
+	case "gs":
+		return connectGCS(ctx, l, t)
+	case "azblob":
+		return connectAzure(l, t)
+	}
+	return nil, fmt.Errorf("no store has URLs that begin with %s://", l.Scheme)
+}
+
+// tag returns an ETag without the quotes that are not always there. A weak one
+// stays as it is.
+func tag(etag string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(etag, `"`), `"`)
+}
+
+// quoted returns an ETag as a request has it. It returns "" for a weak one, with
+// which no request can ask.
+func quoted(tag string) string {
+	if tag == "" || strings.HasPrefix(tag, "W/") {
+		return ""
+	}
+	return `"` + tag + `"`
+}
