@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -22,13 +23,15 @@ func newCheck() *cobra.Command {
 each setting and where it came from: the default, a line of the configuration or
 a flag. Then it looks at the source, the tiers, the mount point and the kernel,
 and says what will work and what to do about the rest; which mode a mount will
-have, and why; and where passthrough works.
+have, and why; and where passthrough works. A bucket is asked for one page of
+names; it says which credentials were found, and does not show what is secret.
 
 It prints a line for each thing it looked at: ok, warning or problem. With a
 problem it exits with the code that mount would exit with. With --json it
 prints an object: settings, an array of key, value, origin; and findings, an
 array of name, status, detail, remedy, code.`,
 		Example: `  milkweed check /lustre/imagenet /mnt/imagenet
+  milkweed check 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
 		Args: usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -36,8 +39,7 @@ array of name, status, detail, remedy, code.`,
 			if err != nil {
 				return err
 			}
-			findings := slices.Concat(check.Run(c.Context(), cfg), check.Preview(c.Context(), cfg))
-			r := checked{settingsOf(cfg), findings}
+			r := checked{settingsOf(cfg), findings(c.Context(), cfg)}
 			if asJSON {
 				err = printJSON(c.OutOrStdout(), r)
 			} else {
@@ -52,6 +54,22 @@ array of name, status, detail, remedy, code.`,
 	f.add(c.Flags())
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
+}
+
+// findings makes all checks. A bucket is opened once for all of them.
+func findings(ctx context.Context, cfg *config.Config) []check.Finding {
+	if cfg.Source.URL == "" {
+		return slices.Concat(check.Run(ctx, cfg), check.Preview(ctx, cfg, func() (check.Source, error) {
+			return openSource(ctx, cfg.Source, nil)
+		}))
+	}
+	b, err := openBucket(ctx, cfg.Source.URL, nil)
+	if err != nil {
+		return slices.Concat(check.Bucket(cfg.Source, "", err), check.Run(ctx, cfg))
+	}
+	signing, err := b.Identity(ctx)
+	return slices.Concat(check.Bucket(cfg.Source, signing, err), check.Run(ctx, cfg),
+		check.Preview(ctx, cfg, func() (check.Source, error) { return b, nil }))
 }
 
 // checked is what check prints.

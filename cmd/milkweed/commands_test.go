@@ -86,6 +86,27 @@ source   3 files kept open, 523 operations: 100 open, 400 read, 3 readdir, 0 rea
 	}
 }
 
+// Of a bucket it says what that was asked, too.
+func TestStatusOfABucket(t *testing.T) {
+	point := served(t, &controltest.Daemon{Bucket: true})
+	out, _, err := runMilkweed(t, "status", point)
+	wantCode(t, err, exit.OK)
+	for _, want := range []string{
+		`
+source                                  400    300 MiB  0       -                              s3://bucket/imagenet
+`, `
+source  cached       100    300 MiB  off: the source is a bucket, which the kernel cannot read
+`, `
+source   3 files kept open, 523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+bucket   3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received
+         5 sent again after errors, 6 as hedges; 2 answers asked to slow down; 7 keys hidden
+`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("got\n%s\nwithout %s", out, want)
+		}
+	}
+}
+
 // A path in the mount names it too, and the JSON is one line.
 func TestStatusJSON(t *testing.T) {
 	point := served(t, &controltest.Daemon{})
@@ -105,7 +126,7 @@ func TestStatusJSON(t *testing.T) {
 
 // The help of status names every field of the JSON.
 func TestStatusSchemaIsDocumented(t *testing.T) {
-	p, err := json.Marshal((&controltest.Daemon{MountPoint: "/mnt"}).Status(t.Context()))
+	p, err := json.Marshal((&controltest.Daemon{MountPoint: "/mnt", Bucket: true}).Status(t.Context()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +141,8 @@ func TestStatusSchemaIsDocumented(t *testing.T) {
 			t.Errorf("%s is missing", key)
 		}
 	}
-	for _, part := range []any{s, s["source"], s["tiers"].([]any)[1], s["fills"], s["placement"]} {
+	requests := s["source"].(map[string]any)["requests"]
+	for _, part := range []any{s, s["source"], requests, s["tiers"].([]any)[1], s["fills"], s["placement"]} {
 		for key := range part.(map[string]any) {
 			if !strings.Contains(help, key) {
 				t.Errorf("%s is missing", key)

@@ -35,7 +35,7 @@ type daemon struct {
 	log   *slog.Logger
 	since time.Time
 
-	source   *posix.Dir
+	source   source
 	stores   []*posix.Store
 	service  check.Service // how the kernel gets at files
 	levels   *tiers.Hierarchy
@@ -90,7 +90,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
 		Point:      cfg.Mount.Point,
-		Source:     cfg.Source.Path,
+		Source:     cfg.Source.Name(),
 		AllowOther: cfg.Mount.AllowOther,
 		Timeout:    cfg.Mount.AttrTimeout,
 		NoExec:     noExec,
@@ -101,7 +101,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "Run `milkweed check` to see what this machine lacks."}
 	}
-	log.Info("mounted", "source", cfg.Source.Path, "point", cfg.Mount.Point)
+	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	running.Go(func() { d.answer(background, listener) })
 	if err := d.serveMetrics(background, &running); err != nil {
 		d.unmount()
@@ -128,8 +128,8 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 // open opens the source and the tiers, and builds what stands on them.
 func (d *daemon) open(ctx context.Context) error {
 	var err error
-	if d.source, err = posix.OpenDir(d.cfg.Source.Path); err != nil {
-		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
+	if d.source, err = openSource(ctx, d.cfg.Source, d.log); err != nil {
+		return check.SourceError(d.cfg.Source, err)
 	}
 	d.service = check.Decide(ctx, d.cfg, d.source)
 	source := d.limited()
@@ -137,8 +137,8 @@ func (d *daemon) open(ctx context.Context) error {
 	for _, t := range d.cfg.Tiers {
 		store, err := posix.OpenStore(posix.StoreConfig{
 			Tier:       t.Path,
-			Dataset:    config.DatasetID(d.cfg.Source.Path),
-			Source:     d.cfg.Source.Path,
+			Dataset:    config.DatasetID(d.cfg.Source.Name()),
+			Source:     d.cfg.Source.Name(),
 			Mountpoint: d.cfg.Mount.Point,
 			Log:        d.log.With("tier", t.Name),
 		})
@@ -155,7 +155,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	if d.names, err = metadata.New(ctx, d.levels, d.cfg.Mount.AttrTimeout, d.log); err != nil {
-		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("source: %w", err), Remedy: "Check that the source is mounted and readable."}
+		return check.SourceError(d.cfg.Source, err)
 	}
 	if err := d.restore(); err != nil {
 		return err
@@ -206,7 +206,7 @@ func (d *daemon) restore() error {
 	if path == "" {
 		return nil
 	}
-	err := d.names.Restore(path, d.cfg.Source.Path)
+	err := d.names.Restore(path, d.cfg.Source.Name())
 	switch {
 	case errors.Is(err, metadata.ErrForeign):
 		return &exit.Error{
@@ -225,7 +225,7 @@ func (d *daemon) save() {
 	if path == "" || d.mount == nil {
 		return
 	}
-	if err := d.names.Save(path, d.cfg.Source.Path); err != nil {
+	if err := d.names.Save(path, d.cfg.Source.Name()); err != nil {
 		d.log.Warn("the name space is not saved", "err", err)
 	}
 }

@@ -20,6 +20,7 @@
 // mount(8) gives its helpers, so that a line of /etc/fstab can name it:
 //
 //	/lustre/imagenet  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0
+//	s3://imagenet/2012?region=eu-west-1  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0
 //
 // # How the parts of this folder belong together
 //
@@ -31,5 +32,7 @@
 // # Limitations
 //
 // A daemon is reached by its owner and root only. A mount in another mount name
-// space, such as a container's, is not found.
+// space, such as a container's, is not found. Credentials of a bucket come from
+// the environment that the daemon was started in: a variable that changes later
+// is not seen, a file is.
 package main

@@ -89,6 +89,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Local speed for a shared dataset",
 		Long:  rootLong,
 		Example: `  milkweed mount /lustre/imagenet /mnt/imagenet
+  milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed status /mnt/imagenet
   milkweed umount /mnt/imagenet`,
 		Args:          noSuchCommand,

@@ -25,13 +25,32 @@ func newMount() *cobra.Command {
 in the background until the dataset is unmounted. With --foreground the command
 is the daemon itself, and Ctrl-C unmounts.
 
-SOURCE is the folder with the dataset, which is never written to. MOUNTPOINT is
-an empty folder. Given both and no configuration, copies go to memory (/dev/shm)
-and to the cache folder, and the command says how much of them it will use. A
-configuration says where copies go; what the command line says wins over it. It
-is looked for in $MILKWEED_CONFIG, ./tiering.toml,
+SOURCE is the folder with the dataset, or the URL of a bucket; it is never
+written to. MOUNTPOINT is an empty folder. Given both and no configuration,
+copies go to memory (/dev/shm) and to the cache folder, and the command says how
+much of them it will use. A configuration says where copies go; what the command
+line says wins over it. It is looked for in $MILKWEED_CONFIG, ./tiering.toml,
 ~/.config/milkweed/tiering.toml and /etc/milkweed/tiering.toml. A single
 argument is MOUNTPOINT.
+
+The URL of a bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or
+azblob://CONTAINER/PREFIX, where /PREFIX may be left out. Options follow a "?",
+with "&" between them, so that a shell wants quotes around it:
+
+  endpoint=URL       a server that is not the vendor's own
+  region=NAME        s3: of the bucket; else AWS_REGION or the profile says it
+  profile=NAME       s3: of the shared configuration; else AWS_PROFILE says it
+  path_style=BOOL    s3: the bucket is in the path of requests, and not in the
+                     name of the host; true where there is an endpoint
+  account=NAME       azblob: the account; else AZURE_STORAGE_ACCOUNT says it
+  anonymous=true     requests are not signed
+  hedge=DURATION     a read that has not begun to answer for so long, such as
+                     500ms, is asked for once more; by default never
+
+Credentials are found where the vendor's own tools find them: in the variables
+of the environment, which the daemon inherits, in the files and from the
+services that these know. Files there are named with absolute paths, since the
+daemon works in /. Credentials may not be in the URL.
 
 The mode says how the kernel gets at the content of files. In passthrough it
 reads those on tiers by itself, which needs CAP_SYS_ADMIN and Linux 6.9; those
@@ -57,9 +76,13 @@ dataset as its name. In the foreground it logs to the standard error.`,
   milkweed mount -c tiering.toml
   milkweed mount --tier ram:/dev/shm/milkweed:64GiB --tier ssd:/local/milkweed:90% /lustre/imagenet /mnt/imagenet
   milkweed mount -f --log-level debug /lustre/imagenet /mnt/imagenet
+  milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
+  milkweed mount 's3://imagenet?endpoint=https://minio.example.org:9000' /mnt/imagenet
+  milkweed mount 'gs://imagenet/2012?anonymous=true' /mnt/imagenet
 
   # in /etc/fstab:
-  /lustre/imagenet  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0`,
+  /lustre/imagenet  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0
+  s3://imagenet/2012?region=eu-west-1  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0`,
 		Args: usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			return f.mount(c.Context(), c.Flags(), args, c.ErrOrStderr())
@@ -83,7 +106,7 @@ type mountFlags struct {
 
 // flagKeys are the flags that are values of the configuration.
 var flagKeys = []struct{ flag, key, help string }{
-	{"workers", "placement.workers", "copy `N` files at the same time"},
+	{"workers", "placement.workers", "copy `N` files at the same time; the default is 8, and 32 from a bucket"},
 	{"attr-timeout", "mount.attr_timeout", "`DURATION` for which names and sizes are believed before the source is asked again, such as 30s"},
 	{"metrics-listen", "metrics.listen", "`ADDRESS` where Prometheus finds the metrics, such as 127.0.0.1:9877"},
 	{"log-level", "log.level", "`LEVEL` of the least severe messages to log: debug, info, warn or error"},
@@ -142,7 +165,7 @@ func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []str
 		return err
 	}
 	if d != nil && c.Log.File == "" {
-		c.Log.File = defaultLog(c.Source.Path)
+		c.Log.File = defaultLog(c.Source.Name())
 	}
 	log, err := openLog(c.Log, f.foreground, stderr)
 	if err != nil {
@@ -188,10 +211,16 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 			return nil, false, err
 		}
 	}
-	if err := c.Validate(); err != nil {
-		return nil, false, err
+	for _, settle := range []func() error{
+		c.Validate,
+		func() error { return parseURL(c) },
+		func() error { return resolvePoint(c) },
+	} {
+		if err := settle(); err != nil {
+			return nil, false, err
+		}
 	}
-	return c, o.noExec, resolvePoint(c)
+	return c, o.noExec, nil
 }
 
 // file reads the configuration file. A command line that says both places
@@ -235,7 +264,7 @@ func setPlaces(c *config.Config, args []string) error {
 	if err := c.Set("mount.point", args[last], "argument MOUNTPOINT"); err != nil || last == 0 {
 		return err
 	}
-	return c.Set("source.path", args[0], "argument SOURCE")
+	return c.SetSource(args[0], "argument SOURCE")
 }
 
 func (f *mountFlags) setTiers(c *config.Config) error {
@@ -261,7 +290,7 @@ func (f *mountFlags) setTiers(c *config.Config) error {
 
 // defaultTiers chooses the tiers, and says which.
 func defaultTiers(c *config.Config, stderr io.Writer) error {
-	tiers, err := config.DefaultTiers(c.Source.Path)
+	tiers, err := config.DefaultTiers(c.Source.Name())
 	if err != nil {
 		return err
 	}

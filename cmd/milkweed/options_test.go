@@ -21,6 +21,9 @@ func TestFromHelper(t *testing.T) {
 		{"src /mnt -o rw,noatime,noexec,nosuid,nodev,workers=3,_netdev,nofail,user", "mount -o noatime,noexec,nosuid,nodev,workers=3,_netdev,nofail,user -- src /mnt"},
 		{"src /mnt -f -n -v -o ro", "mount -o ro --fake -- src /mnt"},
 
+		// A bucket, as a line of fstab has it.
+		{"s3://b/p?region=r&endpoint=http://h:1 /mnt -o rw,config=/etc/m.toml,_netdev", "mount -o config=/etc/m.toml,_netdev -- s3://b/p?region=r&endpoint=http://h:1 /mnt"},
+
 		{"none /mnt -o config=/etc/m.toml", "mount -o config=/etc/m.toml -- /mnt"},
 		{"-o a=1 src -o workers=2 /mnt", "mount -o a=1,workers=2 -- src /mnt"},
 		{"-s -o frobnicate=1,workers=2 src /mnt", "mount -o workers=2 -- src /mnt"},
@@ -163,6 +166,73 @@ func TestLoadOptions(t *testing.T) {
 	}
 	if got, want := c.Origin("mount.names"), "option names"; got != want {
 		t.Errorf("mount.names is from %q, want %q", got, want)
+	}
+}
+
+// SOURCE may be the URL of a bucket, which takes the place of the file's source,
+// and has workers of its own unless somebody says how many.
+func TestLoadBucket(t *testing.T) {
+	source, point := places(t)
+	const url = "s3://bucket/a/b?region=eu-west-1"
+	tier := []string{"--tier", "ram:/dev/shm/milkweed-test:1GiB"}
+	c, _, err := load(t, append(tier, url, point)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.Source, (config.Source{URL: url}); got != want || c.Origin("source.url") != "argument SOURCE" {
+		t.Errorf("got %+v from %s, want %+v", got, c.Origin("source.url"), want)
+	}
+	if got, from := c.Placement.Workers, c.Origin("placement.workers"); got != 32 || from != "default" {
+		t.Errorf("%d workers from %s, want 32 from default", got, from)
+	}
+	if c, _, err = load(t, append(tier, url, point, "--workers", "8")...); err != nil || c.Placement.Workers != 8 {
+		t.Errorf("got %d workers, %v; want 8", c.Placement.Workers, err)
+	}
+
+	file := filepath.Join(t.TempDir(), "tiering.toml")
+	if err := os.WriteFile(file, []byte("[source]\nurl = \"gs://bucket\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err = load(t, append(tier, "-c", file, point)...)
+	if err != nil || c.Source.URL != "gs://bucket" || c.Origin("source.url") != file+":2" {
+		t.Errorf("from the file: got %+v from %s, %v", c.Source, c.Origin("source.url"), err)
+	}
+	c, _, err = load(t, append(tier, "-c", file, source, point)...)
+	if err != nil || c.Source != (config.Source{Path: source}) {
+		t.Errorf("the folder of the command line: got %+v, %v", c.Source, err)
+	}
+}
+
+// What the driver does not take is refused before anything is shown or asked,
+// and no message, of check either, shows what may be a secret.
+func TestLoadBucketRefuses(t *testing.T) {
+	_, point := places(t)
+	for url, says := range map[string]string{
+		"s3://geheim:geheim@bucket":              "source.url: has credentials in it",
+		"s3://bucket?secret_access_key=geheim":   "source.url: has credentials in it",
+		"azblob://data?sv=1&sig=geheim":          "source.url: has credentials in it",
+		"s3://bucket?password=geheim":            "source.url: has credentials in it",
+		"nfs://geheim":                           "source.url: nfs:// is none of",
+		"s3://bucket?rgion=geheim":               `source.url: unknown option "rgion"`,
+		"gs://bucket?region=geheim":              "source.url: option region: is for s3:// only",
+		"s3://bucket?anonymous=geheim":           "source.url: option anonymous:",
+		"s3://bucket?hedge=geheim":               "source.url: option hedge:",
+		"s3://bucket/a//b":                       "source.url: prefix",
+		"s3://bucket?endpoint=ftp://geheim":      "source.url: option endpoint:",
+		"s3://bucket?region=geheim&region=other": "source.url: option region is there twice",
+	} {
+		for _, command := range [][]string{{"mount", "--fake"}, {"check"}} {
+			out, stderr, err := runMilkweed(t, append(command, "--tier", "ram:/dev/shm/milkweed-test:1GiB", url, point)...)
+			wantCode(t, err, exit.Usage)
+			if err == nil || !strings.Contains(err.Error(), "argument SOURCE: "+says) {
+				t.Errorf("%s %s: %v; want it to say %q", command, url, err, says)
+				continue
+			}
+			shown := out + stderr + err.Error()
+			if isSecret := strings.Contains(says, "credentials"); isSecret && strings.Contains(shown, "geheim") {
+				t.Errorf("%s %s shows it: %s", command, url, shown)
+			}
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -20,7 +21,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Milkweed:      version(),
 		PID:           os.Getpid(),
 		MountPoint:    d.cfg.Mount.Point,
-		DatasetID:     config.DatasetID(d.cfg.Source.Path),
+		DatasetID:     config.DatasetID(d.cfg.Source.Name()),
 		Mode:          string(d.service.Mode),
 		ModeReason:    d.service.Reason,
 		Since:         d.since,
@@ -99,13 +100,29 @@ func tierStatus(t tiers.TierStats) control.Tier {
 
 func (d *daemon) sourceStatus(s tiers.SourceStats) control.Source {
 	return control.Source{
-		Path: d.cfg.Source.Path,
+		Path: d.cfg.Source.Name(),
 		Operations: control.Operations{
 			Open: s.Opens, Read: s.Reads, Stat: s.Stats,
 			Readdir: s.ReadDirs, Readlink: s.Readlinks, Xattr: s.Xattrs,
 		},
 		BytesRead: s.Bytes,
 		Errors:    s.Errors,
+		Requests:  d.requests(),
+	}
+}
+
+// requests tells what the server of a bucket was asked, nil where the source is
+// none.
+func (d *daemon) requests() *control.Requests {
+	b, ok := d.source.(*blob.Bucket)
+	if !ok {
+		return nil
+	}
+	s := b.Stats()
+	return &control.Requests{
+		List: s.Lists, Get: s.Gets, Other: s.Others,
+		Retries: s.Retries, Hedges: s.Hedges, Throttled: s.Throttled,
+		BytesReceived: s.Bytes, HiddenKeys: s.Hidden,
 	}
 }
 
@@ -137,7 +154,7 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 	switch {
 	case level != tiers.AtSource:
 		l.State = control.Placed
-		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), config.DatasetID(d.cfg.Source.Path), "files", name)
+		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), config.DatasetID(d.cfg.Source.Name()), "files", name)
 	case filling:
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:

@@ -38,7 +38,8 @@ grows from 0 when the daemon starts. The fields are:
   uptime_seconds, ready, open_handles
   source        path, health, reason, operations {open, read, stat, readdir,
                 readlink, xattr}, bytes_read, errors, descriptors, passthrough,
-                passthrough_reason
+                passthrough_reason; and of a bucket requests {list, get, other,
+                retries, hedges, throttled, bytes_received, hidden_keys}
   tiers[]       level, name, path, quota_bytes, used_bytes, files, reads,
                 bytes_read, errors, health, reason, passthrough,
                 passthrough_reason
@@ -47,6 +48,10 @@ grows from 0 when the daemon starts. The fields are:
   opens         {level: {mode: count}}
   opened_bytes  {level: {mode: bytes}}
   read_latency  {level: {le_seconds[], counts[], sum_seconds, count}}
+
+The path of a source that is a bucket is its URL, without the options that say
+how to get there. Its requests are what its server was asked, and may charge
+for; retries and hedges, which ask for something again, are among them.
 
 A level is the name of a tier, or "source". Health is well, suspect, down or
 counting. The counts of a histogram are cumulative. A mode is passthrough, in
@@ -159,7 +164,19 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "source\t%s kept open, %s operations: %s\n", files(r.Descriptors), count(o.Total()), byName(map[string]int64{
 		"open": o.Open, "read": o.Read, "stat": o.Stat, "readdir": o.Readdir, "readlink": o.Readlink, "xattr": o.Xattr,
 	}))
+	printRequests(t, r.Requests)
 	return t.Flush()
+}
+
+// printRequests tells what the server of a bucket was asked, if there is one.
+func printRequests(w io.Writer, r *control.Requests) {
+	if r == nil {
+		return
+	}
+	fmt.Fprintf(w, "bucket\t%s requests: %s; %s received\n", count(r.Total()),
+		byName(map[string]int64{"list": r.List, "get": r.Get, "other": r.Other}), size(r.BytesReceived))
+	fmt.Fprintf(w, "\t%s sent again after errors, %s as hedges; %s answers asked to slow down; %s keys hidden\n",
+		count(r.Retries), count(r.Hedges), count(r.Throttled), count(r.HiddenKeys))
 }
 
 // printOpens tells what was opened at each level, fastest first, in which mode,

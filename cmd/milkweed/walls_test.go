@@ -19,12 +19,25 @@ var walls = []struct {
 	{"drivers", nil, nil},
 	{"drivers/posix", []string{"drivers"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
 	{"drivers/limit", []string{"drivers"}, nil},
+	{"drivers/blob", []string{"drivers"}, vendors},
 	{"tiers", []string{"drivers"}, nil},
 	{"metadata", []string{"drivers", "tiers"}, nil},
 	{"placement", []string{"drivers", "tiers", "metadata"}, nil},
 	{"fs", []string{"drivers", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
 	{"cmd/internal/config", []string{"cmd/internal/exit"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
+}
+
+// vendors are the libraries of those who run object stores, the portable one above
+// them, and what these bring along.
+var vendors = []string{
+	"gocloud.dev/", "github.com/google/wire", "golang.org/x/xerrors",
+	"github.com/aws/",
+	"github.com/Azure/", "github.com/AzureAD/", "github.com/golang-jwt/", "github.com/google/uuid", "github.com/kylelemons/", "github.com/pkg/browser",
+	"cloud.google.com/go/", "google.golang.org/", "github.com/googleapis/", "github.com/google/s2a-go", "github.com/GoogleCloudPlatform/",
+	"golang.org/x/oauth2", "golang.org/x/crypto/", "golang.org/x/net/", "golang.org/x/sync/", "golang.org/x/sys/", "golang.org/x/text/", "golang.org/x/time/",
+	"go.opentelemetry.io/", "github.com/felixge/httpsnoop", "github.com/go-logr/", "github.com/cespare/xxhash/",
+	"cel.dev/", "github.com/cncf/", "github.com/envoyproxy/", "github.com/planetscale/", "github.com/spiffe/", "github.com/go-jose/",
 }
 
 func TestWalls(t *testing.T) {
@@ -63,6 +76,12 @@ func TestLibrariesHaveOneHome(t *testing.T) {
 		"github.com/spf13/cobra":         "cmd/",
 		"github.com/prometheus/":         "cmd/",
 		"github.com/schollz/progressbar": "cmd/",
+		"gocloud.dev/":                   "drivers/blob",
+		"github.com/aws/":                "drivers/blob",
+		"github.com/Azure/":              "drivers/blob",
+		"cloud.google.com/go/":           "drivers/blob",
+		"golang.org/x/oauth2":            "drivers/blob",
+		"google.golang.org/":             "drivers/blob",
 	}
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module+"...").Output()
 	if err != nil {

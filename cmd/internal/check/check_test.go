@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -345,6 +346,66 @@ func TestRun(t *testing.T) {
 	}
 	if err := First(findings); err != nil {
 		t.Errorf("got %v, want no error", err)
+	}
+}
+
+// A bucket is not asked anything, and is not taken for a folder.
+func TestRunOfABucket(t *testing.T) {
+	w := newWorld(t)
+	w.config.Source = config.Source{URL: "s3://bucket/a"}
+	for _, f := range w.run(t.Context(), w.config) {
+		if f.Name == "source" {
+			t.Errorf("got %+v for a bucket", f)
+		}
+	}
+	w.mkdir("ssd/new/"+config.DatasetID("s3://bucket/a"), 0o700)
+	w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 2*gib))
+	w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
+	if got := w.host.tiers(t.Context(), w.config); len(got) != 1 || got[0].Status != OK {
+		t.Errorf("of a tier that has copies of it: got %+v, want room for them", got)
+	}
+}
+
+// What a bucket answered when it was opened is said with what to do about it.
+func TestBucket(t *testing.T) {
+	c := config.Source{URL: "s3://bucket/a?region=r&endpoint=http://h"}
+	good := Bucket(c, "access key AKIA, from EnvConfigCredentials", nil)
+	want := ok("source", "s3://bucket/a?endpoint=http://h can be listed; credentials: access key AKIA, from EnvConfigCredentials")
+	if !reflect.DeepEqual(good, want) {
+		t.Errorf("got %+v, want %+v", good, want)
+	}
+	for _, tt := range []struct {
+		err    error
+		remedy string
+	}{
+		{unix.EINVAL, "has to say what is missing"},
+		{unix.EACCES, "anonymous=true"},
+		{unix.ENOENT, "names of the bucket and of the prefix"},
+		{unix.ENXIO, "region=REGION"},
+		{unix.EPROTO, "SSL_CERT_FILE"},
+		{unix.EHOSTUNREACH, "HTTPS_PROXY"},
+		{unix.ENETUNREACH, "HTTPS_PROXY"},
+		{unix.ECONNREFUSED, "HTTPS_PROXY"},
+		{unix.ETIMEDOUT, "HTTPS_PROXY"},
+		{unix.EIO, "the vendor's own tools"},
+	} {
+		err, code := fmt.Errorf("s3://bucket/a/: %w: AccessDenied: no", tt.err), exit.Source
+		if tt.err == unix.EINVAL {
+			code = exit.Usage
+		}
+		got := Bucket(c, "", err)
+		if len(got) != 1 || got[0].Status != Problem || got[0].Code != code || got[0].Detail != err.Error() ||
+			!strings.Contains(got[0].Remedy, tt.remedy) {
+			t.Errorf("got %+v, want %v and a remedy with %q", got, err, tt.remedy)
+		}
+		e, isExit := errors.AsType[*exit.Error](SourceError(c, err))
+		if !isExit || e.Code != code || e.Err.Error() != "source: "+err.Error() || e.Remedy != got[0].Remedy {
+			t.Errorf("got %+v, want the same", e)
+		}
+	}
+	e, _ := errors.AsType[*exit.Error](SourceError(config.Source{Path: "/a"}, unix.EACCES))
+	if e == nil || e.Remedy != "Check that the source is mounted and readable." {
+		t.Errorf("of a folder: got %+v", e)
 	}
 }
 

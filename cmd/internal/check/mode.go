@@ -3,13 +3,13 @@ package check
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/drivers"
-	"github.com/milkweedfs/milkweed/drivers/posix"
 )
 
 // A Service is how the kernel gets at the content of files.
@@ -119,17 +119,24 @@ func meanSize(files []drivers.Info) int64 {
 	return int64(sum / float64(len(files)))
 }
 
-// Preview tells what Decide would say of c, where the kernel could read files by
-// itself, and what to do about the rest. None of it keeps a mount from working.
-func Preview(ctx context.Context, c *config.Config) []Finding {
-	return thisHost().preview(ctx, c)
+// A Source is an open source.
+type Source interface {
+	drivers.Sampler
+	io.Closer
 }
 
-func (h host) preview(ctx context.Context, c *config.Config) []Finding {
+// Preview tells what Decide would say of c, where the kernel could read files by
+// itself, and what to do about the rest. None of it keeps a mount from working.
+// It calls open for the source, and closes that.
+func Preview(ctx context.Context, c *config.Config, open func() (Source, error)) []Finding {
+	return thisHost().preview(ctx, c, open)
+}
+
+func (h host) preview(ctx context.Context, c *config.Config, open func() (Source, error)) []Finding {
 	late := warning("mode", "See what is said of the source and the tiers.",
 		"the source or a tier does not answer for %s", h.patience)
 	return h.within(ctx, late, func() []Finding {
-		source, err := posix.OpenDir(c.Source.Path)
+		source, err := open()
 		if err != nil {
 			return warning("mode", "See what is said of the source.", "not known: %v", reason(err))
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/posix"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
@@ -217,15 +218,22 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// An empty source, and one with a cap, are no reason for a warning.
+// An empty source, one with a cap and a bucket are no reason for a warning.
 func TestPreviewOfASourceThatIsNotTried(t *testing.T) {
 	w, _ := twoTiers(t, 0, nil)
-	for _, want := range []error{errNoFile, errCapped} {
+	for _, tt := range []struct {
+		source config.Source
+		want   error
+	}{
+		{config.Source{Path: w.path("source")}, errNoFile},
+		{config.Source{Path: w.path("source"), Bandwidth: 1}, errCapped},
+		{config.Source{URL: "s3://bucket"}, errBucket},
+	} {
+		w.config.Source = tt.source
 		got := w.lookAtMode(t.Context(), w.config, dataset{})
-		if last := got[len(got)-1]; last.Status != OK || last.Detail != want.Error() {
-			t.Errorf("got %+v, want %v", last, want)
+		if last := got[len(got)-1]; last.Status != OK || last.Detail != tt.want.Error() {
+			t.Errorf("got %+v, want %v", last, tt.want)
 		}
-		w.config.Source.Bandwidth = 1
 	}
 }
 
@@ -233,7 +241,7 @@ func TestPreviewOfASourceThatIsNotTried(t *testing.T) {
 func TestPreviewHere(t *testing.T) {
 	w := newWorld(t)
 	before := w.names()
-	got := w.preview(t.Context(), w.config)
+	got := w.preview(t.Context(), w.config, w.openSource)
 	if len(got) != 3 {
 		t.Fatalf("got %+v, want the mode, a tier and the source", got)
 	}
@@ -248,10 +256,12 @@ func TestPreviewHere(t *testing.T) {
 	}
 }
 
+func (w *world) openSource() (Source, error) { return posix.OpenDir(w.config.Source.Path) }
+
 func TestPreviewWithoutSource(t *testing.T) {
 	w := newWorld(t)
 	w.config.Source.Path = w.path("no")
-	got := w.preview(t.Context(), w.config)
+	got := w.preview(t.Context(), w.config, w.openSource)
 	want := []Finding{{Name: "mode", Status: Warning, Detail: "not known: no such file or directory", Remedy: "See what is said of the source."}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -265,7 +275,7 @@ func TestPreviewHung(t *testing.T) {
 	t.Cleanup(func() { close(hang) })
 	w.patience = 10 * time.Millisecond
 	w.stat = func(string) (os.FileInfo, error) { <-hang; return nil, errors.New("hung") }
-	got := w.preview(t.Context(), w.config)
+	got := w.preview(t.Context(), w.config, w.openSource)
 	if len(got) != 1 || got[0].Status != Warning || got[0].Detail != "the source or a tier does not answer for 10ms" {
 		t.Errorf("got %+v", got)
 	}

@@ -34,6 +34,7 @@ func (p probes) inATier() (works bool, why string) {
 var (
 	errCapped = errors.New("the source has a cap, to which the daemon keeps")
 	errNoFile = errors.New("no file was found to try it with")
+	errBucket = errors.New("the source is a bucket, which the kernel cannot read")
 )
 
 // probePlaces tries it with a file in each tier, and with one of the names in
@@ -63,6 +64,9 @@ func (h host) probePlaces(c *config.Config, names []string) probes {
 
 // openOne opens the first of names that can be opened.
 func openOne(source config.Source, names []string) (*os.File, error) {
+	if source.URL != "" {
+		return nil, errBucket
+	}
 	if source.Bandwidth > 0 || source.Operations > 0 {
 		return nil, errCapped
 	}
@@ -120,7 +124,7 @@ func passthrough(place string, err error, would bool) []Finding {
 	switch {
 	case err == nil:
 		return ok(name, "the kernel can read files there by itself")
-	case err == errCapped || err == errNoFile:
+	case err == errCapped || err == errNoFile || err == errBucket:
 		return ok(name, "%v", err)
 	case !would:
 		return ok(name, "%v; the mode would not be passthrough anyway", err)

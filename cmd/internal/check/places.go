@@ -19,8 +19,12 @@ import (
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
+// source looks at a source that is a folder. Of a bucket Bucket tells.
 func (h host) source(ctx context.Context, c *config.Config) []Finding {
 	path := c.Source.Path
+	if path == "" {
+		return nil
+	}
 	late := problem(exit.Source, "source", "See whether its server is up, and whether other programs can list it.",
 		"%s does not answer for %s", path, h.patience)
 	return h.within(ctx, late, func() []Finding { return h.lookAtSource(path) })
@@ -175,7 +179,7 @@ func (h host) tiers(ctx context.Context, c *config.Config) []Finding {
 		name := "tier " + t.Name
 		late := problem(exit.Tier, name, "Choose another directory for it, on a disk of this machine.",
 			"%s does not answer for %s", t.Path, h.patience)
-		findings = append(findings, h.within(ctx, late, func() []Finding { return h.lookAtTier(name, t, c.Source.Path) })...)
+		findings = append(findings, h.within(ctx, late, func() []Finding { return h.lookAtTier(name, t, c.Source.Name()) })...)
 	}
 	return findings
 }

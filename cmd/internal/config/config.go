@@ -25,7 +25,7 @@ import (
 )
 
 // Config is one mount: what tiering.toml can say. The paths in it are absolute
-// and clean.
+// and clean, and no secret is in its URL.
 type Config struct {
 	Source    Source
 	Tiers     []Tier // fastest first
@@ -37,9 +37,10 @@ type Config struct {
 	origins map[string]string // where a value came from, by full key; see Origin
 }
 
-// Source is where the whole dataset lives.
+// Source is where the whole dataset lives: a directory or a bucket.
 type Source struct {
-	Path       string // a directory; "" until it is set
+	Path       string // a directory; "" where there is a URL, and until it is set
+	URL        string // of a bucket, such as "s3://bucket/prefix?region=eu-west-1"; "" where there is a path
 	Bandwidth  int64  // bytes that all reads together get in a second; 0 for no cap
 	Operations int64  // operations of all kinds that begin in a second; 0 for no cap
 }
@@ -93,7 +94,7 @@ type Log struct {
 func Default() Config {
 	return Config{
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour},
-		Placement: Placement{Workers: 8},
+		Placement: Placement{Workers: workersOfFolder},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},
 	}
 }

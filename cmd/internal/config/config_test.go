@@ -83,6 +83,10 @@ func TestParseErrors(t *testing.T) {
 		{"level", "[log]\nlevel = 'INFO+1'", `tiering.toml:2: log.level: "INFO+1" is not a level`},
 		{"format", "[log]\nformat = 'xml'", `tiering.toml:2: log.format: "xml" is not a format`},
 		{"tier name", "[[tier]]\nname = 'RAM disk'", `tiering.toml:2: tier.name: "RAM disk" is not a name`},
+		{"URL for path", "[source]\npath = 's3://bucket?token=geheim'", `tiering.toml:2: source.path: is a URL and not a path`},
+		{"number for URL", "[source]\nurl = 1", `tiering.toml:2: source.url: must be text in double quotes`},
+		{"path for URL", "[source]\nurl = '/data'", `tiering.toml:2: source.url: is not a URL`},
+		{"unset variable in URL", "[source]\nurl = 's3://${MILKWEED_TEST_UNSET}'", `tiering.toml:2: source.url: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
 		{"empty path", "[source]\npath = ''", `tiering.toml:2: source.path: is empty`},
 		{"path with NUL", "[source]\npath = \"/a\\u0000b\"", `tiering.toml:2: source.path: "/a\x00b" is not a path`},
 		{"unset variable", "[[tier]]\npath = '${MILKWEED_TEST_UNSET}/a'", `tiering.toml:2: tier.path: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
@@ -226,6 +230,7 @@ func TestParse(t *testing.T) {
 	})
 	want := []string{
 		"source.path = /data from tiering.toml:3",
+		"source.url =  from default",
 		"source.bandwidth = 500MB from tiering.toml:4",
 		"source.operations = 2000 from tiering.toml:5",
 		"tier.ram.path = /dev/shm/a from tiering.toml:9",
@@ -435,6 +440,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte("[[tier]]\nquotta = '1GiB'"))
 	f.Add([]byte("tier = [{name='a', quota='1%'}, {name='a'}]\nmount.mode='auto'"))
+	f.Add([]byte("[source]\nurl = 's3://b/p?endpoint=h:1&region=r'\n[[tier]]\nname='a'\npath='/a'\nquota='1%'"))
 	f.Add([]byte("[a\n\"\\\n'''"))
 	if data, err := os.ReadFile("../../../tiering.toml"); err == nil {
 		f.Add(data)

@@ -96,7 +96,7 @@ func (c *Config) decodeEntry(origin string, e entry) error {
 	remedy := k.hint
 	if err == nil && k.kind == aPath {
 		s, err = expand(s)
-		remedy = "Set the variable where milkweed is started, or write the path out."
+		remedy = "Set the variable where milkweed is started, or write out what it stands for."
 	}
 	if err != nil {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s: %s: %w", origin, k, err), Remedy: remedy}

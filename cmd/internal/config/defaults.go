@@ -24,8 +24,8 @@ const (
 	diskPercent = 50
 )
 
-// DefaultTiers returns the tiers of a mount that is given only SOURCE and
-// MOUNTPOINT.
+// DefaultTiers returns the tiers of a mount that is given only SOURCE, by its
+// Name, and MOUNTPOINT.
 //
 // "ram" is a folder in /dev/shm. It may hold half of what that tmpfs has
 // available, but no more than a quarter of the memory available, and no more
@@ -246,15 +246,26 @@ func statOf(file, name string) int64 {
 	return 0
 }
 
-// DatasetID returns the name of the folder that a source has in every tier:
-// the end of its path, for people, and a hash of all of its real path.
+// DatasetID returns the name of the folder that a source has in every tier, by
+// the Name of the source: the end of its path, for people, and a hash of all of
+// it. Of a path it is the real one.
 func DatasetID(source string) string {
-	if abs, err := filepath.Abs(source); err == nil {
-		source = abs
+	if !isURL(source) {
+		if abs, err := filepath.Abs(source); err == nil {
+			source = abs
+		}
+		source = realPath(source)
 	}
-	source = realPath(source)
 	sum := sha256.Sum256([]byte(source))
-	return safeName(filepath.Base(source)) + "-" + hex.EncodeToString(sum[:])[:12]
+	return safeName(lastElement(source)) + "-" + hex.EncodeToString(sum[:])[:12]
+}
+
+// lastElement is the end of a path, or of a URL without its query.
+func lastElement(source string) string {
+	if isURL(source) {
+		source, _, _ = strings.Cut(source, "?")
+	}
+	return filepath.Base(source)
 }
 
 // safeName makes a name that is plain in a shell, in a URL and on any disk.

@@ -24,7 +24,7 @@ type kind int
 
 const (
 	aString kind = iota
-	aPath        // a string in which ${VARIABLE} is replaced
+	aPath        // a string in which ${VARIABLE} is replaced; a URL is one too
 	anInteger
 	aBoolean
 )
@@ -45,8 +45,10 @@ func (k key) String() string { return k.table + "." + k.name }
 const tierTable = "tier" // the one table that is a list
 
 var keys = []key{
-	{"source", "path", aPath, `A source is a directory, such as path = "/lustre/imagenet".`,
+	{"source", "path", aPath, `A source is a directory, such as path = "/lustre/imagenet", or a bucket, such as url = "s3://bucket/prefix".`,
 		func(c *Config, _ *Tier) flag.Value { return (*pathValue)(&c.Source.Path) }},
+	{"source", "url", aPath, `A bucket has a URL, such as url = "s3://bucket/prefix?region=eu-west-1". Credentials come from where the vendor's own tools find them.`,
+		func(c *Config, _ *Tier) flag.Value { return (*urlValue)(&c.Source.URL) }},
 	{"source", "bandwidth", aString, `A bandwidth is the size of what may be read in a second, such as "500MB"; "" is no cap.`,
 		func(c *Config, _ *Tier) flag.Value { return (*bandwidthValue)(&c.Source.Bandwidth) }},
 	{"source", "operations", anInteger, `Use the number of operations that may begin in a second, such as 1000; 0 is no cap.`,
@@ -114,6 +116,7 @@ func (c *Config) set(full string, k key, t *Tier, value, origin string) error {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s: %s: %w", origin, k, err), Remedy: k.hint}
 	}
 	c.setOrigin(full, origin)
+	c.derive()
 	return nil
 }
 
@@ -135,8 +138,11 @@ func (c *Config) origin(full string) string {
 	if o, ok := c.origins[full]; ok {
 		return o
 	}
-	return "default"
+	return fromDefault
 }
+
+// fromDefault is the origin of what nobody has set.
+const fromDefault = "default"
 
 // Each calls f for every value that is in effect, in the order of tiering.toml.
 // The keys are those of Set.

@@ -14,8 +14,9 @@ import (
 const maxTiers = 16
 
 // Validate checks what Load and Set cannot: that nothing is missing, and that
-// the source, the tiers and the mount point are different places, none within
-// another, through symbolic links and bind mounts. Milkweed would copy its own
+// the source is a folder or a bucket, and that its folder, the tiers and the mount
+// point are different places, none within another, through symbolic links and
+// bind mounts. Milkweed would copy its own
 // copies otherwise, or hide them under its mount. The file of names may lie in
 // a tier, where Milkweed leaves alone what is not a copy of its own, but
 // neither in the source nor under the mount.
@@ -23,9 +24,8 @@ const maxTiers = 16
 // It calls the file system for that, for five seconds at most: a mount that
 // hangs is for package check to report.
 func (c *Config) Validate() error {
-	if c.Source.Path == "" {
-		return c.wrong("source.path", "is missing",
-			"Give SOURCE on the command line, or path in the table [source].")
+	if err := c.validateSource(); err != nil {
+		return err
 	}
 	if c.Mount.Point == "" {
 		return c.wrong("mount.point", "is missing",
@@ -35,6 +35,18 @@ func (c *Config) Validate() error {
 		return err
 	}
 	return c.validatePlaces()
+}
+
+func (c *Config) validateSource() error {
+	switch s := c.Source; {
+	case s.Path == "" && s.URL == "":
+		return c.wrong("source.path", "is missing",
+			"Give SOURCE on the command line, or path or url in the table [source].")
+	case s.Path != "" && s.URL != "":
+		return c.wrong("source.url", fmt.Sprintf("there is source.path too, from %s", c.Origin("source.path")),
+			"Leave one of them out: a dataset is in a folder or in a bucket.")
+	}
+	return nil
 }
 
 // wrong is the error for the value of a full key. A value that nobody set has
@@ -99,7 +111,10 @@ const (
 )
 
 func (c *Config) places() []place {
-	all := []place{{full: "source.path", what: "the source", paths: []string{c.Source.Path}}}
+	var all []place
+	if c.Source.Path != "" {
+		all = append(all, place{full: "source.path", what: "the source", paths: []string{c.Source.Path}})
+	}
 	for i, t := range c.Tiers {
 		all = append(all, place{full: tierKey(i, "path"), what: fmt.Sprintf("the tier %q", t.Name), role: tier, paths: []string{t.Path}})
 	}

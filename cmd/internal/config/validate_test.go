@@ -43,6 +43,13 @@ func TestValidate(t *testing.T) {
 		{"valid", func(*Config) {}, ""},
 		{"similar names", func(c *Config) { c.Tiers[0].Path = dir + "/source-2" }, ""},
 		{"no source", func(c *Config) { c.Source.Path = "" }, `source.path: is missing`},
+		{"bucket", func(c *Config) { c.Source = Source{URL: "s3://bucket"} }, ""},
+		{"bucket of the name of a tier", func(c *Config) { c.Source = Source{URL: "s3:/" + dir + "/ram"} }, ""},
+		{"two sources", func(c *Config) { c.Source.URL = "s3://bucket" }, `source.url: there is source.path too, from default`},
+		{"tier in tier beside a bucket", func(c *Config) {
+			c.Source = Source{URL: "s3://bucket"}
+			c.Tiers[1].Path = dir + "/ram/x"
+		}, `tier.path: "$/ram/x" lies inside the tier "ram" "$/ram"`},
 		{"no mount point", func(c *Config) { c.Mount.Point = "" }, `mount.point: is missing`},
 		{"no tier", func(c *Config) { c.Tiers = nil }, `tier: there is none`},
 		{"no name", func(c *Config) { c.Tiers[1].Name = "" }, `tier.name: is missing`},
@@ -100,6 +107,7 @@ func TestValidateNamesTheLine(t *testing.T) {
 	for _, tt := range []struct{ data, want string }{
 		{"[mount]\npoint = '/m'\n[source]", "tiering.toml:3: source.path: is missing"},
 		{"[source]\npath = '/s'\n[mount]\nmode = 'auto'", "tiering.toml:3: mount.point: is missing"},
+		{"[source]\nurl = 's3://b'\n#\npath = '/s'\n[mount]\npoint = '/m'", "tiering.toml:2: source.url: there is source.path too, from tiering.toml:4"},
 		{"mount.point = '/m'\nsource.path = '/s'\n[[tier]]\n[[tier]]\n", "tiering.toml:3: tier.name: is missing"},
 		{"mount.point = '/m'\nsource.path = '/s'\n[[tier]]\nname = 'a'\nquota = '1%'\npath = '/s/a'", `tiering.toml:6: tier.path: "/s/a" lies inside the source "/s"`},
 	} {

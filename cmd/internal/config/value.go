@@ -34,10 +34,14 @@ type (
 
 var errEmpty = errors.New("is empty")
 
-// Set makes a relative path absolute, from the current directory.
+// Set makes a relative path absolute, from the current directory. It does not
+// show what is a URL, since a secret may be in that.
 func (v *pathValue) Set(s string) error {
 	if s == "" {
 		return errEmpty
+	}
+	if isURL(s) {
+		return errors.New("is a URL and not a path")
 	}
 	if strings.IndexByte(s, 0) >= 0 {
 		return fmt.Errorf("%q is not a path", s)

@@ -79,6 +79,8 @@ type Source struct {
 	Errors      int64      `json:"errors"`           // operations that failed
 	Descriptors int64      `json:"descriptors"`      // files of it that are kept open for the next to read them
 
+	Requests *Requests `json:"requests,omitempty"` // what its server was asked; nil unless it is a bucket
+
 	Passthrough       bool   `json:"passthrough"`                  // the kernel reads by itself those of its files that have no tier to go to
 	PassthroughReason string `json:"passthrough_reason,omitempty"` // why it does not
 }
@@ -92,6 +94,21 @@ type Operations struct {
 	Readlink int64 `json:"readlink"`
 	Xattr    int64 `json:"xattr"`
 }
+
+// Requests counts what the server of a bucket was asked, which costs money.
+type Requests struct {
+	List          int64 `json:"list"`           // for a page of names
+	Get           int64 `json:"get"`            // for content
+	Other         int64 `json:"other"`          // for anything else: credentials, mostly
+	Retries       int64 `json:"retries"`        // of them, those sent again after an error
+	Hedges        int64 `json:"hedges"`         // of them, those sent because another had not begun to answer
+	Throttled     int64 `json:"throttled"`      // answers that asked to slow down
+	BytesReceived int64 `json:"bytes_received"` // of content
+	HiddenKeys    int64 `json:"hidden_keys"`    // keys that no file system can show, in the directories that were listed: a number of now
+}
+
+// Total is the number of all requests.
+func (r Requests) Total() int64 { return r.List + r.Get + r.Other }
 
 // Total is the number of all operations.
 func (o Operations) Total() int64 {

@@ -2,6 +2,8 @@ package control_test
 
 import (
 	"encoding/json"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -15,6 +17,25 @@ func encoded(t testing.TB) []byte {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// Requests are those of a bucket, and a folder has none, not even zero of them.
+func TestStatusOfABucket(t *testing.T) {
+	if p := encoded(t); strings.Contains(string(p), `"requests"`) {
+		t.Errorf("a folder has requests: %s", p)
+	}
+	want := (&controltest.Daemon{MountPoint: "/mnt", Bucket: true}).Status(t.Context())
+	p, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := `"requests":{"list":12,"get":3400,"other":1,"retries":5,"hedges":6,"throttled":2,"bytes_received":335544320,"hidden_keys":7}`; !strings.Contains(string(p), got) {
+		t.Errorf("%s lacks %s", p, got)
+	}
+	got, err := control.DecodeStatus(p)
+	if err != nil || !reflect.DeepEqual(got.Source, want.Source) {
+		t.Errorf("got %+v, %v; want %+v", got.Source, err, want.Source)
+	}
 }
 
 // A newer daemon may say more.

@@ -38,6 +38,14 @@ var (
 	sourcePassthrough = desc("source_passthrough", "Whether the kernel reads by itself those files of the source that have no tier to go to.")
 	sourceOpenFiles   = desc("source_open_files", "Files of the source that are kept open for the next to read them.")
 
+	// Only where the source is a bucket.
+	requests      = desc("source_requests_total", "What the server of a bucket was asked, by kind.", "kind")
+	retries       = desc("source_retries_total", "Requests that were sent again after an error.")
+	hedges        = desc("source_hedges_total", "Requests that were sent because another had not begun to answer.")
+	throttled     = desc("source_throttled_total", "Answers of a bucket's server that asked to slow down.")
+	bytesReceived = desc("source_received_bytes_total", "Bytes of content that a bucket's server has sent.")
+	hiddenKeys    = desc("source_hidden_keys", "Keys of a bucket that no file system can show, in the directories that were listed.")
+
 	opens       = desc("opens_total", "Files opened, by the level that served them and how the kernel was served.", "level", "mode")
 	openedBytes = desc("opened_bytes_total", "The sizes of the files opened, by the level that served them and how the kernel was served.", "level", "mode")
 	openHandles = desc("open_handles", "Files that are open now.")
@@ -59,6 +67,7 @@ var descs = []*prometheus.Desc{
 	buildInfo, mountInfo, ready,
 	tierUsed, tierQuota, tierFiles, tierReads, tierBytes, tierErrors, tierHealth, tierPassthrough,
 	sourceOperations, sourceBytes, sourceErrors, sourceHealth, sourcePassthrough, sourceOpenFiles,
+	requests, retries, hedges, throttled, bytesReceived, hiddenKeys,
 	opens, openedBytes, openHandles, readLatency,
 	placements, placedBytes, prefetched, fillsInFlight, fillsBytes, fillsQueued,
 }
@@ -137,12 +146,26 @@ func (to sink) source(s *control.Source) {
 	to.counter(sourceErrors, s.Errors)
 	to.gauge(sourcePassthrough, boolean(s.Passthrough))
 	to.gauge(sourceOpenFiles, float64(s.Descriptors))
+	if s.Requests != nil {
+		to.requests(s.Requests)
+	}
 	if s.Health == "" {
 		return
 	}
 	for _, h := range control.Healths {
 		to.gauge(sourceHealth, boolean(s.Health == h), string(h))
 	}
+}
+
+func (to sink) requests(r *control.Requests) {
+	to.counter(requests, r.List, "list")
+	to.counter(requests, r.Get, "get")
+	to.counter(requests, r.Other, "other")
+	to.counter(retries, r.Retries)
+	to.counter(hedges, r.Hedges)
+	to.counter(throttled, r.Throttled)
+	to.counter(bytesReceived, r.BytesReceived)
+	to.gauge(hiddenKeys, float64(r.HiddenKeys))
 }
 
 func (to sink) reads(s *control.Status) {

@@ -30,6 +30,7 @@ func sample(context.Context) control.Status {
 			Operations: control.Operations{Open: 1, Read: 2, Stat: 3, Readdir: 4, Readlink: 5, Xattr: 6},
 			BytesRead:  700,
 			Errors:     8, Descriptors: 11, Passthrough: true,
+			Requests: &control.Requests{List: 12, Get: 34, Other: 5, Retries: 6, Hedges: 7, Throttled: 8, BytesReceived: 900, HiddenKeys: 10},
 		},
 		Tiers: []control.Tier{
 			{Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3, Reads: 4, BytesRead: 50, Health: control.Well, Passthrough: true},
@@ -123,6 +124,45 @@ milkweed_tier_used_bytes{tier="ssd"} 10
 		"milkweed_source_passthrough", "milkweed_tier_health", "milkweed_tier_passthrough", "milkweed_tier_used_bytes")
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// What a bucket's server was asked.
+func TestCollectRequests(t *testing.T) {
+	want := `
+# HELP milkweed_source_hedges_total Requests that were sent because another had not begun to answer.
+# TYPE milkweed_source_hedges_total counter
+milkweed_source_hedges_total 7
+# HELP milkweed_source_hidden_keys Keys of a bucket that no file system can show, in the directories that were listed.
+# TYPE milkweed_source_hidden_keys gauge
+milkweed_source_hidden_keys 10
+# HELP milkweed_source_received_bytes_total Bytes of content that a bucket's server has sent.
+# TYPE milkweed_source_received_bytes_total counter
+milkweed_source_received_bytes_total 900
+# HELP milkweed_source_requests_total What the server of a bucket was asked, by kind.
+# TYPE milkweed_source_requests_total counter
+milkweed_source_requests_total{kind="get"} 34
+milkweed_source_requests_total{kind="list"} 12
+milkweed_source_requests_total{kind="other"} 5
+# HELP milkweed_source_retries_total Requests that were sent again after an error.
+# TYPE milkweed_source_retries_total counter
+milkweed_source_retries_total 6
+# HELP milkweed_source_throttled_total Answers of a bucket's server that asked to slow down.
+# TYPE milkweed_source_throttled_total counter
+milkweed_source_throttled_total 8
+`
+	names := []string{"milkweed_source_hedges_total", "milkweed_source_hidden_keys", "milkweed_source_received_bytes_total",
+		"milkweed_source_requests_total", "milkweed_source_retries_total", "milkweed_source_throttled_total"}
+	if err := testutil.CollectAndCompare(New(sample), strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+	folder := New(func(ctx context.Context) control.Status {
+		s := sample(ctx)
+		s.Source.Requests = nil
+		return s
+	})
+	if got := testutil.CollectAndCount(folder, names...); got != 0 {
+		t.Errorf("%d metrics of a folder, want none", got)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 // Daemon answers with what its fields say.
 type Daemon struct {
 	PID        int                         // what Status says; 0 for that of this process
+	Bucket     bool                        // whether what Status says is of a source that is a bucket
 	MountPoint string                      // what Status says
 	Locations  map[string]control.Location // what Where says, by name
 	Steps      []control.Progress          // what Warmup reports
@@ -34,7 +35,7 @@ var _ control.Daemon = (*Daemon)(nil)
 // Status implements control.Daemon.
 func (d *Daemon) Status(context.Context) control.Status {
 	const mib = 1 << 20
-	return control.Status{
+	s := control.Status{
 		Version:       control.StatusVersion,
 		Milkweed:      "1.2.3",
 		PID:           cmp.Or(d.PID, os.Getpid()),
@@ -64,6 +65,14 @@ func (d *Daemon) Status(context.Context) control.Status {
 			"ram": {LeSeconds: []float64{0.001, 0.01}, Counts: []uint64{990, 1000}, SumSeconds: 0.5, Count: 1000},
 		},
 	}
+	if d.Bucket {
+		s.Source.Path = "s3://bucket/imagenet"
+		s.Source.PassthroughReason = "the source is a bucket, which the kernel cannot read"
+		s.Source.Requests = &control.Requests{
+			List: 12, Get: 3400, Other: 1, Retries: 5, Hedges: 6, Throttled: 2, BytesReceived: 320 * mib, HiddenKeys: 7,
+		}
+	}
+	return s
 }
 
 // Where implements control.Daemon.

@@ -1,0 +1,198 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+func TestSourceName(t *testing.T) {
+	for _, tt := range []struct{ url, name, dataset string }{
+		{"s3://bucket", "s3://bucket", "bucket"},
+		{"S3://bucket/", "s3://bucket", "bucket"},
+		{"gs://bucket/a/b/", "gs://bucket/a/b", "b"},
+		{"azblob://data/Image Net", "azblob://data/Image%20Net", "image-20net"},
+		{"s3://bucket/a,b\\c%09%23?region=eu-west-1&profile=p&path_style=true&anonymous=true&hedge=1s", "s3://bucket/a,b%5Cc%09%23", "a-b-5cc-09-23"},
+		{"s3://bucket/a?region=x&endpoint=https%3A%2F%2Fminio:9000%2F", "s3://bucket/a?endpoint=https://minio:9000", "a"},
+		{"s3://bucket/a?endpoint=minio:9000", "s3://bucket/a?endpoint=https://minio:9000", "a"},
+		{"s3://bucket/a?endpoint=http://minio:9000", "s3://bucket/a?endpoint=http://minio:9000", "a"},
+		{"azblob://data?account=A1&endpoint=http://127.0.0.1:10000/A1", "azblob://data?account=A1&endpoint=http://127.0.0.1:10000/A1", "data"},
+		{"azblob://data?account=", "azblob://data", "data"},
+	} {
+		c := Default()
+		if err := c.Set("source.url", tt.url, "test"); err != nil {
+			t.Fatal(err)
+		}
+		name := c.Source.Name()
+		if name != tt.name {
+			t.Errorf("%s: got %s, want %s", tt.url, name, tt.name)
+		}
+		if again := (Source{URL: name}).Name(); again != name {
+			t.Errorf("%s: the name of that is %s", name, again)
+		}
+		if id := DatasetID(name); !strings.HasPrefix(id, tt.dataset+"-") || len(id) != len(tt.dataset)+13 {
+			t.Errorf("%s: dataset %s, want %s-…", name, id, tt.dataset)
+		}
+	}
+	if got := (Source{Path: "/data"}).Name(); got != "/data" {
+		t.Errorf("got %s for a path", got)
+	}
+}
+
+// What is one bucket has one folder in a tier, and what is another has another.
+func TestDatasetIDOfBuckets(t *testing.T) {
+	id := func(url string) string { return DatasetID(Source{URL: url}.Name()) }
+	if a, b := id("s3://b/p?region=eu-west-1"), id("s3://b/p/?region=us-east-1&hedge=1s"); a != b {
+		t.Errorf("%s and %s for one bucket", a, b)
+	}
+	seen := make(map[string]string)
+	for _, url := range []string{
+		"s3://b/p", "gs://b/p", "s3://b/q", "s3://c/p", "s3://b/x/p", "s3://b/p?endpoint=http://x", "s3://b/p?endpoint=https://x",
+		"azblob://b/p", "azblob://b/p?account=x", "azblob://b/p?account=y",
+	} {
+		if other, ok := seen[id(url)]; ok {
+			t.Errorf("%s and %s are both %s", url, other, id(url))
+		}
+		seen[id(url)] = url
+	}
+}
+
+// A URL that is refused may have a secret in it, which no message shows.
+func TestURLErrors(t *testing.T) {
+	const credentials = "has credentials in it, or what looks like some"
+	for _, tt := range []struct{ url, want string }{
+		{"ftp://geheim", "ftp:// is none of azblob://, gs://, s3://"},
+		{"https://geheim.s3.amazonaws.com/x", "https:// is none of azblob://, gs://, s3://"},
+		{"geheim", "is not a URL"},
+		{"s3:geheim", "is not a URL"},
+		{"s3:///geheim", "names no bucket"},
+		{"s3://minio:9000/geheim", "has a port: the first name is that of the bucket, and a server is named as in ?endpoint=https://minio.example.org:9000"},
+		{"s3://bucket/a#geheim", "has a # in it, which is written %23"},
+		{"s3://bucket/a#", "has a # in it, which is written %23"},
+		{"s3://bucket/a?geheim;x=%", "has something after the ? that is not name=value&name=value"},
+		{"s3://AKIAIOSFODNN7EXAMPLE:geheim@bucket/a", credentials},
+		{"s3://geheim@bucket/a", credentials},
+		{"https://user:geheim@bucket/a", credentials},
+		{"s3://AKIAIOSFODNN7EXAMPLE:geheim/x@bucket/a", "is not a URL"},
+		{"s3://bucket/%geheim", "is not a URL"},
+		{"s3://bucket/\ngeheim", "is not a URL"},
+		{"s3://bucket?access_key=AKIA&secret_key=geheim", credentials},
+		{"s3://bucket?awsAccessKeyId=geheim", credentials},
+		{"s3://bucket?X-Amz-Signature=geheim", credentials},
+		{"s3://bucket?X-Amz-Credential=geheim", credentials},
+		{"s3://bucket?session_token=geheim", credentials},
+		{"s3://bucket?region=x&PASSWORD=geheim", credentials},
+		{"azblob://data?sv=2024&sig=geheim", credentials},
+		{"azblob://data?connection_string=geheim", credentials},
+		{"azblob://data?endpoint=https://a.blob.core.windows.net?sig%3Dgeheim", credentials},
+		{"gs://bucket?access_token=geheim", credentials},
+		{"s3://bucket?endpoint=http://user:geheim@minio", credentials},
+		{"s3://bucket?endpoint=user:geheim@minio", credentials},
+		{"s3://bucket?endpoint=a&endpoint=http://user:geheim@minio", credentials},
+	} {
+		for name, err := range map[string]error{
+			"Set":       (&Config{}).Set("source.url", tt.url, "option"),
+			"SetSource": (&Config{}).SetSource(tt.url, "option"),
+		} {
+			if name == "SetSource" && !isURL(tt.url) {
+				continue // it is a path
+			}
+			if got, want := userError(t, err), "option: source.url: "+tt.want; got != want {
+				t.Errorf("%s %q:\ngot  %s\nwant %s", name, tt.url, got, want)
+			}
+			if strings.Contains(err.Error(), "geheim") {
+				t.Errorf("%s %q: the message shows it: %v", name, tt.url, err)
+			}
+		}
+	}
+	var c Config
+	if err := c.Set("source.url", "", "option"); err != nil {
+		t.Errorf("no URL: %v", err)
+	}
+}
+
+func TestURLExpandsVariables(t *testing.T) {
+	t.Setenv("MILKWEED_TEST_BUCKET", "data-17")
+	c := parse(t, "[source]\nurl = 's3://${MILKWEED_TEST_BUCKET}/a'")
+	if got, want := c.Source.URL, "s3://data-17/a"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	t.Setenv("MILKWEED_TEST_BUCKET", "AKIA:geheim@data-17")
+	_, err := Parse("tiering.toml", []byte("[source]\nurl = 's3://${MILKWEED_TEST_BUCKET}/a'"))
+	if line := userError(t, err); strings.Contains(line, "geheim") {
+		t.Errorf("the message shows it: %s", line)
+	}
+}
+
+// The source of a command line takes the place of any that was said before.
+func TestSetSource(t *testing.T) {
+	for _, tt := range []struct {
+		file, source string
+		want         Source
+	}{
+		{"path = '/a'", "/b", Source{Path: "/b"}},
+		{"path = '/a'", "gs://b", Source{URL: "gs://b"}},
+		{"url = 's3://a'", "/b", Source{Path: "/b"}},
+		{"url = 's3://a'", "gs://b", Source{URL: "gs://b"}},
+	} {
+		c := parse(t, "[source]\n"+tt.file)
+		if err := c.SetSource(tt.source, "argument SOURCE"); err != nil {
+			t.Fatal(err)
+		}
+		if c.Source != tt.want {
+			t.Errorf("%s, %s: got %+v, want %+v", tt.file, tt.source, c.Source, tt.want)
+		}
+		if err := c.validateSource(); err != nil {
+			t.Error(err)
+		}
+		given, other := "source.path", "source.url"
+		if tt.want.URL != "" {
+			given, other = other, given
+		}
+		if c.Origin(given) != "argument SOURCE" || c.Origin(other) != fromDefault {
+			t.Errorf("%s, %s: %s is from %s, %s from %s", tt.file, tt.source, given, c.Origin(given), other, c.Origin(other))
+		}
+	}
+	t.Chdir(t.TempDir())
+	var c Config
+	if err := c.SetSource("./s3://a", "argument SOURCE"); err != nil || !strings.HasSuffix(c.Source.Path, "/s3:/a") {
+		t.Errorf("a folder: got %+v, %v", c.Source, err)
+	}
+}
+
+// A bucket has more workers, unless somebody says how many, before or after.
+func TestWorkersOfABucket(t *testing.T) {
+	for _, tt := range []struct {
+		file, source string // SOURCE after it, if not ""
+		want         int
+		origin       string
+	}{
+		{"[source]\npath = '/a'", "", workersOfFolder, fromDefault},
+		{"[source]\nurl = 's3://a'", "", workersOfBucket, fromDefault},
+		{"[source]\nurl = ''", "", workersOfFolder, fromDefault},
+		{"[source]\nurl = 's3://a'", "/b", workersOfFolder, fromDefault},
+		{"[source]\npath = '/a'", "s3://b", workersOfBucket, fromDefault},
+		{"[placement]\nworkers = 3\n[source]\nurl = 's3://a'", "", 3, "tiering.toml:2"},
+		{"[source]\nurl = 's3://a'\n[placement]\nworkers = 8", "", 8, "tiering.toml:4"},
+		{"[placement]\nworkers = 3", "gs://b", 3, "tiering.toml:2"},
+	} {
+		c := parse(t, tt.file)
+		if tt.source != "" {
+			if err := c.SetSource(tt.source, "argument SOURCE"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, origin := c.Placement.Workers, c.Origin("placement.workers"); got != tt.want || origin != tt.origin {
+			t.Errorf("%q, %s: got %d from %s, want %d from %s", tt.file, tt.source, got, origin, tt.want, tt.origin)
+		}
+	}
+}
+
+func TestDefaultTiersOfABucket(t *testing.T) {
+	h := testHost(t, nil)
+	tiers, err := h.defaultTiers("s3://bucket/a")
+	if err != nil || len(tiers) != 2 {
+		t.Errorf("got %+v, %v; want two (exit code %d)", tiers, err, exit.Of(err))
+	}
+}
