@@ -37,7 +37,7 @@ test-pfs: deps
 
 .PHONY: deps
 deps:
-	@.ci/deps.sh
+	@GO='$(GO)' .ci/deps.sh
 
 .PHONY: lint
 lint:

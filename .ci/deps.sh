@@ -1,5 +1,6 @@
 #!/bin/bash
-# deps.sh [PACKAGE...]: installs what the tests need on Debian 12; with names, only those.
+# deps.sh [NAME...]: installs what the tests need on Debian 12; with names, only those. A name is a package of
+# Debian, or a server of an object store, which goes into the user's cache folder: drivers/blob/blobtest looks there.
 # Go itself is not among them: go.mod says which one.
 set -euo pipefail
 
@@ -9,20 +10,62 @@ packages=(
 	python3-torch python3-torchvision
 	rclone                                                  # milkweed bench
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
+	versitygw fake-gcs-server azurite                       # blobtest
 )
 [ $# -eq 0 ] || packages=("$@")
 
-missing=()
-for package in "${packages[@]}"; do
-	status=$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null || true)
-	[ "$status" = installed ] || missing+=("$package")
-done
-[ ${#missing[@]} -gt 0 ] || exit 0
+go=${GO:-go}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/milkweed-test
 
-if [ "$(id -u)" -ne 0 ]; then
-	echo "deps.sh: not root; run: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
-	exit 1
+# module PACKAGE VERSION: installs a program of a Go module.
+module() {
+	local program=$cache/bin/${1##*/}
+	if ! "$go" version -m "$program" 2>/dev/null | grep --quiet $'^\tmod\t.*\t'"$2"$'\t'; then
+		GOBIN=$cache/bin "$go" install "$1@$2" >&2
+	fi
+}
+
+# azurite VERSION: installs Azurite, which is a program of Node.js.
+azurite() {
+	local folder=$cache/azurite@$1
+	if [ ! -d "$folder" ]; then
+		rm -rf "$folder.new"
+		npm install --prefix "$folder.new" --ignore-scripts --no-audit --no-fund --loglevel error "azurite@$1" >&2
+		mv "$folder.new" "$folder"
+	fi
+	mkdir -p "$cache/bin"
+	ln -sfn "$folder/node_modules/.bin/azurite-blob" "$cache/bin/azurite-blob"
+}
+
+missing=() servers=()
+for package in "${packages[@]}"; do
+	case $package in
+	versitygw | fake-gcs-server) servers+=("$package") ;;
+	azurite)
+		servers+=(azurite)
+		command -v npm >/dev/null || missing+=(nodejs npm)
+		;;
+	*)
+		status=$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null || true)
+		[ "$status" = installed ] || missing+=("$package")
+		;;
+	esac
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+	if [ "$(id -u)" -ne 0 ]; then
+		echo "deps.sh: not root; run: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
+		exit 1
+	fi
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update --quiet --quiet >&2
+	apt-get install --quiet --quiet --yes --no-install-recommends -o Dpkg::Use-Pty=0 "${missing[@]}" >&2
 fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get update --quiet --quiet >&2
-apt-get install --quiet --quiet --yes --no-install-recommends -o Dpkg::Use-Pty=0 "${missing[@]}" >&2
+
+for server in "${servers[@]}"; do
+	case $server in
+	versitygw) module github.com/versity/versitygw/cmd/versitygw v1.8.0 ;;
+	fake-gcs-server) module github.com/fsouza/fake-gcs-server v1.56.1 ;;
+	azurite) azurite 3.37.0 ;;
+	esac
+done

@@ -27,6 +27,7 @@ func TestSourceIsTruth(t *testing.T) {
 	allowed := map[string]bool{
 		"Open": true, "ReadDir": true, "Stat": true, "Readlink": true, "Listxattr": true,
 		"Getxattr": true, "Statfs": true, "Close": true, "FSType": true, "Stats": true, "Sample": true,
+		"Lists": true, "List": true, "OpenVersion": true,
 	}
 	for _, typ := range []reflect.Type{reflect.TypeFor[*posix.Dir](), reflect.TypeFor[*tiers.Source]()} {
 		for m := range typ.Methods() {

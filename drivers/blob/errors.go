@@ -50,9 +50,8 @@ func explain(v vendor, t *trace, err error) *storeError {
 		e.errno, e.renew = syscall.EACCES, true
 	case t.status == http.StatusForbidden:
 		e.errno = syscall.EACCES
-	case t.status == http.StatusNotFound && t.kind == get,
-		t.status == http.StatusPreconditionFailed,
-		t.status == http.StatusRequestedRangeNotSatisfiable:
+	case t.kind == get && (t.status == http.StatusNotFound || t.status == http.StatusPreconditionFailed ||
+		t.status == http.StatusRequestedRangeNotSatisfiable):
 		e.errno = drivers.ErrChanged
 	case t.status == http.StatusNotFound:
 		e.errno = syscall.ENOENT

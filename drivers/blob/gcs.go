@@ -35,7 +35,7 @@ const readOnly = "https://www.googleapis.com/auth/devstorage.read_only"
 func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
 	g := &googleCloud{}
 	client := gcp.NewAnonymousHTTPClient(t)
-	options := []option.ClientOption{storage.WithJSONReads()}
+	var options []option.ClientOption
 	if l.Endpoint != "" {
 		options = append(options, option.WithEndpoint(l.Endpoint+"/storage/v1/"))
 	}

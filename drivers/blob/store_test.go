@@ -29,6 +29,7 @@ import (
 // except where a test says otherwise.
 type store struct {
 	*httptest.Server
+	t      testing.TB
 	data   []byte
 	etag   atomic.Pointer[string]
 	before atomic.Pointer[http.HandlerFunc] // answers a request for content, unless it does nothing
@@ -37,7 +38,7 @@ type store struct {
 }
 
 func newStore(t testing.TB, size int) *store {
-	s := &store{data: make([]byte, size)}
+	s := &store{t: t, data: make([]byte, size)}
 	r := rand.NewChaCha8([32]byte{1})
 	r.Read(s.data)
 	s.overwrite("first")
@@ -54,6 +55,9 @@ func (s *store) overwrite(etag string) { s.etag.Store(&etag) }
 func (s *store) answer(f http.HandlerFunc) { s.before.Store(&f) }
 
 func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		s.t.Errorf("a request of the method %s: a source is only read", r.Method)
+	}
 	etag := `"` + *s.etag.Load() + `"`
 	if r.URL.Query().Has("list-type") {
 		w.Header().Set("Content-Type", "application/xml")

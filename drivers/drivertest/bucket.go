@@ -27,6 +27,23 @@ type Bucket struct {
 	lists, stats, gets atomic.Int64
 }
 
+// Subject is b with the hands to change it. What the Mem can do and an object
+// store cannot is hidden.
+func (b *Bucket) Subject() Subject {
+	return Subject{
+		Driver:    lister{b, b},
+		Put:       func(name string, data []byte) { b.Put(name, data) },
+		Remove:    b.Delete,
+		Overwrite: func(name string, data []byte) { b.Put(name, data) },
+	}
+}
+
+// A lister is a Driver that is a drivers.Lister and no more.
+type lister struct {
+	drivers.Driver
+	drivers.Lister
+}
+
 // BucketRequests are the requests that a Bucket was sent.
 type BucketRequests struct {
 	Lists int64 // one for each part of a listing, and for each that was empty
@@ -161,5 +178,20 @@ func (o *bucketObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser,
 	if _, err := o.ReadAt(ctx, p, off); err != nil {
 		return nil, err
 	}
-	return io.NopCloser(bytes.NewReader(p)), nil
+	return &bucketStream{ctx, bytes.NewReader(p)}, nil
 }
+
+// A bucketStream has all that was asked for, until its context is done.
+type bucketStream struct {
+	ctx  context.Context
+	data *bytes.Reader
+}
+
+func (r *bucketStream) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.data.Read(p)
+}
+
+func (r *bucketStream) Close() error { return nil }

@@ -17,6 +17,23 @@ func TestMem(t *testing.T) {
 	Run(t, func(t *testing.T) Subject { return NewMem(0).Subject() })
 }
 
+func TestBucket(t *testing.T) {
+	Run(t, func(t *testing.T) Subject {
+		b := &Bucket{Mem: NewMem(0), Length: 64 << 10, Page: 100}
+		return b.Subject()
+	})
+}
+
+func TestFaultsOfBucket(t *testing.T) {
+	Run(t, func(t *testing.T) Subject {
+		b := &Bucket{Mem: NewMem(0), Length: 64 << 10}
+		s := b.Subject()
+		f := NewFaults(s.Driver)
+		s.Driver = lister{f, f}
+		return s
+	})
+}
+
 func TestFaultsWithoutRules(t *testing.T) {
 	Run(t, func(t *testing.T) Subject {
 		m := NewMem(0)

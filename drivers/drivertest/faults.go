@@ -20,6 +20,8 @@ var (
 	_ drivers.Xattrer    = (*Faults)(nil)
 	_ drivers.Statfser   = (*Faults)(nil)
 	_ drivers.Prober     = (*Faults)(nil)
+	_ drivers.Lister     = (*Faults)(nil)
+	_ drivers.Streamer   = (*object)(nil)
 )
 
 // An Op is a kind of operation on a driver, and on what it gives out.
@@ -27,14 +29,15 @@ type Op string
 
 // The operations of Drivers, Objects, Stores and Writers.
 const (
-	OpOpen     Op = "open"
-	OpReadDir  Op = "readdir"
+	OpOpen     Op = "open"    // Open and OpenListed
+	OpReadDir  Op = "readdir" // ReadDir and List
 	OpStat     Op = "stat"
 	OpReadlink Op = "readlink"
 	OpXattr    Op = "xattr"    // Listxattr and Getxattr
 	OpStatfs   Op = "statfs"   // of the name "."
 	OpProbe    Op = "probe"    // of the name "."
-	OpRead     Op = "read"     // Object.ReadAt
+	OpRead     Op = "read"     // Object.ReadAt and Streamer.Stream
+	OpStream   Op = "stream"   // a Read from what Stream returned
 	OpClose    Op = "close"    // Object.Close; an error is returned after it
 	OpCreate   Op = "create"   //
 	OpRemove   Op = "remove"   //
@@ -59,16 +62,17 @@ type Rule struct {
 
 	// What happens, in this order.
 
-	Hang  bool          // wait for Release or Clear, whatever happens to the context
+	Hang  bool          // wait for Release or Clear, whatever happens to the context, unless it is a stream's
 	Delay time.Duration // wait this long, or until the context is done
 	Err   error         // return this instead of doing anything
-	Short bool          // a read returns half of what it was asked for, and io.ErrUnexpectedEOF
+	Short bool          // a read, or a stream, returns half of what it was asked for, and io.ErrUnexpectedEOF
 }
 
 // Faults is a driver that does as another one does, except where a Rule says
 // otherwise, and counts. It has all the methods that a driver can have: those
 // of an interface that the inner driver lacks fail with syscall.ENOTSUP,
-// except that there are then no attributes and nothing to probe.
+// except that there are then no attributes and nothing to probe, that it does
+// not List, and that its Objects have no Stride.
 //
 // An Object or Writer is a drivers.Fder where the inner one is, unless there
 // is a Rule that its reads or writes might meet when it is opened. A Rule
@@ -156,8 +160,8 @@ func (f *Faults) Count(op Op) int64 {
 	return f.counts[op]
 }
 
-// Bytes is how many bytes OpRead, OpWrite or OpReadBack moved. A read through
-// a descriptor is not seen.
+// Bytes is how many bytes OpRead, OpWrite or OpReadBack moved. Those of a stream
+// are moved by OpRead. A read through a descriptor is not seen.
 func (f *Faults) Bytes(op Op) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -209,12 +213,25 @@ func (f *Faults) meet(op Op, name string) (Rule, <-chan struct{}) {
 
 // fault does what a rule says of an operation, but for Short, which it reports.
 func (f *Faults) fault(ctx context.Context, op Op, name string) (short bool, err error) {
+	return f.faultUntil(ctx, nil, op, name)
+}
+
+// faultUntil is fault, except that an operation that hangs is also let go when
+// until is closed, and then fails.
+func (f *Faults) faultUntil(ctx context.Context, until <-chan struct{}, op Op, name string) (short bool, err error) {
 	r, freed := f.meet(op, name)
 	if r.Hang {
-		<-freed
+		select {
+		case <-freed:
+		case <-until:
+			err = fmt.Errorf("%s %s: %w", op, name, ctx.Err())
+		}
 		f.mu.Lock()
 		f.hung--
 		f.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
 	}
 	if r.Delay > 0 {
 		select {
@@ -256,14 +273,52 @@ func (f *Faults) Open(ctx context.Context, name string) (drivers.Object, error) 
 	if err != nil {
 		return nil, err
 	}
+	return f.wrap(name, o), nil
+}
+
+// wrap returns an Object of the inner driver with faults.
+func (f *Faults) wrap(name string, o drivers.Object) drivers.Object {
 	wrapped := &object{f, name, o}
 	if fder, ok := o.(drivers.Fder); ok && f.bare(name, OpRead) {
 		return struct {
 			*object
 			drivers.Fder
-		}{wrapped, fder}, nil
+		}{wrapped, fder}
 	}
-	return wrapped, nil
+	return wrapped
+}
+
+// Lists implements drivers.Lister.
+func (f *Faults) Lists() bool {
+	l, ok := f.inner.(drivers.Lister)
+	return ok && l.Lists()
+}
+
+// List implements drivers.Lister. A fault comes before the first part.
+func (f *Faults) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
+	if _, err := f.fault(ctx, OpReadDir, dir); err != nil {
+		return err
+	}
+	if l, ok := f.inner.(drivers.Lister); ok {
+		return l.List(ctx, dir, part)
+	}
+	return syscall.ENOTSUP
+}
+
+// OpenListed implements drivers.Lister.
+func (f *Faults) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	if _, err := f.fault(ctx, OpOpen, name); err != nil {
+		return nil, err
+	}
+	l, ok := f.inner.(drivers.Lister)
+	if !ok {
+		return nil, syscall.ENOTSUP
+	}
+	o, err := l.OpenListed(ctx, name, info)
+	if err != nil {
+		return nil, err
+	}
+	return f.wrap(name, o), nil
 }
 
 // ReadDir implements drivers.Driver.
@@ -391,6 +446,61 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, err := o.inner.ReadAt(ctx, p, off)
 	o.faults.moved(OpRead, n)
 	if short && err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// Stride implements drivers.Streamer; it is 0 where the inner Object is none.
+func (o *object) Stride() int64 {
+	if s, ok := o.inner.(drivers.Streamer); ok {
+		return s.Stride()
+	}
+	return 0
+}
+
+// Stream implements drivers.Streamer.
+func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	short, err := o.faults.faultUntil(ctx, ctx.Done(), OpRead, o.name)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := o.inner.(drivers.Streamer)
+	if !ok {
+		return nil, syscall.ENOTSUP
+	}
+	inner, err := s.Stream(ctx, off, n)
+	if err != nil {
+		return nil, err
+	}
+	return &stream{ReadCloser: inner, object: o, ctx: ctx, short: short, left: n / 2}, nil
+}
+
+// A stream is one of the inner Object, with faults.
+type stream struct {
+	io.ReadCloser
+	object *object
+	ctx    context.Context
+	short  bool  // it breaks off early
+	left   int64 // after so many more bytes
+}
+
+func (s *stream) Read(p []byte) (int, error) {
+	f := s.object.faults
+	short, err := f.faultUntil(s.ctx, s.ctx.Done(), OpStream, s.object.name)
+	if err != nil {
+		return 0, err
+	}
+	if short {
+		p = p[:len(p)/2]
+	}
+	if s.short {
+		p = p[:min(int64(len(p)), s.left)]
+	}
+	n, err := s.ReadCloser.Read(p)
+	f.moved(OpRead, n)
+	s.left -= int64(n)
+	if err == nil && (short || s.short && s.left == 0) {
 		err = io.ErrUnexpectedEOF
 	}
 	return n, err

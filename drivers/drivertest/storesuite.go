@@ -281,9 +281,7 @@ func (s suite) writeQuietly(w drivers.Writer, data []byte, off int64) {
 }
 
 func (s suite) probe() {
-	d, ok := s.Driver.(drivers.Prober)
-	s.need("be probed", ok)
-	if err := d.Probe(ctx); err != nil {
+	if err := s.Driver.(drivers.Prober).Probe(ctx); err != nil {
 		s.Error(err)
 	}
 	if got := s.names("."); len(got) != 0 {

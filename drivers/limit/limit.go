@@ -6,6 +6,7 @@ package limit
 import (
 	"context"
 	"fmt"
+	"io"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -18,6 +19,8 @@ var (
 	_ drivers.Readlinker = (*Driver)(nil)
 	_ drivers.Xattrer    = (*Driver)(nil)
 	_ drivers.Statfser   = (*Driver)(nil)
+	_ drivers.Lister     = (*Driver)(nil)
+	_ drivers.Streamer   = (*object)(nil)
 )
 
 // Config is how slow storage is. The zero value is as fast as the storage
@@ -31,9 +34,9 @@ type Config struct {
 // A Driver is a driver that does as another one does, at the speed of a Config.
 // It has the methods of each further interface for reading that a driver can
 // have, but for drivers.Sampler, which is asked before there is a limit: where
-// the inner driver lacks it there are no attributes, and the other methods fail
-// with syscall.ENOTSUP. Its Objects are no drivers.Fder: a kernel
-// that reads by itself is neither slowed nor counted.
+// the inner driver lacks it there are no attributes, it does not List, its Objects
+// have no Stride, and the other methods fail with syscall.ENOTSUP. Its Objects are
+// no drivers.Fder: a kernel that reads by itself is neither slowed nor counted.
 //
 // All methods may be called concurrently. One that waits returns when its
 // context is done, and has then asked nothing of the storage. Those whose
@@ -59,10 +62,10 @@ func New(inner drivers.Driver, config Config) *Driver {
 
 // Stats is what was asked of a Driver. Operations are counted when they begin.
 type Stats struct {
-	Opens     int64 // Open
-	ReadDirs  int64 // ReadDir
+	Opens     int64 // Open; OpenListed asks the storage nothing, and is not counted
+	ReadDirs  int64 // ReadDir, and parts of List
 	Stats     int64 // Stat
-	Reads     int64 // ReadAt of an Object
+	Reads     int64 // ReadAt and Stream of an Object
 	BytesRead int64 // that these returned
 	Readlinks int64 // Readlink
 	Xattrs    int64 // Listxattr and Getxattr
@@ -132,6 +135,54 @@ func (d *Driver) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 		return nil, fmt.Errorf("readdir %s: %w", dir, err)
 	}
 	return d.inner.ReadDir(ctx, dir)
+}
+
+// Lists implements drivers.Lister: the inner driver decides.
+func (d *Driver) Lists() bool {
+	l, ok := d.inner.(drivers.Lister)
+	return ok && l.Lists()
+}
+
+// List implements drivers.Lister. Each part counts as one operation, and so does
+// a listing without any. The first is waited for before the storage is asked, and
+// each further one before the part is passed on.
+func (d *Driver) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
+	l, ok := d.inner.(drivers.Lister)
+	if !ok {
+		return fmt.Errorf("list %s: %w", dir, syscall.ENOTSUP)
+	}
+	begin := func() error {
+		if err := d.begin(ctx, &d.stats.readDirs); err != nil {
+			return fmt.Errorf("list %s: %w", dir, err)
+		}
+		return nil
+	}
+	if err := begin(); err != nil {
+		return err
+	}
+	first := true
+	return l.List(ctx, dir, func(infos []drivers.Info) error {
+		if !first {
+			if err := begin(); err != nil {
+				return err
+			}
+		}
+		first = false
+		return part(infos)
+	})
+}
+
+// OpenListed implements drivers.Lister. It costs nothing.
+func (d *Driver) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	l, ok := d.inner.(drivers.Lister)
+	if !ok {
+		return nil, fmt.Errorf("open %s: %w", name, syscall.ENOTSUP)
+	}
+	o, err := l.OpenListed(ctx, name, info)
+	if err != nil {
+		return nil, err
+	}
+	return &object{d, name, o}, nil
 }
 
 // Stat implements drivers.Driver.
@@ -218,5 +269,51 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	n, err := o.inner.ReadAt(ctx, p, off)
 	d.stats.bytesRead.Add(int64(n))
+	return n, err
+}
+
+// Stride implements drivers.Streamer; it is 0 where the inner Object is none.
+func (o *object) Stride() int64 {
+	if s, ok := o.inner.(drivers.Streamer); ok {
+		return s.Stride()
+	}
+	return 0
+}
+
+// Stream implements drivers.Streamer. To begin it is one operation; its bytes are
+// paid for as they are read.
+func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	s, ok := o.inner.(drivers.Streamer)
+	if !ok {
+		return nil, fmt.Errorf("stream %s: %w", o.name, syscall.ENOTSUP)
+	}
+	d := o.driver
+	if err := d.begin(ctx, &d.stats.reads); err != nil {
+		return nil, fmt.Errorf("stream %s: %w", o.name, err)
+	}
+	inner, err := s.Stream(ctx, off, n)
+	if err != nil {
+		return nil, err
+	}
+	return &stream{inner, o, ctx}, nil
+}
+
+// A stream is one of the inner Object, at the speed of the driver.
+type stream struct {
+	io.ReadCloser
+	object *object
+	ctx    context.Context
+}
+
+// Read pays for the bytes that it returns, when they have come: how many those
+// are is not known before. Meanwhile no more are taken from the storage, which
+// is what slows it down.
+func (s *stream) Read(p []byte) (int, error) {
+	d := s.object.driver
+	n, err := s.ReadCloser.Read(p)
+	d.stats.bytesRead.Add(int64(n))
+	if paid := d.bytes.wait(s.ctx, int64(n)); paid != nil {
+		return 0, fmt.Errorf("read %s: %w", s.object.name, paid)
+	}
 	return n, err
 }

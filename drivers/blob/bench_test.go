@@ -1,0 +1,127 @@
+package blob
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// What the way by the portable library, with all that this driver adds, costs
+// against the vendor's own library, in turn in one run.
+func BenchmarkAgainstSDK(b *testing.B) {
+	page := listPage(1000)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("list-type") {
+			w.Write(page)
+			return
+		}
+		w.Header().Set("ETag", `"etag"`)
+		w.Header().Set("Last-Modified", "Wed, 01 May 2024 12:00:00 GMT")
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+	}))
+	b.Cleanup(server.Close)
+	b.Setenv("AWS_ACCESS_KEY_ID", "id")
+	b.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	l, err := Parse("s3://bucket?endpoint=" + server.URL)
+	if err != nil {
+		b.Fatal(err)
+	}
+	bucket, err := Open(context.Background(), l, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { bucket.Close() })
+	transport := &http.Transport{MaxIdleConnsPerHost: maxIdle}
+	b.Cleanup(transport.CloseIdleConnections)
+	sdk := s3.New(s3.Options{Region: "us-east-1", BaseEndpoint: &server.URL, UsePathStyle: true, HTTPClient: &http.Client{Transport: transport},
+		Credentials: credentials.NewStaticCredentialsProvider("id", "secret", "")})
+
+	b.Run("list", func(b *testing.B) {
+		against(b, 50, func() error {
+			return bucket.List(context.Background(), "keys", func([]drivers.Info) error { return nil })
+		}, func() error {
+			_, err := sdk.ListObjectsV2(context.Background(), &s3.ListObjectsV2Input{Bucket: aws.String("bucket"), Prefix: aws.String("keys/"), Delimiter: aws.String("/")})
+			return err
+		})
+	})
+	buf := make([]byte, len(content))
+	for _, size := range []int64{10_000, 110_000, 1 << 20, 8 << 20} {
+		o, err := bucket.OpenListed(context.Background(), "object", bucket.file(item{key: "object", size: int64(len(content)), version: "etag"}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		span := fmt.Sprintf("bytes=0-%d", size-1)
+		b.Run(fmt.Sprintf("get-%d", size), func(b *testing.B) {
+			against(b, int(100<<20/(size+1<<20)), func() error {
+				s, err := o.(drivers.Streamer).Stream(context.Background(), 0, size)
+				if err != nil {
+					return err
+				}
+				defer s.Close()
+				_, err = io.ReadFull(s, buf[:size])
+				return err
+			}, func() error {
+				out, err := sdk.GetObject(context.Background(), &s3.GetObjectInput{Bucket: aws.String("bucket"), Key: aws.String("object"), Range: &span})
+				if err != nil {
+					return err
+				}
+				defer out.Body.Close()
+				_, err = io.ReadFull(out.Body, buf[:size])
+				return err
+			})
+		})
+	}
+}
+
+var content = make([]byte, 8<<20)
+
+// listPage is a page of so many keys, as S3 lists them.
+func listPage(n int) []byte {
+	var b strings.Builder
+	b.WriteString(`<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">`)
+	for i := range n {
+		fmt.Fprintf(&b, `<Contents><Key>keys/%012d</Key><LastModified>2024-05-01T12:00:00.000Z</LastModified><ETag>&quot;%032x&quot;</ETag><Size>110000</Size><StorageClass>STANDARD</StorageClass></Contents>`, i, i)
+	}
+	b.WriteString(`</ListBucketResult>`)
+	return []byte(b.String())
+}
+
+// against does ours and theirs in turn, so many times each, and reports the
+// medians and their ratio.
+func against(b *testing.B, times int, ours, theirs func() error) {
+	b.Helper()
+	var took [2][]float64
+	for b.Loop() {
+		for i, f := range []func() error{ours, theirs} {
+			start := time.Now()
+			for range times {
+				if err := f(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			took[i] = append(took[i], time.Since(start).Seconds()/float64(times)*1e6)
+		}
+	}
+	var medians [2]float64
+	for i := range took {
+		slices.Sort(took[i])
+		medians[i] = took[i][len(took[i])/2]
+	}
+	b.ReportMetric(medians[0], "milkweed-us")
+	b.ReportMetric(medians[1], "sdk-us")
+	b.ReportMetric(medians[0]/medians[1], "milkweed/sdk")
+	b.ReportMetric(0, "ns/op")
+}

@@ -1,0 +1,158 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// faultyBucket is a Faults over a Bucket with a file of 100 bytes, and that file.
+func faultyBucket(t *testing.T) (*Faults, *object) {
+	t.Helper()
+	b := &Bucket{Mem: NewMem(0), Length: 64, Page: 2}
+	for _, name := range []string{"dir/a", "dir/b", "dir/c"} {
+		b.Put(name, make([]byte, 10))
+	}
+	info := b.Put("dir/file", bytes.Repeat([]byte("0123456789"), 10))
+	f := NewFaults(b)
+	o, err := f.OpenListed(ctx, "dir/file", info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.Close() })
+	return f, o.(*object)
+}
+
+func TestFaultsOfALister(t *testing.T) {
+	f, _ := faultyBucket(t)
+	if !f.Lists() {
+		t.Fatal("does not list, as the inner driver does")
+	}
+	var sizes []int
+	list := func() error {
+		sizes = nil
+		return f.List(ctx, "dir", func(infos []drivers.Info) error {
+			sizes = append(sizes, len(infos))
+			return nil
+		})
+	}
+	if err := list(); err != nil || len(sizes) != 2 || sizes[0]+sizes[1] != 4 {
+		t.Errorf("got parts of %d, %v; want the inner driver's", sizes, err)
+	}
+	f.Add(Rule{Op: OpReadDir, Name: "dir", Err: syscall.EIO})
+	if err := list(); !errors.Is(err, syscall.EIO) || sizes != nil {
+		t.Errorf("with a fault: got parts of %d, %v; want no part and %v", sizes, err, syscall.EIO)
+	}
+	f.Add(Rule{Op: OpOpen, Err: fs.ErrPermission})
+	if _, err := f.OpenListed(ctx, "dir/a", drivers.Info{}); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("OpenListed with a fault: %v", err)
+	}
+	if lists, opens := f.Count(OpReadDir), f.Count(OpOpen); lists != 2 || opens != 2 {
+		t.Errorf("counted %d lists and %d opens, want 2 and 2", lists, opens)
+	}
+}
+
+// What the inner driver cannot do, a Faults around it says it cannot.
+func TestFaultsOfNoLister(t *testing.T) {
+	f, o := faulty(t)
+	if f.Lists() {
+		t.Error("lists what does not")
+	}
+	if got := o.(drivers.Streamer).Stride(); got != 0 {
+		t.Errorf("stride of what does not stream: got %d, want 0", got)
+	}
+}
+
+func TestFaultsOfAStream(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		rule Rule
+		want int // bytes that come
+		err  error
+	}{
+		{"none", Rule{Op: OpWrite, Err: syscall.EIO}, 80, nil},
+		{"before it begins", Rule{Op: OpRead, Err: syscall.EIO}, 0, syscall.EIO},
+		{"in the middle", Rule{Op: OpStream, After: 2, Err: syscall.EIO}, 20, syscall.EIO},
+		{"breaks off", Rule{Op: OpRead, Short: true}, 40, io.ErrUnexpectedEOF},
+		{"a read breaks off", Rule{Op: OpStream, After: 1, Short: true}, 15, io.ErrUnexpectedEOF},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f, o := faultyBucket(t)
+			if got := o.Stride(); got != 64 {
+				t.Errorf("stride: got %d, want the inner one's, 64", got)
+			}
+			f.Add(test.rule)
+			var got []byte
+			s, err := o.Stream(ctx, 10, 80)
+			if err == nil {
+				defer s.Close()
+				got, err = io.ReadAll(readsOf{s, 10})
+			}
+			if !errors.Is(err, test.err) {
+				t.Errorf("got %v, want %v", err, test.err)
+			}
+			if want := bytes.Repeat([]byte("0123456789"), 10)[:test.want]; !bytes.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if reads, n := f.Count(OpRead), f.Bytes(OpRead); reads != 1 || n != int64(test.want) {
+				t.Errorf("counted %d reads of %d bytes, want 1 of %d", reads, n, test.want)
+			}
+		})
+	}
+}
+
+// readsOf reads at most n bytes at a time.
+type readsOf struct {
+	r io.Reader
+	n int
+}
+
+func (r readsOf) Read(p []byte) (int, error) { return r.r.Read(p[:min(len(p), r.n)]) }
+
+// A stream that hangs ends with its context, as a drivers.Streamer must, and
+// with Release.
+func TestFaultsHangAStream(t *testing.T) {
+	for _, op := range []Op{OpRead, OpStream} {
+		t.Run(string(op), func(t *testing.T) {
+			f, o := faultyBucket(t)
+			f.Add(Rule{Op: op, Hang: true})
+			done, cancel := context.WithCancel(ctx)
+			read := func(ctx context.Context) error {
+				s, err := o.Stream(ctx, 0, 10)
+				if err != nil {
+					return err
+				}
+				defer s.Close()
+				_, err = io.ReadFull(s, make([]byte, 10))
+				return err
+			}
+			result := make(chan error, 2)
+			go func() { result <- read(done) }()
+			for f.Hung() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			cancel()
+			if err := <-result; !errors.Is(err, context.Canceled) {
+				t.Errorf("after the context is done: %v", err)
+			}
+			go func() { result <- read(ctx) }()
+			for f.Hung() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			f.Clear()
+			if err := <-result; err != nil {
+				t.Errorf("after Clear: %v", err)
+			}
+			if got := f.Hung(); got != 0 {
+				t.Errorf("%d hang, want none", got)
+			}
+		})
+	}
+}
