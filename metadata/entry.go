@@ -14,18 +14,20 @@ import (
 
 // An Entry is one version of one file, or a directory, link or special file.
 // A dataset has millions, so an Entry is kept under 200 bytes with all that
-// belongs to it. Its methods may be called concurrently.
+// belongs to it, of which name and version have up to 48. Its methods may be
+// called concurrently.
 type Entry struct {
 	parent *Entry
-	name   string
+	text   string // the name, and behind it the version: one allocation has both
 	id     uint64
 	dir    *directory // nil unless a directory
 
-	kind uint32 // the type in mode
+	kind    uint32 // the type in mode
+	nameLen uint32 // how much of text is the name
 
 	// The attributes are guarded by the lock of the directory that the
 	// entry is in, the root's by its own. Size and mtime of a regular file
-	// never change.
+	// never change, nor does the version.
 	size                   int64
 	mtime, ctime, atime    int64 // seconds
 	mtimeN, ctimeN, atimeN uint32
@@ -51,7 +53,10 @@ const (
 func (e *Entry) ID() uint64 { return e.id }
 
 // Name returns the last element of the entry's path, "." for the root.
-func (e *Entry) Name() string { return e.name }
+func (e *Entry) Name() string { return e.text[:e.nameLen] }
+
+// version is Info.Version of what the entry was made from.
+func (e *Entry) version() string { return e.text[e.nameLen:] }
 
 // Path returns the path from the root, "." for the root.
 func (e *Entry) Path() string {
@@ -60,12 +65,12 @@ func (e *Entry) Path() string {
 	}
 	n := -1
 	for p := e; p.parent != nil; p = p.parent {
-		n += len(p.name) + 1
+		n += int(p.nameLen) + 1
 	}
 	b := make([]byte, n)
 	for p := e; p.parent != nil; p = p.parent {
-		n -= len(p.name)
-		copy(b[n:], p.name)
+		n -= int(p.nameLen)
+		copy(b[n:], p.Name())
 		if n > 0 {
 			n--
 			b[n] = '/'
@@ -112,7 +117,7 @@ func (e *Entry) Info() drivers.Info {
 	mu.RLock()
 	defer mu.RUnlock()
 	return drivers.Info{
-		Name: e.name, Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Rdev: e.rdev, Size: e.size,
+		Name: e.Name(), Version: e.version(), Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Rdev: e.rdev, Size: e.size,
 		Mtime: time.Unix(e.mtime, int64(e.mtimeN)),
 		Ctime: time.Unix(e.ctime, int64(e.ctimeN)),
 		Atime: time.Unix(e.atime, int64(e.atimeN)),
@@ -130,7 +135,8 @@ func (e *Entry) update(info drivers.Info) {
 	e.set(info)
 }
 
-// set sets the attributes; e.attributes must be held, or e not yet be shared.
+// set sets the attributes to those of the same version; e.attributes must be
+// held, or e not yet be shared.
 func (e *Entry) set(info drivers.Info) {
 	e.mode, e.nlink, e.uid, e.gid, e.rdev = info.Mode, info.Nlink, info.UID, info.GID, info.Rdev
 	if e.size != info.Size { // read without the lock where it never changes
@@ -141,13 +147,26 @@ func (e *Entry) set(info drivers.Info) {
 	e.atime, e.atimeN = info.Atime.Unix(), uint32(info.Atime.Nanosecond())
 }
 
-// is reports whether info describes e and not another version; e.attributes
-// must be held. A directory is itself whatever it holds.
+// is reports whether info, which the source says, describes e and not another
+// version; e.attributes must be held. A directory is itself whatever it holds.
+//
+// What has no Version is still e, if all else is the same: a source may leave the
+// Version out now and then. But an e without one is not what has one: nobody can
+// tell that it is the same content, and only the entry that has the Version will
+// notice when it is not any more.
 func (e *Entry) is(info drivers.Info) bool {
 	if e.IsDir() || info.IsDir() {
 		return e.IsDir() && info.IsDir()
 	}
-	return info.SameVersion(drivers.Info{Mode: e.kind, Size: e.size, Mtime: time.Unix(e.mtime, int64(e.mtimeN))})
+	return e.same(info) && (info.Version == "" || e.version() != "")
+}
+
+// same reports whether info, of the source or of a copy, is of e's version as far
+// as both can tell; e.attributes must be held.
+func (e *Entry) same(info drivers.Info) bool {
+	return info.SameVersion(drivers.Info{
+		Mode: e.kind, Size: e.size, Mtime: time.Unix(e.mtime, int64(e.mtimeN)), Version: e.version(),
+	})
 }
 
 // locate sets the level of a new entry from what the tiers hold under its
@@ -157,7 +176,7 @@ func (e *Entry) locate(held []heldCopy, doubt bool) {
 		return
 	}
 	for _, h := range held {
-		if e.is(h.info) {
+		if e.same(h.info()) {
 			e.state.Store(uint32(h.level))
 			return
 		}
@@ -237,17 +256,33 @@ func (e *Entry) change(f func(uint32) uint32) {
 // long one may have to move a million names for it. When the short one has
 // grown to the square root of the long one it is merged.
 type directory struct {
-	mu      sync.RWMutex  // guards the following, and the attributes of what is in the directory
-	sorted  []*Entry      // by name
-	extra   []*Entry      // by name: those not in sorted
-	shared  bool          // sorted was given out, and must not be changed in place
-	known   bool          // all names were known at some time
-	version uint64        // counts changes of what entries there are
-	listed  uint32        // when all names were last known, by Container.now; 0: they are not
-	flight  chan struct{} // closed when the load that is under way has ended; nil: none is
+	mu      sync.RWMutex // guards the following, and the attributes of what is in the directory
+	sorted  []*Entry     // by name
+	extra   []*Entry     // by name: those not in sorted
+	shared  bool         // sorted was given out, and must not be changed in place
+	known   bool         // all names were known at some time
+	version uint64       // counts changes of what entries there are
+	listed  uint32       // when all names were last known, by Container.now; 0: they are not
+	asked   uint32       // counts the parts of listings that were asked for, of a source that Lists
+	flight  *flight      // the load that is under way; nil: none is
+
+	// Names without an entry for which a source that Lists is asked by a Stat,
+	// whatever its listing has said; and what asked was when that began.
+	doubts map[string]uint32
 
 	saved atomic.Pointer[block] // where the names are that Restore has brought; nil: they are loaded, or there are none
 	shown atomic.Uint64         // Entry.Shown
+}
+
+// A flight is a load of a directory that is under way.
+type flight struct {
+	at    uint32    // when it began, by Container.now
+	began time.Time // the same
+
+	// Guarded by the lock of the directory.
+	news  chan struct{} // closed when names have come, for another to take its place, and in the end
+	ended bool
+	err   error // in the end
 }
 
 // begin begins to load the directory, which must then be ended; one at a time
@@ -260,37 +295,48 @@ func (d *directory) begin(ctx context.Context, done func() bool) (bool, error) {
 			d.mu.Unlock()
 			return false, nil
 		}
-		flight := d.flight
-		if flight == nil {
-			d.flight = make(chan struct{})
+		if d.flight == nil {
+			d.flight = &flight{news: make(chan struct{})}
 			d.mu.Unlock()
 			return true, nil
 		}
+		news := d.flight.news
 		d.mu.Unlock()
 		select {
-		case <-flight:
+		case <-news:
 		case <-ctx.Done():
 			return false, context.Cause(ctx)
 		}
 	}
 }
 
-// end ends what begin has begun; d.mu must be held.
-func (d *directory) end() {
-	close(d.flight)
+// end ends the load that is under way; d.mu must be held.
+func (d *directory) end(err error) {
+	d.flight.ended, d.flight.err = true, err
+	close(d.flight.news)
 	d.flight = nil
 }
 
-// find returns the entry of a name, if it is known, and when all names were.
-func (d *directory) find(name string) (e *Entry, listed uint32) {
+// find returns the entry of a name, if it is known, when all names were, and
+// whether this one is in doubt, which has no entry.
+func (d *directory) find(name string) (e *Entry, listed uint32, doubt bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	return d.get(name), d.listed
+	_, doubt = d.doubts[name]
+	return d.get(name), d.listed, doubt
+}
+
+// doubt has a name in doubt, which has no entry; d.mu must be held.
+func (d *directory) doubt(name string) {
+	if d.doubts == nil {
+		d.doubts = make(map[string]uint32)
+	}
+	d.doubts[name] = d.asked
 }
 
 // search returns where a name is, or would be, in entries that are sorted.
 func search(entries []*Entry, name string) (int, bool) {
-	return slices.BinarySearchFunc(entries, name, func(e *Entry, name string) int { return strings.Compare(e.name, name) })
+	return slices.BinarySearchFunc(entries, name, func(e *Entry, name string) int { return strings.Compare(e.Name(), name) })
 }
 
 // get returns the entry of a name or nil; d.mu must be held.
@@ -304,15 +350,16 @@ func (d *directory) get(name string) *Entry {
 	return nil
 }
 
-// put sets the entry of e's name; d.mu must be held.
+// put sets the entry of e's name, which is then not in doubt; d.mu must be held.
 func (d *directory) put(e *Entry) {
 	d.version++
-	if i, ok := search(d.sorted, e.name); ok {
+	delete(d.doubts, e.Name())
+	if i, ok := search(d.sorted, e.Name()); ok {
 		d.own()
 		d.sorted[i] = e
 		return
 	}
-	i, ok := search(d.extra, e.name)
+	i, ok := search(d.extra, e.Name())
 	if ok {
 		d.extra[i] = e
 		return
@@ -351,7 +398,7 @@ func (d *directory) merge() {
 	d.sorted = append(d.sorted, d.extra...)
 	for n := len(d.extra); n > 0; n-- {
 		e := d.extra[n-1]
-		i, _ := search(d.sorted[:end], e.name)
+		i, _ := search(d.sorted[:end], e.Name())
 		copy(d.sorted[i+n:], d.sorted[i:end])
 		d.sorted[i+n-1] = e
 		end = i
@@ -375,31 +422,39 @@ func (d *directory) listing() Listing {
 // replace makes entries, one of each name, all there is, with what was found
 // after the time at, when entries were asked for. It returns those that are not
 // any more; d.mu must be held.
-func (d *directory) replace(entries []*Entry, at uint32) []*Entry {
+func (d *directory) replace(entries []*Entry, at uint32) (gone []*Entry) {
 	old := d.all()
-	slices.SortFunc(entries, func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
-	d.sorted, d.shared = entries, false
-	var gone []*Entry
-	kept := d.sorted[:0]
-	for _, e := range d.sorted {
-		if n := len(kept); n == 0 || kept[n-1].name != e.name {
+	sortByName(entries)
+	kept := entries[:0]
+	for _, e := range entries {
+		if n := len(kept); n == 0 || kept[n-1].Name() != e.Name() {
 			kept = append(kept, e)
 		} else if kept[n-1] != e {
 			gone = append(gone, e)
 		}
 	}
-	clear(d.sorted[len(kept):])
-	d.sorted = kept
+	clear(entries[len(kept):])
+	d.sorted, d.shared = kept, false
+	rest := kept
 	for _, e := range old {
-		now := d.get(e.name)
-		if now == nil && e.checked.Load() > at {
-			d.put(e)
-		} else if now != e {
+		for len(rest) > 0 && rest[0].Name() < e.Name() {
+			rest = rest[1:]
+		}
+		switch {
+		case len(rest) > 0 && rest[0] == e: // it stays
+		case (len(rest) == 0 || rest[0].Name() != e.Name()) && e.checked.Load() > at:
+			d.extra = append(d.extra, e)
+		default:
 			gone = append(gone, e)
 		}
 	}
 	d.settle(old)
 	return gone
+}
+
+// sortByName sorts entries, which takes little if they are.
+func sortByName(entries []*Entry) {
+	slices.SortFunc(entries, func(a, b *Entry) int { return strings.Compare(a.Name(), b.Name()) })
 }
 
 // settle ends a replace of what was in old: if nothing has changed, old stays;

@@ -139,13 +139,18 @@ func TestLevelTakesNoLock(t *testing.T) {
 	}
 }
 
+// named returns an entry of which no more matters than its name.
+func named(name string, parent *Entry) *Entry {
+	return makeEntry(parent, drivers.Info{Name: name, Mode: syscall.S_IFREG}, 0)
+}
+
 // A directory does as a map does, and what was given out does not change.
 func TestDirectoryIsAMap(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		d, model := new(directory), make(map[string]*Entry)
 		var given, asGiven [][]*Entry
-		fresh := func() *Entry { return &Entry{name: fmt.Sprint(rng.IntN(20))} }
+		fresh := func() *Entry { return named(fmt.Sprint(rng.IntN(20)), nil) }
 		for range 100 {
 			switch rng.IntN(8) {
 			case 0:
@@ -153,11 +158,11 @@ func TestDirectoryIsAMap(t *testing.T) {
 				now := make(map[string]*Entry)
 				for range rng.IntN(20) {
 					e := fresh()
-					if old := model[e.name]; old != nil && rng.IntN(2) == 0 {
+					if old := model[e.Name()]; old != nil && rng.IntN(2) == 0 {
 						e = old
 					}
-					if now[e.name] == nil {
-						now[e.name] = e
+					if now[e.Name()] == nil {
+						now[e.Name()] = e
 						all = append(all, e)
 					}
 				}
@@ -178,11 +183,11 @@ func TestDirectoryIsAMap(t *testing.T) {
 				model = now
 			case 1, 2:
 				e := fresh()
-				d.delete(e.name)
-				delete(model, e.name)
+				d.delete(e.Name())
+				delete(model, e.Name())
 			case 3:
 				got := d.all()
-				want := slices.SortedFunc(maps.Values(model), func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
+				want := slices.SortedFunc(maps.Values(model), func(a, b *Entry) int { return strings.Compare(a.Name(), b.Name()) })
 				if !slices.Equal(got, want) {
 					t.Fatalf("seed %d: got %d entries, want %d", seed, len(got), len(want))
 				}
@@ -191,7 +196,7 @@ func TestDirectoryIsAMap(t *testing.T) {
 				e := fresh()
 				e.checked.Store(uint32(rng.IntN(4)))
 				d.put(e)
-				model[e.name] = e
+				model[e.Name()] = e
 			}
 			for i := range 20 {
 				if name := fmt.Sprint(i); d.get(name) != model[name] {
@@ -212,14 +217,14 @@ func TestDirectoryGrows(t *testing.T) {
 	const n = 20_000
 	d := new(directory)
 	for _, i := range rand.Perm(n) {
-		d.put(&Entry{name: fmt.Sprintf("%08d", i)})
+		d.put(named(fmt.Sprintf("%08d", i), nil))
 	}
 	if got := len(d.extra); got*got > 2*n {
 		t.Errorf("%d names are not merged", got)
 	}
 	for i, e := range d.all() {
-		if want := fmt.Sprintf("%08d", i); e.name != want {
-			t.Fatalf("got %s, want %s", e.name, want)
+		if want := fmt.Sprintf("%08d", i); e.Name() != want {
+			t.Fatalf("got %s, want %s", e.Name(), want)
 		}
 	}
 }
@@ -247,9 +252,25 @@ func TestInfoWhileRefreshed(t *testing.T) {
 	wg.Wait()
 }
 
+// made keeps what TestEntrySize makes.
+var made *Entry
+
 func TestEntrySize(t *testing.T) {
 	if got := unsafe.Sizeof(Entry{}); got > 128 {
 		t.Errorf("an Entry is %d bytes, more than a size class of 128", got)
+	}
+	if got := unsafe.Sizeof(directory{}); got > 128 {
+		t.Errorf("a directory is %d bytes, more than a size class of 128", got)
+	}
+	// The name is the driver's own, and a version shares one string with it.
+	for version, want := range map[string]float64{"": 1, strings.Repeat("v", 32): 2} {
+		info := drivers.Info{Name: "img_00000001", Version: version, Mode: syscall.S_IFREG}
+		if got := testing.AllocsPerRun(100, func() { made = makeEntry(nil, info, 0) }); got != want {
+			t.Errorf("version %q: an Entry takes %v allocations, want %v", version, got, want)
+		}
+		if got, want := len(made.text), len(info.Name)+len(version); got != want || made.Name() != info.Name || made.version() != version {
+			t.Errorf("version %q: got %q of %d bytes, want %d", version, made.text, got, want)
+		}
 	}
 }
 

@@ -8,6 +8,11 @@
 // the same for ten files and for ten million. What was loaded is believed for
 // a time, and then asked for again when it is next wanted.
 //
+// A source that says that it Lists, such as an object store, is not asked for
+// names one by one: who wants one has its directory listed, once for all who
+// want something of it, and kept. Only a name for which that takes too long, or
+// which was found to be wrong, is asked for by a Stat.
+//
 // An Entry is one version of one file. When the source has another version,
 // that is another Entry with another ID, and the old one is stale: whoever has
 // it open goes on with the old content, and nobody sees some of each.
@@ -32,10 +37,11 @@ import (
 )
 
 // A Container is the name space of one dataset. Its methods may be called
-// concurrently.
+// concurrently, but for Close.
 type Container struct {
 	levels *tiers.Hierarchy
 	source *tiers.Source
+	lists  bool // the source Lists
 	ttl    time.Duration
 	log    *slog.Logger
 	start  time.Time
@@ -44,12 +50,17 @@ type Container struct {
 	saved  *savedNames   // what Restore opened, or nil
 	warned atomic.Uint32 // when it was last logged that the source does not answer, by now
 	watch  watcher
+
+	background background // where directories are listed, of a source that Lists
 }
 
 // New makes the name space of the source of levels. What the source says is
 // believed for ttl. It asks the source for its root, and for nothing else.
+// Whoever has made a container for a source that Lists must Close it.
 func New(ctx context.Context, levels *tiers.Hierarchy, ttl time.Duration, log *slog.Logger) (*Container, error) {
 	c := &Container{levels: levels, source: levels.Source(), ttl: ttl, log: log, start: time.Now().Add(-past)}
+	c.lists = c.source.Lists()
+	c.background.ctx, c.background.stop = context.WithCancelCause(context.Background())
 	info, err := c.source.Stat(ctx, ".")
 	if err != nil {
 		return nil, err
@@ -93,6 +104,10 @@ func (c *Container) Lasts(e *Entry) time.Duration {
 // Lookup returns the entry of a name in a directory. The error for a name that
 // is not there matches io/fs.ErrNotExist, that for a directory that is stale
 // syscall.ESTALE. A name that was known is still found while the source fails.
+//
+// Of a source that Lists, it has the directory listed if no listing is believed.
+// It is answered when its name has come, or in the end; after a second it asks
+// for the one name.
 func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry, error) {
 	d := dir.dir
 	if d == nil {
@@ -101,15 +116,23 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 	if err := c.recall(ctx, dir); err != nil {
 		return nil, err
 	}
-	e, listed := d.find(name)
+	e, listed, doubt := d.find(name)
+	fresh := c.fresh(listed)
 	switch {
 	case e != nil && c.fresh(e.checked.Load()):
 		return e, nil
-	case e == nil && c.fresh(listed):
+	case e == nil && fresh && !doubt:
 		return nil, fs.ErrNotExist
+	case c.lists && !fresh:
+		return c.lookupListed(ctx, dir, name)
 	}
+	return c.ask(ctx, dir, name, e)
+}
+
+// ask asks the source for one name, of which e was known, or nil.
+func (c *Container) ask(ctx context.Context, dir *Entry, name string, e *Entry) (*Entry, error) {
 	at := c.now()
-	info, err := c.source.Stat(ctx, join(dir, name))
+	info, err := c.source.Stat(ctx, pathOf(dir, name))
 	if errors.Is(err, fs.ErrNotExist) && e != nil && c.sourceLost(ctx) {
 		err = syscall.ESTALE // the whole source has gone, not this file
 	}
@@ -148,7 +171,7 @@ func (c *Container) Refresh(ctx context.Context, e *Entry) error {
 		return nil
 	}
 	if e.parent != nil {
-		_, err := c.Lookup(ctx, e.parent, e.name)
+		_, err := c.Lookup(ctx, e.parent, e.Name())
 		return err
 	}
 	info, err := c.source.Stat(ctx, ".")
@@ -159,11 +182,22 @@ func (c *Container) Refresh(ctx context.Context, e *Entry) error {
 	return nil
 }
 
-// Changed says that the source was found to have another version of e. It
-// makes e stale, so that the next look at its name finds the new version.
+// Changed says that the source was found to have another version of e, or none.
+// It makes e stale, so that the next look at its name finds the new version. Of a
+// source that Lists, that is a Stat of the one name: what was listed with it is
+// believed as before.
 func (c *Container) Changed(e *Entry) {
-	if e.parent != nil {
-		c.forgetEntry(e.parent.dir, e)
+	if e.parent == nil {
+		return
+	}
+	d := e.parent.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.get(e.Name()) == e {
+		c.forget(d, e)
+		if c.lists {
+			d.doubt(e.Name())
+		}
 	}
 }
 
@@ -171,7 +205,7 @@ func (c *Container) Changed(e *Entry) {
 // is not there says nothing of the file.
 func (c *Container) sourceLost(ctx context.Context) bool {
 	info, err := c.source.Stat(ctx, ".")
-	return err != nil || info.Nlink == 0
+	return err != nil || info.Nlink == 0 && !c.lists // what Lists has no links to count
 }
 
 // merge brings what the source said of one name, when asked at the time at,
@@ -223,7 +257,8 @@ func (c *Container) List(ctx context.Context, dir *Entry) ([]*Entry, error) {
 }
 
 // Listing returns what is in a directory. It costs no memory while nothing is
-// changed there. While the source fails it returns what was listed before.
+// changed there. While the source fails it returns what was listed before. It
+// waits until all names are known, or ctx is done.
 func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	d := dir.dir
 	if d == nil {
@@ -231,6 +266,9 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	}
 	if err := c.recall(ctx, dir); err != nil {
 		return Listing{}, err
+	}
+	if c.lists {
+		return c.listListed(ctx, dir)
 	}
 	var l Listing
 	begun, err := d.begin(ctx, func() bool {
@@ -246,7 +284,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	err = c.load(ctx, dir)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.end()
+	d.end(err)
 	if err != nil && (d.listed == 0 || dir.Stale() || ctx.Err() != nil) {
 		return Listing{}, err
 	}
@@ -257,7 +295,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	return d.listing(), nil
 }
 
-// load lists a directory of the source.
+// load lists a directory of a source that does not List.
 func (c *Container) load(ctx context.Context, dir *Entry) error {
 	at := c.now()
 	name := dir.Path()
@@ -268,7 +306,7 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 	if len(infos) == 0 && c.sourceLost(ctx) {
 		return syscall.ESTALE
 	}
-	copies, unsure := c.copies(ctx, name)
+	copies := c.copies(ctx, name)
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,7 +326,7 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 			e.checked.Store(at)
 		default:
 			e = c.newEntry(dir, info, at)
-			e.locate(copies[info.Name], unsure)
+			e.locate(copies.of(info.Name), copies.unsure)
 		}
 		seen = append(seen, e)
 	}
@@ -309,7 +347,7 @@ func (c *Container) Index(e *Entry) (i int, listed bool) {
 	d := e.parent.dir
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	i, ok := search(d.sorted, e.name)
+	i, ok := search(d.sorted, e.Name())
 	if !ok || !d.known || d.sorted[i] != e {
 		return 0, false
 	}
@@ -334,26 +372,54 @@ func validName(name string) bool {
 	return name != "." && !strings.Contains(name, "/") && drivers.ValidName(name)
 }
 
-// A heldCopy is what one tier has under a name.
+// A heldCopy is what one tier has under a name. A directory may have a million of
+// them for as long as it is being listed: it is less than a drivers.Info.
 type heldCopy struct {
-	level tiers.Level
-	info  drivers.Info
+	level       tiers.Level
+	mode        uint32
+	mtimeN      uint32
+	mtime, size int64
 }
 
-// copies asks every tier for what it holds of a directory. It reports unsure
-// if a tier did not say.
-func (c *Container) copies(ctx context.Context, dir string) (held map[string][]heldCopy, unsure bool) {
-	held = make(map[string][]heldCopy)
+func makeHeldCopy(l tiers.Level, i drivers.Info) heldCopy {
+	return heldCopy{l, i.Mode, uint32(i.Mtime.Nanosecond()), i.Mtime.Unix(), i.Size}
+}
+
+// info returns what tells versions of a copy apart.
+func (h heldCopy) info() drivers.Info {
+	return drivers.Info{Mode: h.mode, Size: h.size, Mtime: time.Unix(h.mtime, int64(h.mtimeN))}
+}
+
+// The copies are what the tiers hold of a directory.
+type copies struct {
+	tiers  []map[string]heldCopy // by name
+	unsure bool                  // a tier did not say
+}
+
+// of returns what the tiers hold under a name, the fastest first.
+func (c *copies) of(name string) (held []heldCopy) {
+	for _, t := range c.tiers {
+		if h, ok := t[name]; ok {
+			held = append(held, h)
+		}
+	}
+	return held
+}
+
+// copies asks every tier for what it holds of a directory.
+func (c *Container) copies(ctx context.Context, dir string) (all copies) {
 	for _, t := range c.levels.Tiers() {
 		infos, err := t.ReadDir(ctx, dir)
 		if err != nil && !isAbsent(err) {
-			unsure = true
+			all.unsure = true
 		}
+		held := make(map[string]heldCopy, len(infos))
 		for _, info := range infos {
-			held[info.Name] = append(held[info.Name], heldCopy{t.Level(), info})
+			held[info.Name] = makeHeldCopy(t.Level(), info)
 		}
+		all.tiers = append(all.tiers, held)
 	}
-	return held, unsure
+	return all
 }
 
 // locate asks every tier whether it holds a copy of e.
@@ -370,7 +436,7 @@ func (c *Container) locate(ctx context.Context, e *Entry) {
 		info, err := t.Stat(ctx, name)
 		switch {
 		case err == nil:
-			held = append(held, heldCopy{t.Level(), info})
+			held = append(held, makeHeldCopy(t.Level(), info))
 		case !isAbsent(err):
 			unsure = true
 		}
@@ -470,20 +536,22 @@ func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) er
 
 // forgetName drops a name that the source no longer has.
 func (c *Container) forgetName(dir *Entry, name string) {
-	if e, _ := dir.dir.find(name); e != nil {
-		c.forgetEntry(dir.dir, e)
+	d := dir.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.doubts, name)
+	if e := d.get(name); e != nil {
+		c.forget(d, e)
 	}
 }
 
-// forgetEntry drops e if it still has its name.
-func (c *Container) forgetEntry(d *directory, e *Entry) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.get(e.name) == e {
-		d.delete(e.name)
-		d.listed = 0 // what the directory holds is not known any more
-		c.supersede(e)
+// forget drops e, which has its name; d.mu must be held.
+func (c *Container) forget(d *directory, e *Entry) {
+	d.delete(e.Name())
+	if !c.lists {
+		d.listed = 0 // what else the directory holds may have changed too, and is found out by one ReadDir
 	}
+	c.supersede(e)
 }
 
 // supersede drops e, whose name has another entry now or none, and has the
@@ -540,17 +608,19 @@ func (c *Container) newEntry(parent *Entry, info drivers.Info, at uint32) *Entry
 
 // makeEntry makes an entry without an ID.
 func makeEntry(parent *Entry, info drivers.Info, at uint32) *Entry {
-	e := &Entry{parent: parent, name: info.Name, kind: info.Type()}
-	e.set(info)
+	e := &Entry{parent: parent, text: info.Name, nameLen: uint32(len(info.Name)), kind: info.Type()}
 	if info.IsDir() {
 		e.dir = new(directory)
+	} else {
+		e.text += info.Version
 	}
+	e.set(info)
 	e.checked.Store(at)
 	return e
 }
 
-// join returns the path of a name in a directory.
-func join(dir *Entry, name string) string {
+// pathOf returns the path of a name in a directory.
+func pathOf(dir *Entry, name string) string {
 	if dir.parent == nil {
 		return name
 	}

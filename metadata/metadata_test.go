@@ -34,8 +34,17 @@ type world struct {
 
 func newWorld(t *testing.T, ttl time.Duration) *world {
 	t.Helper()
-	w := &world{source: drivertest.NewMem(0)}
-	w.faults = drivertest.NewFaults(w.source)
+	mem := drivertest.NewMem(0)
+	faults := drivertest.NewFaults(mem)
+	w := worldOf(t, faults, ttl)
+	w.source, w.faults = mem, faults
+	return w
+}
+
+// worldOf is a world whose source is a driver of another kind.
+func worldOf(t *testing.T, source drivers.Driver, ttl time.Duration) *world {
+	t.Helper()
+	w := new(world)
 	var configs []tiers.Config
 	for l := 1; l < len(w.tier); l++ {
 		w.tier[l] = drivertest.NewMem(0)
@@ -44,7 +53,7 @@ func newWorld(t *testing.T, ttl time.Duration) *world {
 	}
 	log := slog.New(slog.DiscardHandler)
 	var err error
-	if w.levels, err = tiers.New(w.faults, configs, tiers.Options{}, log); err != nil {
+	if w.levels, err = tiers.New(source, configs, tiers.Options{}, log); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(bg)

@@ -45,9 +45,11 @@ func (c *Container) Restore(path, source string) error {
 	return nil
 }
 
-// Close closes the file that Restore has opened. Nothing may be looked up or
-// saved after it.
+// Close ends the listings that are under way, waits until they have ended, and
+// closes the file that Restore has opened. Nothing may be looked up or saved after
+// it.
 func (c *Container) Close() error {
+	c.background.end()
 	if c.saved == nil {
 		return nil
 	}
@@ -66,10 +68,10 @@ func (c *Container) recall(ctx context.Context, dir *Entry) error {
 		return err
 	}
 	listed, entries := c.remember(dir)
-	copies, unsure := c.copies(ctx, dir.Path())
+	copies := c.copies(ctx, dir.Path())
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	defer d.end()
+	defer d.end(nil)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -79,7 +81,7 @@ func (c *Container) recall(ctx context.Context, dir *Entry) error {
 	}
 	for _, e := range entries {
 		c.table.add(e)
-		e.locate(copies[e.name], unsure)
+		e.locate(copies.of(e.Name()), copies.unsure)
 	}
 	d.sorted, d.version = entries, d.version+1
 	if listed != 0 {
@@ -99,7 +101,7 @@ func (c *Container) remember(dir *Entry) (moment, []*Entry) {
 	}
 	entries := make([]*Entry, 0, names.n)
 	for n := range names.all() {
-		n.info.Name = string(n.name)
+		n.info.Name, n.info.Version = string(n.name), string(n.version)
 		e := makeEntry(dir, n.info, c.at(n.asked))
 		if below := n.below; below.size > 0 {
 			e.dir.saved.Store(&below)
@@ -264,7 +266,7 @@ type decoder struct {
 
 // name returns the entry after last.
 func (d *decoder) name(last savedName) savedName {
-	n := savedName{name: d.bytes()}
+	n := savedName{name: d.bytes(), version: d.bytes()}
 	i := &n.info
 	for _, v := range []*uint32{&i.Mode, &i.Nlink, &i.UID, &i.GID, &i.Rdev} {
 		*v = uint32(d.below(1 << 32))

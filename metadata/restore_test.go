@@ -384,7 +384,7 @@ func TestRestoreRefuses(t *testing.T) {
 // is.
 func FuzzSavedBlock(f *testing.F) {
 	f.Add([]byte{0, 0})
-	f.Add([]byte("\x02\x01\x01a\xa4\x83\x02\x01\x00\x00\x00\x05\x02\x03\x04\x05\x06\x07\x01"))
+	f.Add([]byte("\x02\x01\x01a\x02v7\xa4\x83\x02\x01\x00\x00\x00\x05\x02\x03\x04\x05\x06\x07\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const now = 1 << 40
 		at := block{off: 1 << 20, low: 1 << 10}
@@ -417,7 +417,7 @@ func FuzzSavedBlock(f *testing.F) {
 		}
 		i := 0
 		for n := range again.all() {
-			if want := names[i]; string(n.name) != string(want.name) || n.info != want.info || n.asked != want.asked || n.below != want.below {
+			if want := names[i]; string(n.name) != string(want.name) || string(n.version) != string(want.version) || n.info != want.info || n.asked != want.asked || n.below != want.below {
 				t.Fatalf("got %+v, want %+v", n, want)
 			}
 			i++

@@ -32,25 +32,27 @@ import (
 //
 //	listed   when all names were last known, 0 if they were not
 //	number   of entries, which follow by name
-//	entry    name, mode, nlink, uid, gid, rdev, size, mtime, ctime, atime,
-//	         when the source was asked for it, and of a directory the offset
-//	         and size of its block, 0 if nothing is known of it
+//	entry    name, version, mode, nlink, uid, gid, rdev, size, mtime, ctime,
+//	         atime, when the source was asked for it, and of a directory the
+//	         offset and size of its block, 0 if nothing is known of it
 //	checksum of these
 //
 // Times of files are seconds, and nanoseconds apart: mtime's as the difference
 // from the entry before, ctime's and atime's from mtime's. Other times count
 // units of 100 ms since 1970; when an entry was asked for is the difference
 // from the entry before, and of the first from listed.
+//
+// Format version 1 had no versions of files.
 const (
 	headMagic     = "milkweed: names\n"
 	tailMagic     = "milkweed: end  \n"
-	formatVersion = 1
+	formatVersion = 2
 	tailSize      = int64(len(tailMagic)) + 3*8 + crc32.Size
 )
 
 // What is beyond these is asked of the source again after a restart.
 const (
-	maxBlock = 1 << 30 // bytes: some 30 million names in one directory
+	maxBlock = 1 << 30 // bytes: some 30 million names in one directory, 15 million with versions
 	maxDepth = 2048    // levels: Linux takes no path that is deeper, of 4096 bytes
 )
 
@@ -86,10 +88,11 @@ func (c *Container) at(m moment) uint32 {
 
 // A savedName is what a block says of one name.
 type savedName struct {
-	name  []byte
-	info  drivers.Info // without the name
-	asked moment
-	below block // of a directory
+	name    []byte
+	version []byte
+	info    drivers.Info // without these
+	asked   moment
+	below   block // of a directory
 }
 
 // Save writes what is known of the name space to a file, from which Restore of
@@ -229,6 +232,9 @@ func (s *saver) directory(e *Entry) block {
 	}
 	d.mu.Lock()
 	entries, listed := d.all(), d.listed
+	if len(d.doubts) > 0 { // the next container does not have them
+		listed = 0
+	}
 	d.mu.Unlock()
 	if len(entries) == 0 && listed == 0 {
 		return block{}
@@ -245,7 +251,7 @@ func (s *saver) directory(e *Entry) block {
 	}
 	b := s.begin(when, len(entries))
 	for _, e := range entries {
-		n := savedName{name: []byte(e.name), info: e.Info(), asked: s.moment(e.checked.Load())}
+		n := savedName{name: []byte(e.Name()), version: []byte(e.version()), info: e.Info(), asked: s.moment(e.checked.Load())}
 		if e.IsDir() && s.err == nil {
 			n.below, below = below[0], below[1:]
 		}
@@ -294,7 +300,7 @@ func (s *saver) begin(listed moment, names int) *blockWriter {
 
 func (b *blockWriter) add(n savedName) {
 	i, asked, buf := n.info, min(n.asked, b.s.at), b.s.buf[:0]
-	buf = appendString(buf, n.name)
+	buf = appendString(appendString(buf, n.name), n.version)
 	for _, v := range []uint32{i.Mode, i.Nlink, i.UID, i.GID, i.Rdev} {
 		buf = binary.AppendUvarint(buf, uint64(v))
 	}

@@ -412,3 +412,10 @@ func BenchmarkSaved(b *testing.B) {
 	b.ReportMetric(ms(listed), "list-ms")
 	b.ReportMetric(float64(info.Size())/n, "B/name")
 }
+
+func writeFile(t testing.TB, path string, b []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

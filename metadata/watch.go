@@ -47,7 +47,7 @@ func (w *watcher) tell(e *Entry) {
 	if w.untold == nil {
 		w.untold = make(map[staleName]struct{})
 	}
-	w.untold[staleName{e.parent, e.name}] = struct{}{}
+	w.untold[staleName{e.parent, e.Name()}] = struct{}{}
 	if !w.telling {
 		w.telling = true
 		go w.run()

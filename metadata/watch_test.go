@@ -21,7 +21,7 @@ func told(w *world) func() string {
 	w.Watch(func(dir *Entry, name string) {
 		mu.Lock()
 		defer mu.Unlock()
-		names = append(names, join(dir, name))
+		names = append(names, pathOf(dir, name))
 	})
 	return func() string {
 		synctest.Wait()
@@ -133,7 +133,7 @@ func TestWatchIsBounded(t *testing.T) {
 				time.Sleep(time.Minute)
 			}
 		})
-		tell := func(i int) { w.watch.tell(&Entry{parent: w.Root(), name: fmt.Sprint(i)}) }
+		tell := func(i int) { w.watch.tell(named(fmt.Sprint(i), w.Root())) }
 		tell(0)
 		synctest.Wait()
 		for i := range maxUntold + 10 {
