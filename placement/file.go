@@ -295,7 +295,8 @@ func (f *file) close() {
 	}
 }
 
-// openSource opens e at the source, if that still has e's version.
+// openSource opens e at the source, if that still has e's version; of a source
+// that Lists this shows when it is read.
 func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
 	obj, err := h.levels.Source().OpenVersion(ctx, e.Path(), e.Info())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {

@@ -32,7 +32,12 @@ const (
 //  2. begin, and by it start, reserves room, opens the source and creates the
 //     copy: at once, or if the file is copied ahead, when a worker or a reader
 //     comes to it. Then started is closed, with err set if it did not work out.
-//  3. Readers and workers fetch blocks.
+//  3. Readers and workers fetch blocks, each by itself, or where the source
+//     streams (drivers.Streamer) several in a row by one request: from the one
+//     that is wanted to the end of its range of the file, or to the first that
+//     somebody else has or fetches. Ranges are as long as the source's stride,
+//     so that a file costs as many requests as it has ranges, unless its
+//     readers jump about. The blocks land one by one, as they come.
 //  4. The one who fetches the last block commits the copy and publishes its
 //     level; or whoever meets an error throws the copy away. Then ended is
 //     closed, and the claim is over.
@@ -52,9 +57,13 @@ type fill struct {
 	tier    *tiers.Tier
 	room    *tiers.Reservation
 	source  drivers.Object
+	stream  drivers.Streamer // the source, if it streams, and else nil
+	stride  int              // blocks of a range; 1 if it does not
 	copy    drivers.Writer
 
-	ended chan struct{} // closed when the copy is committed or thrown away
+	ctx    context.Context    // of streams: done when they are not wanted any more
+	hangUp context.CancelFunc // ends ctx, when the copy is committed or thrown away
+	ended  chan struct{}      // closed when the copy is committed or thrown away
 
 	mu      sync.Mutex      // guards the following
 	blocks  []byte          // their states
@@ -102,6 +111,7 @@ func newFill(h *Handler, e *metadata.Entry) *fill {
 		flights: make(map[int]*flight),
 		refs:    1, // the handler's, until ended
 	}
+	f.ctx, f.hangUp = context.WithCancel(h.ctx)
 	f.begin = sync.OnceFunc(f.start)
 	return f
 }
@@ -110,6 +120,10 @@ func newFill(h *Handler, e *metadata.Entry) *fill {
 func (f *fill) start() {
 	h := f.handler
 	defer close(f.started)
+	if h.ctx.Err() != nil {
+		f.giveUp(errStopped)
+		return
+	}
 	if h.names.Settle(h.ctx, f.entry) {
 		f.giveUp(errSettled)
 		return
@@ -121,6 +135,7 @@ func (f *fill) start() {
 		f.giveUp(err)
 		return
 	}
+	f.stream, f.stride = streamer(f.source)
 	n := int((f.size + blockSize - 1) / blockSize)
 	f.mu.Lock()
 	f.blocks, f.missing = make([]byte, n), n
@@ -132,6 +147,16 @@ func (f *fill) start() {
 	if n > 1 || !f.opened {
 		h.queue.add(f)
 	}
+}
+
+// streamer returns a file of the source as a drivers.Streamer, if it wants to be
+// read as one, and how many blocks it is asked for at once.
+func streamer(source drivers.Object) (s drivers.Streamer, blocks int) {
+	s, ok := source.(drivers.Streamer)
+	if !ok || s.Stride() <= 0 {
+		return nil, 1
+	}
+	return s, int((s.Stride() + blockSize - 1) / blockSize)
 }
 
 // allocate opens the source and creates the copy, at the same time, since the
@@ -190,6 +215,7 @@ func (f *fill) giveUp(err error) {
 
 // end is the end of the claim.
 func (f *fill) end(published, failed bool) {
+	f.hangUp()
 	f.handler.queue.remove(f)
 	f.handler.forget(f, published, failed)
 	close(f.ended)
@@ -291,8 +317,9 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off int64) error {
 		}
 		fl, others := f.flights[b]
 		if !others {
-			fl = f.take(b)
-			f.handler.wg.Go(func() { f.demand(fl) })
+			taken := f.take(b)
+			fl = taken[0]
+			f.handler.wg.Go(func() { f.demand(taken) })
 		}
 		f.mu.Unlock()
 
@@ -331,9 +358,9 @@ func (f *fill) readCopy(p []byte, off int64) error {
 	return nil
 }
 
-// next takes the next absent block after the last demand for a worker, who
-// must fetch it. It returns nil if there is none.
-func (f *fill) next() *flight {
+// next takes the next absent block after the last demand, and what goes with it,
+// for a worker, who must fetch them. It returns nil if there is none.
+func (f *fill) next() []*flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cause != nil || len(f.blocks) == 0 { // it has failed, or could not be begun
@@ -349,63 +376,145 @@ func (f *fill) next() *flight {
 	return f.take(b)
 }
 
-// take begins the flight of block b, which the caller must have fetched; f.mu
+// take begins the flight of block b, which is absent, and those of the absent
+// blocks that follow it in its range. The caller must have them fetched; f.mu
 // must be held.
-func (f *fill) take(b int) *flight {
-	fl := &flight{block: b, fetched: make(chan struct{}), landed: make(chan struct{})}
-	f.blocks[b] = fetching
-	f.flights[b] = fl
+func (f *fill) take(b int) []*flight {
+	var taken []*flight
+	for end := min((b/f.stride+1)*f.stride, len(f.blocks)); b < end && f.blocks[b] == absent; b++ {
+		fl := &flight{block: b, fetched: make(chan struct{}), landed: make(chan struct{})}
+		f.blocks[b] = fetching
+		f.flights[b] = fl
+		taken = append(taken, fl)
+	}
 	f.refs++ // given back by fetch
-	return fl
+	return taken
 }
 
-// demand fetches a block for a reader.
-func (f *fill) demand(fl *flight) {
+// demand fetches blocks for a reader.
+func (f *fill) demand(taken []*flight) {
 	buf, err := f.handler.demand.get(f.handler.ctx)
 	if err != nil { // the handler stops
 		f.fail(errStopped)
-		f.land(fl, errFailed)
+		for _, fl := range taken {
+			f.land(fl, errFailed)
+		}
 		f.release()
 		return
 	}
-	err = f.fetch(f.handler.ctx, fl, buf)
+	err = f.fetch(f.handler.ctx, taken, buf)
 	f.handler.demand.put(buf, errors.Is(err, drivers.ErrAbandoned))
 }
 
-// fetch copies the block of a flight by way of buf. An error fails the fill; one
+// fetch copies the blocks of some flights, which follow each other, by way of
+// buf. An error fails the fill, and ends the flights that have not landed; one
 // that does not match errFailed is the source's.
-func (f *fill) fetch(ctx context.Context, fl *flight, buf []byte) error {
+func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte) error {
 	defer f.release()
-	sources, err := f.transfer(ctx, fl, buf)
+	in := f.inflow(ctx, len(taken))
+	var (
+		last bool
+		err  error
+	)
+	for _, fl := range taken {
+		if err == nil {
+			err = f.bring(in, fl, buf)
+		}
+		last = f.land(fl, err)
+	}
+	in.close()
+	if last {
+		f.commit()
+	}
+	return err
+}
+
+// bring is what fetch does for one flight, but for landing it.
+func (f *fill) bring(in *inflow, fl *flight, buf []byte) error {
+	sources, err := f.transfer(in, fl, buf)
 	if err != nil {
 		f.fail(err)
 		if !sources {
 			err = fmt.Errorf("%w: %w", errFailed, err)
 		}
 	}
-	if f.land(fl, err) {
-		f.commit()
-	}
 	return err
 }
 
 // transfer moves a block from the source to the copy, and reports whether an
 // error is the source's.
-func (f *fill) transfer(ctx context.Context, fl *flight, buf []byte) (sources bool, err error) {
+func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (sources bool, err error) {
 	off := int64(fl.block) * blockSize
 	buf = buf[:min(blockSize, f.size-off)]
-	_, err = f.source.ReadAt(ctx, buf, off)
+	err = in.read(buf, off)
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.name, drivers.ErrChanged) // it is shorter than it was
 	}
 	if err != nil {
-		return f.handler.ctx.Err() == nil, err
+		return in.ctx.Err() == nil, err
 	}
 	fl.hold(buf)
 	defer fl.hold(nil)
 	close(fl.fetched)
 	_, err = f.copy.WriteAt(buf, off)
 	return false, err
+}
+
+// An inflow brings blocks that follow each other from the source.
+type inflow struct {
+	fill   *fill
+	ctx    context.Context // when it is done, an error is not the source's
+	blocks int             // how many
+	stream io.ReadCloser   // what brings them, if the source streams, once it was asked
+}
+
+// inflow makes an inflow of some blocks, which the caller closes. A stream ends
+// when the fill fails; a read that is under way is left to end, since it could
+// only be abandoned.
+func (f *fill) inflow(ctx context.Context, blocks int) *inflow {
+	in := &inflow{fill: f, ctx: ctx, blocks: blocks}
+	if f.stream != nil {
+		in.ctx = f.ctx
+		if drivers.IsBackground(ctx) {
+			in.ctx = drivers.Background(f.ctx)
+		}
+	}
+	return in
+}
+
+// read fills p with the next block, which is at off. The error is io.EOF if the
+// file ends before.
+func (in *inflow) read(p []byte, off int64) error {
+	f := in.fill
+	if f.stream == nil {
+		_, err := f.source.ReadAt(in.ctx, p, off)
+		return err
+	}
+	if in.stream == nil {
+		stream, err := f.stream.Stream(in.ctx, off, min(int64(in.blocks)*blockSize, f.size-off))
+		if err != nil {
+			return err
+		}
+		in.stream = stream
+	}
+	for n := 0; n < len(p); {
+		if err := in.ctx.Err(); err != nil {
+			return err
+		}
+		m, err := in.stream.Read(p[n:])
+		if n += m; n < len(p) && err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close ends the stream, if there is one. All that it was to bring has been
+// read, or is not wanted any more.
+func (in *inflow) close() {
+	if in.stream != nil {
+		in.stream.Close()
+	}
 }
 
 // land ends a flight, and reports whether it brought the last block and the copy
@@ -452,8 +561,12 @@ func (f *fill) commit() {
 }
 
 // fail throws the copy away, once. Readers go on at the source. A copy that is
-// complete is left to commit, which alone says how it ends.
+// complete is left to commit, which alone says how it ends. That the source has
+// another version is taken notice of in any case.
 func (f *fill) fail(cause error) {
+	if errors.Is(cause, drivers.ErrChanged) {
+		f.handler.names.Changed(f.entry)
+	}
 	f.mu.Lock()
 	ends := f.cause == nil && f.missing > 0
 	if ends {
@@ -470,6 +583,7 @@ func (f *fill) discard(cause error) {
 	f.mu.Lock()
 	f.cause = cause
 	f.mu.Unlock()
+	f.hangUp()
 	f.copy.Abort()
 	f.room.Return()
 	h := f.handler
@@ -477,9 +591,6 @@ func (f *fill) discard(cause error) {
 	if !stopped {
 		h.failed.Add(1)
 		h.log.Warn("copy failed", "path", f.name, "tier", f.tier.Name(), "err", cause)
-	}
-	if errors.Is(cause, drivers.ErrChanged) {
-		h.names.Changed(f.entry)
 	}
 	f.end(false, !stopped)
 }

@@ -8,9 +8,10 @@
 // for more than the block it asked for, and no block is fetched twice. What
 // was placed stays; a file that fits nowhere is read from the source.
 //
-// Memory: a block is 1 MiB and is held only while it is copied. At most
-// workers + max(16, 2·workers) blocks are held at once, 24 MiB with 8 workers,
-// plus those left in operations that a hung device never ended.
+// Memory: a block is 1 MiB and is held only while it is copied; of a stream, one
+// is at a time. At most workers + max(16, 2·workers) blocks are held at once,
+// 24 MiB with 8 workers, plus those left in operations that a hung device never
+// ended.
 package placement
 
 import (
@@ -37,6 +38,7 @@ type Handler struct {
 	names   *metadata.Container
 	log     *slog.Logger
 	workers int
+	lists   bool     // the source Lists, as drivers.Lister says
 	demand  *buffers // for blocks that a reader waits for
 	queue   *queue
 
@@ -86,13 +88,25 @@ const (
 func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *slog.Logger) *Handler {
 	h := &Handler{
 		levels: levels, names: names, log: log, workers: workers,
+		lists:   levels.Source().Lists(),
 		demand:  newBuffers(max(16, 2*workers)),
-		queue:   newQueue(max(1, workers/4)),
 		fills:   make(map[*metadata.Entry]*fill),
 		retries: make(map[*metadata.Entry]retry),
 	}
+	h.queue = newQueue(h.few())
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h
+}
+
+// few returns how many workers go on while a reader waits. A parallel file system
+// that is asked for more at once keeps the reader waiting longer. An object store
+// does not: each answer takes its time, whatever else is asked, and one stream
+// does not fill the network.
+func (h *Handler) few() int {
+	if h.lists {
+		return h.workers
+	}
+	return max(1, h.workers/4)
 }
 
 // KeepOpen says how many files for which no tier has room may stay open at the
@@ -148,9 +162,9 @@ func (h *Handler) work() {
 			return
 		}
 		f.begin()
-		if fl := f.next(); fl == nil {
+		if taken := f.next(); taken == nil {
 			h.queue.remove(f)
-		} else if errors.Is(f.fetch(background, fl, buf), drivers.ErrAbandoned) {
+		} else if errors.Is(f.fetch(background, taken, buf), drivers.ErrAbandoned) {
 			buf = make([]byte, blockSize)
 		}
 		h.queue.done()

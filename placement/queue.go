@@ -8,9 +8,10 @@ import (
 // A queue holds the fills that have blocks left for the background. Those that
 // are being read come first, in turn: each block that a reader asks for gives
 // its fill credit for as many as are fetched ahead. The rest are completed one
-// after the other, in the order in which they were started.
+// after the other, in the order in which they were started. When there are none,
+// those are begun that nobody has asked for yet.
 //
-// While a reader waits for a block, only a few of the workers are let through:
+// While a reader waits for a block, only a few of the workers may be let through:
 // demand goes before prefetch.
 type queue struct {
 	few int // workers let through while a reader waits
@@ -19,6 +20,7 @@ type queue struct {
 	cond    sync.Cond  // of mu: something below has changed
 	hot     list.List  // fills with credit, the next to be served first
 	all     list.List  // all fills, by start
+	later   list.List  // fills to be begun when there is nothing else to do
 	waiting int        // readers that wait for a block
 	active  int        // workers that fetch one
 	closed  bool
@@ -26,13 +28,13 @@ type queue struct {
 
 // A place is where in a queue a fill is; it is guarded by queue.mu.
 type place struct {
-	hot, all *list.Element // nil where it is not
-	credit   int           // blocks to fetch before the fill is no longer hot
+	hot, all, later *list.Element // nil where it is not
+	credit          int           // takes before the fill is no longer hot
 }
 
-// credit is how many blocks are fetched ahead of a reader before other files
-// get their turn: enough for two seconds at 8 MB/s, and for the largest
-// read-ahead that kernels do.
+// credit is how many blocks, or streams of them, are fetched ahead of a reader
+// before other files get their turn: enough for two seconds at 8 MB/s, and for
+// the largest read-ahead that kernels do.
 const credit = 16
 
 func newQueue(few int) *queue {
@@ -56,6 +58,25 @@ func (q *queue) hasten(f *fill) {
 	defer q.mu.Unlock()
 	f.place.credit = 1
 	f.place.hot = q.hot.PushBack(f)
+	q.cond.Signal()
+}
+
+// maxLater is how many fills may wait until there is nothing else to do: enough
+// to keep the workers busy from one burst of opens to the next.
+const maxLater = 256
+
+// hasRoom reports whether postpone may be called.
+func (q *queue) hasRoom() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.later.Len() < maxLater
+}
+
+// postpone has a worker begin f when there is nothing else to do.
+func (q *queue) postpone(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f.place.later = q.later.PushBack(f)
 	q.cond.Signal()
 }
 
@@ -84,6 +105,9 @@ func (q *queue) remove(f *fill) {
 	}
 	if p.all != nil {
 		q.all.Remove(p.all)
+	}
+	if p.later != nil {
+		q.later.Remove(p.later)
 	}
 	*p = place{}
 }
@@ -120,6 +144,10 @@ func (q *queue) take() (*fill, bool) {
 			return q.start(q.spend()), true
 		case q.all.Len() > 0:
 			return q.start(q.all.Front().Value.(*fill)), true
+		case q.later.Len() > 0:
+			f := q.later.Remove(q.later.Front()).(*fill)
+			f.place.later = nil
+			return q.start(f), true
 		}
 		q.cond.Wait()
 	}

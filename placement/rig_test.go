@@ -37,7 +37,8 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 // A rig is everything from a source to a handler, in memory.
 type rig struct {
 	t       testing.TB
-	mem     *drivertest.Mem // the source
+	mem     *drivertest.Mem    // the source
+	bucket  *drivertest.Bucket // around it, if it is read as an object store
 	source  *ledger
 	from    *drivertest.Faults // around the source
 	stores  []*ledger
@@ -46,8 +47,10 @@ type rig struct {
 	names   *metadata.Container
 	handler *Handler
 
+	ctx     context.Context // of what runs
 	stop    context.CancelFunc
 	running sync.WaitGroup
+	closed  sync.Once // names
 }
 
 type rigOptions struct {
@@ -55,8 +58,9 @@ type rigOptions struct {
 	workers int
 	ttl     time.Duration // of names
 	tier    tiers.Options
-	idle    bool           // the handler does not run
-	over    drivers.Driver // the source, in place of one in memory
+	idle    bool               // the handler does not run
+	over    drivers.Driver     // the source, in place of one in memory
+	bucket  *drivertest.Bucket // the source, likewise; it is given its Mem
 }
 
 // newRig makes a rig and runs it until the test ends. Nothing may be left open
@@ -68,8 +72,15 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	r := &rig{t: t, mem: drivertest.NewMem(0)}
+	if opts.bucket != nil {
+		r.bucket = opts.bucket
+		r.bucket.Mem = r.mem
+	}
 	r.source = newLedger(t, r.mem)
 	r.from = drivertest.NewFaults(r.source)
+	if opts.bucket != nil {
+		r.from = drivertest.NewFaults(&ledgerBucket{r.bucket, r.source})
+	}
 	if opts.over != nil {
 		r.from = drivertest.NewFaults(opts.over)
 	}
@@ -90,7 +101,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 		opts.workers = 4
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r.stop = stop
+	r.ctx, r.stop = ctx, stop
 	r.names, err = metadata.New(ctx, r.levels, opts.ttl, log)
 	r.check(err)
 	r.handler = New(r.levels, r.names, opts.workers, log)
@@ -115,6 +126,7 @@ func (r *rig) end() {
 		f.Clear()
 	}
 	r.running.Wait()
+	r.closed.Do(func() { r.check(r.names.Close()) })
 	if got := r.handler.Stats(); got.InFlight != 0 || got.Queued != 0 {
 		r.t.Errorf("after the end: %d fills in flight, %d queued; want none", got.InFlight, got.Queued)
 	}
@@ -336,11 +348,66 @@ type ledgerObject struct {
 	*page
 }
 
+// A ledgerBucket is a Bucket with a ledger of its objects and streams.
+type ledgerBucket struct {
+	*drivertest.Bucket
+	ledger *ledger
+}
+
+func (b *ledgerBucket) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	obj, err := b.Bucket.OpenListed(ctx, name, info)
+	if err != nil {
+		return nil, err
+	}
+	return &ledgerObject{Object: obj, page: b.ledger.page(name)}, nil
+}
+
+// note takes down what was asked for.
+func (l *ledger) note(name string, off, n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reads = append(l.reads, span{name, off, int(n)})
+}
+
+func (o *ledgerObject) Stride() int64 {
+	if s, ok := o.Object.(drivers.Streamer); ok {
+		return s.Stride()
+	}
+	return 0
+}
+
+func (o *ledgerObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	defer o.use("stream")()
+	o.ledger.note(o.name, off, n)
+	s, err := o.Object.(drivers.Streamer).Stream(ctx, off, n)
+	if err != nil {
+		return nil, err
+	}
+	return &ledgerStream{ReadCloser: s, of: o.page, page: o.ledger.page("a stream of " + o.name)}, nil
+}
+
+// A ledgerStream is open for itself, and finds out when its object is closed
+// while it is read.
+type ledgerStream struct {
+	io.ReadCloser
+	*page
+	of *page
+}
+
+func (s *ledgerStream) Read(p []byte) (int, error) {
+	defer s.of.use("read from a stream")()
+	defer s.use("read")()
+	return s.ReadCloser.Read(p)
+}
+
+func (s *ledgerStream) Close() error {
+	s.close()
+	return s.ReadCloser.Close()
+}
+
 func (o *ledgerObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	defer o.use("read")()
-	o.ledger.mu.Lock()
-	o.ledger.reads = append(o.ledger.reads, span{o.name, off, len(p)})
-	o.ledger.mu.Unlock()
+	o.ledger.note(o.name, off, int64(len(p)))
 	return o.Object.ReadAt(ctx, p, off)
 }
 

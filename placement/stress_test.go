@@ -28,14 +28,20 @@ var (
 // the end the handler is stopped in the middle of it. Each read is of one
 // version, each error is the source's, and nothing stays open.
 func TestStress(t *testing.T) {
-	seeds, time := uint64(12), 700*time.Millisecond
+	seeds, time, latency := uint64(12), 700*time.Millisecond, 100*time.Microsecond
 	if testing.Short() {
 		seeds = 3
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			newStress(t, seed).run(time)
+			newStress(t, seed, nil).run(time)
+		})
+	}
+	for seed := range seeds / 2 {
+		t.Run(fmt.Sprint("bucket ", seed), func(t *testing.T) {
+			t.Parallel()
+			newStress(t, seed, &drivertest.Bucket{Latency: latency, Length: int64(1+seed%3) << 20}).run(time)
 		})
 	}
 }
@@ -51,11 +57,12 @@ type stress struct {
 
 const stressFiles = 12
 
-func newStress(t *testing.T, seed uint64) *stress {
+// newStress makes a stress whose source is the bucket, unless that is nil.
+func newStress(t *testing.T, seed uint64, bucket *drivertest.Bucket) *stress {
 	quotas := [][]int64{{1 << 30}, {4 << 20, 16 << 20}, {2 << 20}}[seed%3]
 	s := &stress{seed: seed, versions: make(map[string]map[time.Time][]byte)}
 	s.rig = newRig(t, rigOptions{
-		quotas: quotas, workers: 1 + int(seed%4), ttl: time.Millisecond,
+		quotas: quotas, workers: 1 + int(seed%4), ttl: time.Millisecond, bucket: bucket,
 		tier: tiers.Options{Timeout: 20 * time.Millisecond, Probe: 5 * time.Millisecond},
 	})
 	for i := range stressFiles {
@@ -206,7 +213,7 @@ func (s *stress) allowed(ctx context.Context, what string, err error) {
 func (s *stress) faults(ctx context.Context, rng *rand.Rand) {
 	ops := []drivertest.Op{
 		drivertest.OpOpen, drivertest.OpRead, drivertest.OpCreate, drivertest.OpWrite, drivertest.OpReadBack, drivertest.OpCommit,
-		drivertest.OpAbort, drivertest.OpClose, drivertest.OpStat, drivertest.OpRemove, drivertest.OpStatfs, "",
+		drivertest.OpAbort, drivertest.OpClose, drivertest.OpStat, drivertest.OpRemove, drivertest.OpStatfs, drivertest.OpStream, "",
 	}
 	for ctx.Err() == nil {
 		rule := drivertest.Rule{Op: ops[rng.IntN(len(ops))], After: rng.IntN(10), Times: 1 + rng.IntN(20), P: rng.Float64()}
@@ -221,7 +228,7 @@ func (s *stress) faults(ctx context.Context, rng *rand.Rand) {
 		case 0:
 			rule.Hang = true
 		case 1:
-			rule.Short = at != s.from || rule.Op == drivertest.OpRead
+			rule.Short = at != s.from || rule.Op == drivertest.OpRead || rule.Op == drivertest.OpStream
 		case 2:
 			rule.Delay = time.Duration(rng.IntN(5)) * time.Millisecond
 		default:

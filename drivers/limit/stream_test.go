@@ -42,6 +42,15 @@ func streamed(ctx context.Context, o drivers.Object, off, n int64) ([]byte, erro
 	return io.ReadAll(s)
 }
 
+func TestContractOfABucket(t *testing.T) {
+	drivertest.Run(t, func(t *testing.T) drivertest.Subject {
+		b := &drivertest.Bucket{Mem: drivertest.NewMem(0), Length: 64 << 10, Page: 100}
+		s := b.Subject()
+		s.Driver = New(b, Config{BytesPerSecond: 1 << 30, OpsPerSecond: 1 << 20})
+		return s
+	})
+}
+
 func TestListerIsForwarded(t *testing.T) {
 	d, o, data := bucket(t, Config{})
 	if !d.Lists() || New(d.inner.(*drivertest.Bucket).Mem, Config{}).Lists() {

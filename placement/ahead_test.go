@@ -1,0 +1,313 @@
+package placement
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+)
+
+// A shuffled is many small files of an object store, and an order to read them
+// in.
+type shuffled struct {
+	*rig
+	names []string
+	data  [][]byte
+}
+
+// newShuffled makes dirs directories of files each, of up to size bytes, at the
+// source of r, whose names have not been asked for. The directories have been
+// listed.
+func newShuffled(r *rig, dirs, files, size int) *shuffled {
+	r.t.Helper()
+	s := &shuffled{rig: r}
+	for d := range dirs {
+		for i := range files {
+			name := fmt.Sprintf("d%04d/%05d", d, i)
+			data := random(uint64(d*files+i), 1+(size*(i%7+1)/7))
+			s.mem.Put(name, data)
+			s.names, s.data = append(s.names, name), append(s.data, data)
+		}
+	}
+	for d := range dirs {
+		_, err := r.names.List(r.ctx, s.entry(fmt.Sprintf("d%04d", d)))
+		s.check(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	rng.Shuffle(len(s.names), func(i, j int) {
+		s.names[i], s.names[j] = s.names[j], s.names[i]
+		s.data[i], s.data[j] = s.data[j], s.data[i]
+	})
+	return s
+}
+
+// epoch reads the first n files with some readers that share them.
+func (s *shuffled) epoch(readers, n int) {
+	s.t.Helper()
+	var all sync.WaitGroup
+	for reader := range readers {
+		all.Go(func() {
+			for i := reader; i < n; i += readers {
+				s.wantFile(s.names[i], s.data[i])
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A shuffled epoch from an object store asks for each file once, and has many
+// of them copied before they are opened: in one directory, and in many.
+func TestShuffledEpoch(t *testing.T) {
+	for _, c := range []struct{ dirs, files int }{{1, 500}, {100, 5}, {20, 25}} {
+		t.Run(fmt.Sprintf("%d of %d", c.dirs, c.files), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
+				s := newShuffled(newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 8, bucket: bucket}), c.dirs, c.files, 1000)
+				s.epoch(4, 500)
+				s.settled()
+				if got := bucket.Requests().Gets; got != 500 {
+					t.Errorf("requests for 500 files: got %d", got)
+				}
+				st := s.handler.Stats()
+				if st.Placed != 500 || st.Prefetched < 200 {
+					t.Errorf("got %d files placed, of which %d copied ahead; want 500, and at least 200", st.Placed, st.Prefetched)
+				}
+				s.epoch(4, 500)
+				if got := bucket.Requests().Gets; got != 500 {
+					t.Errorf("requests after another epoch: got %d, want no more", got)
+				}
+			})
+		})
+	}
+}
+
+// A job that reads a few files of many has no more than so many others copied.
+func TestFewOfManyFiles(t *testing.T) {
+	for _, c := range []struct{ dirs, files, read, most, least int }{
+		{1, 5000, scatteredHere, 0, 0},
+		{1, 5000, 20, 4 * moreHere, 4 * moreHere},
+		{1, 5000, 60, 44 * moreHere, 10 * moreHere},
+		{60, 600, scatteredInAll, 0, 0},
+		{60, 600, 80, 16 * moreInAll, 8 * moreInAll},
+	} {
+		t.Run(fmt.Sprintf("%d of %d in %d directories", c.read, c.files*c.dirs, c.dirs), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
+				s := newShuffled(newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 8, bucket: bucket}), c.dirs, c.files, 100)
+				for i := range c.read { // one after the other, each again and again
+					for range 3 {
+						s.wantFile(s.names[i], s.data[i])
+					}
+					time.Sleep(time.Second)
+				}
+				s.settled()
+				most, least := int64(c.read+c.most), int64(c.read)
+				if got := bucket.Requests().Gets; got > most || got < least {
+					t.Errorf("requests for %d files: got %d, want at most %d", c.read, got, most)
+				}
+				if got := s.handler.Stats().Prefetched; got < int64(c.least)*9/10 {
+					t.Errorf("files copied ahead: got %d, want about %d", got, c.least)
+				}
+			})
+		})
+	}
+}
+
+// What is not to be copied for a job that shuffles: files that no tier has room
+// for, large ones, and any from a source that does not List.
+func TestNotCopiedForOthers(t *testing.T) {
+	const files = 1000
+	for _, c := range []struct {
+		name  string
+		opts  rigOptions
+		size  int
+		least int64 // copied ahead
+		most  int64
+	}{
+		{"no room", rigOptions{quotas: []int64{7 * 4000}, bucket: &drivertest.Bucket{Length: 8 << 20}}, 7 * 100, 0, files},
+		{"no tier", rigOptions{bucket: &drivertest.Bucket{Length: 8 << 20}}, 700, 0, 0},
+		{"not listed", rigOptions{quotas: []int64{1 << 40}}, 700, 0, 0},
+		{"small", rigOptions{quotas: []int64{1 << 40}, bucket: &drivertest.Bucket{Length: 8 << 20}}, 700, 1, files},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newShuffled(newRig(t, c.opts), 1, files, c.size)
+				for i := range 50 {
+					s.wantFile(s.names[i], s.data[i])
+					s.settled()
+				}
+				st := s.handler.Stats()
+				if st.Prefetched < c.least || st.Prefetched > c.most {
+					t.Errorf("files copied ahead: got %d, want %d to %d", st.Prefetched, c.least, c.most)
+				}
+				if got := s.from.Count(drivertest.OpOpen); len(c.opts.quotas) > 0 && got > st.Placed+50 {
+					t.Errorf("opens at the source: got %d, want those of %d copies, and of what has no room", got, st.Placed)
+				}
+			})
+		})
+	}
+	t.Run("large", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, rigOptions{quotas: []int64{1 << 40}, bucket: &drivertest.Bucket{Length: 8 << 20}})
+			data := make([]byte, maxScattered+1)
+			for i := range 60 {
+				r.mem.Put(fmt.Sprintf("d/%02d", i), data)
+			}
+			_, err := r.names.List(t.Context(), r.entry("d"))
+			r.check(err)
+			for i := range 30 {
+				r.wantFile(fmt.Sprintf("d/%02d", 59-2*i), data) // backwards
+			}
+			r.settled()
+			if got := r.handler.Stats(); got.Placed != 30 || got.Prefetched != 0 {
+				t.Errorf("got %d placed and %d copied ahead, want 30 and 0", got.Placed, got.Prefetched)
+			}
+		})
+	})
+}
+
+// Only so many files wait to be copied for a job that shuffles, they come after
+// everything else, and one that is opened meanwhile is read at once.
+func TestOthersWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		bucket := &drivertest.Bucket{Length: 1 << 20}
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 2, bucket: bucket})
+		large := r.put("large", 40<<20)
+		s := newShuffled(r, 1, 2000, 100)
+		remove := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Name: "large", Hang: true})
+		s.open("large").Close() // the workers are busy with it
+		synctest.Wait()
+		for i := range 100 {
+			s.wantFile(s.names[i], s.data[i])
+		}
+		synctest.Wait()
+		if got := s.handler.Stats().InFlight; got < maxLater || got > maxLater+1 {
+			t.Errorf("fills in flight: got %d, want %d and the large file's", got, maxLater)
+		}
+		waiting := 0
+		for i, name := range s.names {
+			if e := s.entry(name); e.Claimed() && waiting < 50 {
+				waiting++
+				s.wantFile(name, s.data[i])
+			}
+		}
+		if waiting < 50 {
+			t.Errorf("%d files waited, want 50", waiting)
+		}
+		remove()
+		s.from.Release()
+		s.settled()
+		s.wantFile("large", large)
+		streams, others := 0, 0
+		for _, span := range s.source.spans() {
+			if span.name == "large" {
+				streams++
+			} else if streams >= 40-2 { // each worker may be late with its last
+				others++
+			}
+		}
+		if others < maxLater-60 {
+			t.Errorf("%d files were copied after the large one, want those that waited", others)
+		}
+	})
+}
+
+// What waits to be copied when the handler stops is let go, without a request.
+func TestStoppedWhileOthersWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		bucket := &drivertest.Bucket{Length: 1 << 20}
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 1, bucket: bucket})
+		r.put("large", 8<<20)
+		s := newShuffled(r, 1, 500, 100)
+		s.from.Add(drivertest.Rule{Op: drivertest.OpStream, Name: "large", Hang: true})
+		s.open("large").Close()
+		synctest.Wait()
+		for i := range 30 {
+			s.wantFile(s.names[i], s.data[i])
+		}
+		if got := s.handler.Stats().InFlight; got < 100 {
+			t.Fatalf("fills in flight: got %d, want those that wait", got)
+		}
+		before, creates := bucket.Requests().Gets, s.to[0].Count(drivertest.OpCreate)
+		s.stop()
+		s.running.Wait()
+		if got := bucket.Requests().Gets - before; got != 0 {
+			t.Errorf("requests after the end: got %d, want none", got)
+		}
+		if got := s.to[0].Count(drivertest.OpCreate) - creates; got != 0 {
+			t.Errorf("copies begun after the end: got %d, want none", got)
+		}
+		for _, name := range s.names {
+			if e := s.entry(name); e.Claimed() {
+				t.Errorf("%s is still claimed", name)
+			}
+		}
+	})
+}
+
+// Directories that are forgotten do not begin again where they did.
+func TestRunsAreForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newShuffled(newRig(t, rigOptions{quotas: []int64{1 << 40}, bucket: &drivertest.Bucket{Length: 8 << 20}}), 1, 10, 100)
+		dir := s.entry("d0000")
+		a := &s.handler.ahead
+		a.scattered = scatteredInAll
+		for range 3 {
+			a.runs = nil
+			if got := a.note(dir, 500, true); got != (stretch{501, moreInAll, false}) {
+				t.Errorf("got %+v", got)
+			}
+			if got := a.note(dir, 900, true); got != (stretch{501 + moreInAll, moreInAll, false}) {
+				t.Errorf("got %+v", got)
+			}
+			if got := a.note(dir, 500, true); got.n != 0 {
+				t.Errorf("of one that was opened before: got %+v, want nothing", got)
+			}
+		}
+	})
+}
+
+// BenchmarkShuffled is a first epoch over small files in random order, by four
+// readers, from an object store that answers after 20 ms.
+func BenchmarkShuffled(b *testing.B) {
+	for _, c := range []struct {
+		name    string
+		workers int
+		ahead   bool
+		few     int
+	}{
+		{"nothing ahead", 8, false, 8},
+		{"a quarter of 8 workers", 8, true, 2},
+		{"all of 8 workers", 8, true, 8},
+		{"a quarter of 32 workers", 32, true, 8},
+		{"all of 32 workers", 32, true, 32},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			const files = 2000
+			for b.Loop() {
+				b.StopTimer()
+				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
+				s := newShuffled(newRig(b, rigOptions{quotas: []int64{1 << 40}, workers: c.workers, bucket: bucket}), 1, files, 20_000)
+				s.handler.queue.setFew(c.few)
+				s.handler.lists = c.ahead
+				b.StartTimer()
+				s.epoch(4, files)
+				b.StopTimer()
+				s.end()
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(files*b.N)/b.Elapsed().Seconds(), "files/s")
+		})
+	}
+}
+
+// setFew changes how many workers go on while a reader waits.
+func (q *queue) setFew(few int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.few = few
+}

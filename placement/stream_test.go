@@ -1,0 +1,471 @@
+package placement
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+)
+
+// newBucketRig is newRig with one tier, and a source that is read in streams of
+// stride bytes.
+func newBucketRig(t *testing.T, stride int64, workers int) *rig {
+	t.Helper()
+	return newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: workers, bucket: &drivertest.Bucket{Length: stride}})
+}
+
+// streams returns what was asked of the source, in blocks: where each request
+// began, and how many.
+func (r *rig) streams() (asked [][2]int) {
+	for _, s := range r.source.spans() {
+		asked = append(asked, [2]int{int(s.off / blockSize), (s.n + blockSize - 1) / blockSize})
+	}
+	return asked
+}
+
+// A file that is read in order, or in the background, costs one request for each
+// range, and no byte is asked for twice.
+func TestOneRequestForEachRange(t *testing.T) {
+	for _, c := range []struct {
+		stride  int64
+		size    int
+		ranges  int64
+		workers int
+	}{
+		{4 << 20, 1, 1, 1},
+		{4 << 20, 100_000, 1, 4},
+		{4 << 20, 4 << 20, 1, 1},
+		{4 << 20, 4<<20 + 1, 2, 4},
+		{4 << 20, 13<<20 + 5, 4, 1},
+		{4 << 20, 13<<20 + 5, 4, 8},
+		{1, 3 << 20, 3, 2},           // at least a block
+		{2<<20 + 1, 7 << 20, 3, 2},   // whole blocks
+		{1 << 30, 10<<20 + 1, 1, 2},  // longer than the file
+		{1 << 20, 5<<20 + 999, 6, 8}, // one block each
+	} {
+		for _, how := range []string{"in order", "one touch", "background", "two readers"} {
+			t.Run(fmt.Sprintf("%d of %d by %d, %s", c.size, c.stride, c.workers, how), func(t *testing.T) {
+				r := newBucketRig(t, c.stride, c.workers)
+				data := r.put("f", c.size)
+				switch how {
+				case "in order":
+					r.wantFile("f", data)
+				case "one touch":
+					obj := r.open("f")
+					r.wantAt(obj, 0, 1, data)
+					obj.Close()
+				case "background":
+					if _, err := r.handler.Place(t.Context(), r.entry("f")); err != nil {
+						t.Error(err)
+					}
+				case "two readers":
+					var readers sync.WaitGroup
+					for range 2 {
+						readers.Go(func() { r.wantFile("f", data) })
+					}
+					readers.Wait()
+				}
+				r.settled()
+				if got := r.bucket.Requests().Gets; got != c.ranges {
+					t.Errorf("requests: got %d, want %d", got, c.ranges)
+				}
+				if got := r.from.Bytes(drivertest.OpRead); got != int64(c.size) {
+					t.Errorf("bytes read from the source: got %d, want %d", got, c.size)
+				}
+				if got := r.entry("f").Level(); got != 1 {
+					t.Errorf("level: got %d, want 1", got)
+				}
+				r.wantFile("f", data)
+			})
+		}
+	}
+}
+
+// Blocks land as they come: a reader waits for its block alone, and one of a
+// block that a stream will bring waits for that and asks for no other.
+func TestBlocksLandAsTheyCome(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const slow = time.Second
+		r := newBucketRig(t, 8<<20, 1)
+		data := r.put("f", 8<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: slow})
+		begin := time.Now()
+		obj := r.open("f")
+		defer obj.Close()
+		var readers sync.WaitGroup
+		for b := range 8 {
+			readers.Go(func() {
+				r.wantAt(obj, b<<20+17, 1000, data)
+				if got, want := time.Since(begin), time.Duration(b+1)*slow; got != want {
+					t.Errorf("block %d was there after %v, want %v", b, got, want)
+				}
+			})
+		}
+		readers.Wait()
+		r.settled()
+		if got := r.bucket.Requests().Gets; got != 1 {
+			t.Errorf("requests: got %d, want 1", got)
+		}
+	})
+}
+
+// A reader that jumps has what it wants first in a stream of its own, which
+// brings the rest of the range too. What is skipped comes in the background.
+func TestReaderJumps(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const slow = time.Second
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
+		data := r.put("f", 16<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: slow})
+		obj := r.open("f")
+		defer obj.Close()
+		time.Sleep(100 * slow)
+		for _, b := range []int{14, 6, 15, 7, 13} { // 15 and 7 come in the streams of 14 and 6
+			begin := time.Now()
+			r.wantAt(obj, b<<20, 100, data)
+			if got := time.Since(begin); got > slow {
+				t.Errorf("the reader waited %v for block %d, want at most %v", got, b, slow)
+			}
+			time.Sleep(10 * slow)
+		}
+		if got, want := r.streams(), [][2]int{{0, 4}, {14, 2}, {6, 2}, {13, 1}}; !slices.Equal(got, want) {
+			t.Errorf("streams of blocks: got %d, want %d", got, want)
+		}
+		r.running.Go(func() { r.handler.Run(r.ctx) })
+		r.settled()
+		want := [][2]int{{0, 4}, {4, 2}, {6, 2}, {8, 4}, {12, 1}, {13, 1}, {14, 2}}
+		got := r.streams()
+		slices.SortFunc(got, func(a, b [2]int) int { return a[0] - b[0] })
+		if !slices.Equal(got, want) {
+			t.Errorf("streams of blocks in the end: got %d, want %d", got, want)
+		}
+		r.wantFile("f", data)
+	})
+}
+
+// Readers all over a file read no byte of the source twice, with any number of
+// workers.
+func TestStreamsInRandomOrder(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			const size = 30<<20 + 77
+			r := newBucketRig(t, 4<<20, 1+int(seed))
+			data := r.put("f", size)
+			var readers sync.WaitGroup
+			for i := range uint64(4) {
+				readers.Go(func() {
+					rng := rand.New(rand.NewPCG(seed, i))
+					obj := r.open("f")
+					defer obj.Close()
+					for range 200 {
+						off := rng.IntN(size)
+						r.wantAt(obj, off, min(rng.IntN(200_000), size-off), data)
+					}
+				})
+			}
+			readers.Wait()
+			r.settled()
+			if got := r.from.Bytes(drivertest.OpRead); got != size {
+				t.Errorf("bytes read from the source: got %d, want %d", got, size)
+			}
+		})
+	}
+}
+
+// However many streams are wanted, each holds one block, and there are only so
+// many.
+func TestMemoryOfStreamsIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const workers = 3
+		r := newBucketRig(t, 8<<20, workers)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Hang: true})
+		var want [40][]byte
+		for i := range want {
+			want[i] = r.put(fmt.Sprint("f", i), 9<<20)
+		}
+		var readers sync.WaitGroup
+		for i := range want {
+			readers.Go(func() { r.wantFile(fmt.Sprint("f", i), want[i]) })
+		}
+		synctest.Wait()
+		if got, most := r.from.Hung(), workers+16; got != most {
+			t.Errorf("streams: got %d, want %d", got, most)
+		}
+		r.from.Clear()
+		readers.Wait()
+		r.settled()
+	})
+}
+
+// When a stream breaks, what has landed can be read, the reader who asked for
+// what failed has the error, and the others go on at the source. A later open
+// copies the file.
+func TestStreamBreaks(t *testing.T) {
+	for name, rule := range map[string]drivertest.Rule{
+		"error":       {Op: drivertest.OpStream, After: 3, Times: 1, Err: errBroken},
+		"truncated":   {Op: drivertest.OpStream, After: 3, Times: 1, Short: true},
+		"half of it":  {Op: drivertest.OpRead, Times: 1, Short: true},
+		"not granted": {Op: drivertest.OpStream, After: 3, Times: 1, Err: fs.ErrPermission},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newBucketRig(t, 8<<20, 1)
+				data := r.put("f", 8<<20)
+				r.from.Add(rule)
+				remove := r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: time.Second, Times: 3})
+				obj := r.open("f")
+				defer obj.Close()
+				var readers sync.WaitGroup
+				for b := range 8 { // who wait, when it breaks, for blocks that it was to bring
+					readers.Go(func() { r.wantAt(obj, b<<20, 1000, data) })
+				}
+				readers.Wait()
+				remove()
+				r.from.Clear()
+				if got := r.handler.Stats(); got.Failed != 1 || got.InFlight != 0 {
+					t.Errorf("copies failed: got %d, want 1; %d in flight", got.Failed, got.InFlight)
+				}
+				if got := r.entry("f").Level(); got != 0 {
+					t.Errorf("level: got %d", got)
+				}
+				time.Sleep(2 * minBackoff)
+				r.wantFile("f", data)
+				r.settled()
+				if got := r.entry("f").Level(); got != 1 {
+					t.Errorf("level in the end: got %d, want 1", got)
+				}
+			})
+		})
+	}
+}
+
+// A reader whose own block is what fails has the source's error.
+func TestStreamErrorIsTheReaders(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
+		data := r.put("f", 8<<20)
+		obj := r.open("f")
+		defer obj.Close()
+		r.wantAt(obj, 0, 4<<20, data)
+		remove := r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: errBroken, Times: 1})
+		if _, err := obj.ReadAt(t.Context(), make([]byte, 10), 5<<20); !errors.Is(err, errBroken) {
+			t.Errorf("got %v, want %v", err, errBroken)
+		}
+		remove()
+		r.wantAt(obj, 5<<20, 1000, data)
+		if got := r.handler.Stats().Failed; got != 1 {
+			t.Errorf("copies failed: got %d, want 1", got)
+		}
+	})
+}
+
+// A tier that fails ends the streams of the fill at once, also those that bring
+// nothing, and their readers go on at the source without an error.
+func TestTierFailsUnderStreams(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
+		data := r.put("f", 16<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, After: 1, Delay: 1000 * time.Hour})
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpWrite, Delay: time.Second, Err: errBroken})
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpAbort, Delay: time.Second})
+		obj := r.open("f")
+		defer obj.Close()
+		synctest.Wait() // the first block is being written
+		var readers sync.WaitGroup
+		for _, b := range []int{2, 5, 10, 12} { // one waits for the stream of the first block, the others for their own
+			readers.Go(func() { r.wantAt(obj, b<<20, 1000, data) })
+		}
+		synctest.Wait()
+		if got := r.source.opened(); got != 1+4 {
+			t.Fatalf("the file and %d streams are open, want 4", got-1)
+		}
+		time.Sleep(1500 * time.Millisecond) // the tier has failed, and the copy is being thrown away
+		if got := r.source.opened(); got != 1+1 {
+			t.Errorf("the file and %d streams are open, want the one that met the failure", got-1)
+		}
+		begin := time.Now()
+		readers.Wait()
+		if got := time.Since(begin); got > time.Minute {
+			t.Errorf("the readers waited %v for streams of a fill that had failed", got)
+		}
+		if got := r.handler.Stats(); got.Failed != 1 || got.InFlight != 0 {
+			t.Errorf("got %d copies failed and %d in flight, want 1 and 0", got.Failed, got.InFlight)
+		}
+	})
+}
+
+// The handler stops though streams bring nothing, and readers go on.
+func TestStopUnderStreams(t *testing.T) {
+	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpStream} {
+		t.Run(string(op), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newBucketRig(t, 4<<20, 2)
+				var want [24][]byte
+				var objs [24]drivers.Object
+				r.from.Add(drivertest.Rule{Op: op, Hang: true})
+				for i := range want {
+					want[i] = r.put(fmt.Sprint("f", i), 5<<20)
+				}
+				for i := range want {
+					objs[i] = r.open(fmt.Sprint("f", i))
+					defer objs[i].Close()
+				}
+				var readers sync.WaitGroup
+				for i, obj := range objs {
+					readers.Go(func() { r.wantAt(obj, i<<10, 1000, want[i]) })
+				}
+				synctest.Wait()
+				begin := time.Now()
+				r.stop()
+				r.running.Wait()
+				if got := time.Since(begin); got > 10*time.Second {
+					t.Errorf("Run returned after %v", got)
+				}
+				r.from.Clear()
+				readers.Wait()
+			})
+		})
+	}
+}
+
+// An object that is gone or has changed since it was listed shows when it is
+// read. The reader is told, the entry is stale, and the source is asked once for
+// each read and no more.
+func TestListedFileIsGone(t *testing.T) {
+	for name, change := range map[string]func(r *rig){
+		"gone":      func(r *rig) { r.mem.Delete("f") },
+		"replaced":  func(r *rig) { r.mem.Put("f", random(5, 3<<20)) },
+		"rewritten": func(r *rig) { r.mem.Overwrite("f", random(5, 3<<20)) },
+	} {
+		for _, tiers := range []int{0, 1} {
+			t.Run(fmt.Sprint(name, " tiers=", tiers), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					r := newRig(t, rigOptions{quotas: []int64{1 << 40}[:tiers], bucket: &drivertest.Bucket{Length: 2 << 20}})
+					r.put("f", 3<<20)
+					e := r.entry("f")
+					change(r)
+					obj, err := r.handler.Open(t.Context(), e)
+					r.check(err)
+					defer obj.Close()
+					for range 10 {
+						if _, err := obj.ReadAt(t.Context(), make([]byte, 10), 0); !errors.Is(err, drivers.ErrChanged) {
+							t.Errorf("read: got %v, want %v", err, drivers.ErrChanged)
+						}
+					}
+					r.settled()
+					if !e.Stale() {
+						t.Error("the entry is not stale")
+					}
+					if got, most := r.bucket.Requests().Gets, int64(10+2*tiers); got > most {
+						t.Errorf("requests: got %d for 10 reads and both ranges, want at most %d", got, most)
+					}
+				})
+			})
+		}
+		t.Run(name+" and nobody reads", func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newBucketRig(t, 2<<20, 4)
+				r.put("f", 1<<20)
+				e := r.entry("f")
+				change(r)
+				for range 3 {
+					if outcome, err := r.handler.Place(t.Context(), e); outcome != Failed || !errors.Is(err, drivers.ErrChanged) {
+						t.Errorf("Place: got %v, %v; want %v", outcome, err, drivers.ErrChanged)
+					}
+					if !e.Stale() {
+						t.Error("the entry is not stale")
+					}
+				}
+				if got := r.bucket.Requests().Gets; got != 1 {
+					t.Errorf("requests: got %d, want 1, and none for a stale entry", got)
+				}
+			})
+		})
+	}
+}
+
+// What may not be read is an error of its reader, as it is. Each read asks once;
+// no copy is begun again before its time.
+func TestListedFileMayNotBeRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newBucketRig(t, 2<<20, 4)
+		good, bad := r.put("good", 3<<20), r.put("bad", 3<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Name: "bad", Err: fs.ErrPermission})
+		for range 20 {
+			if _, err := r.read("bad"); !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("got %v, want %v", err, fs.ErrPermission)
+			}
+		}
+		if _, err := r.handler.Place(t.Context(), r.entry("bad")); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("Place: got %v, want %v", err, fs.ErrPermission)
+		}
+		r.wantFile("good", good)
+		r.settled()
+		if got, most := r.from.Count(drivertest.OpRead), int64(20+2*2+2); got > most {
+			t.Errorf("requests for 20 reads, 2 copies and a good file: got %d, want at most %d", got, most)
+		}
+		if r.entry("bad").Stale() {
+			t.Error("what may not be read is stale")
+		}
+		r.from.Clear()
+		time.Sleep(3 * minBackoff)
+		r.wantFile("bad", bad)
+		r.settled()
+		if got := r.entry("bad").Level(); got != 1 {
+			t.Errorf("level: got %d, want 1", got)
+		}
+	})
+}
+
+// While a reader waits for an object store the workers go on: it does not wait
+// the longer for them.
+func TestWorkersGoOn(t *testing.T) {
+	for _, c := range []struct {
+		lists bool
+		want  int
+	}{{true, 8}, {false, 2}} {
+		t.Run(fmt.Sprint("lists=", c.lists), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				opts := rigOptions{quotas: []int64{1 << 40}, workers: 8}
+				if c.lists {
+					opts.bucket = &drivertest.Bucket{Length: 1 << 20}
+				}
+				r := newRig(t, opts)
+				r.put("cold", 30<<20)
+				wanted := r.put("wanted", 1<<20)
+				r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
+				obj := r.open("wanted")
+				defer obj.Close()
+				ctx, cancel := context.WithCancel(t.Context())
+				var reader sync.WaitGroup
+				reader.Go(func() { obj.ReadAt(ctx, make([]byte, 10), 0) })
+				synctest.Wait()
+				cold := r.open("cold")
+				defer cold.Close()
+				synctest.Wait()
+				if got := r.from.Hung(); got != c.want+2 { // and the first blocks of both
+					t.Errorf("requests under way: got %d, want %d", got, c.want+2)
+				}
+				cancel()
+				reader.Wait()
+				r.from.Clear()
+				got := make([]byte, 1<<20)
+				if err := readAt(t.Context(), obj, got, 0); err != nil || !bytes.Equal(got, wanted) {
+					t.Errorf("%v, or wrong bytes", err)
+				}
+				r.settled()
+			})
+		})
+	}
+}
