@@ -151,8 +151,8 @@ func (f *file) readAt(ctx context.Context, v *view, p []byte, off int64) (int, e
 // it is, and takes notice of another version. What has failed once may do so
 // until it is opened again, as what a server has forgotten does.
 func (f *file) sourceError(ctx context.Context, err error) error {
-	if ctx.Err() == nil {
-		f.broken.Store(true)
+	if ctx.Err() == nil && !f.broken.Swap(true) {
+		f.handler.log.Warn("source not readable", "path", f.entry.Path(), "err", err)
 	}
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)

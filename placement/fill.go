@@ -149,6 +149,13 @@ func (f *fill) start() {
 	}
 }
 
+// weight is how many bytes one turn at the fill may bring, about: those of a
+// stream, or all.
+func (f *fill) weight() int64 { return min(f.size, usualStride) }
+
+// usualStride is how much object stores are asked for at once, in bytes.
+const usualStride = 8 << 20
+
 // streamer returns a file of the source as a drivers.Streamer, if it wants to be
 // read as one, and how many blocks it is asked for at once.
 func streamer(source drivers.Object) (s drivers.Streamer, blocks int) {

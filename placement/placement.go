@@ -9,9 +9,9 @@
 // was placed stays; a file that fits nowhere is read from the source.
 //
 // Memory: a block is 1 MiB and is held only while it is copied; of a stream, one
-// is at a time. At most workers + max(16, 2·workers) blocks are held at once,
-// 24 MiB with 8 workers, plus those left in operations that a hung device never
-// ended.
+// is at a time. At most workers + max(16, min(2·workers, 64)) blocks are held at
+// once, 24 MiB with 8 workers and 128 MiB with 64, plus those left in operations
+// that a hung device never ended.
 package placement
 
 import (
@@ -19,6 +19,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -89,11 +90,11 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *s
 	h := &Handler{
 		levels: levels, names: names, log: log, workers: workers,
 		lists:   levels.Source().Lists(),
-		demand:  newBuffers(max(16, 2*workers)),
+		demand:  newBuffers(max(16, min(2*workers, 64))),
 		fills:   make(map[*metadata.Entry]*fill),
 		retries: make(map[*metadata.Entry]retry),
 	}
-	h.queue = newQueue(h.few())
+	h.queue = newQueue(h.few(), h.most())
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h
 }
@@ -107,6 +108,19 @@ func (h *Handler) few() int {
 		return h.workers
 	}
 	return max(1, h.workers/4)
+}
+
+// most returns how many bytes the workers have under way at most. From an object
+// store large files come in streams of many blocks, of which a few fill the
+// network; with more of them each would be slower, also the one that a reader
+// waits for. Small files are few bytes and mostly latency, so that all workers go
+// on. 128 MiB are what 10 Gb/s bring in a tenth of a second; docs/performance.md has
+// what was measured.
+func (h *Handler) most() int64 {
+	if h.lists {
+		return 128 << 20
+	}
+	return math.MaxInt64
 }
 
 // KeepOpen says how many files for which no tier has room may stay open at the
@@ -167,7 +181,7 @@ func (h *Handler) work() {
 		} else if errors.Is(f.fetch(background, taken, buf), drivers.ErrAbandoned) {
 			buf = make([]byte, blockSize)
 		}
-		h.queue.done()
+		h.queue.done(f)
 	}
 }
 

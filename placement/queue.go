@@ -12,9 +12,11 @@ import (
 // those are begun that nobody has asked for yet.
 //
 // While a reader waits for a block, only a few of the workers may be let through:
-// demand goes before prefetch.
+// demand goes before prefetch. No worker is let through while the others have much
+// under way.
 type queue struct {
-	few int // workers let through while a reader waits
+	few  int   // workers let through while a reader waits
+	most int64 // bytes under way with which no more workers are let through
 
 	mu      sync.Mutex // guards the following
 	cond    sync.Cond  // of mu: something below has changed
@@ -23,6 +25,7 @@ type queue struct {
 	later   list.List  // fills to be begun when there is nothing else to do
 	waiting int        // readers that wait for a block
 	active  int        // workers that fetch one
+	flying  int64      // bytes that they have been sent for, by fill.weight
 	closed  bool
 }
 
@@ -37,8 +40,8 @@ type place struct {
 // the largest read-ahead that kernels do.
 const credit = 16
 
-func newQueue(few int) *queue {
-	q := &queue{few: few}
+func newQueue(few int, most int64) *queue {
+	q := &queue{few: few, most: most}
 	q.cond.L = &q.mu
 	return q
 }
@@ -139,7 +142,7 @@ func (q *queue) take() (*fill, bool) {
 		switch {
 		case q.closed:
 			return nil, false
-		case q.waiting > 0 && q.active >= q.few:
+		case q.waiting > 0 && q.active >= q.few, q.flying >= q.most:
 		case q.hot.Len() > 0:
 			return q.start(q.spend()), true
 		case q.all.Len() > 0:
@@ -157,6 +160,7 @@ func (q *queue) take() (*fill, bool) {
 // than one; q.mu must be held.
 func (q *queue) start(f *fill) *fill {
 	q.active++
+	q.flying += f.weight()
 	q.cond.Signal()
 	return f
 }
@@ -176,11 +180,12 @@ func (q *queue) spend() *fill {
 	return f
 }
 
-// done ends a take.
-func (q *queue) done() {
+// done ends the take of f.
+func (q *queue) done(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.active--
+	q.flying -= f.weight()
 	q.cond.Signal()
 }
 

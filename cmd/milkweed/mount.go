@@ -106,7 +106,7 @@ type mountFlags struct {
 
 // flagKeys are the flags that are values of the configuration.
 var flagKeys = []struct{ flag, key, help string }{
-	{"workers", "placement.workers", "copy `N` files at the same time; the default is 8, and 32 from a bucket"},
+	{"workers", "placement.workers", "copy `N` files at the same time; the default is 8, and 64 from a bucket"},
 	{"attr-timeout", "mount.attr_timeout", "`DURATION` for which names and sizes are believed before the source is asked again, such as 30s"},
 	{"metrics-listen", "metrics.listen", "`ADDRESS` where Prometheus finds the metrics, such as 127.0.0.1:9877"},
 	{"log-level", "log.level", "`LEVEL` of the least severe messages to log: debug, info, warn or error"},

@@ -139,7 +139,7 @@ func (c *Config) SetSource(source, origin string) error {
 // answers each request only after a while, but many at once.
 const (
 	workersOfFolder = 8
-	workersOfBucket = 32
+	workersOfBucket = 64
 )
 
 // derive sets the values that nobody has said to the defaults that suit those
