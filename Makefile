@@ -59,7 +59,7 @@ fuzz:
 # there is `milkweed bench`, which compares with what others use.
 .PHONY: bench
 bench:
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 30m ./fs ./metadata ./drivers/posix ./cmd/milkweed
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 60m ./fs ./metadata ./placement ./drivers/posix ./drivers/blob ./cmd/milkweed
 
 .PHONY: man
 man: build

@@ -294,7 +294,7 @@ func (e *experiment) milkweed(ctx context.Context, tiers []benchTier) (runs []be
 
 // rclone reads a mount of rclone whose cache is empty.
 func (e *experiment) rclone(ctx context.Context) (runs []bench.Run, err error) {
-	m, err := e.p.mountRclone(ctx, e.p.source())
+	m, err := e.p.mountRclone(ctx, ":local:"+e.p.source(), "")
 	if err != nil {
 		return nil, err
 	}

@@ -252,7 +252,7 @@ func (b *benchmark) placedSide(ctx context.Context, name, mode string, user *ben
 
 // rcloneSide is a mount of rclone. The check of all files fills its cache.
 func (b *benchmark) rcloneSide(ctx context.Context) (s microSide, err error) {
-	m, err := b.p.mountRclone(ctx, b.p.data())
+	m, err := b.p.mountRclone(ctx, ":local:"+b.p.data(), "")
 	if err != nil {
 		return s, err
 	}

@@ -190,8 +190,9 @@ type rcloneMount struct {
 // it reads each file of a local folder once more, for a checksum.
 const rcloneWords = "--vfs-cache-mode full --vfs-fast-fingerprint --read-only"
 
-// mountRclone mounts source, and returns when it can be read.
-func (p *benchPlaces) mountRclone(ctx context.Context, source string) (*rcloneMount, error) {
+// mountRclone mounts what rclone calls source, with a configuration, "" for none,
+// and returns when it can be read.
+func (p *benchPlaces) mountRclone(ctx context.Context, source, config string) (*rcloneMount, error) {
 	point, err := p.make("mnt-rclone", nil)
 	if err != nil {
 		return nil, err
@@ -200,7 +201,7 @@ func (p *benchPlaces) mountRclone(ctx context.Context, source string) (*rcloneMo
 	if err != nil {
 		return nil, err
 	}
-	words := append([]string{"mount", ":local:" + source, point, "--config", "", "--cache-dir", cache}, strings.Fields(rcloneWords)...)
+	words := append([]string{"mount", source, point, "--config", config, "--cache-dir", cache}, strings.Fields(rcloneWords)...)
 	r := &rcloneMount{cmd: exec.Command("rclone", words...), point: point, cache: cache, ended: make(chan error, 1)}
 	var said bytes.Buffer
 	r.cmd.Stderr = &said

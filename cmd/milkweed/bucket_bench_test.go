@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+)
+
+// The benchmarks of object stores have a real server behind a proxy that keeps
+// each request waiting for 20 ms. Server, proxy, daemon and readers share the
+// machine.
+const storeLatency = 20 * time.Millisecond
+
+// A storeBench is a site with a bucket of objects, of which nothing is on a disk
+// but at the server.
+type storeBench struct {
+	*site
+	b     *testing.B
+	proxy *blobtest.Proxy
+	url   string // of the bucket
+	keys  []string
+	size  int    // of each object
+	tier1 string // a tier in memory
+}
+
+// newStoreBench puts objects into a bucket.
+func newStoreBench(b *testing.B, count, size int, plan blobtest.Plan) *storeBench {
+	server := blobtest.Start(b, blobtest.S3)
+	server.Setenv(b)
+	b.Setenv("AWS_CA_BUNDLE", "") // rclone does not start with one
+	plan.Latency = storeLatency
+	s := &storeBench{site: newSite(b), b: b, size: size}
+	s.proxy = blobtest.NewProxy(b, server.URL, plan)
+	s.url = server.BucketURL("bench", "", s.proxy.URL)
+	server.MakeBucket(b, "bench")
+	data := make([]byte, size)
+	rand.NewChaCha8([32]byte{}).Read(data)
+	server.PutMany(b, "bench", objects(count, data, &s.keys))
+	tier, err := os.MkdirTemp("/dev/shm", "milkweed-bench-")
+	s.check(err)
+	s.tier1 = tier
+	b.Cleanup(func() { os.RemoveAll(tier) })
+	return s
+}
+
+// objects are count objects with the same content, in directories of 100.
+func objects(count int, data []byte, keys *[]string) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		for i := range count {
+			key := fmt.Sprintf("dir-%03d/object-%05d", i/100, i)
+			*keys = append(*keys, key)
+			if !yield(key, data) {
+				return
+			}
+		}
+	}
+}
+
+// mounted calls f with the bucket mounted, and unmounts it.
+func (s *storeBench) mounted(f func()) {
+	s.milkweed("mount", "--tier", "ram:"+s.tier1+":8GiB", s.url, s.point)
+	f()
+	s.umount()
+}
+
+// cold is what f takes with the bucket mounted and empty tiers.
+func (s *storeBench) cold(f func()) (took time.Duration) {
+	folders, _ := filepath.Glob(s.tier1 + "/*")
+	for _, f := range folders {
+		s.check(os.RemoveAll(f))
+	}
+	s.mounted(func() { took = timed(f) })
+	return took
+}
+
+func timed(f func()) time.Duration {
+	start := time.Now()
+	f()
+	return time.Since(start)
+}
+
+// read reads all objects below a folder, in child processes.
+func (s *storeBench) read(folder string, readers int, shuffled bool) {
+	s.b.Helper()
+	keys := slices.Clone(s.keys)
+	if shuffled {
+		rand.New(rand.NewPCG(1, 2)).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	}
+	cmd := exec.Command("xargs", "-P", strconv.Itoa(readers), "-n", strconv.Itoa(max(1, min(25, len(keys)/readers))), "cat")
+	cmd.Dir = folder
+	cmd.Stdin = strings.NewReader(strings.Join(keys, "\n"))
+	if err := cmd.Run(); err != nil { // of cat too
+		s.b.Fatalf("read: %v", err)
+	}
+}
+
+// get reads all objects from the server and throws them away, in ranges of so
+// many bytes, so many at once: as fast as it gives them to anybody.
+func (s *storeBench) get(length, parallel int) {
+	client := s3.New(s3.Options{Region: "us-east-1", BaseEndpoint: &s.proxy.URL, UsePathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY"), "")})
+	presign := s3.NewPresignClient(client)
+	transport := &http.Transport{MaxIdleConnsPerHost: parallel}
+	defer transport.CloseIdleConnections()
+	type part struct {
+		url  string
+		span string
+	}
+	parts := make(chan part)
+	var getters sync.WaitGroup
+	for range parallel {
+		getters.Go(func() {
+			buf := make([]byte, 1<<20)
+			for p := range parts {
+				req, err := http.NewRequest(http.MethodGet, p.url, nil)
+				s.check(err)
+				req.Header.Set("Range", p.span)
+				resp, err := transport.RoundTrip(req)
+				s.check(err)
+				_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, resp.Body, buf)
+				resp.Body.Close()
+				s.check(err)
+				if resp.StatusCode != http.StatusPartialContent {
+					s.b.Errorf("HTTP %s", resp.Status)
+				}
+			}
+		})
+	}
+	for _, key := range s.keys {
+		r, err := presign.PresignGetObject(context.Background(), &s3.GetObjectInput{Bucket: aws.String("bench"), Key: &key})
+		s.check(err)
+		for off := 0; off < s.size; off += length {
+			parts <- part{r.URL, fmt.Sprintf("bytes=%d-%d", off, min(off+length, s.size)-1)}
+		}
+	}
+	close(parts)
+	getters.Wait()
+}
+
+// A paired benchmark runs its sides in turn, and reports the median of each in
+// seconds, and of the first to each of the others as ratios.
+func paired(b *testing.B, names []string, sides []func() time.Duration) {
+	times := make([][]float64, len(sides))
+	for b.Loop() {
+		for i, side := range sides {
+			times[i] = append(times[i], side().Seconds())
+		}
+	}
+	median := func(v []float64) float64 {
+		v = slices.Sorted(slices.Values(v))
+		return v[len(v)/2]
+	}
+	for i, name := range names {
+		b.ReportMetric(median(times[i]), name+"-s")
+		if i > 0 {
+			var ratios []float64
+			for n := range times[i] {
+				ratios = append(ratios, times[0][n]/times[i][n])
+			}
+			b.ReportMetric(median(ratios), names[0]+"/"+name)
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// The first epoch over large objects against parallel GETs of the same bytes, of
+// whatever length and number is the fastest.
+func BenchmarkBucketLarge(b *testing.B) {
+	for _, rate := range []int64{250e6, 500e6, 0} {
+		b.Run(fmt.Sprintf("MBps=%d", rate/1e6), func(b *testing.B) {
+			s := newStoreBench(b, 4, 128<<20, blobtest.Plan{Rate: rate})
+			best, length, parallel := time.Hour, 0, 0
+			for _, l := range []int{4 << 20, 8 << 20, 16 << 20} {
+				for _, p := range []int{4, 8, 16, 32} {
+					if took := timed(func() { s.get(l, p) }); took < best {
+						best, length, parallel = took, l, p
+					}
+				}
+			}
+			b.Logf("the fastest: ranges of %d MiB, %d at once", length>>20, parallel)
+			paired(b, []string{"milkweed", "raw"}, []func() time.Duration{
+				func() time.Duration { return s.cold(func() { s.read(s.point, 4, false) }) },
+				func() time.Duration { return timed(func() { s.get(length, parallel) }) },
+			})
+			before := s.proxy.Stats()
+			s.cold(func() { s.read(s.point, 4, false) })
+			after := s.proxy.Stats()
+			b.ReportMetric(float64(after.Gets-before.Gets)/float64(4*16), "requests/floor")
+			b.ReportMetric(float64(after.Bytes-before.Bytes)/float64(4*s.size), "bytes/dataset")
+		})
+	}
+}
+
+// The first epoch over small objects against rclone mount.
+func BenchmarkBucketSmall(b *testing.B) {
+	need(b, "rclone")
+	s := newStoreBench(b, 600, 110_000, blobtest.Plan{})
+	rclone := s.rclone(b)
+	for _, shuffled := range []bool{false, true} {
+		for _, readers := range []int{1, 4} {
+			b.Run(fmt.Sprintf("shuffled=%t/readers=%d", shuffled, readers), func(b *testing.B) {
+				paired(b, []string{"rclone", "milkweed"}, []func() time.Duration{
+					func() time.Duration { return rclone(func(point string) { s.read(point, readers, shuffled) }) },
+					func() time.Duration { return s.cold(func() { s.read(s.point, readers, shuffled) }) },
+				})
+				before := s.proxy.Stats()
+				s.cold(func() { s.read(s.point, readers, shuffled) })
+				after := s.proxy.Stats()
+				b.ReportMetric(float64(after.Gets-before.Gets)/float64(len(s.keys)), "gets/object")
+				b.ReportMetric(float64(after.Lists-before.Lists), "lists")
+				b.ReportMetric(float64(after.Heads-before.Heads+after.Others-before.Others), "others")
+			})
+		}
+	}
+}
+
+// rclone returns what times a function with the bucket mounted by rclone, with
+// an empty cache.
+func (s *storeBench) rclone(b *testing.B) func(f func(point string)) time.Duration {
+	config := filepath.Join(s.dir, "rclone.conf")
+	s.check(os.WriteFile(config, []byte("[bench]\ntype = s3\nprovider = Other\nenv_auth = true\nregion = us-east-1\nendpoint = "+s.proxy.URL+"\n"), 0o600))
+	return func(f func(point string)) (took time.Duration) {
+		places := &benchPlaces{dir: s.tier1}
+		r, err := places.mountRclone(context.Background(), "bench:bench", config)
+		if err != nil {
+			b.Fatal(err)
+		}
+		took = timed(func() { f(r.point) })
+		s.check(r.remove())
+		return took
+	}
+}
+
+// Later epochs, of a bucket and of a folder, with the copies in the same kind of
+// tier and no pages in the kernel.
+func BenchmarkBucketLaterEpochs(b *testing.B) {
+	for _, kind := range []struct {
+		name        string
+		count, size int
+	}{{"large", 4, 128 << 20}, {"small", 600, 110_000}} {
+		b.Run(kind.name, func(b *testing.B) {
+			s := newStoreBench(b, kind.count, kind.size, blobtest.Plan{})
+			local := newSite(b)
+			for _, key := range s.keys {
+				local.write(key, kind.size)
+			}
+			tier, err := os.MkdirTemp("/dev/shm", "milkweed-bench-")
+			s.check(err)
+			b.Cleanup(func() { os.RemoveAll(tier) })
+			folder := func(f func()) {
+				local.milkweed("mount", "--tier", "ram:"+tier+":8GiB", local.source, local.point)
+				f()
+				local.umount()
+			}
+			s.mounted(func() { s.read(s.point, 4, false); s.settled() })
+			folder(func() { s.read(local.point, 4, false); local.settled() })
+			before := s.proxy.Stats()
+			paired(b, []string{"bucket", "folder"}, []func() time.Duration{
+				func() (took time.Duration) {
+					s.mounted(func() { s.must("find", s.point, "-size", "0"); took = timed(func() { s.read(s.point, 4, false) }) })
+					return took
+				},
+				func() (took time.Duration) {
+					folder(func() {
+						s.must("find", local.point, "-size", "0")
+						took = timed(func() { s.read(local.point, 4, false) })
+					})
+					return took
+				},
+			})
+			b.ReportMetric(float64(s.proxy.Stats().Gets-before.Gets), "gets")
+		})
+	}
+}
+
+// million is how many keys there are.
+const million = 1_000_000
+
+// A million keys below one prefix: how long until they are listed, and in what
+// memory; and again with the names that the first mount has saved.
+func BenchmarkBucketMillion(b *testing.B) {
+	server := blobtest.Many(b, million)
+	server.Setenv(b)
+	s := newSite(b)
+	folder := s.point + "/" + strings.TrimSuffix(blobtest.ManyPrefix, "/")
+	proxy := blobtest.NewProxy(b, server.URL, blobtest.Plan{Latency: storeLatency})
+	names := filepath.Join(s.dir, "names")
+	mount := func(f func()) {
+		s.milkweed("mount", "--tier", "ram:"+s.tier(1)+":1GiB", "-o", "names="+names, server.BucketURL(blobtest.ManyBucket, "", proxy.URL), s.point)
+		f()
+		s.umount()
+	}
+	list := func() {
+		if got := strings.TrimSpace(s.sh(`ls -f "$1" | wc -l`, folder)); got != strconv.Itoa(million+2) {
+			b.Fatalf("%s names", got)
+		}
+	}
+	for b.Loop() {
+		s.check(os.RemoveAll(names))
+		before := proxy.Stats()
+		mount(func() {
+			b.ReportMetric(timed(func() { s.must("stat", fmt.Sprintf("%s/%09d", folder, million-1)) }).Seconds(), "first-stat-s")
+			b.ReportMetric(timed(list).Seconds(), "then-list-s")
+			b.ReportMetric(s.memory("VmRSS"), "rss-MB")
+			b.ReportMetric(s.memory("VmHWM"), "peak-MB")
+		})
+		b.ReportMetric(float64(proxy.Stats().Lists-before.Lists), "lists")
+		before = proxy.Stats()
+		mount(func() {
+			b.ReportMetric(float64(proxy.Stats().Lists-before.Lists), "lists-to-mount-again")
+			b.ReportMetric(timed(list).Seconds(), "list-again-s")
+		})
+		b.ReportMetric(float64(proxy.Stats().Lists-before.Lists), "lists-again")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// memory returns what the kernel says of the daemon's, in megabytes.
+func (s *site) memory(field string) float64 {
+	s.t.Helper()
+	for _, pid := range s.processes() {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		if _, rest, ok := strings.Cut(string(status), field+":"); ok {
+			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			s.check(err)
+			return kb * 1024 / 1e6
+		}
+	}
+	s.t.Fatal("there is no daemon")
+	return 0
+}

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+)
+
+// A stored site is one whose source is in a bucket of a real server, behind a
+// proxy. What is in the folder s.source is what is right.
+type stored struct {
+	*site
+	server *blobtest.Server
+	proxy  *blobtest.Proxy
+}
+
+// eachStore runs a test with each kind of server.
+func eachStore(t *testing.T, test func(t *testing.T, s *stored)) {
+	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
+		s := &stored{site: newSite(t), server: server, proxy: blobtest.NewProxy(t, server.URL, blobtest.Plan{})}
+		s.env = append(s.env, server.Env()...)
+		server.MakeBucket(t, storedBucket)
+		test(t, s)
+	})
+}
+
+const storedBucket = "datasets"
+
+// upload puts the files of the source into the bucket.
+func (s *stored) upload() {
+	s.t.Helper()
+	s.server.PutMany(s.t, storedBucket, func(yield func(string, []byte) bool) {
+		s.check(filepath.WalkDir(s.source, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			if err == nil && !yield("set/"+strings.TrimPrefix(path, s.source+"/"), data) {
+				return fs.SkipAll
+			}
+			return err
+		}))
+	})
+}
+
+// change writes a file of the source, and of the bucket.
+func (s *stored) change(name string, data []byte) {
+	s.t.Helper()
+	s.check(os.WriteFile(filepath.Join(s.source, name), data, 0o644))
+	s.server.Put(s.t, storedBucket, "set/"+name, data)
+}
+
+// mount mounts the bucket, by way of the proxy, with one tier.
+func (s *stored) mount(words ...string) {
+	s.t.Helper()
+	url := s.server.BucketURL(storedBucket, "set", s.proxy.URL)
+	s.milkweed(append([]string{"mount", "--tier", "tier1:" + s.tier(1) + ":1GiB", url, s.point}, words...)...)
+}
+
+// requests are what the daemon says that it has sent, which is what came.
+func (s *stored) requests(before blobtest.ProxyStats) control.Requests {
+	s.t.Helper()
+	sent, came := s.status().Source.Requests, s.proxy.Stats()
+	if sent == nil || sent.List != came.Lists-before.Lists || sent.Get != came.Gets-before.Gets || came.Heads != before.Heads || came.Others != before.Others {
+		s.t.Fatalf("the daemon says that it sent %+v; came %+v after %+v", sent, came, before)
+	}
+	return *sent
+}
+
+// A training script computes the same losses on a bucket as on the folder that
+// was put there, and each object costs one request, once.
+func TestStoresTrain(t *testing.T) {
+	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
+	eachStore(t, func(t *testing.T, s *stored) {
+		s.script("../../examples/pytorch/make_digits.py", s.source)
+		s.upload()
+		files := int64(len(s.files(s.source)))
+		direct := s.train(s.source)
+		before := s.proxy.Stats()
+		s.mount()
+		if s.train(s.point) != direct {
+			t.Error("the losses differ while the data are placed")
+		}
+		s.epoch(1)
+		s.settled()
+		if r := s.requests(before); r.Get != files || r.Retries != 0 {
+			t.Errorf("%d files took %+v", files, r)
+		}
+		s.umount()
+		before = s.proxy.Stats()
+		s.mount()
+		if s.train(s.point) != direct {
+			t.Error("the losses differ when the data are placed")
+		}
+		s.epoch(2)
+		if r := s.requests(before); r.Get != 0 {
+			t.Errorf("placed data took %+v", r)
+		}
+		s.umount()
+		s.wantNothing()
+	})
+}
+
+// A large object is fetched in as few requests as its size allows, also if many
+// read it at once and in their own order; and a warm-up of a folder fetches what
+// is in the folder.
+func TestStoresLargeObjects(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *stored) {
+		const size = 21<<20 + 7
+		s.write("large/a.tfrecord", size)
+		s.write("large/b.tfrecord", size)
+		s.write("small/c", 1000)
+		s.upload()
+		before := s.proxy.Stats()
+		s.mount()
+		s.milkweed("warmup", s.point+"/large")
+		if r := s.requests(before); r.Get != 2*3 || r.BytesReceived != 2*size {
+			t.Errorf("a warm-up took %+v", r)
+		}
+		s.umount()
+		s.emptyTiers()
+		before = s.proxy.Stats()
+		s.mount()
+		s.epoch(1)
+		s.settled()
+		if r := s.requests(before); r.BytesReceived != 2*size+1000 {
+			t.Errorf("an epoch took %+v", r)
+		}
+		s.umount()
+		s.wantNothing()
+	})
+}
+
+// An epoch through faults, one request in fifty, is completed, and every byte is
+// right. One through many more is, too.
+func TestStoresFaults(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *stored) {
+		varied(s.site)
+		s.write("large.tfrecord", 30<<20+5)
+		s.upload()
+		for i, chance := range []float64{.02, .2} {
+			part := chance / 8
+			s.proxy.SetPlan(blobtest.Plan{Seed: uint64(i), Faults: map[blobtest.Fault]float64{
+				blobtest.Reset: part, blobtest.ResetBody: part, blobtest.Truncated: part, blobtest.Unavailable: part,
+				blobtest.TooMany: part, blobtest.ShortLength: part, blobtest.Late: part, blobtest.Slow: part,
+			}, Lateness: 200 * time.Millisecond, SlowRate: 4 << 20})
+			s.mount()
+			s.epoch(1)
+			s.settled()
+			if got, want := s.status().Placement.Placed, int64(len(s.files(s.source))); got != want {
+				t.Errorf("%d files were placed, want %d", got, want)
+			}
+			s.epoch(2)
+			s.umount()
+			s.wantNothing()
+			s.emptyTiers()
+		}
+		if len(s.proxy.Stats().Faults) < 6 {
+			t.Errorf("of all faults there were only %v", s.proxy.Stats().Faults)
+		}
+	})
+}
+
+// An object that is overwritten by one of the same size within the same second is
+// another version: for a mount that lists again, and for copies of an earlier
+// mount.
+func TestStoresOverwrite(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *stored) {
+		old, other := bytes.Repeat([]byte("a"), 50_000), bytes.Repeat([]byte("b"), 50_000)
+		cat := func() string { return s.must("cat", s.point+"/f") }
+		for range 3 { // whatever the second is doing
+			s.change("f", old)
+			s.mount("--attr-timeout", "1s")
+			if cat() != string(old) {
+				t.Error("wrong bytes")
+			}
+			s.settled()
+			s.change("f", other)
+			s.eventually("the other version is read", func() bool {
+				got := cat()
+				if got != string(old) && got != string(other) {
+					t.Fatal("a mixture")
+				}
+				return got == string(other)
+			})
+			s.settled()
+			s.umount()
+			s.change("f", old) // of the same size as the copy
+			s.mount()
+			if cat() != string(old) {
+				t.Error("a copy of another version was believed")
+			}
+			s.umount()
+		}
+		s.wantNothing()
+	})
+}
+
+// What a store refuses is refused to the job, in words that the log keeps; what is
+// placed is read all the same; and when the store gives in, so does the mount.
+func TestStoresRefuse(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *stored) {
+		placed, missing, gone := s.write("placed", 30_000), s.write("missing", 30_000), "gone"
+		s.write(gone, 30_000)
+		s.upload()
+		s.mount("-o", "log_level=debug,log_file="+s.dir+"/log")
+		s.must("ls", s.point)
+		s.milkweed("warmup", s.point+"/placed")
+		s.server.Remove(t, storedBucket, "set/"+gone)
+
+		s.proxy.SetPlan(blobtest.Plan{Faults: map[blobtest.Fault]float64{blobtest.Forbidden: 1}})
+		if out := s.run("cat", s.point+"/missing"); out.code == 0 || !strings.Contains(out.stderr, "Permission denied") {
+			t.Errorf("a file that the store refuses: %+v", out)
+		}
+		if got := s.must("cat", s.point+"/placed"); got != string(placed) {
+			t.Error("a placed file has other bytes")
+		}
+		log, err := os.ReadFile(s.dir + "/log")
+		s.check(err)
+		if !strings.Contains(string(log), "HTTP 403") || strings.Count(string(log), "level=WARN") == 0 {
+			t.Errorf("the log has not what the store said:\n%s", log)
+		}
+
+		s.proxy.SetPlan(blobtest.Plan{})
+		s.eventually("the store is asked again", func() bool { return s.run("cat", s.point+"/missing").stdout == string(missing) })
+		if out := s.run("cat", s.point+"/"+gone); out.code == 0 || !strings.Contains(out.stderr, "Stale file handle") && !strings.Contains(out.stderr, "No such file") {
+			t.Errorf("a file that is gone: %+v", out)
+		}
+		s.eventually("the name is gone", func() bool {
+			return strings.Contains(s.run("cat", s.point+"/"+gone).stderr, "No such file")
+		})
+		if got := s.must("ls", s.point); got != "missing\nplaced\n" {
+			t.Errorf("there are %q", got)
+		}
+		s.umount()
+		s.wantNothing()
+	})
+}
+
+// What no tier has room for is read from the store in each epoch, in order, by
+// many at once.
+func TestStoresWithoutRoom(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *stored) {
+		varied(s.site)
+		s.write("large.tfrecord", 30<<20+5)
+		s.upload()
+		url := s.server.BucketURL(storedBucket, "set", s.proxy.URL)
+		s.milkweed("mount", "--tier", "tier1:"+s.tier(1)+":1MiB", url, s.point)
+		for i := range 2 {
+			before := s.proxy.Stats()
+			s.epoch(i)
+			s.must("cmp", s.source+"/large.tfrecord", s.point+"/large.tfrecord")
+			if got := s.proxy.Stats().Gets - before.Gets; got > 1000 {
+				t.Errorf("an epoch took %d requests", got)
+			}
+		}
+		s.umount()
+		s.wantNothing()
+	})
+}
