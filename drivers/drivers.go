@@ -220,8 +220,9 @@ type Info struct {
 	Ctime time.Time // last change of content or attributes
 	Atime time.Time // last access, as the storage tells it
 
-	// Version is what the storage itself calls this content of a file, such as
-	// an ETag or a generation; "" where it has no such thing.
+	// Version is the driver's name for this content of a file, made of what the
+	// storage calls it, such as an ETag or a generation; "" where it has no such
+	// thing. It is bytes, and means something to its driver alone.
 	Version string
 }
 

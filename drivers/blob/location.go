@@ -133,5 +133,5 @@ func parsePrefix(path string) (string, error) {
 
 // String is the URL without its query, which tells people which bucket it is.
 func (l Location) String() string {
-	return l.Scheme + "://" + l.Bucket + "/" + l.Prefix
+	return strings.TrimSuffix(l.Scheme+"://"+l.Bucket+"/"+l.Prefix, "/")
 }

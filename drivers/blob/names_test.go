@@ -212,3 +212,24 @@ func TestStampTellsVersions(t *testing.T) {
 		}
 	}
 }
+
+// A version asks for the ETag that it was made of, whatever that is.
+func TestTags(t *testing.T) {
+	for etag, size := range map[string]int{
+		`"d41d8cd98f00b204e9800998ecf8427e"`: 17, `"d41d8cd98f00b204e9800998ecf8427e-12"`: 35, `"D41D8CD98F00B204E9800998ECF8427E"`: 32,
+		`"0x8DCAB1C2D3E4F50"`: 17, `"abc"`: 3, `"d41d8cd98f00b204e9800998ecf8427"`: 31, `"abcd"`: 4,
+	} {
+		version := tag(etag)
+		if got := quoted(version); got != etag || len(version) != size {
+			t.Errorf("%s is kept in %d bytes and asked for as %s; want %d", etag, len(version), got, size)
+		}
+		if tag(strings.Trim(etag, `"`)) != version {
+			t.Errorf("%s without quotes is another version", etag)
+		}
+	}
+	for _, etag := range []string{"", `W/"abc"`} {
+		if got := quoted(tag(etag)); got != "" {
+			t.Errorf("%s is asked for as %s", etag, got)
+		}
+	}
+}

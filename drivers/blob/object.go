@@ -197,7 +197,7 @@ func (o *object) request(ctx context.Context, off, n int64) (*body, *storeError)
 // a proxy before it, may know nothing of conditions or ranges.
 func (o *object) check(t *trace, off, n int64) error {
 	if v := o.bucket.vendor.version(t.header); v != "" && o.info.Version != "" && v != o.info.Version {
-		return fmt.Errorf("%w: it is %s now, and was %s", errVersion, v, o.info.Version)
+		return fmt.Errorf("%w: it is %s now, and was %s", errVersion, bare(v), bare(o.info.Version))
 	}
 	from, size, ranged := contentRange(t.header.Get("Content-Range"))
 	switch {

@@ -2,6 +2,7 @@ package blob
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -66,17 +67,31 @@ func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (v
 	return nil, fmt.Errorf("no store has URLs that begin with %s://", l.Scheme)
 }
 
-// tag returns an ETag without the quotes that are not always there. A weak one
-// stays as it is.
+// tag returns an ETag as a version: without the quotes that are not always there,
+// and where it is a checksum in hexadecimal, which most are, as the bytes of the
+// checksum after a NUL. A name space has millions of them. A weak one stays as it
+// is.
 func tag(etag string) string {
-	return strings.TrimSuffix(strings.TrimPrefix(etag, `"`), `"`)
+	bare := strings.TrimSuffix(strings.TrimPrefix(etag, `"`), `"`)
+	if sum, err := hex.DecodeString(bare); err == nil && len(sum) >= 16 && hex.EncodeToString(sum) == bare {
+		return "\x00" + string(sum)
+	}
+	return bare
 }
 
-// quoted returns an ETag as a request has it. It returns "" for a weak one, with
-// which no request can ask.
-func quoted(tag string) string {
-	if tag == "" || strings.HasPrefix(tag, "W/") {
+// bare is the ETag that a version was made of, without quotes.
+func bare(version string) string {
+	if sum, ok := strings.CutPrefix(version, "\x00"); ok {
+		return hex.EncodeToString([]byte(sum))
+	}
+	return version
+}
+
+// quoted returns a version as a request asks for it. It returns "" for a weak
+// ETag, with which no request can ask.
+func quoted(version string) string {
+	if version == "" || strings.HasPrefix(version, "W/") {
 		return ""
 	}
-	return `"` + tag + `"`
+	return `"` + bare(version) + `"`
 }
