@@ -42,7 +42,7 @@ with "&" between them, so that a shell wants quotes around it:
   profile=NAME       s3: of the shared configuration; else AWS_PROFILE says it
   path_style=BOOL    s3: the bucket is in the path of requests, and not in the
                      name of the host; true where there is an endpoint
-  account=NAME       azblob: the account; else AZURE_STORAGE_ACCOUNT says it
+  account=NAME       azblob: the storage account, if there is no endpoint
   anonymous=true     requests are not signed
   hedge=DURATION     a read that has not begun to answer for so long, such as
                      500ms, is asked for once more; by default never

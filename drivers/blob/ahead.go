@@ -3,6 +3,7 @@ package blob
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 	"time"
 )
@@ -17,6 +18,7 @@ const (
 	chunkSize  = 1 << 20
 	maxRun     = stride / chunkSize // chunks in a run: one request
 	runsAhead  = 2                  // runs asked for beyond the one that is being read
+	maxReaders = 4                  // whose places in one object are kept
 	maxChunks  = 256                // held by all objects of a bucket together
 	maxWindow  = 64                 // held by one object, which is more than one reader has
 	windowIdle = 5 * time.Second    // an object that is not read for so long gives its chunks back
@@ -34,14 +36,20 @@ type chunk struct {
 	gone  bool  // from the window
 }
 
+// A place is where somebody reads an object, as far as can be told: readers have
+// no names.
+type place struct {
+	end  int64 // of what was wanted, the furthest
+	hits int   // how often somebody wanted what begins there
+	run  int64 // chunks in the last run; 0: there was none
+}
+
 // A window is what is in memory of one object. The zero value is that of an
 // object that has not been read.
 type window struct {
 	mu      sync.Mutex // guards the following
 	chunks  map[int64]*chunk
-	next    int64              // the chunk after the last that was wanted
-	hits    int                // how often in a row it was the next one, or nearly
-	run     int64              // chunks in the last run; 0: there was none
+	places  []place            // of readers, the latest last
 	ctx     context.Context    // of the streams under way
 	cancel  context.CancelFunc // nil: there are none, and no chunks
 	readers int                // who are in readAhead
@@ -96,10 +104,11 @@ func (o *object) chunk(off, n int64) *chunk {
 	if w.closed {
 		return nil
 	}
-	ordered := w.ordered(i)
+	at := w.place(off, n)
+	ordered := at.hits >= ordered
 	c := w.chunks[i]
 	if c == nil && (ordered || off == 0 || o.info.Size <= chunkSize) {
-		o.begin(i)
+		o.begin(at, i)
 		c = w.chunks[i]
 	}
 	if c == nil {
@@ -107,64 +116,88 @@ func (o *object) chunk(off, n int64) *chunk {
 	}
 	c.users++
 	if ordered {
-		o.extend(i)
+		o.extend(at, i)
 	}
 	o.rest()
 	return c
 }
 
-// ordered takes notice that chunk i is wanted, and reports whether the object is
-// read in order: more than once in a row the same chunk was wanted again, or the
-// one after it, or one that is on its way. w.mu must be held.
-func (w *window) ordered(i int64) bool {
-	if i == w.next || i+1 == w.next || w.chunks[i] != nil && w.run > 0 {
-		w.hits++
-		w.next = max(w.next, i+1)
-	} else {
-		w.hits, w.run = 0, 0
-		w.next = i + 1
+// ordered is how often somebody must have wanted what begins where the last read
+// ended, for what comes after to be brought too.
+const ordered = 2
+
+// place returns the place of whoever wants n bytes from off, after taking notice of
+// that. Of several reads at once, one may overtake another. w.mu must be held.
+func (w *window) place(off, n int64) *place {
+	at := slices.IndexFunc(w.places, func(p place) bool { return off == p.end })
+	hit := at >= 0
+	if !hit {
+		at = slices.IndexFunc(w.places, func(p place) bool { return max(off-p.end, p.end-off) <= chunkSize })
 	}
-	return w.hits >= 2
+	var p place
+	switch {
+	case at >= 0:
+		p = w.places[at]
+		w.places = slices.Delete(w.places, at, at+1)
+	case len(w.places) == maxReaders:
+		w.places = slices.Delete(w.places, 0, 1)
+	}
+	if hit {
+		p.hits++
+	}
+	p.end = max(p.end, off+n)
+	w.places = append(w.places, p)
+	return &w.places[len(w.places)-1]
 }
 
-// extend begins the runs that are to follow the one of chunk i; w.mu must be
-// held.
-func (o *object) extend(i int64) {
+// extend begins the runs that are to follow the one of chunk i, for whoever reads
+// at p; w.mu must be held.
+func (o *object) extend(p *place, i int64) {
 	w := &o.window
 	end := i
 	for w.chunks[end] != nil {
 		end++
 	}
-	for end-i <= runsAhead*w.run && o.begin(end) {
-		end += w.run
+	for end-i <= runsAhead*p.run {
+		n := o.begin(p, end)
+		if n == 0 {
+			return
+		}
+		end += n
 	}
 }
 
-// begin begins a run with chunk i, and reports whether it did; w.mu must be held.
-func (o *object) begin(i int64) bool {
+// begin begins a run with chunk i, for whoever reads at p, and returns how many
+// chunks it has, which may be none; w.mu must be held.
+func (o *object) begin(p *place, i int64) int64 {
 	w, b := &o.window, o.bucket
 	if len(w.chunks) >= maxWindow {
 		o.shed()
 	}
-	w.run = min(max(1, 2*w.run), maxRun)
+	// Many objects that are read at once share what there is.
+	share := max(1, maxChunks/((1+runsAhead)*max(1, b.windows.Load())))
+	p.run = min(max(1, 2*p.run), maxRun, share)
+	first := i
 	var run []*chunk
-	for end := i + w.run; i < end && i*chunkSize < o.info.Size && w.chunks[i] == nil && b.chunks.TryAcquire(1); i++ {
+	for i < first+p.run && i*chunkSize < o.info.Size && w.chunks[i] == nil && b.chunks.TryAcquire(1) {
 		c := &chunk{ready: make(chan struct{}), users: 1}
 		run = append(run, c)
 		if w.chunks == nil {
 			w.chunks = make(map[int64]*chunk)
 		}
 		w.chunks[i] = c
+		i++
 	}
 	if len(run) == 0 {
-		return false
+		return 0
 	}
 	if w.cancel == nil {
 		w.ctx, w.cancel = context.WithCancel(context.Background())
+		b.windows.Add(1)
 	}
-	first, ctx := i-int64(len(run)), w.ctx
+	ctx := w.ctx
 	b.streams.Go(func() { o.bring(ctx, first, run) })
-	return true
+	return int64(len(run))
 }
 
 // shed lets go of what a reader that has gone elsewhere has left; w.mu must be
@@ -262,11 +295,12 @@ func (o *object) empty(closed bool) {
 	if w.cancel != nil {
 		w.cancel()
 		w.cancel = nil
+		o.bucket.windows.Add(-1)
 	}
 	for i, c := range w.chunks {
 		c.gone = true
 		delete(w.chunks, i)
 		o.free(c)
 	}
-	w.next, w.hits, w.run = 0, 0, 0
+	w.places = nil
 }

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
@@ -46,15 +48,21 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 // azureClient returns a client with the credentials that the environment has, in
 // the order in which the vendor's own tools look for them, and their kind.
 func azureClient(l Location, opts *container.ClientOptions) (c *container.Client, signing string, err error) {
+	if l.Account == "" && l.Endpoint == "" {
+		said := "no storage account is named"
+		if account := os.Getenv("AZURE_STORAGE_ACCOUNT"); account != "" {
+			said = "the environment names the storage account " + account
+		}
+		return nil, "", invalid(said + ": add account= to the URL, which says what dataset it is")
+	}
 	connection := cmp.Or(os.Getenv("AZURE_STORAGE_CONNECTION_STRING"), os.Getenv("AZURE_STORAGEBLOB_CONNECTIONSTRING"))
-	if connection != "" && !l.Anonymous && l.Account == "" && l.Endpoint == "" {
-		c, err = container.NewClientFromConnectionString(connection, l.Bucket, opts)
-		return c, "connection string", err
+	if strings.Contains(";"+connection+";", ";AccountName="+l.Account+";") && !l.Anonymous && l.Endpoint == "" {
+		if c, err = container.NewClientFromConnectionString(connection, l.Bucket, opts); err != nil {
+			return nil, "", invalid("AZURE_STORAGE_CONNECTION_STRING is not one") // and not what it is
+		}
+		return c, "connection string of account " + l.Account, nil
 	}
 	account := cmp.Or(l.Account, os.Getenv("AZURE_STORAGE_ACCOUNT"))
-	if account == "" && l.Endpoint == "" {
-		return nil, "", invalid("no storage account is set: add account= to the URL, or set AZURE_STORAGE_ACCOUNT")
-	}
 	at, err := url.JoinPath(cmp.Or(l.Endpoint, "https://"+account+".blob.core.windows.net"), l.Bucket)
 	if err != nil {
 		return nil, "", err
@@ -74,7 +82,7 @@ func azureClient(l Location, opts *container.ClientOptions) (c *container.Client
 	case sas != "" && !private(l.Endpoint):
 		return nil, "", invalid("the endpoint is not https://, and would be sent a token that anybody can read")
 	case sas != "":
-		c, err = container.NewClientWithNoCredential(at+"?"+sas, opts)
+		c, err = container.NewClientWithNoCredential(at+"?"+strings.TrimPrefix(sas, "?"), opts)
 		return c, "shared access signature", err
 	}
 	credential, err := azidentity.NewDefaultAzureCredential(nil)
@@ -143,6 +151,6 @@ func (a *azure) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *azure) renew() {}
+func (a *azure) renew(time.Time) {}
 
 func (a *azure) identity(context.Context) (string, error) { return a.signing, nil }

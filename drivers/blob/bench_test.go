@@ -9,6 +9,8 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
 // What the way by the portable library, with all that this driver adds, costs
@@ -124,4 +127,52 @@ func against(b *testing.B, times int, ours, theirs func() error) {
 	b.ReportMetric(medians[1], "sdk-us")
 	b.ReportMetric(medians[0]/medians[1], "milkweed/sdk")
 	b.ReportMetric(0, "ns/op")
+}
+
+// How much comes when objects are read in ranges of a length, so many at once,
+// from a store that takes 20 ms to begin and gives each connection 60 MB/s.
+func BenchmarkRanges(b *testing.B) {
+	const size = 256 << 20
+	s := newStore(b, size)
+	proxy := blobtest.NewProxy(b, s.URL, blobtest.Plan{Latency: 20 * time.Millisecond, ConnRate: 60e6})
+	l, err := Parse("s3://bucket?endpoint=" + proxy.URL)
+	if err != nil {
+		b.Fatal(err)
+	}
+	bucket, err := Open(context.Background(), l, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { bucket.Close() })
+	o := bucket.object(b)
+	for _, length := range []int64{1 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20} {
+		for _, number := range []int{4, 8, 16} {
+			b.Run(fmt.Sprintf("MiB=%d/at-once=%d", length>>20, number), func(b *testing.B) {
+				b.SetBytes(size)
+				for b.Loop() {
+					var (
+						streams sync.WaitGroup
+						next    atomic.Int64
+					)
+					for range number {
+						streams.Go(func() {
+							buf := make([]byte, 1<<20)
+							for off := next.Add(length) - length; off < size; off = next.Add(length) - length {
+								s, err := o.(drivers.Streamer).Stream(context.Background(), off, min(length, size-off))
+								if err != nil {
+									b.Error(err)
+									return
+								}
+								if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{s}, buf); err != nil {
+									b.Error(err)
+								}
+								s.Close()
+							}
+						})
+					}
+					streams.Wait()
+				}
+			})
+		}
+	}
 }

@@ -48,6 +48,7 @@ type Bucket struct {
 
 	// Of what is read ahead.
 	chunks  *semaphore.Weighted // how many there may be
+	windows atomic.Int64        // objects that have some
 	buffers sync.Pool           // of *[chunkSize]byte
 	streams sync.WaitGroup      // that bring them
 
@@ -60,8 +61,12 @@ var (
 	_ drivers.Sampler = (*Bucket)(nil)
 )
 
-// stall is how long nothing may come from a store before it is asked again.
-const stall = 30 * time.Second
+// How long nothing may come from a store before it is asked again; while it is
+// opened somebody waits at a terminal.
+const (
+	stall        = 30 * time.Second
+	openingStall = 10 * time.Second
+)
 
 // Open opens a bucket. It asks for one page of keys, to see that this works. A
 // nil log is told nothing. The error matches fs.ErrNotExist if there is no such
@@ -71,7 +76,7 @@ func Open(ctx context.Context, l Location, log *slog.Logger) (*Bucket, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	b := &Bucket{
-		location: l, net: newTransport(), log: log, stall: stall,
+		location: l, net: newTransport(), log: log,
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), since: time.Now().Round(0),
 		chunks:  semaphore.NewWeighted(maxChunks),
 		buffers: sync.Pool{New: func() any { return new([chunkSize]byte) }},
@@ -93,10 +98,12 @@ func (b *Bucket) connect(ctx context.Context) error {
 		}
 		return &storeError{errno: syscall.EACCES, text: message(&trace{}, "", "", err)} // credentials that cannot be used
 	}
+	b.stall = openingStall
 	p, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, pageSize, opening)
 	if err != nil {
 		return err
 	}
+	b.stall = stall
 	if len(p.items) == 0 && b.location.Prefix != "" {
 		return &storeError{errno: syscall.ENOENT, text: "the bucket is there, and has no key that begins with " + b.location.Prefix}
 	}
@@ -124,7 +131,7 @@ func (b *Bucket) effort(p patience) effort { return effort{patience: p, retries:
 type Stats struct {
 	Lists     int64 // requests for a page of keys
 	Gets      int64 // requests for content
-	Others    int64 // requests of other kinds: credentials, mostly
+	Others    int64 // requests of other kinds, of which there are none; those for credentials are not sent to the store
 	Retries   int64 // those of them that were sent because another had failed
 	Hedges    int64 // those of them that were sent because another was not answered soon
 	Throttled int64 // answers that asked to slow down: 429 and 503

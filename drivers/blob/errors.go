@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/oauth2"
+
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
@@ -27,6 +29,7 @@ type storeError struct {
 	again bool          // it may be otherwise when asked again
 	after time.Duration // how long the store wants to be left alone
 	renew bool          // with other credentials it may be otherwise
+	sent  time.Time     // when the request was
 }
 
 // Error says what the store said, as well.
@@ -38,10 +41,15 @@ func (e *storeError) Unwrap() error { return e.errno }
 // error that programs know; docs/SEMANTICS.md has the table.
 func explain(v vendor, t *trace, err error) *storeError {
 	code, text := v.failure(err)
-	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err)}
+	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), sent: t.sent}
+	if e.sent.IsZero() {
+		e.sent = time.Now()
+	}
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged
+	case errors.Is(err, errStalled):
+		e.errno, e.again = syscall.ETIMEDOUT, true
 	case t.status == http.StatusOK, t.status == http.StatusPartialContent: // and yet: the answer was not whole, or not what it said
 		e.again = true
 	case t.status == 0:
@@ -50,6 +58,8 @@ func explain(v vendor, t *trace, err error) *storeError {
 		e.errno, e.renew = syscall.EACCES, true
 	case t.status == http.StatusForbidden:
 		e.errno = syscall.EACCES
+	case code == "NoSuchBucket", code == "ContainerNotFound":
+		e.errno = syscall.ENOENT
 	case t.kind == get && (t.status == http.StatusNotFound || t.status == http.StatusPreconditionFailed ||
 		t.status == http.StatusRequestedRangeNotSatisfiable):
 		e.errno = drivers.ErrChanged
@@ -57,8 +67,7 @@ func explain(v vendor, t *trace, err error) *storeError {
 		e.errno = syscall.ENOENT
 	case elsewhere(t, code):
 		e.errno = syscall.ENXIO
-	case t.status == http.StatusRequestTimeout, t.status == http.StatusTooManyRequests, t.status >= 500,
-		code == "RequestTimeout", code == "SlowDown":
+	case passing(t.status), code == "RequestTimeout", code == "SlowDown":
 		e.again, e.after = true, retryAfter(t.header)
 	}
 	return e
@@ -76,10 +85,20 @@ var expired = map[string]bool{
 	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "AuthenticationFailed": true, "InvalidAuthenticationInfo": true,
 }
 
+// passing reports whether a status is one that passes.
+func passing(status int) bool {
+	switch status {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
+		return false
+	}
+	return status >= 500
+}
+
 // elsewhere reports whether the bucket is in another region than was asked.
 func elsewhere(t *trace, code string) bool {
-	return t.status == http.StatusMovedPermanently || t.status == http.StatusTemporaryRedirect ||
-		t.status == http.StatusBadRequest && (code == "AuthorizationHeaderMalformed" || region(t) != "")
+	return t.status == http.StatusMovedPermanently || t.status == http.StatusTemporaryRedirect || code == "AuthorizationHeaderMalformed"
 }
 
 // region returns the region that a store says a bucket is in.
@@ -101,11 +120,11 @@ func (e *storeError) unanswered(t *trace, err error) {
 	case errors.As(err, &verify), errors.As(err, &record), errors.As(err, &alert), errors.As(err, &unknown), errors.As(err, &hostname),
 		strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		e.errno = syscall.EPROTO
-	case !t.sent: // there are no credentials, or the library would not send it
+	case t.sent.IsZero() && !unreachable(err): // there are no credentials, or the library would not send it
 		e.errno, e.renew = syscall.EACCES, true
 	case errors.As(err, &dns) && dns.IsNotFound:
 		e.errno, e.again = syscall.EHOSTUNREACH, true
-	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, errStalled):
+	case errors.As(err, &timeout) && timeout.Timeout():
 		e.errno, e.again = syscall.ETIMEDOUT, true
 	case errors.As(err, &op) && op.Op == "dial":
 		e.errno, e.again = syscall.EHOSTUNREACH, true
@@ -115,6 +134,24 @@ func (e *storeError) unanswered(t *trace, err error) {
 	default: // reset, or closed in the middle
 		e.again = true
 	}
+}
+
+// unreachable reports whether an error is that of a server that gives credentials,
+// and may be otherwise soon.
+func unreachable(err error) bool {
+	var (
+		answered interface{ HTTPStatusCode() int } // of Amazon's libraries
+		token    *oauth2.RetrieveError
+		unsent   *url.Error
+		network  net.Error
+	)
+	switch {
+	case errors.As(err, &answered):
+		return passing(answered.HTTPStatusCode())
+	case errors.As(err, &token):
+		return passing(token.Response.StatusCode)
+	}
+	return errors.As(err, &unsent) || errors.As(err, &network)
 }
 
 // message is what the store said, for people, on one line and without what may

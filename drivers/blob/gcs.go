@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"time"
 
 	"cloud.google.com/go/storage"
 	cdk "gocloud.dev/blob"
@@ -17,6 +19,7 @@ import (
 	"gocloud.dev/gcp"
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/api/googleapi"
 	"google.golang.org/api/option"
 )
@@ -34,7 +37,7 @@ const readOnly = "https://www.googleapis.com/auth/devstorage.read_only"
 
 func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
 	g := &googleCloud{}
-	client := gcp.NewAnonymousHTTPClient(t)
+	var signed http.RoundTripper = t
 	var options []option.ClientOption
 	if l.Endpoint != "" {
 		options = append(options, option.WithEndpoint(l.Endpoint+"/storage/v1/"))
@@ -44,14 +47,13 @@ func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
 			return nil, invalid("the endpoint is not https://, and would be sent credentials that anybody can read: add anonymous=true if it needs none")
 		}
 		g.tokens = &tokens{}
-		if _, err := g.tokens.source(ctx); err != nil {
+		if _, err := g.tokens.source(); err != nil {
 			return nil, err
 		}
-		var err error
-		if client, err = gcp.NewHTTPClient(t, g.tokens); err != nil {
-			return nil, err
-		}
+		signed = &signer{g.tokens, t}
 	}
+	client := gcp.NewAnonymousHTTPClient(signed)
+	client.CheckRedirect = stay
 	bucket, err := gcsblob.OpenBucket(ctx, client, l.Bucket, &gcsblob.Options{ClientOptions: options})
 	if err != nil {
 		return nil, err
@@ -75,39 +77,77 @@ func private(endpoint string) bool {
 	return u.Scheme != "http" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+// A signer signs requests. The library's own would wait for a token for ever, and
+// sign for whomever a request is redirected to.
+type signer struct {
+	tokens *tokens
+	inner  http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
+	token, err := s.tokens.token(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	r = r.Clone(r.Context())
+	token.SetAuthHeader(r)
+	return s.inner.RoundTrip(r)
+}
+
 // tokens are what requests are signed with, from the vendor's Application
 // Default Credentials. These are looked for again after renew.
 type tokens struct {
+	asking singleflight.Group
+
 	mu    sync.Mutex // guards the following
 	found oauth2.TokenSource
+	at    time.Time // when it was
 }
 
-func (t *tokens) source(ctx context.Context) (oauth2.TokenSource, error) {
+// source returns what gives tokens.
+func (t *tokens) source() (oauth2.TokenSource, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.found == nil {
-		c, err := google.FindDefaultCredentials(context.WithoutCancel(untraced(ctx)), readOnly)
+		// Whoever asks for a token asks by way of this client.
+		ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Timeout: credentialsTimeout})
+		c, err := google.FindDefaultCredentials(ctx, readOnly)
 		if err != nil {
 			return nil, err
 		}
-		t.found = c.TokenSource
+		t.found, t.at = c.TokenSource, time.Now()
 	}
 	return t.found, nil
 }
 
-// Token implements oauth2.TokenSource.
-func (t *tokens) Token() (*oauth2.Token, error) {
-	source, err := t.source(context.Background())
-	if err != nil {
-		return nil, err
+// token returns a token that is good. One is asked for at a time, for all who
+// want one, each of whom waits until its context is done.
+func (t *tokens) token(ctx context.Context) (*oauth2.Token, error) {
+	asked := t.asking.DoChan("", func() (any, error) {
+		source, err := t.source()
+		if err != nil {
+			return nil, err
+		}
+		return source.Token()
+	})
+	select {
+	case r := <-asked:
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		return r.Val.(*oauth2.Token), nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	return source.Token()
 }
 
-func (t *tokens) renew() {
+func (t *tokens) renew(refused time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.found = nil
+	if t.at.Before(refused) {
+		t.found = nil
+	}
 }
 
 func (g *googleCloud) bucket() *cdk.Bucket { return g.blob }
@@ -167,23 +207,23 @@ func (g *googleCloud) failure(err error) (code, text string) {
 		}
 		return code, e.Message
 	}
-	if e, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
-		return e.ErrorCode, e.ErrorDescription
+	if e, ok := errors.AsType[*oauth2.RetrieveError](err); ok { // which has all that was answered in its text
+		return cmp.Or(e.ErrorCode, "no token"), cmp.Or(e.ErrorDescription, e.Response.Status)
 	}
 	return "", ""
 }
 
-func (g *googleCloud) renew() {
+func (g *googleCloud) renew(refused time.Time) {
 	if g.tokens != nil {
-		g.tokens.renew()
+		g.tokens.renew(refused)
 	}
 }
 
-func (g *googleCloud) identity(ctx context.Context) (string, error) {
+func (g *googleCloud) identity(context.Context) (string, error) {
 	if g.tokens == nil {
 		return "anonymous", nil
 	}
-	if _, err := g.tokens.source(ctx); err != nil {
+	if _, err := g.tokens.source(); err != nil {
 		return "", fmt.Errorf("application default credentials: %w", err)
 	}
 	return "application default credentials", nil

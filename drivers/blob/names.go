@@ -3,9 +3,11 @@ package blob
 import (
 	"context"
 	"hash/fnv"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	cdk "gocloud.dev/blob"
 
@@ -20,7 +22,7 @@ import (
 
 // showable reports whether an element of a key can be a name in a file system.
 func showable(elem string) bool {
-	return elem != "" && elem != "." && elem != ".." && len(elem) <= 255 && strings.IndexByte(elem, 0) < 0
+	return elem != "" && elem != "." && elem != ".." && len(elem) <= 255 && strings.IndexByte(elem, 0) < 0 && utf8.ValidString(elem)
 }
 
 // A page is one answer to a request for keys.
@@ -41,6 +43,9 @@ func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byt
 			for i, o := range objects {
 				found.items[i] = b.vendor.item(o)
 			}
+			if byKey := func(a, b item) int { return strings.Compare(a.key, b.key) }; !slices.IsSortedFunc(found.items, byKey) {
+				slices.SortFunc(found.items, byKey) // the library sorts keys that it has changed
+			}
 			return found, nil
 		}
 		if err := effort.again(ctx, b.vendor, explain(b.vendor, t, err)); err != nil {
@@ -53,7 +58,7 @@ func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byt
 func (b *Bucket) listPage(ctx context.Context, token []byte, most int, opts *cdk.ListOptions) ([]*cdk.ListObject, []byte, *trace, error) {
 	ctx, dog, cancel := watched(ctx, b.stall)
 	defer cancel()
-	ctx, t := traced(ctx, list)
+	ctx, t := traced(ctx, list, dog)
 	objects, next, err := b.vendor.bucket().ListPage(ctx, token, most, opts)
 	return objects, next, t, dog.rest(err)
 }
@@ -95,10 +100,10 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 			return err
 		}
 	}
+	b.hidden.set(dir, l.hidden)
 	if !exists && dir != "." {
 		return errAbsent
 	}
-	b.hidden.set(dir, l.hidden)
 	return nil
 }
 

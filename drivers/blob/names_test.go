@@ -35,7 +35,7 @@ func (m memory) read(ctx context.Context, key, _ string, off, n int64) (io.ReadC
 }
 func (m memory) version(http.Header) string               { return "" }
 func (m memory) failure(error) (string, string)           { return "", "" }
-func (m memory) renew()                                   {}
+func (m memory) renew(time.Time)                          {}
 func (m memory) identity(context.Context) (string, error) { return "", nil }
 
 // inMemory returns a bucket that has keys, of one byte but for those that are

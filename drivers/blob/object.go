@@ -181,7 +181,7 @@ func (o *object) get(ctx context.Context, off, n int64) (*body, *storeError) {
 func (o *object) request(ctx context.Context, off, n int64) (*body, *storeError) {
 	b := o.bucket
 	ctx, dog, cancel := watched(ctx, b.stall)
-	asking, t := traced(ctx, get)
+	asking, t := traced(ctx, get, dog)
 	r, err := b.vendor.read(asking, o.key, o.info.Version, off, n)
 	if err = dog.rest(err); err == nil {
 		if err = o.check(t, off, n); err == nil {

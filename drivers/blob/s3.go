@@ -2,12 +2,15 @@ package blob
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
+	"sync/atomic"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -25,13 +28,13 @@ import (
 type amazon struct {
 	blob        *cdk.Bucket
 	credentials *aws.CredentialsCache // nil: requests are not signed
+	chain       *chain                // where they are from
 }
 
 var _ vendor = (*amazon)(nil)
 
 func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) (vendor, error) {
 	load := []func(*config.LoadOptions) error{
-		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // see retry.go
 		config.WithLogger(logging.LoggerFunc(func(_ logging.Classification, format string, v ...any) {
 			log.Debug("S3 library", "message", fmt.Sprintf(format, v...))
 		})),
@@ -44,14 +47,22 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 		return nil, err
 	}
 	if client, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok {
-		t.inner.TLSClientConfig = client.GetTransport().TLSClientConfig // which knows AWS_CA_BUNDLE
+		if known := client.GetTransport().TLSClientConfig; known != nil && known.RootCAs != nil { // by AWS_CA_BUNDLE
+			t.inner.TLSClientConfig = &tls.Config{RootCAs: known.RootCAs}
+		}
 	}
+	a := &amazon{}
 	var credentials *aws.CredentialsCache
 	if !l.Anonymous {
-		credentials = aws.NewCredentialsCache(&chain{load: load, found: cfg.Credentials})
+		c := &chain{load: load, found: cfg.Credentials}
+		credentials = aws.NewCredentialsCache(c, func(o *aws.CredentialsCacheOptions) {
+			o.ExpiryWindow, o.ExpiryWindowJitterFrac = time.Minute, 0.5
+		})
+		a.chain = c
 	}
 	client := s3.NewFromConfig(cfg, func(o *s3.Options) {
 		o.HTTPClient = &http.Client{Transport: t, CheckRedirect: stay}
+		o.Retryer = aws.NopRetryer{} // see retry.go
 		o.UsePathStyle = l.PathStyle
 		if l.Endpoint != "" {
 			o.BaseEndpoint = &l.Endpoint
@@ -72,6 +83,9 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 		}
 		o.APIOptions = append(o.APIOptions, decodeKeys)
 	})
+	if found := client.Options().BaseEndpoint; l.Endpoint == "" && found != nil {
+		return nil, invalid("the environment or the profile names the endpoint " + *found + ": add endpoint= to the URL, which says what dataset it is")
+	}
 	if client.Options().Region == "" {
 		return nil, invalid("no region is set: add region= to the URL, or set AWS_REGION")
 	}
@@ -79,7 +93,8 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 	if err != nil {
 		return nil, err
 	}
-	return &amazon{blob: bucket, credentials: credentials}, nil
+	a.blob, a.credentials = bucket, credentials
+	return a, nil
 }
 
 // stay follows no redirection: a request is signed for one place.
@@ -91,11 +106,15 @@ func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse
 type chain struct {
 	load  []func(*config.LoadOptions) error
 	found aws.CredentialsProvider // by the last look, and not used yet
+	at    atomic.Int64            // when the last look began, in ns since 1970
 }
 
-// Retrieve implements aws.CredentialsProvider. The cache calls it one at a time.
+// Retrieve implements aws.CredentialsProvider. The cache calls it one at a time,
+// for all who wait, with a context that is never done: this must not hang.
 func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
-	ctx = untraced(ctx)
+	ctx, cancel := context.WithTimeout(untraced(ctx), credentialsTimeout)
+	defer cancel()
+	c.at.Store(time.Now().UnixNano())
 	provider := c.found
 	c.found = nil
 	if provider == nil {
@@ -117,7 +136,16 @@ func decodeKeys(stack *middleware.Stack) error {
 				list.EncodingType = types.EncodingTypeUrl
 			}
 			out, metadata, err := next.HandleInitialize(ctx, in)
-			if page, ok := out.Result.(*s3.ListObjectsV2Output); ok && err == nil && page.EncodingType == types.EncodingTypeUrl {
+			page, ok := out.Result.(*s3.ListObjectsV2Output)
+			if !ok || err != nil {
+				return out, metadata, err
+			}
+			for i := range page.Contents {
+				if page.Contents[i].LastModified == nil { // which the portable library takes to be there
+					page.Contents[i].LastModified = new(time.Time)
+				}
+			}
+			if page.EncodingType == types.EncodingTypeUrl {
 				err = decodePage(page)
 			}
 			return out, metadata, err
@@ -209,8 +237,8 @@ func (a *amazon) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *amazon) renew() {
-	if a.credentials != nil {
+func (a *amazon) renew(refused time.Time) {
+	if a.credentials != nil && a.chain.at.Load() < refused.UnixNano() {
 		a.credentials.Invalidate()
 	}
 }

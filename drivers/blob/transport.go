@@ -2,6 +2,7 @@ package blob
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -13,7 +14,7 @@ type kind int
 
 // The kinds of requests.
 const (
-	other kind = iota // such as for credentials
+	other kind = iota // none that this package sends
 	list
 	get
 	kinds
@@ -23,7 +24,8 @@ const (
 // the answer as it came, whichever library asked.
 type trace struct {
 	kind   kind
-	sent   bool
+	dog    *watchdog   // of whoever waits for the answer
+	sent   time.Time   // zero: it was not
 	status int         // of the answer; 0: there was none
 	header http.Header // of the answer
 	length int64       // of its body, as it says; -1: it does not
@@ -32,8 +34,8 @@ type trace struct {
 type traceKey struct{}
 
 // traced returns a context for one request, and what will be known of it.
-func traced(ctx context.Context, k kind) (context.Context, *trace) {
-	t := &trace{kind: k}
+func traced(ctx context.Context, k kind, dog *watchdog) (context.Context, *trace) {
+	t := &trace{kind: k, dog: dog}
 	return context.WithValue(ctx, traceKey{}, t), t
 }
 
@@ -77,8 +79,12 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		t.requests[other].Add(1)
 		return t.inner.RoundTrip(r)
 	}
+	if tr.kind == get && tr.status != 0 {
+		return nil, errTwice
+	}
 	t.requests[tr.kind].Add(1)
-	tr.sent = true
+	tr.sent = time.Now()
+	tr.dog.watch()
 	resp, err := t.inner.RoundTrip(r)
 	if err != nil {
 		return nil, err
@@ -89,6 +95,11 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	return resp, nil
 }
+
+// errTwice is the error of a library that goes on by itself where an answer ended
+// early: without a pause, and unseen by whoever compares answers with what was
+// asked for.
+var errTwice = errors.New("the answer ended early")
 
 // throttled reports whether the answer asks to slow down.
 func (t *trace) throttled() bool {

@@ -38,8 +38,9 @@ type vendor interface {
 	// its name for it, and a text.
 	failure(err error) (code, text string)
 
-	// renew has credentials be looked for again.
-	renew()
+	// renew has credentials be looked for again, unless they were since the time
+	// when a request was sent that was refused.
+	renew(refused time.Time)
 
 	// identity says how requests are signed, without what is secret.
 	identity(ctx context.Context) (string, error)
@@ -53,6 +54,10 @@ type item struct {
 	mtime   time.Time
 	version string
 }
+
+// credentialsTimeout is how long it may take to get credentials: less than stall,
+// so that who waits for them is told so.
+const credentialsTimeout = 20 * time.Second
 
 // connect returns the vendor of a location. This is where all are.
 func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (vendor, error) {

@@ -311,6 +311,9 @@ type stream struct {
 func (s *stream) Read(p []byte) (int, error) {
 	d := s.object.driver
 	n, err := s.ReadCloser.Read(p)
+	if n == 0 {
+		return 0, err
+	}
 	d.stats.bytesRead.Add(int64(n))
 	if paid := d.bytes.wait(s.ctx, int64(n)); paid != nil {
 		return 0, fmt.Errorf("read %s: %w", s.object.name, paid)
