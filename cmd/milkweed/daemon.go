@@ -90,7 +90,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
 		Point:      cfg.Mount.Point,
-		Source:     cfg.Source.Name(),
+		Source:     cfg.Source.Given(),
 		AllowOther: cfg.Mount.AllowOther,
 		Timeout:    cfg.Mount.AttrTimeout,
 		NoExec:     noExec,

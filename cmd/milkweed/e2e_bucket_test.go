@@ -210,10 +210,10 @@ func TestBucket(t *testing.T) {
 	s.check(err)
 	found := false
 	for _, m := range mounts {
-		found = found || m.Point == s.point && m.Source == b.name()
+		found = found || m.Point == s.point && m.Source == b.at() // by which mount(8) knows what is mounted already
 	}
 	if !found {
-		t.Errorf("no mount of %s: %+v", b.name(), mounts)
+		t.Errorf("no mount of %s: %+v", b.at(), mounts)
 	}
 
 	s.epoch(1)
@@ -261,7 +261,7 @@ func TestBucketMounters(t *testing.T) {
 		}
 		table, err := os.ReadFile(b.table)
 		b.check(err)
-		if want := " - fuse.milkweed " + b.name() + " "; !strings.Contains(string(table), want) {
+		if want := " - fuse.milkweed " + b.at() + " "; !strings.Contains(string(table), want) {
 			t.Errorf("got\n%s\nwithout %s", table, want)
 		}
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -80,8 +81,11 @@ func checkQuery(raw string) error {
 	return nil
 }
 
+// Given is the source as the user wrote it, by which mount(8) knows it again.
+func (s Source) Given() string { return cmp.Or(s.URL, s.Path) }
+
 // Name is what the source is called where one is told from another, in the tiers,
-// in logs and in df: its path; or its URL, with as much of the query as says
+// and in logs: its path; or its URL, with as much of the query as says
 // which bucket it is and without what says how to get there. It has no blanks.
 func (s Source) Name() string {
 	u, err := url.Parse(s.URL)
