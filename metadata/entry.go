@@ -107,6 +107,14 @@ func (e *Entry) IsSymlink() bool { return drivers.Info{Mode: e.kind}.IsSymlink()
 // Size returns the size of a regular file in bytes.
 func (e *Entry) Size() int64 { return e.size }
 
+// bytes is what the entry counts for in Container.Bytes.
+func (e *Entry) bytes() int64 {
+	if !e.IsRegular() {
+		return 0
+	}
+	return e.size
+}
+
 // placeable reports whether copies are made of the entry. An empty file has
 // nothing to copy.
 func (e *Entry) placeable() bool { return e.IsRegular() && e.size > 0 }
@@ -261,6 +269,7 @@ type directory struct {
 	extra   []*Entry     // by name: those not in sorted
 	shared  bool         // sorted was given out, and must not be changed in place
 	known   bool         // all names were known at some time
+	failed  uint32       // when the last listing failed, if known, by Container.now, of a source that Lists; 0: it has not
 	version uint64       // counts changes of what entries there are
 	listed  uint32       // when all names were last known, by Container.now; 0: they are not
 	asked   uint32       // counts the parts of listings that were asked for, of a source that Lists
@@ -279,10 +288,20 @@ type flight struct {
 	at    uint32    // when it began, by Container.now
 	began time.Time // the same
 
-	// Guarded by the lock of the directory.
+	progress // guarded by the lock of the directory
+}
+
+// A progress is how far a flight has come.
+type progress struct {
 	news  chan struct{} // closed when names have come, for another to take its place, and in the end
+	came  bool          // names have
 	ended bool
 	err   error // in the end
+}
+
+// newFlight makes a flight that begins now, which is at by Container.now.
+func newFlight(at uint32) *flight {
+	return &flight{at: at, began: time.Now(), progress: progress{news: make(chan struct{})}}
 }
 
 // begin begins to load the directory, which must then be ended; one at a time
@@ -296,7 +315,7 @@ func (d *directory) begin(ctx context.Context, done func() bool) (bool, error) {
 			return false, nil
 		}
 		if d.flight == nil {
-			d.flight = &flight{news: make(chan struct{})}
+			d.flight = newFlight(0)
 			d.mu.Unlock()
 			return true, nil
 		}
@@ -326,12 +345,30 @@ func (d *directory) find(name string) (e *Entry, listed uint32, doubt bool) {
 	return d.get(name), d.listed, doubt
 }
 
-// doubt has a name in doubt, which has no entry; d.mu must be held.
+// progress returns how far f has come, and whether all names were known at some
+// time.
+func (d *directory) progress(f *flight) (known bool, now progress) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.known, f.progress
+}
+
+// doubtful reports whether so many names are in doubt that to ask for each would
+// take more requests than to list the directory; d.mu must be held.
+func (d *directory) doubtful() bool {
+	return len(d.doubts) > 1+(len(d.sorted)+len(d.extra))/partSize
+}
+
+// doubt has a name in doubt, which has no entry. If it is one too many the listing
+// is not believed any more; d.mu must be held.
 func (d *directory) doubt(name string) {
 	if d.doubts == nil {
 		d.doubts = make(map[string]uint32)
 	}
 	d.doubts[name] = d.asked
+	if d.doubtful() {
+		d.listed = 0
+	}
 }
 
 // search returns where a name is, or would be, in entries that are sorted.

@@ -21,11 +21,16 @@ import (
 //     goes on when those who wait for it have gone.
 //  2. The names come in parts. Each part is put into the directory as it comes
 //     (arrivals.add), and who waits for one of its names is answered.
-//  3. A lookup that has run out of patience asks for its one name instead.
+//  3. A lookup that has run out of patience takes what was known of its name
+//     before, which a part that is still to come will confirm or supersede. Only
+//     for a name that is not known it asks.
 //  4. In the end the names go that were in no part (arrivals.end), and what is
 //     not in the directory is believed not to be there.
 //  5. A name whose entry turns out to be of a version that is no more is then in
-//     doubt (Changed): it alone is asked for, and the listing stays.
+//     doubt (Changed): it alone is asked for, and the listing stays. If that would
+//     take more requests than to list the directory, it is listed again.
+//  6. If a listing fails, no other is begun for a while (respite): what was known
+//     is served, and only names that are not known are asked for.
 
 // patience is how long a lookup waits for the listing of its directory, counted
 // from when that began. One request lists a thousand names or more, mostly within
@@ -37,26 +42,40 @@ const patience = time.Second
 // partSize is how many names one request lists, at a guess.
 const partSize = 1000
 
-var errClosed = errors.New("name space is closed")
+// respite is for how long no other listing of a directory is begun when one has
+// failed and its names were known before.
+const respite = 10 * time.Second
+
+// maxRounds is how often a directory is listed for one Listing, because so many of
+// its names were found changed meanwhile.
+const maxRounds = 3
+
+var (
+	errClosed = errors.New("name space is closed")
+	errSilent = fmt.Errorf("nothing of the listing has come within %v", patience)
+)
 
 // join returns the listing of dir that is under way, which it begins if there is
-// none. It returns nil if there is a listing that is believed.
-func (c *Container) join(dir *Entry) *flight {
+// none. It returns nil if there is a listing that is believed; or, and then it
+// reports failing, if the last one has failed and it is too early for another.
+func (c *Container) join(dir *Entry) (f *flight, failing bool) {
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c.fresh(d.listed) {
-		return nil
+	switch {
+	case c.fresh(d.listed):
+		return nil, false
+	case d.flight != nil:
+		return d.flight, false
+	case d.failed != 0 && time.Duration(c.now()-d.failed)*tick < respite:
+		return nil, true
 	}
-	if d.flight != nil {
-		return d.flight
-	}
-	f := &flight{at: c.now(), began: time.Now(), news: make(chan struct{})}
+	f = newFlight(c.now())
 	d.flight = f
 	if !c.background.begin(func(ctx context.Context) { c.fly(ctx, dir, f) }) {
 		d.end(errClosed)
 	}
-	return f
+	return f, false
 }
 
 // lookupListed is Lookup of a name that is not known for certain.
@@ -64,8 +83,11 @@ func (c *Container) lookupListed(ctx context.Context, dir *Entry, name string) (
 	if dir.Stale() {
 		return nil, syscall.ESTALE
 	}
-	f := c.join(dir)
-	if f == nil { // somebody was faster
+	f, failing := c.join(dir)
+	switch {
+	case failing:
+		return c.lookupFailing(ctx, dir, name)
+	case f == nil: // somebody was faster
 		return c.Lookup(ctx, dir, name)
 	}
 	timer := time.NewTimer(time.Until(f.began.Add(patience)))
@@ -81,12 +103,30 @@ func (c *Container) lookupListed(ctx context.Context, dir *Entry, name string) (
 		select {
 		case <-news:
 		case <-timer.C:
-			e, _, _ := dir.dir.find(name)
-			return c.ask(ctx, dir, name, e)
+			return c.lookupUnlisted(ctx, dir, name)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// lookupUnlisted is Lookup in a directory whose listing is not to be waited for:
+// it returns what was known of the name before. For one that is not known it asks.
+func (c *Container) lookupUnlisted(ctx context.Context, dir *Entry, name string) (*Entry, error) {
+	if e, _, _ := dir.dir.find(name); e != nil && !e.Stale() {
+		return e, nil
+	}
+	return c.ask(ctx, dir, name, nil)
+}
+
+// lookupFailing is lookupUnlisted after a listing has failed: then the whole
+// source may have gone, of which a name that is not there says nothing.
+func (c *Container) lookupFailing(ctx context.Context, dir *Entry, name string) (*Entry, error) {
+	e, err := c.lookupUnlisted(ctx, dir, name)
+	if errors.Is(err, fs.ErrNotExist) && c.sourceLost(ctx) {
+		return nil, syscall.ESTALE
+	}
+	return e, err
 }
 
 // arrived returns the entry of a name if it has come since the flight f began,
@@ -108,7 +148,6 @@ func (c *Container) afterListing(ctx context.Context, dir *Entry, name string, e
 	e, _, doubt := dir.dir.find(name)
 	switch {
 	case err != nil && e != nil && !dir.Stale():
-		e.checked.Store(c.now())
 		return e, nil
 	case err != nil:
 		return nil, err
@@ -120,67 +159,103 @@ func (c *Container) afterListing(ctx context.Context, dir *Entry, name string, e
 	return nil, fs.ErrNotExist
 }
 
-// listListed is Listing.
+// listListed is Listing. Names that were found changed while the directory was
+// listed are looked at once more, so that none is left out.
 func (c *Container) listListed(ctx context.Context, dir *Entry) (Listing, error) {
-	if dir.Stale() {
-		return Listing{}, syscall.ESTALE
-	}
-	if err := c.dispel(ctx, dir); err != nil {
-		return Listing{}, err
-	}
-	d, f := dir.dir, c.join(dir)
-	for {
-		d.mu.Lock()
-		if f == nil || f.ended {
+	d := dir.dir
+	for range maxRounds {
+		if dir.Stale() {
+			return Listing{}, syscall.ESTALE
+		}
+		f, failing := c.join(dir)
+		if f != nil {
+			answered, err := c.await(ctx, dir, f)
+			if err != nil {
+				return Listing{}, err
+			}
+			failing = !answered
+		}
+		if failing {
 			break
 		}
-		news := f.news
-		d.mu.Unlock()
-		select {
-		case <-news:
-		case <-ctx.Done():
-			return Listing{}, context.Cause(ctx)
+		whole, err := c.dispel(ctx, dir)
+		if err != nil {
+			return Listing{}, err
+		}
+		if whole {
+			break
 		}
 	}
+	d.mu.Lock()
 	defer d.mu.Unlock()
-	if f != nil && f.err != nil && (!d.known || dir.Stale()) {
-		return Listing{}, f.err
-	}
 	return d.listing(), nil
 }
 
-// dispel asks the source for the names of dir that are in doubt, so that the
-// listing is whole again. If that would take more requests than to list dir, or
-// the source does not answer, the listing is not believed any more.
-func (c *Container) dispel(ctx context.Context, dir *Entry) error {
+// await waits for the end of f, a listing of dir. It reports false if what was
+// known of dir before has to do, since f has failed, or nothing of it has come in
+// time.
+func (c *Container) await(ctx context.Context, dir *Entry, f *flight) (answered bool, err error) {
+	timer := time.NewTimer(time.Until(f.began.Add(patience)))
+	defer timer.Stop()
+	for late := false; ; {
+		known, now := dir.dir.progress(f)
+		known = known && !dir.Stale()
+		switch {
+		case now.ended && now.err != nil && !known:
+			return false, now.err
+		case now.ended:
+			return now.err == nil, nil
+		case late && known && !now.came:
+			c.warn(dir, errSilent)
+			return false, nil
+		}
+		select {
+		case <-now.news:
+		case <-timer.C:
+			late = true
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+}
+
+// dispel asks the source for the names of dir that are in doubt, and reports
+// whether none is left. If they are too many for that, or the source does not
+// answer in time, the listing is not believed any more.
+func (c *Container) dispel(ctx context.Context, dir *Entry) (whole bool, err error) {
 	d := dir.dir
 	d.mu.RLock()
-	fresh, names, entries := c.fresh(d.listed), slices.Collect(maps.Keys(d.doubts)), len(d.sorted)
+	names, tooMany := slices.Collect(maps.Keys(d.doubts)), d.doubtful()
 	d.mu.RUnlock()
-	if !fresh || len(names) == 0 {
-		return nil
+	if !tooMany && c.askAll(ctx, dir, names) {
+		return true, nil
 	}
-	whole := len(names) <= 1+entries/partSize && c.askAll(ctx, dir, names)
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
-	if !whole {
-		d.mu.Lock()
-		d.listed = 0
-		d.mu.Unlock()
-	}
-	return nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.listed = 0
+	return false, nil
 }
 
 // askAll asks the source for names that have no entry, and reports whether it has
-// answered for all of them.
+// answered for all of them, for each in time.
 func (c *Container) askAll(ctx context.Context, dir *Entry, names []string) bool {
 	for _, name := range names {
-		if _, err := c.ask(ctx, dir, name, nil); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := c.askInTime(ctx, dir, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false
 		}
 	}
 	return true
+}
+
+// askInTime asks the source for a name that has no entry, with patience.
+func (c *Container) askInTime(ctx context.Context, dir *Entry, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := c.ask(ctx, dir, name, nil)
+	return err
 }
 
 // fly lists dir, and ends f.
@@ -195,6 +270,10 @@ func (c *Container) fly(ctx context.Context, dir *Entry, f *flight) {
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.failed = 0
+	if err != nil && d.known {
+		d.failed = c.now()
+	}
 	d.end(err)
 }
 
@@ -268,6 +347,7 @@ func (a *arrivals) add(infos []drivers.Info) error {
 		a.seen = append(a.seen, a.entry(info))
 	}
 	a.next()
+	d.flight.came = true
 	close(d.flight.news)
 	d.flight.news = make(chan struct{})
 	return nil
@@ -311,6 +391,9 @@ func (a *arrivals) end() error {
 	}
 	maps.DeleteFunc(d.doubts, func(_ string, since uint32) bool { return since < a.first })
 	d.listed, d.known = a.began, true
+	if d.doubtful() {
+		d.listed = 0
+	}
 	return nil
 }
 

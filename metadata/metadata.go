@@ -10,8 +10,8 @@
 //
 // A source that says that it Lists, such as an object store, is not asked for
 // names one by one: who wants one has its directory listed, once for all who
-// want something of it, and kept. Only a name for which that takes too long, or
-// which was found to be wrong, is asked for by a Stat.
+// want something of it, and kept. Only a name that is not known and for which
+// that takes too long, or which was found to be wrong, is asked for by a Stat.
 //
 // An Entry is one version of one file. When the source has another version,
 // that is another Entry with another ID, and the old one is stale: whoever has
@@ -79,6 +79,10 @@ func (c *Container) Root() *Entry { return c.root }
 // Len returns the number of entries that are loaded.
 func (c *Container) Len() int { return int(c.table.live.Load()) }
 
+// Bytes returns the size of all regular files that are loaded. As in Len, those
+// that are stale are among them while the kernel knows them.
+func (c *Container) Bytes() int64 { return c.table.bytes.Load() }
+
 // now is the time since c.start in units of tick, and never 0.
 func (c *Container) now() uint32 { return uint32(time.Since(c.start)/tick) + 1 }
 
@@ -106,8 +110,8 @@ func (c *Container) Lasts(e *Entry) time.Duration {
 // syscall.ESTALE. A name that was known is still found while the source fails.
 //
 // Of a source that Lists, it has the directory listed if no listing is believed.
-// It is answered when its name has come, or in the end; after a second it asks
-// for the one name.
+// It is answered when its name has come, or in the end; after a second with what
+// was known of the name before, or if that is nothing, by asking for the one name.
 func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry, error) {
 	d := dir.dir
 	if d == nil {
@@ -138,7 +142,9 @@ func (c *Container) ask(ctx context.Context, dir *Entry, name string, e *Entry) 
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		c.forgetName(dir, name)
+		if e := c.forgetName(dir, name, at); e != nil {
+			return e, nil
+		}
 		return nil, err
 	case err != nil && e != nil && ctx.Err() == nil:
 		c.warn(e, err)
@@ -174,9 +180,10 @@ func (c *Container) Refresh(ctx context.Context, e *Entry) error {
 		_, err := c.Lookup(ctx, e.parent, e.Name())
 		return err
 	}
-	info, err := c.source.Stat(ctx, ".")
-	if err == nil && info.IsDir() {
-		e.update(info)
+	if !c.lists { // where the root has no attributes of its own
+		if info, err := c.source.Stat(ctx, "."); err == nil && info.IsDir() {
+			e.update(info)
+		}
 	}
 	e.checked.Store(c.now())
 	return nil
@@ -185,7 +192,8 @@ func (c *Container) Refresh(ctx context.Context, e *Entry) error {
 // Changed says that the source was found to have another version of e, or none.
 // It makes e stale, so that the next look at its name finds the new version. Of a
 // source that Lists, that is a Stat of the one name: what was listed with it is
-// believed as before.
+// believed as before, unless so many names of the directory have changed that it
+// takes less to list it again.
 func (c *Container) Changed(e *Entry) {
 	if e.parent == nil {
 		return
@@ -208,12 +216,24 @@ func (c *Container) sourceLost(ctx context.Context) bool {
 	return err != nil || info.Nlink == 0 && !c.lists // what Lists has no links to count
 }
 
+// outdated reports whether the answer of a source that Lists to what it was asked
+// at the time at says less of a name than its entry e, or nil: it was asked for e
+// later. Of another source it never is: a file system says what is there when it
+// answers.
+func (c *Container) outdated(at uint32, e *Entry) bool {
+	return c.lists && e != nil && !e.Stale() && e.checked.Load() > at
+}
+
 // merge brings what the source said of one name, when asked at the time at,
-// into the directory.
+// into the directory, and returns the entry that the name has then.
 func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, at uint32) (*Entry, error) {
 	d := dir.dir
 	d.mu.Lock()
 	old := d.get(info.Name)
+	if c.outdated(at, old) {
+		d.mu.Unlock()
+		return old, nil
+	}
 	if old != nil && old.is(info) {
 		old.set(info)
 		old.checked.Store(at)
@@ -233,7 +253,7 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, at
 	case dir.Stale(): // or e would never be dropped
 		c.drop(e)
 		return nil, syscall.ESTALE
-	case now != nil && now != old:
+	case now != nil && (now != old || c.outdated(at, now)):
 		c.drop(e)
 		return now, nil
 	}
@@ -257,8 +277,9 @@ func (c *Container) List(ctx context.Context, dir *Entry) ([]*Entry, error) {
 }
 
 // Listing returns what is in a directory. It costs no memory while nothing is
-// changed there. While the source fails it returns what was listed before. It
-// waits until all names are known, or ctx is done.
+// changed there. While the source fails, or nothing of a listing comes within a
+// second, it returns what was listed before. Otherwise it waits until all names
+// are known, or ctx is done.
 func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	d := dir.dir
 	if d == nil {
@@ -534,15 +555,21 @@ func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) er
 	return nil
 }
 
-// forgetName drops a name that the source no longer has.
-func (c *Container) forgetName(dir *Entry, name string) {
+// forgetName drops a name that the source did not have when asked at the time at.
+// If it has an entry of which more was said later, that stays, and is returned.
+func (c *Container) forgetName(dir *Entry, name string, at uint32) *Entry {
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.doubts, name)
-	if e := d.get(name); e != nil {
+	e := d.get(name)
+	if c.outdated(at, e) {
+		return e
+	}
+	if e != nil {
 		c.forget(d, e)
 	}
+	return nil
 }
 
 // forget drops e, which has its name; d.mu must be held.
@@ -631,7 +658,8 @@ func pathOf(dir *Entry, name string) string {
 // again. Reading it takes no lock.
 type table struct {
 	chunks atomic.Pointer[[]*chunk]
-	live   atomic.Int64
+	live   atomic.Int64 // entries
+	bytes  atomic.Int64 // of those that are regular files
 
 	mu   sync.Mutex // guards the following, and the changing of chunks
 	last uint64
@@ -656,6 +684,7 @@ func (t *table) add(e *Entry) {
 	}
 	chunks[i][e.id%uint64(len(chunk{}))].Store(e)
 	t.live.Add(1)
+	t.bytes.Add(e.bytes())
 }
 
 func (t *table) slot(id uint64) *atomic.Pointer[Entry] {
@@ -676,5 +705,6 @@ func (t *table) get(id uint64) *Entry {
 func (t *table) remove(e *Entry) {
 	if t.slot(e.id).CompareAndSwap(e, nil) {
 		t.live.Add(-1)
+		t.bytes.Add(-e.bytes())
 	}
 }

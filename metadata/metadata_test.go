@@ -726,3 +726,56 @@ func TestLasts(t *testing.T) {
 		}
 	})
 }
+
+// A late answer of a file system is the last that it has said, whatever was asked
+// meanwhile.
+func TestLateAnswerOfFileSystem(t *testing.T) {
+	inBubble(t, time.Hour, func(t *testing.T, w *world) {
+		w.source.Put("f", []byte("content"))
+		at := w.now()
+		time.Sleep(time.Second)
+		e := w.get(t, "f")
+		if got := w.forgetName(w.Root(), "f", at); got != nil || !e.Stale() {
+			t.Errorf("got %v, stale %v", got, e.Stale())
+		}
+	})
+}
+
+// Bytes counts the regular files that are loaded, however they come and go.
+func TestBytes(t *testing.T) {
+	inBubble(t, time.Second, func(t *testing.T, w *world) {
+		want := func(want int64) {
+			t.Helper()
+			if got := w.Bytes(); got != want {
+				t.Errorf("got %d bytes, want %d", got, want)
+			}
+		}
+		w.source.Put("d/a", make([]byte, 100))
+		w.source.Put("d/b", make([]byte, 20))
+		w.source.Symlink("a", "d/link")
+		want(0)
+		a := w.get(t, "d/a")
+		want(100)
+		w.list(t, "d")
+		want(120)
+		w.Hold(a)
+		w.source.Put("d/a", make([]byte, 3))
+		time.Sleep(time.Second)
+		w.get(t, "d/a")
+		want(123) // the kernel knows the old one
+		w.Forget(a.ID(), 1)
+		want(23)
+		next := w.restarted(t)
+		if got := next.Bytes(); got != 0 {
+			t.Errorf("restored: got %d bytes before anything is looked at", got)
+		}
+		next.get(t, "d/a")
+		if got := next.Bytes(); got != 23 {
+			t.Errorf("restored: got %d bytes, want 23", got)
+		}
+		w.source.Delete("d")
+		time.Sleep(time.Second)
+		wantAbsent(t, w, "d")
+		want(0)
+	})
+}
