@@ -30,11 +30,20 @@ import (
 //     files are told apart by their numbers, that is about right when the directory
 //     changes, and when there are more than maxRuns directories;
 //   - for small files only, as large ones keep the network busy by themselves;
-//   - when there is nothing else to do, and maxLater files are waiting at most.
+//   - when there is nothing else to do, and maxLater files are waiting at most;
+//   - if all files that are known of fit into the tiers together, or else while
+//     less than half of the tiers' room is taken: what was placed stays, so that
+//     others could take the room of what the job does read. A job that reads
+//     some of the files, which fit into half of the room, has them all placed.
+//
+// A few files that are opened now and then, of many directories, are no job: what
+// was opened out of order in all directories is counted anew when for calmAfter
+// there was no such open.
 type ahead struct {
 	mu        sync.Mutex               // guards the following
 	runs      map[*metadata.Entry]*run // by directory
 	scattered int                      // files opened out of order, in all directories
+	at        time.Time                // when the last of them was
 }
 
 // A run is how the files of one directory are being opened. Files have numbers,
@@ -62,6 +71,8 @@ const (
 	scatteredInAll = 64      // files opened before others of any directory are copied
 	moreInAll      = 4       // others looked at then
 	maxScattered   = 4 << 20 // bytes of such others: they take longer to be asked for than to be brought
+
+	calmAfter = 5 * time.Minute // without opens out of order, after which they are counted anew
 )
 
 // A stretch is which files of a directory to copy ahead.
@@ -111,16 +122,34 @@ func (h *Handler) copyNext(files []*metadata.Entry) {
 // copyOthers has small files copied that may be opened some time.
 func (h *Handler) copyOthers(files []*metadata.Entry) {
 	for _, e := range files {
-		if e.IsRegular() && e.Size() <= maxScattered {
+		if e.IsRegular() && e.Size() <= maxScattered && h.spares(e.Size()) {
 			h.prefetch(e, false)
 		}
 	}
 }
 
-// prune forgets directories that are no more.
-func (a *ahead) prune() {
+// spares reports whether the tiers have room for a file that perhaps nobody will
+// open, so that it takes none from those that somebody will.
+func (h *Handler) spares(size int64) bool {
+	var quota, taken int64
+	for _, t := range h.levels.Tiers() {
+		q, n := t.Room()
+		quota, taken = quota+q, taken+n
+	}
+	if tiers.Footprint(h.names.Len(), h.names.Bytes()) <= quota {
+		return true
+	}
+	return taken+h.spare.Load()+tiers.Footprint(1, size) <= quota/2
+}
+
+// prune forgets directories that are no more, and opens out of order when there
+// have been none for long.
+func (a *ahead) prune(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if now.Sub(a.at) > calmAfter {
+		a.scattered = 0
+	}
 	maps.DeleteFunc(a.runs, func(dir *metadata.Entry, _ *run) bool { return dir.Stale() })
 }
 
@@ -137,6 +166,7 @@ func (a *ahead) note(dir *metadata.Entry, i int, lists bool) stretch {
 		return stretch{}
 	}
 	a.scattered++
+	a.at = time.Now()
 	n := 0
 	switch {
 	case r.scattered > scatteredHere:
@@ -232,6 +262,8 @@ func (h *Handler) prefetch(e *metadata.Entry, soon bool) {
 	if soon {
 		h.queue.hasten(f)
 	} else {
+		f.spare = tiers.Footprint(1, f.size)
+		h.spare.Add(f.spare)
 		h.queue.postpone(f)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // A shuffled is many small files of an object store, and an order to read them
@@ -117,6 +118,54 @@ func TestFewOfManyFiles(t *testing.T) {
 	}
 }
 
+// A job that reads some of the files, which fit into half of a tier that cannot
+// take them all, has them all placed: others do not take their room.
+func TestSomeOfManyFilesArePlaced(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const room = 1000
+		bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
+		s := newShuffled(newRig(t, rigOptions{quotas: []int64{room * 4096}, workers: 8, bucket: bucket}), 1, 3000, 4000)
+		for range 2 {
+			for i := range room / 2 {
+				s.wantFile(s.names[i], s.data[i])
+				time.Sleep(5 * time.Millisecond)
+			}
+		}
+		s.settled()
+		for _, name := range s.names[:room/2] {
+			if s.entry(name).Level() == tiers.AtSource {
+				t.Errorf("%s is at the source", name)
+			}
+		}
+		st := s.handler.Stats()
+		if st.Prefetched < room/4 || st.Placed > room {
+			t.Errorf("got %d files placed, %d of them copied ahead; want at least %d", st.Placed, st.Prefetched, room/4)
+		}
+		if got := s.handler.spare.Load(); got != 0 {
+			t.Errorf("bytes promised to what waits: got %d, want none", got)
+		}
+	})
+}
+
+// Opens now and then are no job that shuffles.
+func TestOpensAreCountedAnew(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const dirs, files = 60, 600
+		bucket := &drivertest.Bucket{Length: 8 << 20}
+		s := newShuffled(newRig(t, rigOptions{quotas: []int64{1 << 40}, bucket: bucket}), dirs, files, 100)
+		for i := range 3 * scatteredInAll / 2 {
+			if i == scatteredInAll-1 {
+				time.Sleep(calmAfter + time.Minute)
+			}
+			s.wantFile(s.names[i], s.data[i])
+		}
+		s.settled()
+		if got := s.handler.Stats().Prefetched; got != 0 {
+			t.Errorf("files copied ahead: got %d, want none", got)
+		}
+	})
+}
+
 // What is not to be copied for a job that shuffles: files that no tier has room
 // for, large ones, and any from a source that does not List.
 func TestNotCopiedForOthers(t *testing.T) {
@@ -179,8 +228,7 @@ func TestOthersWait(t *testing.T) {
 		large := r.put("large", 40<<20)
 		s := newShuffled(r, 1, 2000, 100)
 		remove := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Name: "large", Hang: true})
-		s.open("large").Close() // the workers are busy with it
-		synctest.Wait()
+		s.touch("large") // the workers are busy with it
 		for i := range 100 {
 			s.wantFile(s.names[i], s.data[i])
 		}
@@ -224,8 +272,7 @@ func TestStoppedWhileOthersWait(t *testing.T) {
 		r.put("large", 8<<20)
 		s := newShuffled(r, 1, 500, 100)
 		s.from.Add(drivertest.Rule{Op: drivertest.OpStream, Name: "large", Hang: true})
-		s.open("large").Close()
-		synctest.Wait()
+		s.touch("large")
 		for i := range 30 {
 			s.wantFile(s.names[i], s.data[i])
 		}

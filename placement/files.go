@@ -197,14 +197,31 @@ func closeAll(gone []*file) {
 // or at the source. What is returned moves from one to the other as copies
 // come and go, and can Lend its content while that is in a local file. The
 // error is the source's; it matches drivers.ErrChanged if the source has
-// another version by now, in which case e is stale.
+// another version by now, in which case e is stale. So that an open can say it
+// where the source Lists, it waits for the first block of a file that is being
+// copied, if that is not there yet: the name is then looked up again, while a
+// read could only say so to whoever reads.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)
-	if err := h.opened(ctx, f, fresh); err != nil {
+	err := h.opened(ctx, f, fresh)
+	if err == nil && h.lists {
+		err = f.awaitFirst(ctx)
+	}
+	if err != nil {
 		h.files.release(f, false)
 		return nil, err
 	}
 	return f, nil
+}
+
+// awaitFirst is the awaitFirst of the fill that the file is read from, if it is.
+func (f *file) awaitFirst(ctx context.Context) error {
+	v := f.at.Load()
+	if v == nil || v.fill == nil || !v.enter() {
+		return nil
+	}
+	defer v.leave()
+	return v.fill.awaitFirst(ctx)
 }
 
 // opened goes to where a file is best read, and counts that it was opened. One

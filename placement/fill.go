@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -36,8 +38,9 @@ const (
 //     streams (drivers.Streamer) several in a row by one request: from the one
 //     that is wanted to the end of its range of the file, or to the first that
 //     somebody else has or fetches. Ranges are as long as the source's stride,
-//     so that a file costs as many requests as it has ranges, unless its
-//     readers jump about. The blocks land one by one, as they come.
+//     so that a file costs as many requests as it has ranges. A reader that
+//     jumps, and will do so again, has no more fetched than it wants. The blocks
+//     land one by one, as they come.
 //  4. The one who fetches the last block commits the copy and publishes its
 //     level; or whoever meets an error throws the copy away. Then ended is
 //     closed, and the claim is over.
@@ -49,6 +52,7 @@ type fill struct {
 	size    int64
 	opened  bool   // somebody opened the file: the first block is wanted at once
 	ahead   bool   // nobody has opened it yet, but is expected to
+	spare   int64  // what it is counted with in Handler.spare, until it is started
 	place   place  // the queue's
 	begin   func() // starts the copy, once; returns when that is done
 
@@ -68,9 +72,11 @@ type fill struct {
 	mu      sync.Mutex      // guards the following
 	blocks  []byte          // their states
 	flights map[int]*flight // of the blocks that are being fetched
+	first   *flight         // of the first block, once it was begun
 	missing int             // blocks that are not present
-	after   int             // the block after the last that a reader asked for
+	after   []int           // for each of some readers the block after the last that it asked for; the latest first
 	cause   error           // why the fill failed
+	refusal error           // what the source said of the file, if it may not be read or is not what it was
 	refs    int
 }
 
@@ -119,7 +125,10 @@ func newFill(h *Handler, e *metadata.Entry) *fill {
 // start begins the copy.
 func (f *fill) start() {
 	h := f.handler
-	defer close(f.started)
+	defer func() {
+		h.spare.Add(-f.spare) // it is reserved by now, or will not be
+		close(f.started)
+	}()
 	if h.ctx.Err() != nil {
 		f.giveUp(errStopped)
 		return
@@ -140,13 +149,25 @@ func (f *fill) start() {
 	f.mu.Lock()
 	f.blocks, f.missing = make([]byte, n), n
 	if f.opened { // whoever opens a file is about to read it
-		first := f.take(0)
-		h.wg.Go(func() { f.demand(first) })
+		f.takeFirst()
 	}
 	f.mu.Unlock()
 	if n > 1 || !f.opened {
 		h.queue.add(f)
 	}
+}
+
+// takeFirst has the first block fetched for whoever opens the file, and what goes
+// with it; of a file of several ranges not, where many wait, for it keeps them
+// waiting the longer. A file of one range costs one request in any case. f.mu must
+// be held.
+func (f *fill) takeFirst() {
+	to := len(f.blocks)
+	if to > f.stride && f.handler.queue.crowded() {
+		to = 1
+	}
+	taken := f.take(0, to)
+	f.handler.wg.Go(func() { f.demand(taken) })
 }
 
 // weight is how many bytes one turn at the fill may bring, about: those of a
@@ -292,7 +313,7 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	for n := 0; n < len(want); {
 		at := off + int64(n)
 		part := want[n:min(len(want), n+int(blockSize-at%blockSize))]
-		if err := f.readBlock(ctx, part, at); err != nil {
+		if err := f.readBlock(ctx, part, at, off+int64(len(want))); err != nil {
 			return n, err
 		}
 		n += len(part)
@@ -304,14 +325,16 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 }
 
 // readBlock reads p, which is within one block: from the copy, or from the
-// flight that brings the block, which it starts if there is none.
-func (f *fill) readBlock(ctx context.Context, p []byte, off int64) error {
+// flight that brings the block, which it starts if there is none. The reader
+// wants what follows too, up to the offset end.
+func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 	b := int(off / blockSize)
 	q := f.handler.queue
+	inOrder := true
 	for first := true; ; first = false {
 		f.mu.Lock()
 		if first && f.missing > 0 {
-			f.after = b + 1
+			inOrder = f.follow(b)
 			q.touch(f)
 		}
 		if f.blocks[b] == present {
@@ -324,19 +347,22 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off int64) error {
 		}
 		fl, others := f.flights[b]
 		if !others {
-			taken := f.take(b)
+			to := len(f.blocks)
+			if !inOrder {
+				to = int((end + blockSize - 1) / blockSize)
+			}
+			taken := f.take(b, to)
 			fl = taken[0]
 			f.handler.wg.Go(func() { f.demand(taken) })
 		}
 		f.mu.Unlock()
 
-		q.wait()
-		select {
-		case <-fl.fetched:
-			q.waited()
-		case <-ctx.Done():
-			q.waited()
-			return context.Cause(ctx)
+		jumped := !inOrder && !others
+		q.wait(jumped)
+		err := fl.wait(ctx)
+		q.waited(jumped)
+		if err != nil {
+			return err
 		}
 		if fl.readAt(p, off%blockSize) {
 			return nil
@@ -356,6 +382,72 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off int64) error {
 	}
 }
 
+// wait waits until the block is in memory, or the flight has landed.
+func (fl *flight) wait(ctx context.Context) error {
+	select {
+	case <-fl.fetched:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// follow takes notice that a reader asks for block b, and reports whether that
+// follows what one asked for before, or is the first. A reader that asks for
+// several pieces at once may have the later one noticed first. So many as wait
+// before there is a crowd may read the file at different places; f.mu must be
+// held.
+func (f *fill) follow(b int) bool {
+	i := slices.IndexFunc(f.after, func(next int) bool { return b >= next-2 && b <= next+1 })
+	next := b + 1
+	switch {
+	case i >= 0:
+		next = max(next, f.after[i])
+		f.after = slices.Delete(f.after, i, i+1)
+	case len(f.after) == crowd:
+		f.after = f.after[:crowd-1]
+	}
+	f.after = slices.Insert(f.after, 0, next)
+	return i >= 0 || b == 0
+}
+
+// awaitFirst waits for the first block, which is fetched if it is not there, as
+// whoever has opened the file would by reading it. The error is ctx's, or if the
+// source said that the file may not be read or is not what it was, the source's.
+// Any other failure is for readers to deal with, who have somewhere else to go.
+func (f *fill) awaitFirst(ctx context.Context) error {
+	q := f.handler.queue
+	q.wait(false)
+	defer q.waited(false)
+	f.mu.Lock()
+	if f.first == nil && f.cause == nil {
+		f.takeFirst()
+	}
+	fl := f.first
+	f.mu.Unlock()
+	if fl != nil {
+		if err := fl.wait(ctx); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.refusal // of any block
+}
+
+// refuse takes notice of an error of the source that isFinal.
+func (f *fill) refuse(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refusal = err
+}
+
+// isFinal reports whether err, of the source, would be the same if it were asked
+// again.
+func isFinal(err error) bool {
+	return errors.Is(err, drivers.ErrChanged) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
+}
+
 // readCopy reads p, which is present.
 func (f *fill) readCopy(p []byte, off int64) error {
 	if n, err := f.copy.ReadAt(p, off); n < len(p) {
@@ -373,25 +465,31 @@ func (f *fill) next() []*flight {
 	if f.cause != nil || len(f.blocks) == 0 { // it has failed, or could not be begun
 		return nil
 	}
-	from := f.after % len(f.blocks)
+	from := 0
+	if len(f.after) > 0 {
+		from = f.after[0] % len(f.blocks)
+	}
 	b := bytes.IndexByte(f.blocks[from:], absent)
 	if b >= 0 {
 		b += from
 	} else if b = bytes.IndexByte(f.blocks[:from], absent); b < 0 {
 		return nil
 	}
-	return f.take(b)
+	return f.take(b, len(f.blocks))
 }
 
 // take begins the flight of block b, which is absent, and those of the absent
-// blocks that follow it in its range. The caller must have them fetched; f.mu
-// must be held.
-func (f *fill) take(b int) []*flight {
+// blocks that follow it in its range and before block to. The caller must have
+// them fetched; f.mu must be held.
+func (f *fill) take(b, to int) []*flight {
 	var taken []*flight
-	for end := min((b/f.stride+1)*f.stride, len(f.blocks)); b < end && f.blocks[b] == absent; b++ {
+	for end := min((b/f.stride+1)*f.stride, to); b < end && f.blocks[b] == absent; b++ {
 		fl := &flight{block: b, fetched: make(chan struct{}), landed: make(chan struct{})}
 		f.blocks[b] = fetching
 		f.flights[b] = fl
+		if b == 0 {
+			f.first = fl
+		}
 		taken = append(taken, fl)
 	}
 	f.refs++ // given back by fetch
@@ -440,6 +538,9 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte) error {
 func (f *fill) bring(in *inflow, fl *flight, buf []byte) error {
 	sources, err := f.transfer(in, fl, buf)
 	if err != nil {
+		if sources && isFinal(err) {
+			f.refuse(err)
+		}
 		f.fail(err)
 		if !sources {
 			err = fmt.Errorf("%w: %w", errFailed, err)

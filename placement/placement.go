@@ -53,6 +53,7 @@ type Handler struct {
 
 	files files
 	ahead ahead
+	spare atomic.Int64 // what fills will take of the tiers that wait to be begun, by fill.spare
 
 	placed, placedBytes, skipped, failed, prefetched atomic.Int64
 
@@ -159,7 +160,7 @@ func (h *Handler) sweep() {
 		select {
 		case now := <-tick.C:
 			h.files.sweep(now)
-			h.ahead.prune()
+			h.ahead.prune(now)
 		case <-h.ctx.Done():
 			return
 		}
@@ -243,6 +244,10 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 		h.skip(e)
 		return nil, errNoRoom
 	}
+	if h.lists && !insistent {
+		h.queue.wait(false) // already now, so that those who open files are counted
+		defer h.queue.waited(false)
+	}
 	h.mu.Lock()
 	f := h.fills[e]
 	switch {
@@ -253,7 +258,7 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (
 		if f.ahead && !isClosed(f.started) {
 			h.wg.Go(f.begin) // the workers may have other things to do
 		}
-	case !insistent && time.Now().Before(h.retries[e].at):
+	case !insistent && !e.Stale() && time.Now().Before(h.retries[e].at):
 		h.mu.Unlock()
 		return nil, errBackoff
 	case !e.Claim():

@@ -3,6 +3,7 @@ package placement
 import (
 	"container/list"
 	"sync"
+	"time"
 )
 
 // A queue holds the fills that have blocks left for the background. Those that
@@ -13,7 +14,9 @@ import (
 //
 // While a reader waits for a block, only a few of the workers may be let through:
 // demand goes before prefetch. No worker is let through while the others have much
-// under way.
+// under way, or, as long as a reader jumps about in a file, an eighth of that: all
+// that is under way shares the network with what it waits for, and it waits for
+// each block, where a reader in order has them brought ahead of it.
 type queue struct {
 	few  int   // workers let through while a reader waits
 	most int64 // bytes under way with which no more workers are let through
@@ -24,6 +27,8 @@ type queue struct {
 	all     list.List  // all fills, by start
 	later   list.List  // fills to be begun when there is nothing else to do
 	waiting int        // readers that wait for a block
+	jumping int        // those of them that have jumped to it
+	jumped  time.Time  // when the last of them ceased to wait
 	active  int        // workers that fetch one
 	flying  int64      // bytes that they have been sent for, by fill.weight
 	closed  bool
@@ -115,21 +120,52 @@ func (q *queue) remove(f *fill) {
 	*p = place{}
 }
 
-// wait says that a reader begins to wait for a block; waited ends it.
-func (q *queue) wait() {
+// wait says that a reader begins to wait for a block, and whether it has jumped to
+// it; waited, which is told the same, ends it.
+func (q *queue) wait(jumped bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting++
+	if jumped {
+		q.jumping++
+	}
 }
 
 // waited says that a reader no longer waits.
-func (q *queue) waited() {
+func (q *queue) waited(jumped bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting--
+	if jumped {
+		q.jumping--
+		q.jumped = time.Now()
+	}
 	if q.waiting == 0 {
 		q.cond.Broadcast()
 	}
+}
+
+// crowd is with how many readers that wait already there are many.
+const crowd = 8
+
+// crowded reports whether many wait besides the one who asks.
+func (q *queue) crowded() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waiting > crowd
+}
+
+// jumpAgain is how soon a reader that has jumped is expected to do so again. The
+// workers do not fill the network in between.
+const jumpAgain = 100 * time.Millisecond
+
+// full reports whether as much is under way as may be; q.mu must be held. What
+// lets others through later is the end of something that is under way.
+func (q *queue) full() bool {
+	if q.flying < q.most/8 {
+		return false
+	}
+	return q.flying >= q.most || q.jumping > 0 || time.Since(q.jumped) < jumpAgain
 }
 
 // take waits for a fill to fetch a block of, and reports false when the queue
@@ -142,7 +178,7 @@ func (q *queue) take() (*fill, bool) {
 		switch {
 		case q.closed:
 			return nil, false
-		case q.waiting > 0 && q.active >= q.few, q.flying >= q.most:
+		case q.waiting > 0 && q.active >= q.few, q.full():
 		case q.hot.Len() > 0:
 			return q.start(q.spend()), true
 		case q.all.Len() > 0:

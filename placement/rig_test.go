@@ -191,6 +191,26 @@ func (r *rig) open(name string) drivers.Object {
 	return obj
 }
 
+// touch opens a file and does not wait for its first block; somebody else, or
+// nobody, will. It is called in a bubble.
+func (r *rig) touch(name string) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(r.ctx)
+	e := r.entry(name)
+	var opener sync.WaitGroup
+	opener.Go(func() {
+		obj, err := r.handler.Open(ctx, e)
+		if err == nil {
+			obj.Close()
+		} else if !errors.Is(err, context.Canceled) {
+			r.t.Errorf("open %s: %v", name, err)
+		}
+	})
+	synctest.Wait()
+	cancel()
+	opener.Wait()
+}
+
 // read reads a whole file, in pieces as the kernel would.
 func (r *rig) read(name string) ([]byte, error) {
 	obj, err := r.handler.Open(context.Background(), r.entry(name))

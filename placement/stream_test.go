@@ -1,11 +1,10 @@
 package placement
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // newBucketRig is newRig with one tier, and a source that is read in streams of
@@ -119,8 +119,9 @@ func TestBlocksLandAsTheyCome(t *testing.T) {
 	})
 }
 
-// A reader that jumps has what it wants first in a stream of its own, which
-// brings the rest of the range too. What is skipped comes in the background.
+// A reader that jumps has what it wants, and no more, first in a stream of its
+// own. From where it goes on in order it has the rest of the range too. What is
+// skipped comes in the background.
 func TestReaderJumps(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const slow = time.Second
@@ -130,20 +131,28 @@ func TestReaderJumps(t *testing.T) {
 		obj := r.open("f")
 		defer obj.Close()
 		time.Sleep(100 * slow)
-		for _, b := range []int{14, 6, 15, 7, 13} { // 15 and 7 come in the streams of 14 and 6
+		for _, c := range []struct{ at, n, blocks int }{
+			{14 << 20, 100, 1},
+			{5<<20 + 1, 1 << 20, 2}, // of two blocks
+			{9 << 20, 100, 1},
+			{15 << 20, 100, 1},
+			{10<<20 + 7, 100, 1}, // the rest of its range comes with it
+			{7 << 20, 100, 1},
+			{11 << 20, 100, 0},
+		} {
 			begin := time.Now()
-			r.wantAt(obj, b<<20, 100, data)
-			if got := time.Since(begin); got > slow {
-				t.Errorf("the reader waited %v for block %d, want at most %v", got, b, slow)
+			r.wantAt(obj, c.at, c.n, data)
+			if got, most := time.Since(begin), time.Duration(c.blocks)*slow; got > most {
+				t.Errorf("the reader waited %v at %d, want at most %v", got, c.at, most)
 			}
 			time.Sleep(10 * slow)
 		}
-		if got, want := r.streams(), [][2]int{{0, 4}, {14, 2}, {6, 2}, {13, 1}}; !slices.Equal(got, want) {
+		if got, want := r.streams(), [][2]int{{0, 4}, {14, 1}, {5, 2}, {9, 1}, {15, 1}, {10, 2}, {7, 1}}; !slices.Equal(got, want) {
 			t.Errorf("streams of blocks: got %d, want %d", got, want)
 		}
 		r.running.Go(func() { r.handler.Run(r.ctx) })
 		r.settled()
-		want := [][2]int{{0, 4}, {4, 2}, {6, 2}, {8, 4}, {12, 1}, {13, 1}, {14, 2}}
+		want := [][2]int{{0, 4}, {4, 1}, {5, 2}, {7, 1}, {8, 1}, {9, 1}, {10, 2}, {12, 2}, {14, 1}, {15, 1}}
 		got := r.streams()
 		slices.SortFunc(got, func(a, b [2]int) int { return a[0] - b[0] })
 		if !slices.Equal(got, want) {
@@ -151,6 +160,153 @@ func TestReaderJumps(t *testing.T) {
 		}
 		r.wantFile("f", data)
 	})
+}
+
+// While a large file is copied, a reader that jumps about in it has each block
+// that it wants in a stream of its own.
+func TestReaderJumpsDuringCopy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const stride = 8
+		r := newBucketRig(t, stride<<20, 1)
+		data := r.put("f", 8*stride<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: time.Second}) // of each block
+		obj := r.open("f")
+		defer obj.Close()
+		jumps := []int{7*stride + 3, 5*stride + 1, 6*stride + 6, 3*stride + 2, 4*stride + 5}
+		for _, b := range jumps {
+			r.wantAt(obj, b<<20+9, 100, data)
+		}
+		asked := r.streams()
+		for _, b := range jumps {
+			if !slices.Contains(asked, [2]int{b, 1}) {
+				t.Errorf("no stream of block %d alone; streams of blocks: %d", b, asked)
+			}
+		}
+		r.from.Clear()
+		r.settled()
+		r.wantFile("f", data)
+	})
+}
+
+// Several readers that each go through their part of a file in order have whole
+// ranges, once they have begun.
+func TestReadersInOrderInParts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const readers, stride = 8, 4
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: stride << 20}})
+		data := r.put("f", readers*2*stride<<20)
+		obj := r.open("f")
+		defer obj.Close()
+		for b := range 2 * stride {
+			for i := range readers {
+				r.wantAt(obj, (i*2*stride+b)<<20, 1<<20, data)
+			}
+		}
+		r.settled()
+		if got, want := len(r.streams()), 2*readers+readers-1; got != want { // where each but the first begins, one more
+			t.Errorf("streams: got %d, want %d", got, want)
+		}
+	})
+}
+
+// What a kernel reads ahead may be asked for a little out of order, which is no
+// jump.
+func TestFollow(t *testing.T) {
+	f := new(fill)
+	for _, c := range []struct {
+		block int
+		want  bool
+	}{{0, true}, {0, true}, {1, true}, {3, true}, {2, true}, {4, true}, {7, false}, {5, true}, {8, true}, {100, false}, {101, true}, {9, true}, {6, true}, {20, false}} {
+		if got := f.follow(c.block); got != c.want {
+			t.Errorf("block %d, after %d: got %v, want %v", c.block, f.after, got, c.want)
+		}
+	}
+	for b := range 100 {
+		f.follow(1000 + 10*b)
+	}
+	if got := len(f.after); got != crowd {
+		t.Errorf("readers remembered: got %d, want %d", got, crowd)
+	}
+}
+
+// Where many open large files at once, each has its first block and no more to
+// begin with. A file of one range is not fetched in parts.
+func TestManyOpenLargeFiles(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
+		var data [crowd + 3][]byte
+		for i := range data {
+			data[i] = r.put(fmt.Sprint("f", i), 5<<20)
+		}
+		data[crowd+2] = r.put(fmt.Sprint("f", crowd+2), 4<<20)
+		var readers sync.WaitGroup
+		for i := range data {
+			readers.Go(func() { r.wantFile(fmt.Sprint("f", i), data[i]) })
+			synctest.Wait()
+		}
+		r.from.Clear()
+		readers.Wait()
+		r.settled()
+		got := make(map[[2]int]int)
+		for _, s := range r.streams() {
+			got[s]++
+		}
+		want := map[[2]int]int{{0, 4}: crowd + 1, {4, 1}: crowd + 2, {0, 1}: 2, {1, 3}: 2}
+		if !maps.Equal(got, want) {
+			t.Errorf("streams of blocks: got %d, want %d", got, want)
+		}
+	})
+}
+
+// That an object was overwritten since it was listed is said when it is opened:
+// nobody opens it, to learn it from a read.
+func TestOpenOfOverwritten(t *testing.T) {
+	for _, size := range []int{1000, 5 << 20} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, rigOptions{quotas: []int64{1 << 40}, bucket: &drivertest.Bucket{Length: 2 << 20, Latency: 20 * time.Millisecond}})
+			var entries [20]*metadata.Entry
+			for i := range entries {
+				r.put(fmt.Sprintf("d/%02d", i), size)
+			}
+			for i := range entries {
+				entries[i] = r.entry(fmt.Sprintf("d/%02d", i))
+			}
+			data := make([][]byte, len(entries))
+			for i := range entries {
+				data[i] = r.put(fmt.Sprintf("d/%02d", i), size)
+			}
+			for i, e := range entries {
+				for range 2 { // the second time in the copy's backoff
+					if _, err := r.handler.Open(t.Context(), e); !errors.Is(err, drivers.ErrChanged) {
+						t.Errorf("open: got %v, want %v", err, drivers.ErrChanged)
+					}
+				}
+				r.wantFile(fmt.Sprintf("d/%02d", i), data[i]) // looked up again
+			}
+			r.settled()
+		})
+	}
+}
+
+// A tier that fails, or an error that may pass, is no reason not to open a file.
+func TestOpenThoughCopyFails(t *testing.T) {
+	for name, fail := range map[string]func(r *rig){
+		"tier":   func(r *rig) { r.to[0].Add(drivertest.Rule{Op: drivertest.OpWrite, Err: fs.ErrPermission}) },
+		"source": func(r *rig) { r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Times: 1, Err: errBroken}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newBucketRig(t, 2<<20, 1)
+				data := r.put("f", 1<<20)
+				fail(r)
+				r.wantFile("f", data)
+				if got := r.handler.Stats().Failed; got != 1 {
+					t.Errorf("copies failed: got %d, want 1", got)
+				}
+			})
+		})
+	}
 }
 
 // Readers all over a file read no byte of the source twice, with any number of
@@ -312,18 +468,17 @@ func TestStopUnderStreams(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newBucketRig(t, 4<<20, 2)
 				var want [24][]byte
-				var objs [24]drivers.Object
 				r.from.Add(drivertest.Rule{Op: op, Hang: true})
 				for i := range want {
 					want[i] = r.put(fmt.Sprint("f", i), 5<<20)
 				}
-				for i := range want {
-					objs[i] = r.open(fmt.Sprint("f", i))
-					defer objs[i].Close()
-				}
 				var readers sync.WaitGroup
-				for i, obj := range objs {
-					readers.Go(func() { r.wantAt(obj, i<<10, 1000, want[i]) })
+				for i := range want {
+					readers.Go(func() {
+						obj := r.open(fmt.Sprint("f", i))
+						defer obj.Close()
+						r.wantAt(obj, i<<10, 1000, want[i])
+					})
 				}
 				synctest.Wait()
 				begin := time.Now()
@@ -340,8 +495,8 @@ func TestStopUnderStreams(t *testing.T) {
 }
 
 // An object that is gone or has changed since it was listed shows when it is
-// read. The reader is told, the entry is stale, and the source is asked once for
-// each read and no more.
+// read, and where it is copied when it is opened. Whoever does so is told, the
+// entry is stale, and the source is asked once for each read and no more.
 func TestListedFileIsGone(t *testing.T) {
 	for name, change := range map[string]func(r *rig){
 		"gone":      func(r *rig) { r.mem.Delete("f") },
@@ -355,20 +510,28 @@ func TestListedFileIsGone(t *testing.T) {
 					r.put("f", 3<<20)
 					e := r.entry("f")
 					change(r)
-					obj, err := r.handler.Open(t.Context(), e)
-					r.check(err)
-					defer obj.Close()
 					for range 10 {
-						if _, err := obj.ReadAt(t.Context(), make([]byte, 10), 0); !errors.Is(err, drivers.ErrChanged) {
-							t.Errorf("read: got %v, want %v", err, drivers.ErrChanged)
+						obj, err := r.handler.Open(t.Context(), e)
+						if tiers == 0 {
+							r.check(err)
+							_, err = obj.ReadAt(t.Context(), make([]byte, 10), 0)
+							obj.Close()
+						}
+						if !errors.Is(err, drivers.ErrChanged) {
+							t.Errorf("got %v, want %v", err, drivers.ErrChanged)
+						}
+					}
+					for range 10 {
+						if _, err := r.handler.ReadAt(t.Context(), e, make([]byte, 10), 0); !errors.Is(err, drivers.ErrChanged) {
+							t.Errorf("stateless read: got %v, want %v", err, drivers.ErrChanged)
 						}
 					}
 					r.settled()
 					if !e.Stale() {
 						t.Error("the entry is not stale")
 					}
-					if got, most := r.bucket.Requests().Gets, int64(10+2*tiers); got > most {
-						t.Errorf("requests: got %d for 10 reads and both ranges, want at most %d", got, most)
+					if got, most := r.bucket.Requests().Gets, [2]int64{20, 2}[tiers]; got > most {
+						t.Errorf("requests: got %d for 10 opens and 10 reads, want at most %d", got, most)
 					}
 				})
 			})
@@ -445,25 +608,15 @@ func TestWorkersGoOn(t *testing.T) {
 				r.put("cold", 30<<20)
 				wanted := r.put("wanted", 1<<20)
 				r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
-				obj := r.open("wanted")
-				defer obj.Close()
-				ctx, cancel := context.WithCancel(t.Context())
 				var reader sync.WaitGroup
-				reader.Go(func() { obj.ReadAt(ctx, make([]byte, 10), 0) })
+				reader.Go(func() { r.wantFile("wanted", wanted) })
 				synctest.Wait()
-				cold := r.open("cold")
-				defer cold.Close()
-				synctest.Wait()
+				r.touch("cold")
 				if got := r.from.Hung(); got != c.want+2 { // and the first blocks of both
 					t.Errorf("requests under way: got %d, want %d", got, c.want+2)
 				}
-				cancel()
-				reader.Wait()
 				r.from.Clear()
-				got := make([]byte, 1<<20)
-				if err := readAt(t.Context(), obj, got, 0); err != nil || !bytes.Equal(got, wanted) {
-					t.Errorf("%v, or wrong bytes", err)
-				}
+				reader.Wait()
 				r.settled()
 			})
 		})

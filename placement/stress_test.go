@@ -241,6 +241,7 @@ func (s *stress) faults(ctx context.Context, rng *rand.Rand) {
 			at.Release()
 		}
 	}
+	s.from.Release() // a reader who closes a file there has no time-out
 }
 
 // changes changes files at the source, and removes copies.

@@ -157,6 +157,18 @@ func (t *Tier) Fits(size int64) bool {
 	return t.Counted() && t.space.fits(allocated(size))
 }
 
+// Room returns the tier's quota in bytes, 0 until it is known, and how much of it
+// is taken: by copies, and by those in flight.
+func (t *Tier) Room() (quota, taken int64) {
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	return t.space.quota, max(t.space.used, 0) + t.space.reserved
+}
+
+// Footprint returns how much of a quota copies of some files take at most, which
+// have so many bytes together.
+func Footprint(files int, bytes int64) int64 { return bytes + int64(files)*(allocationUnit-1) }
+
 // Reserve takes room for a copy of size bytes, and reports false if the tier
 // cannot take it now: for want of quota, of room on its device, or of health.
 func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
