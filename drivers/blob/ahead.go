@@ -105,7 +105,7 @@ func (o *object) chunk(off, n int64) *chunk {
 		return nil
 	}
 	at := w.place(off, n)
-	ordered := at.hits >= ordered
+	ordered := at.hits >= enoughHits
 	c := w.chunks[i]
 	if c == nil && (ordered || off == 0 || o.info.Size <= chunkSize) {
 		o.begin(at, i)
@@ -122,9 +122,9 @@ func (o *object) chunk(off, n int64) *chunk {
 	return c
 }
 
-// ordered is how often somebody must have wanted what begins where the last read
+// enoughHits is how often somebody must have wanted what begins where the last read
 // ended, for what comes after to be brought too.
-const ordered = 2
+const enoughHits = 2
 
 // place returns the place of whoever wants n bytes from off, after taking notice of
 // that. Of several reads at once, one may overtake another. w.mu must be held.
