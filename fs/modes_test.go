@@ -228,14 +228,16 @@ func TestOpenModesAtOnce(t *testing.T) {
 			write(t, source, fmt.Sprint("f", i), 300_000*(i+1), uint64(i))
 		}
 	})
-	var children sync.WaitGroup
 	done := make(chan struct{})
-	for i := range processes {
-		children.Go(func() { child(t, "storm", s.source, s.point, strconv.Itoa(i)) })
-	}
 	go func() {
-		children.Wait()
-		close(done)
+		defer close(done)
+		for _, n := range []int{processes, 4} { // of which the first may have all files open all the time
+			var children sync.WaitGroup
+			for i := range n {
+				children.Go(func() { child(t, "storm", s.source, s.point, strconv.Itoa(i)) })
+			}
+			children.Wait()
+		}
 	}()
 	for i := 0; ; i++ {
 		select {

@@ -182,8 +182,8 @@ func TestLoadBucket(t *testing.T) {
 	if got, want := c.Source, (config.Source{URL: url}); got != want || c.Origin("source.url") != "argument SOURCE" {
 		t.Errorf("got %+v from %s, want %+v", got, c.Origin("source.url"), want)
 	}
-	if got, from := c.Placement.Workers, c.Origin("placement.workers"); got != 32 || from != "default" {
-		t.Errorf("%d workers from %s, want 32 from default", got, from)
+	if got, from := c.Placement.Workers, c.Origin("placement.workers"); got != 64 || from != "default" {
+		t.Errorf("%d workers from %s, want 64 from default", got, from)
 	}
 	if c, _, err = load(t, append(tier, url, point, "--workers", "8")...); err != nil || c.Placement.Workers != 8 {
 		t.Errorf("got %d workers, %v; want 8", c.Placement.Workers, err)

@@ -53,6 +53,9 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		}
 		return 0, io.EOF
 	}
+	if err := ctx.Err(); err != nil {
+		return 0, wrap(ctx, "read", o.name, err)
+	}
 	ok, err := o.readAhead(ctx, p[:n], off)
 	if !ok {
 		n, err = o.readHere(ctx, p[:n], off)

@@ -89,6 +89,7 @@ type answered struct {
 
 func (a *answered) WriteHeader(code int)        { a.done = true; a.ResponseWriter.WriteHeader(code) }
 func (a *answered) Write(p []byte) (int, error) { a.done = true; return a.ResponseWriter.Write(p) }
+func (a *answered) Flush()                      { http.NewResponseController(a.ResponseWriter).Flush() }
 func (a *answered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // fail answers as S3 does when it cannot.

@@ -361,12 +361,12 @@ func series(t *testing.T, p *Proxy, client *http.Client, n int) string {
 	var b strings.Builder
 	for i := range n {
 		get(t, client, p.URL+"/bucket?list-type=2") // does not match
-		resp, body, err := get(t, client, p.URL+"/bucket/"+strconv.Itoa(i))
+		resp, _, err := get(t, client, p.URL+"/bucket/"+strconv.Itoa(i))
 		switch {
 		case resp == nil:
 			b.WriteString("reset ")
 		case err != nil:
-			b.WriteString(strconv.Itoa(len(body)) + " ")
+			b.WriteString("cut ") // how much of what was sent has come is up to the kernel
 		default:
 			b.WriteString(resp.Status + " ")
 		}
