@@ -211,14 +211,23 @@ func TestBadMetricsAddress(t *testing.T) {
 	s.wantRefusal(words, exit.Usage, "cannot listen on "+l.Addr().String(), "Choose another")
 }
 
+// killDaemon kills the daemon, and waits until the kernel knows that nobody serves
+// the mount any more, which is a little later than that the process has gone.
+func (s *site) killDaemon() {
+	s.t.Helper()
+	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
+	s.eventually("the daemon has ended", func() bool {
+		return len(s.processes()) == 0 && unix.Statfs(s.point, new(unix.Statfs_t)) == unix.ENOTCONN
+	})
+}
+
 // The mount point of a daemon that was killed is refused with the remedy, and
 // the remedy works.
 func TestStaleMountPoint(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
 	s.mount("1GiB")
-	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
-	s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 0 })
+	s.killDaemon()
 	s.wantRefusal(s.mountWords("1GiB"), exit.MountPoint,
 		"left over from a file system whose daemon has ended: transport endpoint is not connected", "milkweed umount "+s.point)
 	s.umount()
@@ -228,8 +237,7 @@ func TestStaleMountPoint(t *testing.T) {
 	// A service that is restarted says so, and no living mount falls to it.
 	clear := append(s.mountWords("1GiB"), "--clear-stale")
 	s.wantRefusal(clear, exit.MountPoint, "is already a Milkweed mount")
-	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
-	s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 0 })
+	s.killDaemon()
 	s.milkweed(clear...)
 	s.epoch(1)
 	s.umount()
