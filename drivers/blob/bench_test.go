@@ -40,15 +40,7 @@ func BenchmarkAgainstSDK(b *testing.B) {
 	b.Cleanup(server.Close)
 	b.Setenv("AWS_ACCESS_KEY_ID", "id")
 	b.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	l, err := Parse("s3://bucket?endpoint=" + server.URL)
-	if err != nil {
-		b.Fatal(err)
-	}
-	bucket, err := Open(context.Background(), l, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { bucket.Close() })
+	bucket := openURL(b, "s3://bucket?endpoint="+server.URL)
 	transport := &http.Transport{MaxIdleConnsPerHost: maxIdle}
 	b.Cleanup(transport.CloseIdleConnections)
 	sdk := s3.New(s3.Options{Region: "us-east-1", BaseEndpoint: &server.URL, UsePathStyle: true, HTTPClient: &http.Client{Transport: transport},
@@ -150,15 +142,7 @@ func BenchmarkRanges(b *testing.B) {
 	const size = 256 << 20
 	s := newStore(b, size)
 	proxy := blobtest.NewProxy(b, s.URL, blobtest.Plan{Latency: 20 * time.Millisecond, ConnRate: 60e6})
-	l, err := Parse("s3://bucket?endpoint=" + proxy.URL)
-	if err != nil {
-		b.Fatal(err)
-	}
-	bucket, err := Open(context.Background(), l, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { bucket.Close() })
+	bucket := openURL(b, "s3://bucket?endpoint="+proxy.URL)
 	o := bucket.object(b)
 	for _, length := range []int64{1 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20} {
 		for _, number := range []int{4, 8, 16} {

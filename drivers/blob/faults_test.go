@@ -38,15 +38,7 @@ func TestFaultsOnTheWay(t *testing.T) {
 			blobtest.TooMany: .02, blobtest.ShortLength: .03, blobtest.Late: .02, blobtest.Slow: .01,
 		}, RetryAfter: time.Second, Lateness: 50 * time.Millisecond, SlowRate: 4 << 20})
 		for _, query := range []string{"", "&hedge=20ms"} {
-			l, err := Parse(server.BucketURL(bucket, "prefix", proxy.URL) + query)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b, err := Open(t.Context(), l, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer b.Close()
+			b := openURL(t, server.BucketURL(bucket, "prefix", proxy.URL)+query)
 			var readers sync.WaitGroup
 			for reader := range 4 {
 				readers.Go(func() {
@@ -125,15 +117,7 @@ func TestVendorsErrors(t *testing.T) {
 		server.MakeBucket(t, "errors")
 		server.Put(t, "errors", "object", random(1000, 1))
 		proxy := blobtest.NewProxy(t, server.URL, blobtest.Plan{})
-		l, err := Parse(server.BucketURL("errors", "", proxy.URL))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := Open(t.Context(), l, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer b.Close()
+		b := openURL(t, server.BucketURL("errors", "", proxy.URL))
 		o, err := b.Open(t.Context(), "object")
 		if err != nil {
 			t.Fatal(err)

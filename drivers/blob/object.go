@@ -38,7 +38,7 @@ func (o *object) Stride() int64 { return stride }
 
 // stride is how much is asked for at once, in bytes. docs/performance.md says
 // how it was chosen: at 20 ms a request, one stream then spends most of its time
-// on bytes and not on waiting, and 32 of them fill 10 Gb/s.
+// on bytes and not on waiting.
 const stride = 8 << 20
 
 // ReadAt implements drivers.Object.

@@ -9,8 +9,8 @@ import (
 )
 
 // A patience is how long, and how often, a store is asked again. The libraries
-// of the vendors do not: each has its own idea, and none of them would go on in
-// the middle of a body, or give up when a reader does.
+// of the vendors may not: each has its own idea of it, and the one that goes on in
+// the middle of a body (errTwice) neither pauses nor looks at what it gets.
 type patience struct {
 	first time.Duration // the longest first pause; each is twice as long
 	most  time.Duration // but no longer than this

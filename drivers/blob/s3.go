@@ -112,7 +112,7 @@ type chain struct {
 // Retrieve implements aws.CredentialsProvider. The cache calls it one at a time,
 // for all who wait, with a context that is never done: this must not hang.
 func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
-	ctx, cancel := context.WithTimeout(untraced(ctx), credentialsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, credentialsTimeout)
 	defer cancel()
 	c.at.Store(time.Now().UnixNano())
 	provider := c.found

@@ -116,7 +116,15 @@ func (s *store) open(t testing.TB, query string) *Bucket {
 	old := reading
 	reading = patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: 300 * time.Millisecond}
 	t.Cleanup(func() { reading = old })
-	l, err := Parse("s3://bucket?endpoint=" + s.URL + query)
+	b := openURL(t, "s3://bucket?endpoint="+s.URL+query)
+	b.stall = 200 * time.Millisecond
+	return b
+}
+
+// openURL opens a bucket, and closes it when the test ends.
+func openURL(t testing.TB, url string) *Bucket {
+	t.Helper()
+	l, err := Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +132,6 @@ func (s *store) open(t testing.TB, query string) *Bucket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.stall = 200 * time.Millisecond
 	t.Cleanup(func() { b.Close() })
 	return b
 }

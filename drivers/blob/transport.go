@@ -39,11 +39,6 @@ func traced(ctx context.Context, k kind, dog *watchdog) (context.Context, *trace
 	return context.WithValue(ctx, traceKey{}, t), t
 }
 
-// untraced is for requests in the middle of another, such as for credentials.
-func untraced(ctx context.Context) context.Context {
-	return context.WithValue(ctx, traceKey{}, (*trace)(nil))
-}
-
 // A transport sends all requests to a store, and counts them. Connections are
 // used again; there are as many as there are requests at once, since one that
 // all share, as in HTTP/2, has the bandwidth of one.

@@ -77,11 +77,11 @@ func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (v
 // checksum after a NUL. A name space has millions of them. A weak one stays as it
 // is.
 func tag(etag string) string {
-	bare := strings.TrimSuffix(strings.TrimPrefix(etag, `"`), `"`)
-	if sum, err := hex.DecodeString(bare); err == nil && len(sum) >= 16 && hex.EncodeToString(sum) == bare {
+	unquoted := strings.TrimSuffix(strings.TrimPrefix(etag, `"`), `"`)
+	if sum, err := hex.DecodeString(unquoted); err == nil && len(sum) >= 16 && hex.EncodeToString(sum) == unquoted {
 		return "\x00" + string(sum)
 	}
-	return bare
+	return unquoted
 }
 
 // bare is the ETag that a version was made of, without quotes.

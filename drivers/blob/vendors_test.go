@@ -74,15 +74,7 @@ func (c *cloud) answer(w http.ResponseWriter, r *http.Request, generation string
 func (c *cloud) open(t *testing.T, query string) (*Bucket, drivers.Object) {
 	t.Helper()
 	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: 300 * time.Millisecond})
-	l, err := Parse("gs://bucket?endpoint=" + c.URL + query)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := Open(t.Context(), l, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.Close() })
+	b := openURL(t, "gs://bucket?endpoint="+c.URL+query)
 	o, err := b.Open(t.Context(), "object")
 	if err != nil {
 		t.Fatal(err)
