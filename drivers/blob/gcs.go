@@ -38,7 +38,10 @@ const readOnly = "https://www.googleapis.com/auth/devstorage.read_only"
 func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
 	g := &googleCloud{}
 	var signed http.RoundTripper = t
-	var options []option.ClientOption
+	// The library looks for credentials of its own, even if the client that it is
+	// given signs requests or is to be anonymous; where Google's metadata server
+	// does not answer that takes seconds.
+	options := []option.ClientOption{option.WithoutAuthentication()}
 	if l.Endpoint != "" {
 		options = append(options, option.WithEndpoint(l.Endpoint+"/storage/v1/"))
 	}

@@ -136,6 +136,33 @@ func applicationDefault(t *testing.T, tokens string) {
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
 }
 
+// A mount without credentials looks for none, nor does Google's library: here
+// they are in a pipe, which cannot be opened for writing unless somebody reads it.
+func TestCloudAnonymous(t *testing.T) {
+	credentials := filepath.Join(t.TempDir(), "credentials.json")
+	if err := syscall.Mkfifo(credentials, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials)
+	ctx, cancel := context.WithCancel(t.Context())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for ctx.Err() == nil {
+			if w, err := os.OpenFile(credentials, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+				t.Error("somebody looks for credentials")
+				w.Close()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	defer watch.Wait()
+	defer cancel()
+	_, o := newCloud(t, 1000).open(t, "&anonymous=true")
+	if _, err := readAll(o); err != nil {
+		t.Error(err)
+	}
+}
+
 // A token that is refused is asked for anew, once for all; one that cannot be had
 // for a moment ends no job; and nobody waits for one longer than he wants to.
 func TestCloudTokens(t *testing.T) {

@@ -31,7 +31,8 @@ type gcsStore struct{ client *storage.Client }
 
 func newGCSStore(t testing.TB, endpoint string) *gcsStore {
 	t.Helper()
-	client, err := storage.NewClient(t.Context(), option.WithHTTPClient(httpClient(t)), option.WithEndpoint(endpoint+"/storage/v1/"))
+	client, err := storage.NewClient(t.Context(), option.WithHTTPClient(httpClient(t)), option.WithoutAuthentication(),
+		option.WithEndpoint(endpoint+"/storage/v1/"))
 	if err != nil {
 		t.Fatalf("reach %s: %v", endpoint, err)
 	}
