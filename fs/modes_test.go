@@ -348,6 +348,7 @@ func TestStateless(t *testing.T) {
 	}
 	s.forgetPages()
 	s.epoch(2)
+	s.keepPages()
 	before := s.levels.Tier(1).Stats().Reads
 	s.epoch(3)
 	if got := s.levels.Tier(1).Stats().Reads - before; got != 0 {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
@@ -68,6 +69,7 @@ func descriptors() int {
 var children = map[string]func(args []string) error{
 	"compare":  compareTrees,
 	"forget":   forgetTree,
+	"keep":     keepTree,
 	"hold":     holdFile,
 	"descend":  descend,
 	"specials": specials,
@@ -206,6 +208,30 @@ func forgetTree(args []string) error {
 	})
 }
 
+// keepTree locks the pages of the files of a mount in memory until standard input
+// ends.
+func keepTree(args []string) error {
+	err := filepath.WalkDir(args[0], func(p string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		if info, err := d.Info(); err != nil || info.Size() == 0 {
+			return err // nothing to be mapped
+		}
+		m, err := openClosed(p)
+		if err != nil {
+			return err
+		}
+		return unix.Mlock(m.(*mapping).data)
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Println("open")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
 // holdFile opens a file in one of ways, and then for each line of standard input,
 // which is an offset and a length, answers with the hash of the bytes there.
 func holdFile(args []string) error {
@@ -253,7 +279,14 @@ func hold(t testing.TB, path string) *held {
 // holdBy holds a file open in one of ways.
 func holdBy(t testing.TB, way, path string) *held {
 	t.Helper()
-	cmd := childCommand("hold", path, way)
+	return holder(t, "hold", path, way)
+}
+
+// holder runs one of children that says "open" and then holds something until its
+// standard input ends.
+func holder(t testing.TB, name string, args ...string) *held {
+	t.Helper()
+	cmd := childCommand(name, args...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -268,7 +301,7 @@ func holdBy(t testing.TB, way, path string) *held {
 	h := &held{t: t, in: in, out: bufio.NewScanner(out), cmd: cmd}
 	t.Cleanup(h.close)
 	if got := h.line(); got != "open" {
-		t.Fatalf("open %s: %s", path, got)
+		t.Fatalf("%s %q: %s", name, args, got)
 	}
 	return h
 }
@@ -473,6 +506,14 @@ func (s *stack) epoch(seed int) {
 func (s *stack) forgetPages() {
 	s.t.Helper()
 	child(s.t, "forget", s.point)
+}
+
+// keepPages makes the kernel keep what it has read of the files, and read what it
+// has not, until the test ends. It may forget pages at any time, and with
+// proactive reclaim (DAMON) it does, on a machine that has plenty of memory.
+func (s *stack) keepPages() {
+	s.t.Helper()
+	holder(s.t, "keep", s.point)
 }
 
 // settled waits until no copy is under way.
