@@ -29,7 +29,7 @@ type storeError struct {
 	again bool          // it may be otherwise when asked again
 	after time.Duration // how long the store wants to be left alone
 	renew bool          // with other credentials it may be otherwise
-	sent  time.Time     // when the request was
+	began time.Time     // when the request did
 }
 
 // Error says what the store said, as well.
@@ -41,10 +41,7 @@ func (e *storeError) Unwrap() error { return e.errno }
 // error that programs know; docs/SEMANTICS.md has the table.
 func explain(v vendor, t *trace, err error) *storeError {
 	code, text := v.failure(err)
-	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), sent: t.sent}
-	if e.sent.IsZero() {
-		e.sent = time.Now()
-	}
+	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), began: t.began}
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged
@@ -120,7 +117,7 @@ func (e *storeError) unanswered(t *trace, err error) {
 	case errors.As(err, &verify), errors.As(err, &record), errors.As(err, &alert), errors.As(err, &unknown), errors.As(err, &hostname),
 		strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		e.errno = syscall.EPROTO
-	case t.sent.IsZero() && !unreachable(err): // there are no credentials, or the library would not send it
+	case !t.sent && !unreachable(err): // there are no credentials, or the library would not send it
 		e.errno, e.renew = syscall.EACCES, true
 	case errors.As(err, &dns) && dns.IsNotFound:
 		e.errno, e.again = syscall.EHOSTUNREACH, true

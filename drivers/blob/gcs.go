@@ -145,10 +145,10 @@ func (t *tokens) token(ctx context.Context) (*oauth2.Token, error) {
 	}
 }
 
-func (t *tokens) renew(refused time.Time) {
+func (t *tokens) renew(began time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.at.Before(refused) {
+	if t.at.Before(began) {
 		t.found = nil
 	}
 }
@@ -216,9 +216,9 @@ func (g *googleCloud) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (g *googleCloud) renew(refused time.Time) {
+func (g *googleCloud) renew(began time.Time) {
 	if g.tokens != nil {
-		g.tokens.renew(refused)
+		g.tokens.renew(began)
 	}
 }
 

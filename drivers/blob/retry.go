@@ -51,7 +51,7 @@ func (e *effort) again(ctx context.Context, v vendor, err *storeError) error {
 		return context.Cause(ctx)
 	case err.renew && !e.renewed:
 		e.renewed = true
-		v.renew(err.sent)
+		v.renew(err.began)
 		e.retries.Add(1)
 		return nil
 	case !err.again:

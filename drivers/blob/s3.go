@@ -237,8 +237,8 @@ func (a *amazon) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *amazon) renew(refused time.Time) {
-	if a.credentials != nil && a.chain.at.Load() < refused.UnixNano() {
+func (a *amazon) renew(began time.Time) {
+	if a.credentials != nil && a.chain.at.Load() < began.UnixNano() {
 		a.credentials.Invalidate()
 	}
 }

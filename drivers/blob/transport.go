@@ -24,8 +24,9 @@ const (
 // the answer as it came, whichever library asked.
 type trace struct {
 	kind   kind
-	dog    *watchdog   // of whoever waits for the answer
-	sent   time.Time   // zero: it was not
+	dog    *watchdog // of whoever waits for the answer
+	began  time.Time // before it was signed
+	sent   bool
 	status int         // of the answer; 0: there was none
 	header http.Header // of the answer
 	length int64       // of its body, as it says; -1: it does not
@@ -35,7 +36,7 @@ type traceKey struct{}
 
 // traced returns a context for one request, and what will be known of it.
 func traced(ctx context.Context, k kind, dog *watchdog) (context.Context, *trace) {
-	t := &trace{kind: k, dog: dog}
+	t := &trace{kind: k, dog: dog, began: time.Now()}
 	return context.WithValue(ctx, traceKey{}, t), t
 }
 
@@ -78,7 +79,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errTwice
 	}
 	t.requests[tr.kind].Add(1)
-	tr.sent = time.Now()
+	tr.sent = true
 	tr.dog.watch()
 	resp, err := t.inner.RoundTrip(r)
 	if err != nil {

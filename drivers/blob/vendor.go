@@ -38,9 +38,9 @@ type vendor interface {
 	// its name for it, and a text.
 	failure(err error) (code, text string)
 
-	// renew has credentials be looked for again, unless they were since the time
-	// when a request was sent that was refused.
-	renew(refused time.Time)
+	// renew has credentials be looked for again, unless they were since a request
+	// began that was refused: what it was signed with may be older.
+	renew(began time.Time)
 
 	// identity says how requests are signed, without what is secret.
 	identity(ctx context.Context) (string, error)
