@@ -466,32 +466,34 @@ func TestOneBadCopy(t *testing.T) {
 
 // A read that its reader gives up ends, and the copy goes on.
 func TestReaderGoesAway(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
-		data := r.put("f", 2<<20)
-		for _, op := range []drivertest.Op{drivertest.OpOpen, drivertest.OpRead} {
-			r.from.Add(drivertest.Rule{Op: op, Hang: true})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			obj, err := r.handler.Open(ctx, r.entry("f"))
-			if err == nil {
-				_, err = obj.ReadAt(ctx, make([]byte, 10), 0)
-				obj.Close()
-			}
-			cancel()
-			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("hung %s: got %v, want %v", op, err, context.DeadlineExceeded)
-			}
-			r.from.Clear()
-		}
-		r.settled()
-		if got := r.entry("f").Level(); got != 1 {
-			t.Errorf("level: got %d, want 1", got)
-		}
-		r.wantFile("f", data)
-		if got := r.from.Bytes(drivertest.OpRead); got != 2<<20 {
-			t.Errorf("bytes read from the source: got %d, want %d", got, 2<<20)
-		}
-	})
+	for _, op := range []drivertest.Op{drivertest.OpOpen, drivertest.OpRead} {
+		t.Run(string(op), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+				data := r.put("f", 2<<20)
+				r.from.Add(drivertest.Rule{Op: op, Hang: true})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				obj, err := r.handler.Open(ctx, r.entry("f"))
+				if err == nil {
+					_, err = obj.ReadAt(ctx, make([]byte, 10), 0)
+					obj.Close()
+				}
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+				}
+				r.from.Clear()
+				r.settled()
+				if got := r.entry("f").Level(); got != 1 {
+					t.Errorf("level: got %d, want 1", got)
+				}
+				r.wantFile("f", data)
+				if got := r.from.Bytes(drivertest.OpRead); got != 2<<20 {
+					t.Errorf("bytes read from the source: got %d, want %d", got, 2<<20)
+				}
+			})
+		})
+	}
 }
 
 // One reader of a handle can give up while another of the same handle waits.
