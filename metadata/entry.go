@@ -44,7 +44,7 @@ const (
 	levelMask = 0xff
 	claimed   = 0x100 // somebody is copying the file
 	stale     = 0x200 // the name has another version now, or none
-	unsure    = 0x400 // a tier may hold a copy under this name that Settle must look at
+	unsure    = 0x400 // see Unsure
 	skipped   = 0x800 // the file was skipped for want of room
 )
 
@@ -218,6 +218,10 @@ func (e *Entry) Claim() bool {
 // Claimed reports whether somebody is copying the file.
 func (e *Entry) Claimed() bool { return e.state.Load()&claimed != 0 }
 
+// Unsure reports whether a tier may hold a copy under the entry's name, of its
+// version or an outdated one, that Settle must look at.
+func (e *Entry) Unsure() bool { return e.state.Load()&unsure != 0 }
+
 // Publish ends a claim: there is a complete copy on level l.
 func (e *Entry) Publish(l tiers.Level) {
 	e.change(func(s uint32) uint32 { return s&stale | uint32(l) })
@@ -247,7 +251,8 @@ func (e *Entry) Demote(l tiers.Level) bool {
 // first time since the file was last placed.
 func (e *Entry) Skip() bool { return e.state.Or(skipped)&skipped == 0 }
 
-func (e *Entry) setBits(bits uint32) { e.state.Or(bits) }
+func (e *Entry) setBits(bits uint32)   { e.state.Or(bits) }
+func (e *Entry) clearBits(bits uint32) { e.state.And(^bits) }
 
 // change replaces the state by f of it.
 func (e *Entry) change(f func(uint32) uint32) {

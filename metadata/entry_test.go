@@ -85,7 +85,7 @@ func TestDemote(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := news.Load(); got != 1 || e.Level() != tiers.AtSource || e.state.Load()&unsure == 0 {
+	if got := news.Load(); got != 1 || e.Level() != tiers.AtSource || !e.Unsure() {
 		t.Errorf("%d brought the news, level %d", got, e.Level())
 	}
 	e.Publish(1)

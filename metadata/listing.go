@@ -370,6 +370,7 @@ func (a *arrivals) entry(info drivers.Info) *Entry {
 	e.locate(a.copies.of(info.Name), a.copies.unsure)
 	d.put(e)
 	if old != nil {
+		e.setBits(unsure) // old may have been placed since the tiers were asked
 		a.c.supersede(old)
 	}
 	return e

@@ -462,6 +462,35 @@ func TestCopiesOfVersions(t *testing.T) {
 	})
 }
 
+// What a tier holds of a name may be newer than the listing, and of an outdated
+// version all the same.
+func TestPlacedAndChangedWhileListed(t *testing.T) {
+	inBucket(t, time.Minute, 30, 1, func(t *testing.T, w *bucketWorld) {
+		w.list(t, "d")
+		old := w.get(t, "d/"+file(29))
+		mtime := old.Info().Mtime
+		time.Sleep(2 * time.Minute)
+		w.source.Put(old.Path(), []byte("new"))
+		var wg sync.WaitGroup
+		wg.Go(func() { w.list(t, "d") })
+		time.Sleep(time.Second) // the tiers have been asked, and the part has not come
+		w.tier[1].PutAt(old.Path(), []byte("content"), mtime)
+		old.Claim()
+		old.Publish(1)
+		wg.Wait()
+		now := w.get(t, old.Path())
+		if !old.Stale() || !now.Claim() || w.Settle(bg, now) {
+			t.Fatal("the new version is not to be copied")
+		}
+		if _, err := w.tier[1].Stat(bg, now.Path()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the outdated copy: got %v, want %v", err, fs.ErrNotExist)
+		}
+		if now.Unsure() {
+			t.Error("it is looked for again")
+		}
+	})
+}
+
 // An object that has changed or gone costs one request, and none for those that
 // were listed with it.
 func TestChangedAsksForOne(t *testing.T) {

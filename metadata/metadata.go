@@ -470,29 +470,45 @@ func isAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// Settle is for whoever has claimed e and is about to copy it: it asks the
-// tiers once more where that was left open, publishes e if a tier turns out to
-// hold its version, and removes copies of other versions. It reports whether e
-// was published.
+// Settle is for whoever has claimed e and is about to copy it: where e is Unsure
+// it asks the tiers once more, publishes e if a tier turns out to hold its
+// version, and removes copies of other versions. It reports whether e was
+// published. If not, e is sure from now on, unless a tier did not answer.
 func (c *Container) Settle(ctx context.Context, e *Entry) bool {
-	if e.state.Load()&unsure == 0 {
+	if !e.Unsure() {
 		return false
 	}
-	name, want := e.Path(), e.Info()
+	name, want, all := e.Path(), e.Info(), true
 	for _, t := range c.levels.Tiers() {
 		info, err := t.Stat(ctx, name)
 		switch {
-		case err != nil:
-		case info.SameVersion(want):
+		case err == nil && info.SameVersion(want):
 			e.Publish(t.Level())
 			return true
-		case t.Counted() && info.IsRegular():
-			if err := t.Remove(ctx, name); err != nil {
-				c.log.Warn("remove outdated copy", "path", name, "err", err)
-			}
+		case err == nil && info.IsRegular():
+			all = c.removeOutdated(ctx, t, e) && all
+		case err != nil && !isAbsent(err):
+			all = false
 		}
 	}
+	if all {
+		e.clearBits(unsure)
+	}
 	return false
+}
+
+// removeOutdated removes what t has under e's name, which is of another version,
+// and reports whether that is gone. Once e is stale it may be the copy of the
+// version that came after.
+func (c *Container) removeOutdated(ctx context.Context, t *tiers.Tier, e *Entry) bool {
+	if e.Stale() || !t.Counted() {
+		return false
+	}
+	if err := t.Remove(ctx, e.Path()); err != nil {
+		c.log.Warn("remove outdated copy", "path", e.Path(), "err", err)
+		return false
+	}
+	return true
 }
 
 // Readlink returns the target of a symbolic link, as the source has it.

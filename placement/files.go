@@ -230,6 +230,9 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool) error {
 	if f.entry.Size() == 0 {
 		return nil
 	}
+	if !fresh {
+		f.leaveFailed()
+	}
 	v, err := f.view(ctx)
 	if err != nil {
 		return err
@@ -247,6 +250,14 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool) error {
 	}
 	h.ahead.opened(h, f.entry)
 	return nil
+}
+
+// leaveFailed has the file be read elsewhere if the fill that it is read from has
+// failed: what the source said then it may say no more.
+func (f *file) leaveFailed() {
+	if v := f.at.Load(); v != nil && v.fill != nil && v.fill.result() != nil {
+		v.failed.Store(true)
+	}
 }
 
 // ReadAt reads from a file that was not opened, as the ReadAt of one that was.

@@ -133,6 +133,10 @@ func (f *fill) start() {
 		f.giveUp(errStopped)
 		return
 	}
+	if f.entry.Stale() { // it has waited for its turn
+		f.giveUp(drivers.ErrChanged)
+		return
+	}
 	if h.names.Settle(h.ctx, f.entry) {
 		f.giveUp(errSettled)
 		return

@@ -161,10 +161,18 @@ func (h *Handler) sweep() {
 		case now := <-tick.C:
 			h.files.sweep(now)
 			h.ahead.prune(now)
+			h.prune(now)
 		case <-h.ctx.Done():
 			return
 		}
 	}
+}
+
+// prune forgets failures that nobody has come back to.
+func (h *Handler) prune(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	maps.DeleteFunc(h.retries, func(_ *metadata.Entry, r retry) bool { return now.Sub(r.at) > maxBackoff })
 }
 
 // work is one background worker: it takes the next block of the fill that most
@@ -240,7 +248,7 @@ var errStopped = errors.New("placement has stopped")
 // that the caller gives back by release. Of all who call at once, one starts
 // it. Insistent callers do not wait for the backoff of failed copies.
 func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (*fill, error) {
-	if !e.Claimed() && !h.Fits(e.Size()) {
+	if !e.Claimed() && !e.Unsure() && !h.Fits(e.Size()) { // what Settle finds is the file, or gives room back
 		h.skip(e)
 		return nil, errNoRoom
 	}
@@ -342,14 +350,12 @@ func (h *Handler) forget(f *fill, published, failed bool) {
 		delete(h.retries, f.entry)
 		return
 	}
-	now := time.Now()
-	maps.DeleteFunc(h.retries, func(_ *metadata.Entry, r retry) bool { return now.Sub(r.at) > maxBackoff })
 	r := h.retries[f.entry]
 	pause := maxBackoff
 	if r.failures < 16 {
 		pause = min(minBackoff<<r.failures, maxBackoff)
 	}
-	h.retries[f.entry] = retry{r.failures + 1, now.Add(pause)}
+	h.retries[f.entry] = retry{r.failures + 1, time.Now().Add(pause)}
 }
 
 // Filling returns how many bytes of e the fill under way has copied, and

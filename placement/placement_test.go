@@ -262,6 +262,7 @@ func TestBackoff(t *testing.T) {
 		r.put("g", 1000)
 		time.Sleep(3 * maxBackoff)
 		r.handler.Place(t.Context(), r.entry("g"))
+		time.Sleep(2 * linger)
 		if got := len(r.handler.retries); got != 1 {
 			t.Errorf("failures remembered: got %d, want only that of g", got)
 		}
@@ -607,6 +608,96 @@ func TestSkipped(t *testing.T) {
 		r.settled()
 		if got := r.entry("late").Level(); got != 1 {
 			t.Errorf("level: got %d, want 1", got)
+		}
+	})
+}
+
+// rigs runs a test in a bubble with a source that is a folder, and with one that
+// is a bucket.
+func rigs(t *testing.T, opts rigOptions, test func(t *testing.T, r *rig)) {
+	for _, kind := range []string{"folder", "bucket"} {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				if kind == "bucket" {
+					opts.bucket = &drivertest.Bucket{Length: 1 << 20}
+				}
+				test(t, newRig(t, opts))
+			})
+		})
+	}
+}
+
+// A tier that is full of the copy of an earlier version has room for the new one.
+func TestFullOfAnOutdatedCopy(t *testing.T) {
+	rigs(t, rigOptions{quotas: []int64{1 << 20}, ttl: time.Second}, func(t *testing.T, r *rig) {
+		r.wantFile("f", r.put("f", 900<<10))
+		r.settled()
+		data := r.put("f", 904<<10)
+		time.Sleep(2 * time.Second)
+		r.wantFile("f", data)
+		r.settled()
+		if got := r.levels.Tier(1).Stats().Used; r.entry("f").Level() != 1 || got != 904<<10 {
+			t.Errorf("level %d, %d bytes used; want 1, %d", r.entry("f").Level(), got, 904<<10)
+		}
+		if got := r.handler.Stats().Skipped; got != 0 {
+			t.Errorf("%d files were skipped, want none", got)
+		}
+	})
+}
+
+// A copy on a tier that was not well when the file was looked up is used when the
+// tier is, though there is no room for another.
+func TestFullAndNotWellAtFirst(t *testing.T) {
+	rigs(t, rigOptions{quotas: []int64{1 << 20}}, func(t *testing.T, r *rig) {
+		data, other := r.put("f", 900<<10), r.put("other", 900<<10)
+		r.wantFile("f", data)
+		r.settled()
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpStat, Err: errBroken})
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpReadDir, Err: errBroken})
+		r.names.Changed(r.entry("f"))
+		r.wantFile("f", data)
+		r.to[0].Clear()
+		time.Sleep(time.Hour)
+		before := r.from.Bytes(drivertest.OpRead)
+		r.wantFile("f", data)
+		if got := r.from.Bytes(drivertest.OpRead) - before; got != 0 || r.entry("f").Level() != 1 {
+			t.Errorf("%d bytes of the source were read, level %d; want none, 1", got, r.entry("f").Level())
+		}
+		// What the tier does not have is looked for there once.
+		stats := r.to[0].Count(drivertest.OpStat)
+		for range 5 {
+			r.wantFile("other", other)
+			time.Sleep(time.Minute)
+		}
+		if got := r.to[0].Count(drivertest.OpStat) - stats; got > 1 {
+			t.Errorf("the tier was asked %d times for what it does not have", got)
+		}
+	})
+}
+
+// A fill that has waited for its turn until its version had gone leaves the copy
+// of the next version alone, and asks the source for nothing.
+func TestStaleBeforeItsTurn(t *testing.T) {
+	rigs(t, rigOptions{quotas: []int64{1 << 30}, idle: true}, func(t *testing.T, r *rig) {
+		r.wantFile("f", r.put("f", 400<<10))
+		synctest.Wait()
+		r.put("f", 500<<10)
+		r.names.Changed(r.entry("f"))
+		first := r.entry("f")
+		r.handler.prefetch(first, false)
+		data := r.put("f", 600<<10)
+		r.names.Changed(first)
+		r.wantFile("f", data)
+		synctest.Wait()
+		asked := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead)
+		r.running.Go(func() { r.handler.Run(r.ctx) })
+		r.settled()
+		r.wantFile("f", data)
+		if st := r.levels.Tier(1).Stats(); r.entry("f").Level() != 1 || st.Used != 600<<10 || st.Files != 1 {
+			t.Errorf("level %d, %d bytes used by %d files; want 1, %d by 1", r.entry("f").Level(), st.Used, st.Files, 600<<10)
+		}
+		if got := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead) - asked; got != 0 {
+			t.Errorf("the source was asked %d times once the file was placed", got)
 		}
 	})
 }

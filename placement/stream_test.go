@@ -301,6 +301,7 @@ func TestOpenThoughCopyFails(t *testing.T) {
 				data := r.put("f", 1<<20)
 				fail(r)
 				r.wantFile("f", data)
+				r.settled()
 				if got := r.handler.Stats().Failed; got != 1 {
 					t.Errorf("copies failed: got %d, want 1", got)
 				}
@@ -586,6 +587,29 @@ func TestListedFileMayNotBeRead(t *testing.T) {
 		r.wantFile("bad", bad)
 		r.settled()
 		if got := r.entry("bad").Level(); got != 1 {
+			t.Errorf("level: got %d, want 1", got)
+		}
+	})
+}
+
+// What a store said of a file once is not told to those who open it later.
+func TestRefusalPasses(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}, idle: true, bucket: &drivertest.Bucket{Length: 1 << 20}})
+		data := r.put("f", 3<<20)
+		holder := r.open("f")
+		defer holder.Close()
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: fs.ErrPermission, Times: 1})
+		r.running.Go(func() { r.handler.Run(r.ctx) }) // the workers are refused the rest
+		synctest.Wait()
+		if got := r.handler.Stats().Failed; got != 1 {
+			t.Fatalf("%d copies failed, want 1", got)
+		}
+		r.wantFile("f", data)
+		time.Sleep(time.Hour)
+		r.wantFile("f", data)
+		r.settled()
+		if got := r.entry("f").Level(); got != 1 {
 			t.Errorf("level: got %d, want 1", got)
 		}
 	})
