@@ -49,8 +49,11 @@ func (f *fileSystem) fill(e *metadata.Entry, out *fuse.EntryOut) {
 	f.names.Hold(e)
 	out.NodeId = e.ID()
 	lasts := f.names.Lasts(e)
-	out.SetEntryTimeout(lasts)
 	out.SetAttrTimeout(lasts)
+	if e.Stale() { // of a listing from before; the kernel may be told of it after it was told to forget it
+		lasts = 0
+	}
+	out.SetEntryTimeout(lasts)
 	setAttr(&out.Attr, e)
 }
 
