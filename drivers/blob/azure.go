@@ -1,8 +1,10 @@
 package blob
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
@@ -13,11 +15,13 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	azblob "github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 	cdk "gocloud.dev/blob"
 	"gocloud.dev/blob/azureblob"
+	"golang.org/x/oauth2"
 )
 
 // azure is Azure Blob Storage. Its credentials are those that the environment
@@ -25,7 +29,8 @@ import (
 type azure struct {
 	client  *container.Client
 	blob    *cdk.Bucket
-	signing string // how requests are signed
+	tokens  *tokens // nil: requests are signed with something that cannot be renewed
+	signing string  // how requests are signed
 }
 
 var _ vendor = (*azure)(nil)
@@ -33,11 +38,19 @@ var _ vendor = (*azure)(nil)
 func connectAzure(l Location, t *transport) (vendor, error) {
 	a := &azure{}
 	var err error
+	client := &http.Client{Transport: t, CheckRedirect: stay}
 	if a.client, a.signing, err = azureClient(l, &container.ClientOptions{ClientOptions: azcore.ClientOptions{
-		Transport: &http.Client{Transport: t},
-		Retry:     policy.RetryOptions{MaxRetries: -1}, // see retry.go
+		Transport:       client,
+		Retry:           policy.RetryOptions{MaxRetries: -1}, // see retry.go
+		PerCallPolicies: []policy.Policy{pages{}},
 	}}); err != nil {
 		return nil, err
+	}
+	if a.signing == "" {
+		if a.tokens, err = azureTokens(); err != nil {
+			return nil, err
+		}
+		client.Transport, a.signing = &signer{a.tokens, t}, "default Azure credential"
 	}
 	if a.blob, err = azureblob.OpenBucket(context.Background(), a.client, nil); err != nil {
 		return nil, err
@@ -46,7 +59,8 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 }
 
 // azureClient returns a client with the credentials that the environment has, in
-// the order in which the vendor's own tools look for them, and their kind.
+// the order in which the vendor's own tools look for them, and their kind: "" if
+// there are none, and requests are to be signed with tokens.
 func azureClient(l Location, opts *container.ClientOptions) (c *container.Client, signing string, err error) {
 	if l.Account == "" && l.Endpoint == "" {
 		said := "no storage account is named"
@@ -79,18 +93,102 @@ func azureClient(l Location, opts *container.ClientOptions) (c *container.Client
 		}
 		c, err = container.NewClientWithSharedKeyCredential(at, shared, opts)
 		return c, "shared key of account " + account, err
-	case sas != "" && !private(l.Endpoint):
+	case !private(l.Endpoint):
 		return nil, "", invalid("the endpoint is not https://, and would be sent a token that anybody can read")
 	case sas != "":
 		c, err = container.NewClientWithNoCredential(at+"?"+strings.TrimPrefix(sas, "?"), opts)
 		return c, "shared access signature", err
 	}
-	credential, err := azidentity.NewDefaultAzureCredential(nil)
+	c, err = container.NewClientWithNoCredential(at, opts)
+	return c, "", err
+}
+
+// azureTokens returns the tokens that the vendor's default credential gets. The
+// library would have whoever wants one while another asks wait for as long as that
+// takes, whether or not it wants to go away.
+func azureTokens() (*tokens, error) {
+	t := &tokens{}
+	credential, err := azidentity.NewDefaultAzureCredential(&azidentity.DefaultAzureCredentialOptions{
+		ClientOptions: azcore.ClientOptions{Transport: &http.Client{Transport: &t.way}},
+	})
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	c, err = container.NewClient(at, credential, opts)
-	return c, "default Azure credential", err
+	t.find = func() (oauth2.TokenSource, error) {
+		return oauth2.ReuseTokenSourceWithExpiry(nil, azureSource{credential, &t.way}, time.Minute), nil
+	}
+	return t, nil
+}
+
+// An azureSource asks a credential for tokens.
+type azureSource struct {
+	credential azcore.TokenCredential
+	way        *way
+}
+
+// Token implements oauth2.TokenSource.
+func (s azureSource) Token() (*oauth2.Token, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), credentialsTimeout)
+	defer cancel()
+	token, err := s.credential.GetToken(ctx, policy.TokenRequestOptions{Scopes: []string{"https://storage.azure.com/.default"}})
+	if err == nil {
+		return &oauth2.Token{AccessToken: token.Token, Expiry: token.ExpiresOn}, nil
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if _, ok := errors.AsType[*azidentity.AuthenticationFailedError](err); !ok {
+		// There are no credentials. Whether this machine is one of Azure's, which has
+		// some, is found out by a request; elsewhere that has no answer.
+		s.way.unanswered.Store(nil)
+	}
+	return nil, err
+}
+
+// pages looks whether an answer to a request for keys is a page of them, which
+// the portable library takes for granted.
+type pages struct{}
+
+// Do implements policy.Policy.
+func (pages) Do(r *policy.Request) (*http.Response, error) {
+	resp, err := r.Next()
+	if err != nil || resp.StatusCode != http.StatusOK || r.Raw().URL.Query().Get("comp") != "list" {
+		return resp, err
+	}
+	body, err := runtime.Payload(resp) // and leaves it to be read again
+	if err != nil {
+		return nil, err
+	}
+	if !isPage(body) {
+		return nil, errNoListing
+	}
+	return resp, nil
+}
+
+// isPage reports whether a page has its list of keys, and each key what the
+// portable library reads of it. Pages are long: this does not decode all of one.
+func isPage(body []byte) bool {
+	blobs := bytes.Count(body, []byte("<Blob>"))
+	for _, property := range []string{"<Last-Modified>", "<Content-Length>"} {
+		if bytes.Count(body, []byte(property)) < blobs {
+			return false
+		}
+	}
+	for d, depth := xml.NewDecoder(bytes.NewReader(body)), 0; ; {
+		token, err := d.Token()
+		if err != nil {
+			return false
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			if depth == 1 && token.Name.Local == "Blobs" {
+				return true
+			}
+			depth++
+		case xml.EndElement:
+			depth--
+		}
+	}
 }
 
 func (a *azure) bucket() *cdk.Bucket { return a.blob }
@@ -151,6 +249,12 @@ func (a *azure) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *azure) renew(time.Time) {}
+func (a *azure) renew(began time.Time) bool {
+	if a.tokens == nil {
+		return false
+	}
+	a.tokens.renew(began)
+	return true
+}
 
 func (a *azure) identity(context.Context) (string, error) { return a.signing, nil }

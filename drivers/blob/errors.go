@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"cloud.google.com/go/compute/metadata"
+	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	"golang.org/x/oauth2"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -45,6 +47,8 @@ func explain(v vendor, t *trace, err error) *storeError {
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged
+	case errors.Is(err, errStalled) && !t.sent:
+		e.errno, e.again, e.text = syscall.ETIMEDOUT, true, "no credentials in time"
 	case errors.Is(err, errStalled):
 		e.errno, e.again = syscall.ETIMEDOUT, true
 	case t.status == http.StatusOK, t.status == http.StatusPartialContent: // and yet: the answer was not whole, or not what it said
@@ -75,6 +79,10 @@ func invalid(text string) error { return &storeError{errno: syscall.EINVAL, text
 
 // errVersion is an answer with another version than was asked for.
 var errVersion = errors.New("the object has changed")
+
+// errNoListing is an answer of somebody else than the store, such as a load
+// balancer: it does not say that nothing is there.
+var errNoListing = errors.New("the answer is no listing")
 
 // expired are the names that stores have for credentials that were good once.
 var expired = map[string]bool{
@@ -113,6 +121,9 @@ func (e *storeError) unanswered(t *trace, err error) {
 		hostname x509.HostnameError
 		timeout  interface{ Timeout() bool }
 	)
+	if unsigned, ok := errors.AsType[*tokenError](err); ok {
+		err = unsigned.err // and not what made of it an error of the network
+	}
 	switch {
 	case errors.As(err, &verify), errors.As(err, &record), errors.As(err, &alert), errors.As(err, &unknown), errors.As(err, &hostname),
 		strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
@@ -139,6 +150,8 @@ func unreachable(err error) bool {
 	var (
 		answered interface{ HTTPStatusCode() int } // of Amazon's libraries
 		token    *oauth2.RetrieveError
+		machine  *metadata.Error
+		identity *azidentity.AuthenticationFailedError
 		unsent   *url.Error
 		network  net.Error
 	)
@@ -147,6 +160,10 @@ func unreachable(err error) bool {
 		return passing(answered.HTTPStatusCode())
 	case errors.As(err, &token):
 		return passing(token.Response.StatusCode)
+	case errors.As(err, &machine):
+		return passing(machine.Code)
+	case errors.As(err, &identity):
+		return identity.RawResponse != nil && passing(identity.RawResponse.StatusCode)
 	}
 	return errors.As(err, &unsent) || errors.As(err, &network)
 }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"sync"
 	"time"
 
 	"cloud.google.com/go/storage"
@@ -19,7 +18,6 @@ import (
 	"gocloud.dev/gcp"
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
-	"golang.org/x/sync/singleflight"
 	"google.golang.org/api/googleapi"
 	"google.golang.org/api/option"
 )
@@ -50,6 +48,7 @@ func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
 			return nil, invalid("the endpoint is not https://, and would be sent credentials that anybody can read: add anonymous=true if it needs none")
 		}
 		g.tokens = &tokens{}
+		g.tokens.find = func() (oauth2.TokenSource, error) { return googleSource(&g.tokens.way) }
 		if _, err := g.tokens.source(); err != nil {
 			return nil, err
 		}
@@ -80,77 +79,15 @@ func private(endpoint string) bool {
 	return u.Scheme != "http" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// A signer signs requests. The library's own would wait for a token for ever, and
-// sign for whomever a request is redirected to.
-type signer struct {
-	tokens *tokens
-	inner  http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
-	token, err := s.tokens.token(r.Context())
+// googleSource returns the vendor's Application Default Credentials, with which
+// tokens are asked for by a way.
+func googleSource(w *way) (oauth2.TokenSource, error) {
+	client := &http.Client{Transport: w, Timeout: credentialsTimeout}
+	c, err := google.FindDefaultCredentials(context.WithValue(context.Background(), oauth2.HTTPClient, client), readOnly)
 	if err != nil {
 		return nil, err
 	}
-	r = r.Clone(r.Context())
-	token.SetAuthHeader(r)
-	return s.inner.RoundTrip(r)
-}
-
-// tokens are what requests are signed with, from the vendor's Application
-// Default Credentials. These are looked for again after renew.
-type tokens struct {
-	asking singleflight.Group
-
-	mu    sync.Mutex // guards the following
-	found oauth2.TokenSource
-	at    time.Time // when it was
-}
-
-// source returns what gives tokens.
-func (t *tokens) source() (oauth2.TokenSource, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.found == nil {
-		// Whoever asks for a token asks by way of this client.
-		ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Timeout: credentialsTimeout})
-		c, err := google.FindDefaultCredentials(ctx, readOnly)
-		if err != nil {
-			return nil, err
-		}
-		t.found, t.at = c.TokenSource, time.Now()
-	}
-	return t.found, nil
-}
-
-// token returns a token that is good. One is asked for at a time, for all who
-// want one, each of whom waits until its context is done.
-func (t *tokens) token(ctx context.Context) (*oauth2.Token, error) {
-	asked := t.asking.DoChan("", func() (any, error) {
-		source, err := t.source()
-		if err != nil {
-			return nil, err
-		}
-		return source.Token()
-	})
-	select {
-	case r := <-asked:
-		if r.Err != nil {
-			return nil, r.Err
-		}
-		return r.Val.(*oauth2.Token), nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-func (t *tokens) renew(began time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.at.Before(began) {
-		t.found = nil
-	}
+	return c.TokenSource, nil
 }
 
 func (g *googleCloud) bucket() *cdk.Bucket { return g.blob }
@@ -216,10 +153,12 @@ func (g *googleCloud) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (g *googleCloud) renew(began time.Time) {
-	if g.tokens != nil {
-		g.tokens.renew(began)
+func (g *googleCloud) renew(began time.Time) bool {
+	if g.tokens == nil {
+		return false
 	}
+	g.tokens.renew(began)
+	return true
 }
 
 func (g *googleCloud) identity(context.Context) (string, error) {

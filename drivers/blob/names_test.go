@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,7 +37,7 @@ func (m memory) read(ctx context.Context, key, _ string, off, n int64) (io.ReadC
 }
 func (m memory) version(http.Header) string               { return "" }
 func (m memory) failure(error) (string, string)           { return "", "" }
-func (m memory) renew(time.Time)                          {}
+func (m memory) renew(time.Time) bool                     { return false }
 func (m memory) identity(context.Context) (string, error) { return "", nil }
 
 // inMemory returns a bucket that has keys, of one byte but for those that are
@@ -192,6 +194,61 @@ func TestMissingDirectory(t *testing.T) {
 	}
 	if _, err := b.ReadDir(context.Background(), "../x"); err == nil {
 		t.Error("ReadDir leaves the prefix")
+	}
+}
+
+// An answer that is no listing is not one of nothing: names are not gone because
+// a load balancer has answered in the place of the store.
+func TestNoListing(t *testing.T) {
+	for _, body := range []string{"", "<html></html>", "<Error><Code>InternalError</Code></Error>"} {
+		t.Run(body, func(t *testing.T) {
+			s := newStore(t, 1)
+			b := s.open(t, "")
+			b.stall = time.Minute
+			var others atomic.Int64 // such answers to come
+			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if others.Add(-1) >= 0 {
+					io.WriteString(w, body)
+					return
+				}
+				s.ServeHTTP(w, r)
+			})
+			others.Store(1)
+			if infos, err := b.ReadDir(t.Context(), "dir"); err != nil || len(infos) != 1 {
+				t.Errorf("ReadDir found %v, %v", infos, err)
+			}
+			others.Store(1)
+			if _, err := b.Stat(t.Context(), "dir/object"); err != nil {
+				t.Error(err)
+			}
+			if got := b.Stats().Retries; got != 2 {
+				t.Errorf("%d retries are counted, want 2", got)
+			}
+			reading.limit = 10 * time.Millisecond
+			others.Store(1 << 40)
+			if infos, err := b.ReadDir(t.Context(), "."); !errors.Is(err, syscall.EIO) {
+				t.Errorf("ReadDir found %v, %v", infos, err)
+			}
+		})
+	}
+}
+
+// What servers say of nothing, each in its way.
+func TestEmptyListing(t *testing.T) {
+	for _, element := range []string{
+		"<Name>bucket</Name>", "<IsTruncated>false</IsTruncated>", "<KeyCount>0</KeyCount>", "<MaxKeys>1000</MaxKeys>", "<EncodingType>url</EncodingType>",
+	} {
+		s := newStore(t, 1)
+		b := s.open(t, "")
+		s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, "<ListBucketResult>"+element+"</ListBucketResult>")
+		})
+		if infos, err := b.ReadDir(t.Context(), "."); err != nil || len(infos) != 0 {
+			t.Errorf("%s: ReadDir found %v, %v", element, infos, err)
+		}
+		if _, err := b.Stat(t.Context(), "dir/object"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: Stat: %v", element, err)
+		}
 	}
 }
 

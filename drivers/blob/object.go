@@ -94,7 +94,8 @@ type stream struct {
 	ctx      context.Context
 	off, end int64 // what is yet to be read
 	effort   effort
-	body     *body // nil: there is no request under way
+	body     *body       // nil: there is no request under way
+	failed   *storeError // what ended the last answer, until it is dealt with
 }
 
 // Read implements io.Reader.
@@ -109,7 +110,8 @@ func (s *stream) Read(p []byte) (int, error) {
 		s.object.bucket.bytes.Add(int64(n))
 		if n > 0 {
 			s.effort.succeeded()
-			return n, nil // the error, if any, comes again
+			s.failed = err // for the next call, like one that comes without bytes
+			return n, nil
 		}
 		if err == nil {
 			continue
@@ -122,6 +124,10 @@ func (s *stream) Read(p []byte) (int, error) {
 
 // read reads from the body of an answer, for which it asks if there is none.
 func (s *stream) read(p []byte) (int, *storeError) {
+	if err := s.failed; err != nil {
+		s.failed = nil
+		return 0, err
+	}
 	if s.body == nil {
 		var err *storeError
 		if s.body, err = s.object.get(s.ctx, s.off, s.end-s.off); err != nil {

@@ -49,9 +49,8 @@ func (e *effort) again(ctx context.Context, v vendor, err *storeError) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case err.renew && !e.renewed:
+	case err.renew && !e.renewed && v.renew(err.began):
 		e.renewed = true
-		v.renew(err.began)
 		e.retries.Add(1)
 		return nil
 	case !err.again:

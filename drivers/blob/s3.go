@@ -129,6 +129,7 @@ func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 
 // decodeKeys has listings be sent with the keys encoded, since XML cannot hold
 // every character that a key can, and decodes them where the server has done so.
+// An answer that is no listing is an error.
 func decodeKeys(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("DecodeKeys",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -140,6 +141,9 @@ func decodeKeys(stack *middleware.Stack) error {
 			if !ok || err != nil {
 				return out, metadata, err
 			}
+			if !isListing(page) {
+				return out, metadata, errNoListing
+			}
 			for i := range page.Contents {
 				if page.Contents[i].LastModified == nil { // which the portable library takes to be there
 					page.Contents[i].LastModified = new(time.Time)
@@ -150,6 +154,13 @@ func decodeKeys(stack *middleware.Stack) error {
 			}
 			return out, metadata, err
 		}), middleware.After)
+}
+
+// isListing reports whether an answer is a listing, if only one of nothing. The
+// library takes any document for one, and no document too.
+func isListing(page *s3.ListObjectsV2Output) bool {
+	return len(page.Contents) > 0 || len(page.CommonPrefixes) > 0 || page.Name != nil || page.IsTruncated != nil ||
+		page.KeyCount != nil || page.MaxKeys != nil || page.EncodingType != ""
 }
 
 func decodePage(page *s3.ListObjectsV2Output) error {
@@ -237,10 +248,14 @@ func (a *amazon) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *amazon) renew(began time.Time) {
-	if a.credentials != nil && a.chain.at.Load() < began.UnixNano() {
+func (a *amazon) renew(began time.Time) bool {
+	if a.credentials == nil {
+		return false
+	}
+	if a.chain.at.Load() < began.UnixNano() {
 		a.credentials.Invalidate()
 	}
+	return true
 }
 
 func (a *amazon) identity(ctx context.Context) (string, error) {

@@ -39,8 +39,9 @@ type vendor interface {
 	failure(err error) (code, text string)
 
 	// renew has credentials be looked for again, unless they were since a request
-	// began that was refused: what it was signed with may be older.
-	renew(began time.Time)
+	// began that was refused: what it was signed with may be older. It reports
+	// whether there are any: if not, the request will be refused again.
+	renew(began time.Time) bool
 
 	// identity says how requests are signed, without what is secret.
 	identity(ctx context.Context) (string, error)
@@ -56,7 +57,8 @@ type item struct {
 }
 
 // credentialsTimeout is how long it may take to get credentials: less than stall,
-// so that who waits for them is told so.
+// so that who waits for them is told why there are none. Who opens a bucket waits
+// less long, and is told only that they did not come.
 const credentialsTimeout = 20 * time.Second
 
 // connect returns the vendor of a location. This is where all are.

@@ -23,6 +23,12 @@ import (
 	"testing"
 	"time"
 
+	"cloud.google.com/go/compute/metadata"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
+	"golang.org/x/oauth2"
+
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
@@ -227,7 +233,252 @@ func TestCloudTokens(t *testing.T) {
 	if _, err := b.ReadDir(ctx, "."); !errors.Is(err, context.DeadlineExceeded) { // or this hangs
 		t.Errorf("a token that does not come: %v", err)
 	}
+	b.stall = 50 * time.Millisecond
+	if _, err := readAll(o); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "no credentials in time") {
+		t.Errorf("a token that does not come in time: %v", err)
+	}
 	close(release)
+}
+
+// Credentials that are not there any more are looked for once, and not waited for.
+func TestCloudCredentialsThatAreGone(t *testing.T) {
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"access_token":"token","token_type":"Bearer","expires_in":3600}`)
+	}))
+	t.Cleanup(tokens.Close)
+	applicationDefault(t, tokens.URL)
+	b, o := newCloud(t, 1000).open(t, "")
+	if err := os.Remove(os.Getenv("GOOGLE_APPLICATION_CREDENTIALS")); err != nil {
+		t.Fatal(err)
+	}
+	b.vendor.renew(time.Now())
+	if _, err := readAll(o); !errors.Is(err, syscall.EACCES) || b.Stats().Retries != 1 {
+		t.Errorf("got error %v, after %d retries", err, b.Stats().Retries)
+	}
+}
+
+// A sourceFunc gives tokens.
+type sourceFunc func() (*oauth2.Token, error)
+
+func (f sourceFunc) Token() (*oauth2.Token, error) { return f() }
+
+// Who was refused waits for no token that was asked for before.
+func TestTokensAskedForBefore(t *testing.T) {
+	asked, release := make(chan struct{}), make(chan struct{})
+	sources := []sourceFunc{
+		func() (*oauth2.Token, error) { close(asked); <-release; return &oauth2.Token{AccessToken: "old"}, nil },
+		func() (*oauth2.Token, error) { return &oauth2.Token{AccessToken: "new"}, nil },
+	}
+	var finds int
+	tokens := &tokens{find: func() (oauth2.TokenSource, error) { finds++; return sources[finds-1], nil }}
+	var first sync.WaitGroup
+	defer first.Wait()
+	defer close(release)
+	first.Go(func() { tokens.token(context.Background()) })
+	<-asked
+	tokens.renew(time.Now())
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if got, err := tokens.token(ctx); err != nil || got.AccessToken != "new" {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// A credentialFunc is a credential of Azure's that gives no token.
+type credentialFunc func() error
+
+func (f credentialFunc) GetToken(context.Context, policy.TokenRequestOptions) (azcore.AccessToken, error) {
+	return azcore.AccessToken{}, f()
+}
+
+// Whoever gives tokens may be away for a moment; what they are asked for with may
+// be no good.
+func TestNoToken(t *testing.T) {
+	nobody := httptest.NewServer(nil)
+	nobody.Close()
+	says := func(err error) sourceFunc { return func() (*oauth2.Token, error) { return nil, err } }
+	azureSays := func(status int) sourceFunc {
+		return says(&azidentity.AuthenticationFailedError{RawResponse: &http.Response{StatusCode: status, Body: http.NoBody}})
+	}
+	tokens := &tokens{}
+	unanswered := func(err error) error {
+		if _, err := (&http.Client{Transport: &tokens.way}).Get(nobody.URL); err == nil {
+			t.Error("nobody has answered")
+		}
+		return err
+	}
+	for _, tt := range []struct {
+		name   string
+		source oauth2.TokenSource
+		want   error
+		again  bool
+	}{
+		{"Google's machines: 503", says(&metadata.Error{Code: 503}), syscall.EIO, true},
+		{"Google's machines: 403", says(&metadata.Error{Code: 403}), syscall.EACCES, false},
+		{"Google's machines: 404", says(metadata.NotDefinedError("token")), syscall.EACCES, false},
+		{"Google: not answered", sourceFunc(func() (*oauth2.Token, error) { return nil, unanswered(errors.New("only text")) }), syscall.ECONNREFUSED, true},
+		{"no file", says(fmt.Errorf("credentials: %w", os.ErrNotExist)), syscall.EACCES, false},
+		{"in no time", says(context.DeadlineExceeded), syscall.ETIMEDOUT, true},
+		{"Azure: 429", azureSays(429), syscall.EIO, true},
+		{"Azure: 503", azureSays(503), syscall.EIO, true},
+		{"Azure: 400", azureSays(400), syscall.EACCES, false},
+		{"Azure: not asked", azureSource{credentialFunc(func() error { return &azidentity.AuthenticationFailedError{} }), &tokens.way}, syscall.EACCES, false},
+		{"Azure: not answered", azureSource{credentialFunc(func() error { return unanswered(&azidentity.AuthenticationFailedError{}) }), &tokens.way}, syscall.ECONNREFUSED, true},
+		{"Azure: another's machine", azureSource{credentialFunc(func() error {
+			return unanswered(azidentity.NewCredentialUnavailableError("no credentials"))
+		}), &tokens.way}, syscall.EACCES, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tokens.find, tokens.found = nil, tt.source
+			_, err := (&http.Client{Transport: &signer{tokens, nil}}).Get("http://store/")
+			for _, v := range []vendor{&googleCloud{}, &azure{}} {
+				if e := explain(v, &trace{}, err); !errors.Is(e, tt.want) || e.again != tt.again || e.renew == tt.again {
+					t.Errorf("%T: got %+v, want %v, again %v", v, e, tt.want, tt.again)
+				}
+			}
+		})
+	}
+}
+
+// azurePage is a page of keys as Azure sends it, with one object of 1000 bytes.
+const azurePage = "\ufeff" + `<?xml version="1.0" encoding="utf-8"?><EnumerationResults ContainerName="c"><Blobs><Blob><Name>object</Name><Properties>` +
+	`<Last-Modified>Wed, 01 May 2024 12:00:00 GMT</Last-Modified><Etag>first</Etag><Content-Length>1000</Content-Length></Properties></Blob></Blobs><NextMarker /></EnumerationResults>`
+
+// An answer that is no page of keys, of a proxy for example, is not taken for one.
+func TestAzureAnswersThatAreNoPage(t *testing.T) {
+	t.Setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+	for _, body := range []string{
+		"", "<html></html>", "<EnumerationResults></EnumerationResults>", "<EnumerationResults><Blobs>",
+		"<EnumerationResults><Other><Blobs /></Other></EnumerationResults>",
+		"<EnumerationResults><Blobs><Blob><Name>object</Name></Blob></Blobs></EnumerationResults>",
+	} {
+		t.Run(body, func(t *testing.T) {
+			var n atomic.Int64
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if n.Add(1)%2 == 1 {
+					io.WriteString(w, body)
+					return
+				}
+				io.WriteString(w, azurePage)
+			}))
+			t.Cleanup(server.Close)
+			impatient(t, patience{first: time.Millisecond, most: time.Millisecond, limit: time.Minute})
+			b := openURL(t, "azblob://c?account=a&endpoint="+server.URL)
+			infos, err := b.ReadDir(t.Context(), ".")
+			if err != nil || len(infos) != 1 || infos[0].Name != "object" || infos[0].Size != 1000 {
+				t.Errorf("got %+v, %v", infos, err)
+			}
+			if got := b.Stats().Retries; got != 2 {
+				t.Errorf("%d requests were sent again, want 2", got)
+			}
+		})
+	}
+	if !isPage([]byte(`<EnumerationResults><Prefix /><Blobs /><NextMarker /></EnumerationResults>`)) {
+		t.Error("a page without keys is none")
+	}
+}
+
+// A token that cannot be had for a moment ends no job, and whoever goes away does
+// not wait for one that another has asked for.
+func TestAzureTokens(t *testing.T) {
+	var (
+		failing, hanging atomic.Int64
+		asked, release   = make(chan struct{}), make(chan struct{})
+	)
+	identity := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if failing.Add(-1) >= 0 {
+			w.Header().Set("x-ms-retry-after-ms", "1") // Azure's library asks again, too
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		if hanging.Add(-1) == 0 {
+			close(asked)
+			<-release
+		}
+		// One that is used once: it is about to expire.
+		fmt.Fprintf(w, `{"access_token":"token","token_type":"Bearer","resource":"r","expires_on":"%d"}`, time.Now().Add(30*time.Second).Unix())
+	}))
+	t.Cleanup(identity.Close)
+	for name, value := range map[string]string{
+		"AZURE_STORAGE_KEY": "", "AZURE_STORAGE_SAS_TOKEN": "", "AZURE_TOKEN_CREDENTIALS": "ManagedIdentityCredential",
+		"IDENTITY_ENDPOINT": identity.URL, "IDENTITY_HEADER": "x",
+	} {
+		t.Setenv(name, value)
+	}
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer token" {
+			t.Errorf("asked with %q", r.Header.Get("Authorization"))
+		}
+		if r.URL.Query().Get("comp") == "list" {
+			io.WriteString(w, azurePage)
+			return
+		}
+		w.Header().Set("ETag", `"first"`)
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(make([]byte, 1000)))
+	}))
+	t.Cleanup(store.Close)
+	b := openURL(t, "azblob://c?account=a&endpoint="+store.URL)
+	o, err := b.Open(t.Context(), "object")
+	if err != nil {
+		t.Fatal(err)
+	}
+	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: time.Minute})
+	failing.Store(12)
+	if _, err := readAll(o); err != nil || b.Stats().Retries == 0 {
+		t.Errorf("no token for a moment: %v, after %d retries", err, b.Stats().Retries)
+	}
+
+	b.stall = 15 * time.Second // for which the library would have both wait
+	hanging.Store(1)
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := readAll(o); first <- err }()
+	select {
+	case <-asked:
+	case err := <-first:
+		t.Fatalf("no token was asked for: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	go func() { _, err := b.ReadDir(ctx, "."); second <- err }()
+	select {
+	case err := <-second:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("who went away: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("who went away waits")
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Errorf("who stayed: %v", err)
+	}
+}
+
+// A request that was refused is not sent again where it would be as it was.
+func TestRefusedOnce(t *testing.T) {
+	var n atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.Add(1)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	for url, want := range map[string]int64{
+		"azblob://b?account=a&endpoint=": 1, "azblob://b?account=a&anonymous=true&endpoint=": 1,
+		"gs://b?anonymous=true&endpoint=": 1, "s3://b?anonymous=true&endpoint=": 1, "s3://b?endpoint=": 2,
+	} {
+		n.Store(0)
+		l, err := Parse(url + server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), l, nil); !errors.Is(err, syscall.EACCES) || n.Load() != want {
+			t.Errorf("%s: got error %v after %d requests, want %d", url, err, n.Load(), want)
+		}
+	}
 }
 
 // A request is signed for one place, and not for where that sends it.
@@ -241,7 +492,8 @@ func TestRedirectionIsNotFollowed(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	server := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
 	t.Cleanup(server.Close)
-	for _, url := range []string{"gs://b?anonymous=true&endpoint=", "s3://b?endpoint="} {
+	t.Setenv("AZURE_STORAGE_SAS_TOKEN", "sp=r&sig=secret")
+	for _, url := range []string{"gs://b?anonymous=true&endpoint=", "s3://b?endpoint=", "azblob://b?account=a&endpoint="} {
 		l, err := Parse(url + server.URL)
 		if err != nil {
 			t.Fatal(err)
@@ -363,25 +615,4 @@ func numbers(n int) (all []string) {
 		all = append(all, fmt.Sprintf("%02d", i+1))
 	}
 	return all
-}
-
-// Several who read one object in order, each at a place of its own, are each read
-// ahead for.
-func TestReadAheadForSeveral(t *testing.T) {
-	s := newStore(t, 64<<20)
-	b := s.open(t, "")
-	o := b.object(t)
-	s.gets.Store(0)
-	p := make([]byte, 128<<10)
-	for i := range int64(8 << 20 / len(p)) {
-		for reader := range int64(4) {
-			off := reader*(16<<20) + i*int64(len(p))
-			if _, err := o.ReadAt(t.Context(), p, off); err != nil || !bytes.Equal(p, s.data[off:off+int64(len(p))]) {
-				t.Fatalf("at %d: %v, or other bytes", off, err)
-			}
-		}
-	}
-	if got := s.gets.Load(); got > 40 {
-		t.Errorf("4 readers of 8 MiB took %d requests", got)
-	}
 }
