@@ -3,6 +3,7 @@ package blob
 import (
 	"context"
 	"io"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -18,9 +19,9 @@ const (
 	chunkSize  = 1 << 20
 	maxRun     = stride / chunkSize // chunks in a run: one request
 	runsAhead  = 2                  // runs asked for beyond the one that is being read
-	maxReaders = 4                  // whose places in one object are kept
+	maxReaders = 16                 // whose places in one object are kept
 	maxChunks  = 256                // held by all objects of a bucket together
-	maxWindow  = 64                 // held by one object, which is more than one reader has
+	maxWindow  = 64                 // held by one object, for all who read it
 	windowIdle = 5 * time.Second    // an object that is not read for so long gives its chunks back
 )
 
@@ -42,6 +43,7 @@ type place struct {
 	end  int64 // of what was wanted, the furthest
 	hits int   // how often somebody wanted what begins there
 	run  int64 // chunks in the last run; 0: there was none
+	last int64 // window.wanted when somebody was here
 }
 
 // A window is what is in memory of one object. The zero value is that of an
@@ -50,8 +52,10 @@ type window struct {
 	mu      sync.Mutex // guards the following
 	chunks  map[int64]*chunk
 	places  []place            // of readers, the latest last
+	wanted  int64              // bytes, by all readers so far
+	held    int                // chunks whose memory is not given back yet, also of those that have gone
 	ctx     context.Context    // of the streams under way
-	cancel  context.CancelFunc // nil: there are none, and no chunks
+	cancel  context.CancelFunc // nil: there are none that are of use, and no chunks
 	readers int                // who are in readAhead
 	idle    *time.Timer
 	closed  bool
@@ -146,6 +150,8 @@ func (w *window) place(off, n int64) *place {
 		p.hits++
 	}
 	p.end = max(p.end, off+n)
+	w.wanted += n
+	p.last = w.wanted
 	w.places = append(w.places, p)
 	return &w.places[len(w.places)-1]
 }
@@ -171,21 +177,18 @@ func (o *object) extend(p *place, i int64) {
 // chunks it has, which may be none; w.mu must be held.
 func (o *object) begin(p *place, i int64) int64 {
 	w, b := &o.window, o.bucket
-	if len(w.chunks) >= maxWindow {
-		o.shed()
-	}
-	// Many objects that are read at once share what there is.
-	share := max(1, maxChunks/((1+runsAhead)*max(1, b.windows.Load())))
-	p.run = min(max(1, 2*p.run), maxRun, share)
+	p.run = max(1, 2*p.run) // whoever has a run counts in share
+	p.run = min(p.run, maxRun, o.share())
 	first := i
 	var run []*chunk
-	for i < first+p.run && i*chunkSize < o.info.Size && w.chunks[i] == nil && b.chunks.TryAcquire(1) {
+	for i < first+p.run && i*chunkSize < o.info.Size && w.chunks[i] == nil && o.makeRoom(i) && b.chunks.TryAcquire(1) {
 		c := &chunk{ready: make(chan struct{}), users: 1}
 		run = append(run, c)
 		if w.chunks == nil {
 			w.chunks = make(map[int64]*chunk)
 		}
 		w.chunks[i] = c
+		w.held++
 		i++
 	}
 	if len(run) == 0 {
@@ -200,16 +203,68 @@ func (o *object) begin(p *place, i int64) int64 {
 	return int64(len(run))
 }
 
-// shed lets go of what a reader that has gone elsewhere has left; w.mu must be
-// held.
-func (o *object) shed() {
-	for i, c := range o.window.chunks {
-		if c.users == 0 {
-			c.gone = true
-			delete(o.window.chunks, i)
-			o.free(c)
+// share returns how many chunks a run may have: many objects that are read at once
+// share what there is, and so do many who read one object. w.mu must be held.
+func (o *object) share() int64 {
+	w := &o.window
+	var readers int64
+	for _, p := range w.places {
+		if w.isRead(p) {
+			readers++
 		}
 	}
+	chunks := min(maxChunks/max(1, o.bucket.windows.Load()), maxWindow/max(1, readers))
+	return max(1, chunks/(1+runsAhead))
+}
+
+// absence is how much may be wanted elsewhere in an object, in bytes, before nobody
+// is thought to be at a place any more. When maxReaders read in turn, each is away
+// for half of it at most.
+const absence = 2 * maxReaders * chunkSize
+
+// isRead reports whether somebody reads at p for whom chunks are brought; w.mu must
+// be held.
+func (w *window) isRead(p place) bool { return p.run > 0 && w.wanted-p.last < absence }
+
+// makeRoom reports whether the window has room for chunk i. If it is full, what goes
+// is the chunk that will be wanted last, such as those that a reader who went elsewhere
+// has left. What will be wanted before chunk i stays. w.mu must be held.
+func (o *object) makeRoom(i int64) bool {
+	w := &o.window
+	if len(w.chunks) < maxWindow {
+		return true
+	}
+	last, furthest := int64(-1), w.distance(i)
+	for j, c := range w.chunks {
+		if d := w.distance(j); c.users == 0 && d > furthest {
+			last, furthest = j, d
+		}
+	}
+	if last < 0 {
+		return false
+	}
+	o.drop(last)
+	return true
+}
+
+// distance returns how many chunks whoever will be the first to want chunk i has yet
+// to read before it; w.mu must be held.
+func (w *window) distance(i int64) int64 {
+	d := int64(math.MaxInt64) // nobody will
+	for _, p := range w.places {
+		if ahead := i - p.end/chunkSize; w.isRead(p) && ahead >= -1 { // which a read that was overtaken may want
+			d = min(d, max(0, ahead))
+		}
+	}
+	return d
+}
+
+// drop takes chunk i from the window; w.mu must be held.
+func (o *object) drop(i int64) {
+	c := o.window.chunks[i]
+	c.gone = true
+	delete(o.window.chunks, i)
+	o.free(c)
 }
 
 // bring brings a run of chunks, by one request.
@@ -267,6 +322,21 @@ func (o *object) free(c *chunk) {
 		c.data = nil
 	}
 	o.bucket.chunks.Release(1)
+	if o.window.held--; o.window.held == 0 {
+		o.end()
+	}
+}
+
+// end ends what is under way, after which the object does not count among those that
+// share what there is; w.mu must be held.
+func (o *object) end() {
+	w := &o.window
+	if w.cancel == nil {
+		return
+	}
+	w.cancel()
+	w.cancel = nil
+	o.bucket.windows.Add(-1)
 }
 
 // rest puts off the end of the window; w.mu must be held.
@@ -292,15 +362,9 @@ func (o *object) empty(closed bool) {
 	if w.idle != nil {
 		w.idle.Stop()
 	}
-	if w.cancel != nil {
-		w.cancel()
-		w.cancel = nil
-		o.bucket.windows.Add(-1)
-	}
-	for i, c := range w.chunks {
-		c.gone = true
-		delete(w.chunks, i)
-		o.free(c)
+	o.end()
+	for i := range w.chunks {
+		o.drop(i)
 	}
 	w.places = nil
 }
