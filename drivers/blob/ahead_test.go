@@ -52,7 +52,6 @@ func TestReadAheadForSeveral(t *testing.T) {
 	const size = 128 << 20
 	s := newStore(t, size)
 	b := s.open(t, "")
-	b.stall = time.Minute // the machine may be busy
 	for _, n := range []int64{4, 5, maxReaders} {
 		each := size / n / chunkSize * chunkSize
 		run := max(1, min(maxRun, maxWindow/n/(1+runsAhead)))
@@ -104,7 +103,6 @@ func TestReadAheadForOneWhoMoves(t *testing.T) {
 	const size = 128 << 20
 	s := newStore(t, size)
 	b := s.open(t, "")
-	b.stall = time.Minute
 	o := b.object(t)
 	for i := range int64(maxReaders - 1) { // the last place first: no reader finds what was brought for another
 		newReader(t, s, o, size-(i+1)*(4<<20)).read(512 << 10)
@@ -122,7 +120,6 @@ func TestReadAheadAfterMany(t *testing.T) {
 	const size = 40 << 20
 	s := newStore(t, size)
 	b := s.open(t, "")
-	b.stall = time.Minute // the machine may be busy
 	small := make([]byte, 100_000)
 	s.answer(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, "small") {

@@ -204,7 +204,6 @@ func TestNoListing(t *testing.T) {
 		t.Run(body, func(t *testing.T) {
 			s := newStore(t, 1)
 			b := s.open(t, "")
-			b.stall = time.Minute
 			var others atomic.Int64 // such answers to come
 			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if others.Add(-1) >= 0 {

@@ -79,7 +79,7 @@ func (c *cloud) answer(w http.ResponseWriter, r *http.Request, generation string
 
 func (c *cloud) open(t *testing.T, query string) (*Bucket, drivers.Object) {
 	t.Helper()
-	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: 300 * time.Millisecond})
+	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: time.Minute})
 	b := openURL(t, "gs://bucket?endpoint="+c.URL+query)
 	o, err := b.Open(t.Context(), "object")
 	if err != nil {
@@ -93,6 +93,7 @@ func (c *cloud) open(t *testing.T, query string) (*Bucket, drivers.Object) {
 func TestCloudAnswersThatEndEarly(t *testing.T) {
 	c := newCloud(t, 100_000)
 	b, o := c.open(t, "&anonymous=true")
+	reading.limit = 300 * time.Millisecond
 	c.get = func(_ int64, w http.ResponseWriter, r *http.Request) bool {
 		c.answer(w, r, "1", 0)
 		panic(http.ErrAbortHandler)
@@ -220,6 +221,7 @@ func TestCloudTokens(t *testing.T) {
 		t.Errorf("no token for a moment: %v", err)
 	}
 	failing.Store(1 << 40)
+	reading.limit = 300 * time.Millisecond
 	b.vendor.renew(time.Now())
 	if _, err := readAll(o); !errors.Is(err, syscall.EIO) || strings.Contains(err.Error(), "SECRET") {
 		t.Errorf("no token at all: %v", err)
@@ -541,7 +543,6 @@ func TestCredentialsThatCome(t *testing.T) {
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
 	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", endpoint.URL)
 	b := s.open(t, "")
-	b.stall = time.Minute
 	o := b.object(t)
 	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: time.Minute})
 	failing.Store(5)
@@ -594,6 +595,7 @@ func TestOddListings(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStore(t, 1)
 			b := s.open(t, "")
+			b.stall = 500 * time.Millisecond // less than the short pages take together
 			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				io.WriteString(w, "<ListBucketResult>"+tt.page()+"</ListBucketResult>")
 			})

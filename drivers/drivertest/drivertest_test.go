@@ -195,14 +195,18 @@ func TestFaultsHang(t *testing.T) {
 		_, err := o.ReadAt(done, make([]byte, 10), 0)
 		read <- err
 	}()
+	for f.Hung() != 1 {
+		select {
+		case err := <-read:
+			t.Fatalf("did not hang: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
 	cancel()
 	select {
 	case err := <-read:
-		t.Fatalf("did not hang: %v", err)
+		t.Fatalf("does not hang any more: %v", err)
 	case <-time.After(20 * time.Millisecond):
-	}
-	if got := f.Hung(); got != 1 {
-		t.Errorf("%d hang, want 1", got)
 	}
 	f.Clear()
 	if err := <-read; !errors.Is(err, context.Canceled) {
