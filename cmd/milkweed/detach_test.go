@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -97,21 +99,31 @@ func TestStartDaemon(t *testing.T) {
 
 // A command that is interrupted takes the daemon with it.
 func TestStartDaemonInterrupted(t *testing.T) {
-	cmd, stderr := command("hang")
-	if err := cmd.Start(); err != nil {
+	r, w, err := os.Pipe()
+	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(300 * time.Millisecond) // for the daemon to have started
-	cmd.Process.Signal(syscall.SIGTERM)
-	cmd.Wait() // also for the daemon, which has stderr
+	defer r.Close()
+	cmd, _ := command("hang")
+	cmd.Stderr = w
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr := bufio.NewReader(r)
 	var pid int
-	if _, err := fmt.Sscanf(stderr.String(), "a warning\npid %d\n", &pid); err != nil {
-		t.Fatalf("stderr %q: %v", stderr, err)
+	_, err = fmt.Fscanf(stderr, "a warning\npid %d\n", &pid) // the daemon has started
+	cmd.Process.Signal(syscall.SIGTERM)
+	rest, _ := io.ReadAll(stderr) // to the end of both
+	cmd.Wait()
+	if err != nil {
+		t.Fatalf("stderr ends %q: %v", rest, err)
 	}
 	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("the daemon lives: %v", err)
 	}
-	if got := stderr.String(); !strings.HasSuffix(got, "asked to end\nmilkweed: interrupted\n") {
+	if got := string(rest); got != "asked to end\nmilkweed: interrupted\n" {
 		t.Errorf("stderr %q", got)
 	}
 	if got := cmd.ProcessState.ExitCode(); got != int(exit.Failure) {

@@ -592,5 +592,6 @@ func TestRealMount(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		device.Close()
+		w.patience = time.Minute
 	}
 }

@@ -77,7 +77,7 @@ func TestWarmup(t *testing.T) {
 		Errors: []control.FileError{{Path: "b", Error: "input/output error"}}}
 	d := &controltest.Daemon{
 		Steps:     []control.Progress{{Scanning: true, FilesTotal: 3}, last},
-		StepEvery: 500 * time.Millisecond, // longer than between two reports
+		StepEvery: 2 * time.Second, // longer than between two reports
 	}
 	c := dial(t, d)
 	var seen []control.Progress
