@@ -159,6 +159,14 @@ func (w *bucketWorld) wantGone(t *testing.T, dir *Entry, name string) {
 	}
 }
 
+// wantNames lists a directory, which is to have so many names.
+func (w *bucketWorld) wantNames(t *testing.T, dir *Entry, n int) {
+	t.Helper()
+	if all, err := w.List(bg, dir); err != nil || len(all) != n {
+		t.Errorf("got %d names, %v; want %d", len(all), err, n)
+	}
+}
+
 // Names are found in one listing of their directory, which all share who want
 // one, and those that are not there are too, until the time is over.
 func TestNamesAreListed(t *testing.T) {
@@ -176,11 +184,7 @@ func TestNamesAreListed(t *testing.T) {
 						t.Errorf("%s: got %v, %v", file(i), e, err)
 					}
 				})
-				wg.Go(func() {
-					if all, err := w.List(bg, d); err != nil || len(all) != 95 {
-						t.Errorf("got %d names, %v", len(all), err)
-					}
-				})
+				wg.Go(func() { w.wantNames(t, d, 95) })
 			}
 			wg.Wait()
 			w.wantRequests(t, 5, 0)
@@ -521,9 +525,7 @@ func TestChangedAsksForOne(t *testing.T) {
 			w.get(t, "d/f0001")
 			w.wantGone(t, d, "f0002")
 			w.get(t, "d/f0003")
-			if all, err := w.List(bg, d); err != nil || len(all) != 2099 {
-				t.Errorf("got %d names, %v", len(all), err)
-			}
+			w.wantNames(t, d, 2099)
 		}
 		w.wantRequests(t, 0, 0)
 	})
@@ -574,11 +576,7 @@ func TestChangedWhileListed(t *testing.T) {
 	inBucket(t, time.Hour, 30, 1, func(t *testing.T, w *bucketWorld) {
 		d := w.dir(t)
 		var wg sync.WaitGroup
-		wg.Go(func() {
-			if all, err := w.List(bg, d); err != nil || len(all) != 29 {
-				t.Errorf("got %d names, %v", len(all), err)
-			}
-		})
+		wg.Go(func() { w.wantNames(t, d, 29) })
 		time.Sleep(2 * time.Second)
 		come, missing := w.split(d, 30)
 		asked, doubted, gone := w.get(t, "d/"+come[0]), w.get(t, "d/"+come[1]), w.get(t, "d/"+come[2])
@@ -712,11 +710,7 @@ func TestListingIsLong(t *testing.T) {
 	inBucket(t, time.Second, 50, 1, func(t *testing.T, w *bucketWorld) {
 		d := w.dir(t)
 		var wg sync.WaitGroup
-		wg.Go(func() {
-			if all, err := w.List(bg, d); err != nil || len(all) != 50 {
-				t.Errorf("got %d names, %v", len(all), err)
-			}
-		})
+		wg.Go(func() { w.wantNames(t, d, 50) })
 		time.Sleep(latency * 3 / 2)
 		time.Sleep(time.Second)
 		come, _ := w.split(d, 50)
@@ -926,9 +920,7 @@ func TestTierHangsWhileListed(t *testing.T) {
 		if e, took := w.find(t, d, "f0001"); took > patience+2*latency || e.Level() != tiers.AtSource {
 			t.Errorf("took %v", took)
 		}
-		if all, err := w.List(bg, d); err != nil || len(all) != 10 {
-			t.Errorf("got %d names, %v", len(all), err)
-		}
+		w.wantNames(t, d, 10)
 		e, _ := w.find(t, d, "f0002")
 		if e.state.Load()&unsure == 0 {
 			t.Error("nobody will ask the tier again")
@@ -1114,9 +1106,7 @@ func TestRespite(t *testing.T) {
 		w.wantRequests(t, 1, 0)
 		for i := range 20 {
 			w.find(t, d, file(i))
-			if all, err := w.List(bg, d); err != nil || len(all) != 20 {
-				t.Errorf("got %d names, %v", len(all), err)
-			}
+			w.wantNames(t, d, 20)
 		}
 		if _, err := w.Lookup(bg, d, "none"); !errors.Is(err, syscall.EIO) {
 			t.Errorf("unknown: got %v, want EIO", err)
@@ -1140,11 +1130,7 @@ func TestListingLacksNothing(t *testing.T) {
 	inBucket(t, time.Hour, 30, 1, func(t *testing.T, w *bucketWorld) {
 		d := w.dir(t)
 		var wg sync.WaitGroup
-		wg.Go(func() {
-			if all, err := w.List(bg, d); err != nil || len(all) != 30 {
-				t.Errorf("got %d names, %v", len(all), err)
-			}
-		})
+		wg.Go(func() { w.wantNames(t, d, 30) })
 		time.Sleep(2 * time.Second)
 		come, _ := w.split(d, 30)
 		for _, name := range come[:5] {
