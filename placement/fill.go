@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -240,7 +241,7 @@ func (f *fill) giveUp(err error) {
 	f.err = err
 	tierFailed := errors.Is(err, errNoRoom) && err != errNoRoom
 	if tierFailed {
-		f.handler.failed.Add(1)
+		atomic.AddInt64(&f.handler.counters.Failed, 1)
 	}
 	f.end(errors.Is(err, errSettled), tierFailed)
 }
@@ -663,10 +664,10 @@ func (f *fill) commit() {
 	}
 	h := f.handler
 	f.room.Commit()
-	h.placed.Add(1)
-	h.placedBytes.Add(f.size)
+	atomic.AddInt64(&h.counters.Placed, 1)
+	atomic.AddInt64(&h.counters.PlacedBytes, f.size)
 	if f.ahead {
-		h.prefetched.Add(1)
+		atomic.AddInt64(&h.counters.Prefetched, 1)
 	}
 	f.entry.Publish(f.tier.Level())
 	f.end(true, false)
@@ -701,7 +702,7 @@ func (f *fill) discard(cause error) {
 	h := f.handler
 	stopped := h.ctx.Err() != nil
 	if !stopped {
-		h.failed.Add(1)
+		atomic.AddInt64(&h.counters.Failed, 1)
 		h.log.Warn("copy failed", "path", f.name, "tier", f.tier.Name(), "err", cause)
 	}
 	f.end(false, !stopped)

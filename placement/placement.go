@@ -55,21 +55,11 @@ type Handler struct {
 	ahead ahead
 	spare atomic.Int64 // what fills will take of the tiers that wait to be begun, by fill.spare
 
-	placed, placedBytes, skipped, failed, prefetched atomic.Int64
-
-	opens, lent [tiers.MaxTiers + 1]openCounter // by level
-	fillOpens   openCounter
+	// Counters, updated atomically.
+	counters    Counters
+	opens, lent [tiers.MaxTiers + 1]Opens // by level
+	fillOpens   Opens
 }
-
-// An openCounter counts Opens.
-type openCounter struct{ files, bytes atomic.Int64 }
-
-func (c *openCounter) add(size int64) {
-	c.files.Add(1)
-	c.bytes.Add(size)
-}
-
-func (c *openCounter) load() Opens { return Opens{c.files.Load(), c.bytes.Load()} }
 
 // A retry says when a copy that failed may be tried again. One that nobody
 // asks for is forgotten in the end.
@@ -332,7 +322,7 @@ func (h *Handler) full(size int64) bool {
 // skip counts e among the files that no tier has room for, once.
 func (h *Handler) skip(e *metadata.Entry) {
 	if h.full(e.Size()) && e.Skip() {
-		h.skipped.Add(1)
+		atomic.AddInt64(&h.counters.Skipped, 1)
 	}
 }
 
@@ -370,20 +360,32 @@ func (h *Handler) Filling(e *metadata.Entry) (int64, bool) {
 	return f.present(), true
 }
 
-// Stats is what a handler has done since the start.
+// Counters count what a handler has done since the daemon started. They only grow. The
+// tags are those of tiers.TierCounters.
+type Counters struct {
+	Placed      int64 `json:"placed" metric:"placements_total" labels:"result=placed" help:"Copies committed." family:"Files to place, by result."`
+	PlacedBytes int64 `json:"placed_bytes" metric:"placed_bytes_total" help:"Sizes of the copies committed."`
+	Prefetched  int64 `json:"prefetched" metric:"prefetched_files_total" help:"Copies committed that were started before the first open of the file."`
+	Skipped     int64 `json:"skipped" metric:"placements_total" labels:"result=skipped" help:"Files for which no tier had room."`
+	Failed      int64 `json:"failed" metric:"placements_total" labels:"result=failed" help:"Copies that failed."`
+}
+
+// Fills describe the copies in flight at one moment.
+type Fills struct {
+	InFlight      int64 `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
+	InFlightBytes int64 `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
+	Queued        int64 `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
+}
+
+// Stats describes a handler at one moment.
 type Stats struct {
-	Placed      int64   // files copied
-	PlacedBytes int64   // their bytes
-	Prefetched  int64   // those of them that were begun before anybody opened the file
-	Skipped     int64   // files that no tier had room for
-	Failed      int64   // copies that failed
-	InFlight    int64   // fills under way
-	Filling     int64   // the bytes of their files
-	Queued      int64   // fills with blocks left for the background
-	Kept        int64   // files at the source that nobody uses, and that stay open
-	Opens       []Opens // opens by level; Opens[0] at the source
-	Lent        []Opens // those of them that the kernel reads by itself
-	FillOpens   Opens   // opens of files that were being copied
+	Counters
+	Fills
+
+	Kept      int64   // files of the source in the idle-handle cache
+	Opens     []Opens // opens by level; Opens[0] at the source
+	Lent      []Opens // those of them that the kernel reads by itself
+	FillOpens Opens   // opens of files whose copies were in flight
 }
 
 // Opens counts how often files were opened.
@@ -392,22 +394,27 @@ type Opens struct {
 	Bytes int64 // the sizes of the files
 }
 
+// add counts the open of a file of size bytes.
+func (o *Opens) add(size int64) {
+	atomic.AddInt64(&o.Files, 1)
+	atomic.AddInt64(&o.Bytes, size)
+}
+
 // Stats returns what the handler has done so far.
 func (h *Handler) Stats() Stats {
+	n := len(h.levels.Tiers()) + 1
+	opens, lent := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.lent)
 	s := Stats{
-		Placed: h.placed.Load(), PlacedBytes: h.placedBytes.Load(), Prefetched: h.prefetched.Load(),
-		Skipped: h.skipped.Load(), Failed: h.failed.Load(),
-		Queued: h.queue.len(), Kept: h.files.len(), FillOpens: h.fillOpens.load(),
-	}
-	for i := range len(h.levels.Tiers()) + 1 {
-		s.Opens = append(s.Opens, h.opens[i].load())
-		s.Lent = append(s.Lent, h.lent[i].load())
+		Counters: drivers.Snapshot(&h.counters),
+		Fills:    Fills{Queued: h.queue.len()},
+		Kept:     h.files.len(),
+		Opens:    opens[:n], Lent: lent[:n], FillOpens: drivers.Snapshot(&h.fillOpens),
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s.InFlight = int64(len(h.fills))
 	for _, f := range h.fills {
-		s.Filling += f.size
+		s.InFlightBytes += f.size
 	}
 	return s
 }

@@ -19,16 +19,15 @@ import (
 type Source struct {
 	driver drivers.Driver
 
-	opens, reads, stats, readdirs, readlinks, xattrs atomic.Int64
-	bytes, errors                                    atomic.Int64
-	latency                                          Histogram
+	counters SourceCounters // updated atomically
+	latency  Histogram
 }
 
 var _ drivers.Driver = (*Source)(nil)
 
 // ask counts one operation and does it.
-func ask[T any](ctx context.Context, s *Source, counter *atomic.Int64, f func() (T, error), late func(T)) (T, error) {
-	counter.Add(1)
+func ask[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
+	atomic.AddInt64(counter, 1)
 	v, err := await(ctx, 0, f, late)
 	s.failed(ctx, err)
 	return v, err
@@ -37,13 +36,13 @@ func ask[T any](ctx context.Context, s *Source, counter *atomic.Int64, f func() 
 // failed counts an error, if it is one and the source's.
 func (s *Source) failed(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
-		s.errors.Add(1)
+		atomic.AddInt64(&s.counters.Errors, 1)
 	}
 }
 
 // Open opens a file of the source.
 func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) {
-	obj, err := ask(ctx, s, &s.opens, func() (drivers.Object, error) {
+	obj, err := ask(ctx, s, &s.counters.Opens, func() (drivers.Object, error) {
 		return s.driver.Open(ctx, name)
 	}, func(o drivers.Object) { o.Close() })
 	if err != nil {
@@ -57,7 +56,7 @@ func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) 
 // a source that Lists tells when the file is read.
 func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
 	if l, ok := s.lister(); ok {
-		s.opens.Add(1)
+		atomic.AddInt64(&s.counters.Opens, 1)
 		obj, err := l.OpenListed(ctx, name, info)
 		if err != nil {
 			return nil, err
@@ -96,7 +95,7 @@ func (s *Source) List(ctx context.Context, dir string, part func([]drivers.Info)
 	if !ok {
 		return fmt.Errorf("list %s: %w", dir, errors.ErrUnsupported)
 	}
-	s.readdirs.Add(1)
+	atomic.AddInt64(&s.counters.ReadDirs, 1)
 	err := l.List(ctx, dir, part)
 	s.failed(ctx, err)
 	return err
@@ -104,12 +103,12 @@ func (s *Source) List(ctx context.Context, dir string, part func([]drivers.Info)
 
 // Stat describes a name of the source.
 func (s *Source) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	return ask(ctx, s, &s.stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
+	return ask(ctx, s, &s.counters.Stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
 }
 
 // ReadDir lists a directory of the source.
 func (s *Source) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	return ask(ctx, s, &s.readdirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
+	return ask(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
 }
 
 // Readlink returns the target of a symbolic link of the source.
@@ -118,7 +117,7 @@ func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
 	if !ok {
 		return "", syscall.EINVAL
 	}
-	return ask(ctx, s, &s.readlinks, func() (string, error) { return l.Readlink(ctx, name) }, nil)
+	return ask(ctx, s, &s.counters.Readlinks, func() (string, error) { return l.Readlink(ctx, name) }, nil)
 }
 
 // Listxattr lists the user attributes of a name of the source.
@@ -127,7 +126,7 @@ func (s *Source) Listxattr(ctx context.Context, name string) ([]string, error) {
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
-	return ask(ctx, s, &s.xattrs, func() ([]string, error) { return x.Listxattr(ctx, name) }, nil)
+	return ask(ctx, s, &s.counters.Xattrs, func() ([]string, error) { return x.Listxattr(ctx, name) }, nil)
 }
 
 // Getxattr returns a user attribute of a name of the source.
@@ -136,7 +135,7 @@ func (s *Source) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
-	return ask(ctx, s, &s.xattrs, func() ([]byte, error) { return x.Getxattr(ctx, name, attr) }, nil)
+	return ask(ctx, s, &s.counters.Xattrs, func() ([]byte, error) { return x.Getxattr(ctx, name, attr) }, nil)
 }
 
 // Statfs tells the size of the source.
@@ -150,11 +149,7 @@ func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
 
 // Stats returns what the source was asked so far.
 func (s *Source) Stats() SourceStats {
-	return SourceStats{
-		Opens: s.opens.Load(), Reads: s.reads.Load(), Stats: s.stats.Load(),
-		ReadDirs: s.readdirs.Load(), Readlinks: s.readlinks.Load(), Xattrs: s.xattrs.Load(),
-		Bytes: s.bytes.Load(), Errors: s.errors.Load(), Latency: s.latency.Load(),
-	}
+	return SourceStats{SourceCounters: drivers.Snapshot(&s.counters), Latency: s.latency.Load()}
 }
 
 // A sourceObject is an open file of the source.
@@ -168,10 +163,10 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	s := o.source
 	start := time.Now()
 	o.usage.enter()
-	n, err := ask(ctx, s, &s.reads, func() (int, error) {
+	n, err := ask(ctx, s, &s.counters.Reads, func() (int, error) {
 		defer o.usage.leave(o.obj)
 		n, err := o.obj.ReadAt(ctx, p, off)
-		s.bytes.Add(int64(n))
+		atomic.AddInt64(&s.counters.Bytes, int64(n))
 		if err == io.EOF { // not for ask to count as an error
 			return n, nil
 		}
@@ -198,7 +193,7 @@ func (o *sourceObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser,
 	if !ok {
 		return nil, errors.ErrUnsupported
 	}
-	o.source.reads.Add(1)
+	atomic.AddInt64(&o.source.counters.Reads, 1)
 	start := time.Now()
 	o.usage.enter()
 	stream, err := s.Stream(ctx, off, n)
@@ -222,7 +217,7 @@ type sourceStream struct {
 func (r *sourceStream) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
 	s := r.object.source
-	s.bytes.Add(int64(n))
+	atomic.AddInt64(&s.counters.Bytes, int64(n))
 	if !r.begun {
 		r.begun = true
 		s.latency.Observe(time.Since(r.start))

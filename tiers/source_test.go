@@ -110,7 +110,9 @@ func TestSourceCounts(t *testing.T) {
 	remove()
 	got := s.Stats()
 	got.Latency = Latency{}
-	want := SourceStats{Opens: 1, Reads: 1, Stats: 2, ReadDirs: 1, Bytes: 7, Errors: 1}
+	want := SourceStats{SourceCounters: SourceCounters{
+		SourceOperations: SourceOperations{Opens: 1, Reads: 1, Stats: 2, ReadDirs: 1}, Bytes: 7, Errors: 1,
+	}}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

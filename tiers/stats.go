@@ -47,8 +47,22 @@ func (h *Histogram) Load() Latency {
 	return l
 }
 
+// TierCounters count what a tier has done since the daemon started. They only grow.
+//
+// The tags of a counter are its documentation: json is its name in the JSON of the status,
+// metric and labels are its name as a Prometheus metric, help says what it counts, and
+// family says what a metric counts that several fields share. To add a counter, add a
+// field and the line that counts.
+type TierCounters struct {
+	Reads  int64 `json:"reads" metric:"tier_reads_total" help:"Reads that the tier served."`
+	Bytes  int64 `json:"bytes_read" metric:"tier_read_bytes_total" help:"Bytes read from the tier."`
+	Errors int64 `json:"errors" metric:"tier_errors_total" help:"Operations on the tier that failed."`
+}
+
 // TierStats is what a tier has done since the start, and what it holds.
 type TierStats struct {
+	TierCounters
+
 	Level   Level
 	Name    string
 	Path    string
@@ -56,20 +70,34 @@ type TierStats struct {
 	Used    int64   // bytes of committed copies, in whole blocks
 	Filling int64   // bytes reserved for copies in flight
 	Files   int64   // committed copies
-	Reads   int64   // read operations answered
-	Bytes   int64   // bytes read
-	Errors  int64   // operations that failed
 	Health  Health  // state
 	Cause   error   // why it is not Well, or nil
 	Counted bool    // false while what it holds is not known yet
 	Latency Latency // of reads
 }
 
-// SourceStats is what the source was asked since the start.
-type SourceStats struct {
-	Opens, Reads, Stats, ReadDirs, Readlinks, Xattrs int64 // operations
+// SourceOperations count the operations on the source by kind. The tags are those of
+// TierCounters.
+type SourceOperations struct {
+	Opens     int64 `json:"open" metric:"source_operations_total" labels:"operation=open" help:"Files opened." family:"Operations on the source, by kind."`
+	Reads     int64 `json:"read" metric:"source_operations_total" labels:"operation=read" help:"Reads. A stream of several blocks is one read."`
+	Stats     int64 `json:"stat" metric:"source_operations_total" labels:"operation=stat" help:"Lookups of the attributes of one name."`
+	ReadDirs  int64 `json:"readdir" metric:"source_operations_total" labels:"operation=readdir" help:"Directories listed."`
+	Readlinks int64 `json:"readlink" metric:"source_operations_total" labels:"operation=readlink" help:"Symbolic links read."`
+	Xattrs    int64 `json:"xattr" metric:"source_operations_total" labels:"operation=xattr" help:"Extended attributes listed or read."`
+}
 
-	Bytes   int64   // bytes read
-	Errors  int64   // operations that failed, other than for names that are not there
+// SourceCounters count what the source has done since the daemon started. They only grow.
+type SourceCounters struct {
+	SourceOperations `json:"operations"`
+
+	Bytes  int64 `json:"bytes_read" metric:"source_read_bytes_total" help:"Bytes read from the source."`
+	Errors int64 `json:"errors" metric:"source_errors_total" help:"Operations on the source that failed. A missing name is not a failure."`
+}
+
+// SourceStats describes the source at one moment.
+type SourceStats struct {
+	SourceCounters
+
 	Latency Latency // of reads
 }

@@ -38,8 +38,8 @@ type Tier struct {
 
 	underWay atomic.Int64 // operations, with those that were given up and have not returned
 
-	reads, bytes, errors atomic.Int64
-	latency              Histogram
+	counters TierCounters // updated atomically
+	latency  Histogram
 }
 
 func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
@@ -202,7 +202,7 @@ func (t *Tier) note(k kind, err error) error {
 		return nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errDown) {
-		t.errors.Add(1)
+		atomic.AddInt64(&t.counters.Errors, 1)
 	}
 	return fmt.Errorf("tier %s: %w", t.name, err)
 }
@@ -324,8 +324,8 @@ func (t *Tier) change(ctx context.Context, name string, f func() error) error {
 // Stats returns what the tier has done and what it holds.
 func (t *Tier) Stats() TierStats {
 	s := TierStats{
-		Level: t.level, Name: t.name, Path: t.path,
-		Reads: t.reads.Load(), Bytes: t.bytes.Load(), Errors: t.errors.Load(),
+		TierCounters: drivers.Snapshot(&t.counters),
+		Level:        t.level, Name: t.name, Path: t.path,
 		Counted: t.Counted(), Latency: t.latency.Load(),
 	}
 	s.Health, s.Cause = t.health.get()
@@ -390,8 +390,8 @@ func (t *Tier) read(p []byte, u *usage, c io.Closer, readAt func() (int, error))
 
 // answered counts a read of n bytes.
 func (t *Tier) answered(n int, start time.Time) {
-	t.reads.Add(1)
-	t.bytes.Add(int64(n))
+	atomic.AddInt64(&t.counters.Reads, 1)
+	atomic.AddInt64(&t.counters.Bytes, int64(n))
 	t.latency.Observe(time.Since(start))
 }
 

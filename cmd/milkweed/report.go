@@ -46,7 +46,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.Source.Passthrough, s.Source.PassthroughReason = byKernel(d.service.Source)
 	s.ReadLatency["source"] = histogram(source.Latency)
 
-	s.Fills = control.Fills{InFlight: placed.InFlight, InFlightBytes: placed.Filling, Queued: placed.Queued}
+	s.Fills = control.Fills{InFlight: placed.InFlight, InFlightBytes: placed.InFlightBytes, Queued: placed.Queued}
 	s.Placement = control.Placement{
 		Placed: placed.Placed, PlacedBytes: placed.PlacedBytes,
 		Skipped: placed.Skipped, Failed: placed.Failed, Prefetched: placed.Prefetched,

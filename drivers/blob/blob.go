@@ -43,8 +43,8 @@ type Bucket struct {
 	uid, gid uint32
 	since    time.Time // when it was opened
 
-	retries, hedges, bytes atomic.Int64
-	hidden                 hidden
+	counters Counters // updated atomically
+	hidden   hidden
 
 	// Of what is read ahead.
 	chunks  *semaphore.Weighted // how many there may be
@@ -76,11 +76,12 @@ func Open(ctx context.Context, l Location, log *slog.Logger) (*Bucket, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	b := &Bucket{
-		location: l, net: newTransport(), log: log,
+		location: l, log: log,
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), since: time.Now().Round(0),
 		chunks:  semaphore.NewWeighted(maxChunks),
 		buffers: sync.Pool{New: func() any { return new([chunkSize]byte) }},
 	}
+	b.net = newTransport(&b.counters)
 	err := b.connect(ctx)
 	if err != nil {
 		b.Close()
@@ -125,27 +126,42 @@ func (b *Bucket) Close() error {
 func (b *Bucket) Identity(ctx context.Context) (string, error) { return b.vendor.identity(ctx) }
 
 // effort begins to ask for something.
-func (b *Bucket) effort(p patience) effort { return effort{patience: p, retries: &b.retries} }
+func (b *Bucket) effort(p patience) effort { return effort{patience: p, retries: &b.counters.Retries} }
 
-// Stats is what a Bucket has asked of its store: requests cost money.
-type Stats struct {
-	Lists     int64 // requests for a page of keys
-	Gets      int64 // requests for content
-	Others    int64 // requests of other kinds, of which there are none; those for credentials are not sent to the store
-	Retries   int64 // those of them that were sent because another had failed
-	Hedges    int64 // those of them that were sent because another was not answered soon
-	Throttled int64 // answers that asked to slow down: 429 and 503
-	Bytes     int64 // of content that has come
-	Hidden    int64 // keys that were listed and that no file system can show
+// Counters count the requests to the store since the bucket was opened. Stores charge for
+// requests. Counters only grow. The tags json, metric, labels, help and family document a
+// counter: its name in the JSON of the status, its name as a metric, and what it counts.
+type Counters struct {
+	Lists     int64 `json:"list" metric:"source_requests_total" labels:"kind=list" help:"Requests for a page of keys." family:"Requests to the object store, by kind."`
+	Gets      int64 `json:"get" metric:"source_requests_total" labels:"kind=get" help:"Requests for content."`
+	Others    int64 `json:"other" metric:"source_requests_total" labels:"kind=other" help:"Other requests to the object store. Requests for credentials go elsewhere and are not counted."`
+	Retries   int64 `json:"retries" metric:"source_retries_total" help:"Requests that were retries after an error."`
+	Hedges    int64 `json:"hedges" metric:"source_hedges_total" help:"Requests that were hedges: duplicates of a request without a timely answer."`
+	Throttled int64 `json:"throttled" metric:"source_throttled_total" help:"Answers with status 429 or 503, which ask for fewer requests."`
+	Bytes     int64 `json:"bytes_received" metric:"source_received_bytes_total" help:"Bytes of content received."`
 }
 
-// Stats returns what was asked so far.
-func (b *Bucket) Stats() Stats {
-	return Stats{
-		Lists: b.net.requests[list].Load(), Gets: b.net.requests[get].Load(), Others: b.net.requests[other].Load(),
-		Retries: b.retries.Load(), Hedges: b.hedges.Load(), Throttled: b.net.throttled.Load(),
-		Bytes: b.bytes.Load(), Hidden: b.hidden.load(),
+// request returns the counter of requests of kind k.
+func (c *Counters) request(k kind) *int64 {
+	switch k {
+	case list:
+		return &c.Lists
+	case get:
+		return &c.Gets
 	}
+	return &c.Others
+}
+
+// Stats describes a Bucket at one moment.
+type Stats struct {
+	Counters
+
+	Hidden int64 `json:"hidden_keys" metric:"source_hidden_keys" help:"Keys in the listed directories that no file system can show."`
+}
+
+// Stats returns the counters of b, and the number of keys that it hides.
+func (b *Bucket) Stats() Stats {
+	return Stats{Counters: drivers.Snapshot(&b.counters), Hidden: b.hidden.load()}
 }
 
 var (

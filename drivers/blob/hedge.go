@@ -2,6 +2,7 @@ package blob
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -35,7 +36,7 @@ func (o *object) race(ctx context.Context, off, n int64, hedge time.Duration) (*
 	for got := 0; ; {
 		select {
 		case <-late.C:
-			o.bucket.hedges.Add(1)
+			atomic.AddInt64(&o.bucket.counters.Hedges, 1)
 			send()
 			continue
 		case a := <-answers:

@@ -54,7 +54,7 @@ func inMemory(t testing.TB, prefix string, keys ...string) *Bucket {
 		}
 	}
 	b := &Bucket{
-		location: Location{Prefix: prefix}, vendor: memory{store}, net: newTransport(), stall: stall,
+		location: Location{Prefix: prefix}, vendor: memory{store}, net: newTransport(new(Counters)), stall: stall,
 		log: slog.New(slog.DiscardHandler), chunks: semaphore.NewWeighted(maxChunks),
 	}
 	t.Cleanup(func() { b.Close() })

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -107,7 +108,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	for {
 		n, err := s.read(p)
 		s.off += int64(n)
-		s.object.bucket.bytes.Add(int64(n))
+		atomic.AddInt64(&s.object.bucket.counters.Bytes, int64(n))
 		if n > 0 {
 			s.effort.succeeded()
 			s.failed = err // for the next call, like one that comes without bytes

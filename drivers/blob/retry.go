@@ -29,7 +29,7 @@ var (
 // last fields is one that has not begun.
 type effort struct {
 	patience
-	retries *atomic.Int64 // counts the requests that are sent again
+	retries *int64 // counts the requests that are sent again
 
 	since   time.Time // of the first failure in a row
 	pauses  int       // in a row
@@ -51,7 +51,7 @@ func (e *effort) again(ctx context.Context, v vendor, err *storeError) error {
 		return context.Cause(ctx)
 	case err.renew && !e.renewed && v.renew(err.began):
 		e.renewed = true
-		e.retries.Add(1)
+		atomic.AddInt64(e.retries, 1)
 		return nil
 	case !err.again:
 		return err
@@ -67,7 +67,7 @@ func (e *effort) again(ctx context.Context, v vendor, err *storeError) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		e.retries.Add(1)
+		atomic.AddInt64(e.retries, 1)
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -17,7 +17,6 @@ const (
 	other kind = iota // none that this package sends
 	list
 	get
-	kinds
 )
 
 // A trace is what is known of the one request that was sent with its context:
@@ -44,15 +43,14 @@ func traced(ctx context.Context, k kind, dog *watchdog) (context.Context, *trace
 // used again; there are as many as there are requests at once, since one that
 // all share, as in HTTP/2, has the bandwidth of one.
 type transport struct {
-	inner     *http.Transport
-	requests  [kinds]atomic.Int64
-	throttled atomic.Int64
+	inner    *http.Transport
+	counters *Counters
 }
 
-func newTransport() *transport {
+func newTransport(counters *Counters) *transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	return &transport{inner: &http.Transport{
+	return &transport{counters: counters, inner: &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		TLSHandshakeTimeout:   10 * time.Second,
@@ -72,13 +70,13 @@ const maxIdle = 256
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	tr, _ := r.Context().Value(traceKey{}).(*trace)
 	if tr == nil {
-		t.requests[other].Add(1)
+		atomic.AddInt64(&t.counters.Others, 1)
 		return t.inner.RoundTrip(r)
 	}
 	if tr.kind == get && tr.status != 0 {
 		return nil, errTwice
 	}
-	t.requests[tr.kind].Add(1)
+	atomic.AddInt64(t.counters.request(tr.kind), 1)
 	tr.sent = true
 	tr.dog.watch()
 	resp, err := t.inner.RoundTrip(r)
@@ -87,7 +85,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	tr.status, tr.header, tr.length = resp.StatusCode, resp.Header, resp.ContentLength
 	if tr.throttled() {
-		t.throttled.Add(1)
+		atomic.AddInt64(&t.counters.Throttled, 1)
 	}
 	return resp, nil
 }
