@@ -67,11 +67,11 @@ func serveSlow(args []string) error {
 	if err != nil {
 		return err
 	}
-	names, err := metadata.New(ctx, levels, time.Minute, log)
+	names, err := metadata.New(ctx, levels, metadata.Options{TTL: time.Minute}, log)
 	if err != nil {
 		return err
 	}
-	mount, err := fs.New(names, placement.New(levels, names, 1, log), fs.Config{Point: args[0], Source: "slow", Timeout: time.Minute, Reread: true}, log)
+	mount, err := fs.New(names, placement.New(levels, names, placement.Config{Workers: 1}, log), fs.Config{Point: args[0], Source: "slow", Timeout: time.Minute, Reread: true}, log)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 // drops that when the modification time of the directory is another, which
 // does not tell of every change, and when an open lacks FOPEN_KEEP_CACHE. So an
 // open has the flag only if all that the kernel has read since it last dropped
-// what it had is of the same version, which Entry.Shown holds.
+// what it had is of the same version, which Entry.CachedListing holds.
 //
 // The kernel puts together what it reads by way of several handles, and goes on
 // in one listing at an offset of another. An offset is therefore the ID of the
@@ -55,7 +55,7 @@ func (f *fileSystem) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.
 	}
 	out.Fh = f.dirs.add(&dirHandle{entry: e, listing: l})
 	out.OpenFlags = fuse.FOPEN_CACHE_DIR
-	if e.Shown().Swap(l.Version) == l.Version {
+	if e.CachedListing().Swap(l.Version) == l.Version {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
 	return fuse.OK
@@ -134,8 +134,8 @@ func (d *dirHandle) begin(r *request, names *metadata.Container, offset uint64) 
 		d.listing, d.from, d.to = l, 0, 0
 	}
 	d.begun = true
-	if d.entry.Shown().Load() != d.listing.Version {
-		d.entry.Shown().Store(0) // the kernel may mix this with another version
+	if d.entry.CachedListing().Load() != d.listing.Version {
+		d.entry.CachedListing().Store(0) // the kernel may mix this with another version
 	}
 	return nil
 }

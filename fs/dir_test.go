@@ -57,7 +57,7 @@ func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, sou
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := metadata.New(t.Context(), levels, timeout, log)
+	names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: timeout}, log)
 	if err != nil {
 		t.Fatal(err)
 	}

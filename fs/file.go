@@ -76,7 +76,7 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 	}
 }
 
-// A content is what a file is read from. It may be a Borrower.
+// A content is what a file is read from. It may be a drivers.Splicer.
 type content interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
@@ -104,8 +104,8 @@ func (u unopened) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 	return u.reader.ReadAt(ctx, u.entry, p, off)
 }
 
-func (u unopened) Borrow() (fd uintptr, giveBack func(n int), err error) {
-	return u.reader.Borrow(u.entry)
+func (u unopened) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	return u.reader.SpliceDescriptor(u.entry)
 }
 
 // Flush answers what the kernel takes as "never ask again": otherwise it would

@@ -34,7 +34,7 @@ import (
 // makes the kernel look the name up again.
 type Opener interface {
 	// Open opens a file for one handle of the kernel's. The Object may be a
-	// Lender and a Borrower.
+	// drivers.BackingFiler and a drivers.Splicer.
 	Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error)
 }
 
@@ -44,8 +44,8 @@ type Reader interface {
 	// ReadAt reads from e as the ReadAt of an Object does.
 	ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error)
 
-	// Borrow is the Borrow of a Borrower that has e open.
-	Borrow(e *metadata.Entry) (fd uintptr, giveBack func(n int), err error)
+	// SpliceDescriptor is that of a drivers.Splicer that has e open.
+	SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(n int), err error)
 }
 
 // A Mode is how the kernel gets at the content of files.
@@ -57,8 +57,8 @@ const (
 	// of.
 	Cached Mode = iota
 
-	// Passthrough is Cached, but a file whose Object is a Lender with a file
-	// to lend is read by the kernel itself. It needs CAP_SYS_ADMIN and Linux
+	// Passthrough is Cached, but a file whose Object has a backing file is
+	// read by the kernel itself. It needs CAP_SYS_ADMIN and Linux
 	// 6.9; without them it is Cached.
 	Passthrough
 
@@ -113,12 +113,17 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
 	m := &Mount{server: server, fs: f, point: cfg.Point, served: make(chan struct{})}
+	serving, stop := context.WithCancel(context.Background())
+	var background sync.WaitGroup
+	background.Go(func() { m.closePipes(serving) })
+	background.Go(func() { m.invalidate(serving) })
 	go func() {
 		defer close(m.served)
 		server.Serve()
+		stop()
+		background.Wait()
 		splice.ClearSplicePool()
 	}()
-	go m.closePipes()
 	if err := server.WaitMount(); err != nil {
 		m.Detach()
 		m.Wait()
@@ -134,16 +139,23 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 
 // closePipes closes pipes that reads were answered by and that nobody uses now,
 // until the mount has ended. go-fuse would keep as many as ever were in use.
-func (m *Mount) closePipes() {
+func (m *Mount) closePipes(ctx context.Context) {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
 			splice.ClearSplicePool()
-		case <-m.served:
+		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// invalidate has the kernel drop the dentries of stale names, until ctx is done.
+func (m *Mount) invalidate(ctx context.Context) {
+	for dir, name := range m.fs.names.StaleNames(ctx) {
+		m.server.EntryNotify(dir.ID(), name) // ENOENT if the kernel has not cached it
 	}
 }
 
@@ -294,9 +306,6 @@ func (f *fileSystem) Init(server *fuse.Server) {
 	if f.mode == Passthrough {
 		f.nodes = &openNodes{server: server, log: f.log}
 	}
-	f.names.Watch(func(dir *metadata.Entry, name string) {
-		server.EntryNotify(dir.ID(), name) // ENOENT if the kernel does not know it
-	})
 }
 
 // OnUnmount closes what the kernel had open when the connection ended. Of a

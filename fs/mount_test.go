@@ -191,11 +191,11 @@ func serveAsUser(args []string) error {
 	if err != nil {
 		return err
 	}
-	names, err := metadata.New(context.Background(), levels, time.Minute, log)
+	names, err := metadata.New(context.Background(), levels, metadata.Options{TTL: time.Minute}, log)
 	if err != nil {
 		return err
 	}
-	files := placement.New(levels, names, 1, log)
+	files := placement.New(levels, names, placement.Config{Workers: 1}, log)
 	mount := func() (*fs.Mount, error) {
 		return fs.New(names, files, fs.Config{Point: filepath.Join(dir, "mnt"), Source: `a,b\c`, Timeout: time.Minute}, log)
 	}

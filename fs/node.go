@@ -48,7 +48,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 func (f *fileSystem) fill(e *metadata.Entry, out *fuse.EntryOut) {
 	f.names.Hold(e)
 	out.NodeId = e.ID()
-	lasts := f.names.Lasts(e)
+	lasts := f.names.TTL(e)
 	out.SetAttrTimeout(lasts)
 	if e.Stale() { // of a listing from before; the kernel may be told of it after it was told to forget it
 		lasts = 0
@@ -73,7 +73,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if err := f.names.Refresh(r, e); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.errno(err)
 	}
-	out.SetTimeout(f.names.Lasts(e))
+	out.SetTimeout(f.names.TTL(e))
 	setAttr(&out.Attr, e)
 	return fuse.OK
 }

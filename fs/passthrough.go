@@ -23,17 +23,6 @@ import (
 // RELEASE, which the kernel sends when it has forgotten the open: the count is
 // never less than the kernel's own.
 
-// A Lender is an Object that may have its content in a file of the local
-// kernel.
-type Lender interface {
-	// Lend calls f with the descriptor of a file that has the same content,
-	// and will have as long as somebody has it open. It is valid during the
-	// call. If f returns nil, the kernel reads that file from then on, for
-	// one more open. Lend returns what f does, or an error that matches
-	// errors.ErrUnsupported if there is no such file now.
-	Lend(f func(fd uintptr) error) error
-}
-
 // openNodes are the nodes that are open in a mount with passthrough.
 type openNodes struct {
 	server *fuse.Server
@@ -49,7 +38,8 @@ type openShard struct {
 // An openNode is how all opens of a node read it.
 type openNode struct {
 	opens   int
-	backing int32 // the kernel's number of the backing file; 0: by way of the daemon
+	backing int32  // the kernel's number of the backing file; 0: by way of the daemon
+	release func() // ends the registration of the backing file; nil: there is none
 }
 
 func (n *openNodes) shard(node uint64) *openShard { return &n.shards[node%uint64(len(n.shards))] }
@@ -63,13 +53,16 @@ func (n *openNodes) open(node uint64, obj drivers.Object) (backing int32) {
 	o := s.nodes[node]
 	switch {
 	case o == nil:
-		o = &openNode{backing: n.register(obj)}
+		o = new(openNode)
+		o.backing, o.release = n.register(obj)
 		if s.nodes == nil {
 			s.nodes = make(map[uint64]*openNode)
 		}
 		s.nodes[node] = o
 	case o.backing != 0:
-		lend(obj, func(uintptr) error { return nil }) // to be counted
+		if release, err := backingFile(obj, func(uintptr) error { return nil }); err == nil { // to be counted
+			release()
+		}
 	}
 	o.opens++
 	return o.backing
@@ -87,28 +80,30 @@ func (n *openNodes) release(node uint64) {
 	delete(s.nodes, node)
 	if o.backing != 0 {
 		n.server.UnregisterBackingFd(o.backing)
+		o.release()
 	}
 }
 
 // register gives the file of obj to the kernel. It returns 0 if obj has none, or
 // the kernel does not take it.
-func (n *openNodes) register(obj drivers.Object) (backing int32) {
-	err := lend(obj, func(fd uintptr) (err error) {
+func (n *openNodes) register(obj drivers.Object) (backing int32, release func()) {
+	release, err := backingFile(obj, func(fd uintptr) (err error) {
 		backing, err = registerBacking(n.server, fd)
 		return err
 	})
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		n.log.Debug("no passthrough", "err", err)
 	}
-	return backing
+	return backing, release
 }
 
-func lend(obj drivers.Object, f func(fd uintptr) error) error {
-	l, ok := obj.(Lender)
+// backingFile is the BackingFile of obj, if that is a drivers.BackingFiler.
+func backingFile(obj drivers.Object, register func(fd uintptr) error) (release func(), err error) {
+	b, ok := drivers.As[drivers.BackingFiler](obj)
 	if !ok {
-		return errors.ErrUnsupported
+		return nil, errors.ErrUnsupported
 	}
-	return l.Lend(f)
+	return b.BackingFile(register)
 }
 
 func registerBacking(server *fuse.Server, fd uintptr) (int32, error) {

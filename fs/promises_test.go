@@ -154,7 +154,7 @@ func TestTiersMayFail(t *testing.T) {
 					}
 					s.to[0].Clear()
 					s.eventually("the tier is well again", func() bool {
-						return s.levels.Tier(1).Stats().Health == tiers.Well
+						return s.levels.Tier(1).Stats().Health == tiers.Healthy
 					})
 					s.forgetPages()
 					s.epoch(4)

@@ -6,17 +6,9 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
 )
-
-// A Borrower is an Object that may have its content in a local file from which
-// reads never hang.
-type Borrower interface {
-	// Borrow returns the descriptor of that file. The caller gives it back
-	// when it has read n bytes of it; it is valid until then. After an error
-	// the Object is read by ReadAt.
-	Borrow() (fd uintptr, giveBack func(n int), err error)
-}
 
 // maxSplice is the largest read that is answered by way of a pipe, which has to
 // hold it. Where the kernel asks for a megabyte, which only root can make it do,
@@ -28,10 +20,10 @@ var pageSize = uint64(os.Getpagesize())
 // A splicedResult is an answer with pages of a file, which go-fuse moves to the
 // kernel by way of a pipe and does not copy.
 type splicedResult struct {
-	fd       uintptr
-	off      int64
-	n        int
-	giveBack func(n int)
+	fd      uintptr
+	off     int64
+	n       int
+	release func(n int)
 }
 
 var _ fuse.ReadResult = (*splicedResult)(nil)
@@ -48,12 +40,12 @@ func (r *splicedResult) Bytes(buf []byte) ([]byte, fuse.Status) {
 }
 
 // Done gives the file back, after the kernel has the answer.
-func (r *splicedResult) Done() { r.giveBack(r.n) }
+func (r *splicedResult) Done() { r.release(r.n) }
 
 // spliced answers a read of e with pages of the file that c has its content in, if
 // it is where that works, and else returns nil.
 func spliced(in *fuse.ReadIn, e *metadata.Entry, c content) fuse.ReadResult {
-	b, ok := c.(Borrower)
+	s, ok := c.(drivers.Splicer)
 	if !ok || in.Size > maxSplice || in.Offset%pageSize != 0 { // or it would need more pages of the pipe
 		return nil
 	}
@@ -61,9 +53,9 @@ func spliced(in *fuse.ReadIn, e *metadata.Entry, c content) fuse.ReadResult {
 	if n <= 0 { // of an answer without bytes there is no Done
 		return nil
 	}
-	fd, giveBack, err := b.Borrow()
+	fd, release, err := s.SpliceDescriptor()
 	if err != nil {
 		return nil
 	}
-	return &splicedResult{fd, int64(in.Offset), int(n), giveBack}
+	return &splicedResult{fd, int64(in.Offset), int(n), release}
 }

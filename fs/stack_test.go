@@ -431,17 +431,16 @@ func (s *stack) start() {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.names, err = metadata.New(ctx, s.levels, timeout, log)
+	s.names, err = metadata.New(ctx, s.levels, metadata.Options{TTL: timeout}, log)
 	s.check(err)
 	workers := s.opts.workers
 	if workers == 0 {
 		workers = 4
 	}
-	s.handler = placement.New(s.levels, s.names, workers, log)
-	s.handler.KeepOpen(1000)
+	s.handler = placement.New(s.levels, s.names, placement.Config{Workers: workers, IdleHandles: 1000}, log)
 	s.running.Go(func() { s.levels.Run(ctx) })
 	s.running.Go(func() { s.handler.Run(ctx) })
-	s.levels.Counted(ctx)
+	s.levels.WaitScanned(ctx)
 	readAhead := fs.MaxRequest
 	if s.opts.user {
 		readAhead = 0

@@ -41,11 +41,11 @@ type Entry struct {
 
 // The bits of Entry.state above the level.
 const (
-	levelMask = 0xff
-	claimed   = 0x100 // somebody is copying the file
-	stale     = 0x200 // the name has another version now, or none
-	unsure    = 0x400 // see Unsure
-	skipped   = 0x800 // the file was skipped for want of room
+	levelMask  = 0xff
+	claimed    = 0x100 // somebody is copying the file
+	stale      = 0x200 // the name has another version now, or none
+	unverified = 0x400 // see Unverified
+	skipped    = 0x800 // the file was skipped for want of room
 )
 
 // ID returns the number of the entry, which no other entry of the container
@@ -79,6 +79,9 @@ func (e *Entry) Path() string {
 	return string(b)
 }
 
+// CopyName returns the name of the file's copies in every tier.
+func (e *Entry) CopyName() string { return e.Path() }
+
 // Parent returns the directory that the entry is in, the root for the root.
 func (e *Entry) Parent() *Entry {
 	if e.parent == nil {
@@ -94,9 +97,9 @@ func (e *Entry) Type() uint32 { return e.kind }
 // IsDir reports whether the entry is a directory.
 func (e *Entry) IsDir() bool { return e.dir != nil }
 
-// Shown holds the version of the listing that the kernel keeps of a directory,
+// CachedListing holds the version of the listing that the kernel keeps of a directory,
 // 0 if that is not known. It is here for whoever answers the kernel.
-func (e *Entry) Shown() *atomic.Uint64 { return &e.dir.shown }
+func (e *Entry) CachedListing() *atomic.Uint64 { return &e.dir.cachedListing }
 
 // IsRegular reports whether the entry is a regular file.
 func (e *Entry) IsRegular() bool { return drivers.Info{Mode: e.kind}.IsRegular() }
@@ -190,7 +193,7 @@ func (e *Entry) locate(held []heldCopy, doubt bool) {
 		}
 	}
 	if doubt || len(held) > 0 {
-		e.setBits(unsure)
+		e.setBits(unverified)
 	}
 }
 
@@ -218,9 +221,9 @@ func (e *Entry) Claim() bool {
 // Claimed reports whether somebody is copying the file.
 func (e *Entry) Claimed() bool { return e.state.Load()&claimed != 0 }
 
-// Unsure reports whether a tier may hold a copy under the entry's name, of its
+// Unverified reports whether a tier may hold a copy under the entry's name, of its
 // version or an outdated one, that Settle must look at.
-func (e *Entry) Unsure() bool { return e.state.Load()&unsure != 0 }
+func (e *Entry) Unverified() bool { return e.state.Load()&unverified != 0 }
 
 // Publish ends a claim: there is a complete copy on level l.
 func (e *Entry) Publish(l tiers.Level) {
@@ -241,11 +244,32 @@ func (e *Entry) Demote(l tiers.Level) bool {
 		if tiers.Level(s&levelMask) != l {
 			return false
 		}
-		if e.state.CompareAndSwap(s, s&^levelMask|unsure) {
+		if e.state.CompareAndSwap(s, s&^levelMask|unverified) {
 			return s&stale == 0
 		}
 	}
 }
+
+// Retract begins to drop the copy on level l, while other goroutines may open the file: in
+// one step it sets the level to AtSource, claims the entry and makes it Unverified. It
+// reports whether the caller now has the claim. The caller removes the copy from its tier,
+// calls Verified if that succeeded, and then Release. Until then the file is read from the
+// source, and no goroutine can publish another copy or account for the loss of this one.
+func (e *Entry) Retract(l tiers.Level) bool {
+	for {
+		s := e.state.Load()
+		if l == tiers.AtSource || tiers.Level(s&levelMask) != l || s&(claimed|stale) != 0 {
+			return false
+		}
+		if e.state.CompareAndSwap(s, s&^levelMask|claimed|unverified) {
+			return true
+		}
+	}
+}
+
+// Verified ends the state Unverified: every tier was examined, and no tier holds an
+// outdated copy.
+func (e *Entry) Verified() { e.clearBits(unverified) }
 
 // Skip says that no tier has room for the file, and reports whether it is the
 // first time since the file was last placed.
@@ -284,8 +308,8 @@ type directory struct {
 	// whatever its listing has said; and what asked was when that began.
 	doubts map[string]uint32
 
-	saved atomic.Pointer[block] // where the names are that Restore has brought; nil: they are loaded, or there are none
-	shown atomic.Uint64         // Entry.Shown
+	saved         atomic.Pointer[block] // where the names are that Restore has brought; nil: they are loaded, or there are none
+	cachedListing atomic.Uint64         // Entry.CachedListing
 }
 
 // A flight is a load of a directory that is under way.

@@ -85,7 +85,7 @@ func TestDemote(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := news.Load(); got != 1 || e.Level() != tiers.AtSource || !e.Unsure() {
+	if got := news.Load(); got != 1 || e.Level() != tiers.AtSource || !e.Unverified() {
 		t.Errorf("%d brought the news, level %d", got, e.Level())
 	}
 	e.Publish(1)
@@ -339,7 +339,7 @@ func newContainer(b *testing.B, source drivers.Driver) *Container {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c, err := New(bg, h, time.Hour, log)
+	c, err := New(bg, h, Options{TTL: time.Hour}, log)
 	if err != nil {
 		b.Fatal(err)
 	}

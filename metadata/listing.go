@@ -291,7 +291,7 @@ func (c *Container) vanished(ctx context.Context, dir *Entry, err error) error {
 // listParts lists dir, and takes in what comes.
 func (c *Container) listParts(ctx context.Context, dir *Entry) error {
 	name := dir.Path()
-	a := &arrivals{c: c, dir: dir, copies: c.copies(ctx, name)}
+	a := &arrivals{c: c, dir: dir, copies: c.copies(ctx, dir.CopyName())}
 	a.begin()
 	if err := c.source.List(ctx, name, a.add); err != nil {
 		return err
@@ -367,10 +367,10 @@ func (a *arrivals) entry(info drivers.Info) *Entry {
 		return old
 	}
 	e := a.c.newEntry(a.dir, info, a.at)
-	e.locate(a.copies.of(info.Name), a.copies.unsure)
+	e.locate(a.copies.of(info.Name), a.copies.unverified)
 	d.put(e)
 	if old != nil {
-		e.setBits(unsure) // old may have been placed since the tiers were asked
+		e.setBits(unverified) // old may have been placed since the tiers were asked
 		a.c.supersede(old)
 	}
 	return e

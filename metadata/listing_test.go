@@ -483,13 +483,13 @@ func TestPlacedAndChangedWhileListed(t *testing.T) {
 		old.Publish(1)
 		wg.Wait()
 		now := w.get(t, old.Path())
-		if !old.Stale() || !now.Claim() || w.Settle(bg, now) {
+		if !old.Stale() || !now.Claim() || settle(w.Container, now) {
 			t.Fatal("the new version is not to be copied")
 		}
 		if _, err := w.tier[1].Stat(bg, now.Path()); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the outdated copy: got %v, want %v", err, fs.ErrNotExist)
 		}
-		if now.Unsure() {
+		if now.Unverified() {
 			t.Error("it is looked for again")
 		}
 	})
@@ -836,15 +836,15 @@ func TestSavedWithoutVersions(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "names")
 		writeFile(t, path, old)
 		next := w.again(t)
-		if err := next.Restore(path, "src"); err == nil || errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "version 1") {
+		if err := next.restore(path, "src"); err == nil || errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "version 1") {
 			t.Errorf("got %v, want an error that says that it is of version 1", err)
 		}
 		wantTree(t, tree(t, next.Container), want)
-		if err := next.Save(path, "src"); err != nil {
+		if err := next.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		last := w.again(t)
-		if err := last.Restore(path, "src"); err != nil {
+		if err := last.restore(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		before := w.bucket.Requests()
@@ -922,7 +922,7 @@ func TestTierHangsWhileListed(t *testing.T) {
 		}
 		w.wantNames(t, d, 10)
 		e, _ := w.find(t, d, "f0002")
-		if e.state.Load()&unsure == 0 {
+		if e.state.Load()&unverified == 0 {
 			t.Error("nobody will ask the tier again")
 		}
 	})
@@ -1310,12 +1310,6 @@ type shelf struct {
 	last func() // called when all but the last part has come
 }
 
-func (s shelf) Lists() bool { return true }
-
-func (s shelf) OpenListed(context.Context, string, drivers.Info) (drivers.Object, error) {
-	return nil, errors.ErrUnsupported
-}
-
 func (s shelf) List(_ context.Context, _ string, part func([]drivers.Info) error) error {
 	for from := 0; from < s.n; from += partSize {
 		infos := make([]drivers.Info, min(partSize, s.n-from))
@@ -1347,7 +1341,7 @@ func TestListingMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(bg, h, time.Hour, log)
+	c, err := New(bg, h, Options{TTL: time.Hour}, log)
 	if err != nil {
 		t.Fatal(err)
 	}

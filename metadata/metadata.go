@@ -47,19 +47,27 @@ type Container struct {
 	start  time.Time
 	root   *Entry
 	table  table
-	saved  *savedNames   // what Restore opened, or nil
+	saved  *savedNames   // the metadata snapshot, or nil
 	warned atomic.Uint32 // when it was last logged that the source does not answer, by now
-	watch  watcher
+	stale  staleNames
 
 	background background // where directories are listed, of a source that Lists
 }
 
-// New makes the name space of the source of levels. What the source says is
-// believed for ttl. It asks the source for its root, and for nothing else.
-// Whoever has made a container for a source that Lists must Close it.
-func New(ctx context.Context, levels *tiers.Hierarchy, ttl time.Duration, log *slog.Logger) (*Container, error) {
-	c := &Container{levels: levels, source: levels.Source(), ttl: ttl, log: log, start: time.Now().Add(-past)}
-	c.lists = c.source.Lists()
+// Options configure a Container. The zero value caches nothing.
+type Options struct {
+	TTL      time.Duration // how long names and attributes are cached before they are validated at the source
+	Snapshot string        // file with the metadata snapshot to start from; "": none
+	Dataset  string        // identity of the source that a snapshot must be of
+}
+
+// New makes the namespace of the source of levels. It makes one request to the source,
+// for the root. A snapshot that does not exist, is damaged or is of another dataset is not
+// used; if the file is not a snapshot, the error matches ErrForeign. The caller closes the
+// container.
+func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.Logger) (*Container, error) {
+	c := &Container{levels: levels, source: levels.Source(), ttl: opts.TTL, log: log, start: time.Now().Add(-past)}
+	c.lists = c.source.IsLister()
 	c.background.ctx, c.background.stop = context.WithCancelCause(context.Background())
 	info, err := c.source.Stat(ctx, ".")
 	if err != nil {
@@ -70,7 +78,25 @@ func New(ctx context.Context, levels *tiers.Hierarchy, ttl time.Duration, log *s
 	}
 	c.root = c.newEntry(nil, info, c.now())
 	c.root.lookups.Store(1) // the kernel never forgets the root
+	if err := c.openSnapshot(opts.Snapshot, opts.Dataset); err != nil {
+		return nil, err
+	}
 	return c, nil
+}
+
+// openSnapshot is restore, except that an unusable snapshot is only logged.
+func (c *Container) openSnapshot(path, dataset string) error {
+	if path == "" {
+		return nil
+	}
+	err := c.restore(path, dataset)
+	switch {
+	case errors.Is(err, ErrForeign):
+		return err
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		c.log.Warn("metadata snapshot is not used", "err", err)
+	}
+	return nil
 }
 
 // Root returns the root directory. Its ID is 1.
@@ -99,9 +125,9 @@ func (c *Container) fresh(at uint32) bool {
 	return at != 0 && time.Duration(c.now()-at)*tick < c.ttl
 }
 
-// Lasts returns for how much longer what is known of e will be believed. Whoever
+// TTL returns for how much longer what is known of e will be believed. Whoever
 // tells others of e, such as the kernel, has them believe it no longer.
-func (c *Container) Lasts(e *Entry) time.Duration {
+func (c *Container) TTL(e *Entry) time.Duration {
 	return max(c.ttl-time.Duration(c.now()-e.checked.Load())*tick, 0)
 }
 
@@ -327,7 +353,7 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 	if len(infos) == 0 && c.sourceLost(ctx) {
 		return syscall.ESTALE
 	}
-	copies := c.copies(ctx, name)
+	copies := c.copies(ctx, dir.CopyName())
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -347,7 +373,7 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 			e.checked.Store(at)
 		default:
 			e = c.newEntry(dir, info, at)
-			e.locate(copies.of(info.Name), copies.unsure)
+			e.locate(copies.of(info.Name), copies.unverified)
 		}
 		seen = append(seen, e)
 	}
@@ -413,8 +439,8 @@ func (h heldCopy) info() drivers.Info {
 
 // The copies are what the tiers hold of a directory.
 type copies struct {
-	tiers  []map[string]heldCopy // by name
-	unsure bool                  // a tier did not say
+	tiers      []map[string]heldCopy // by name
+	unverified bool                  // a tier did not say
 }
 
 // of returns what the tiers hold under a name, the fastest first.
@@ -432,7 +458,7 @@ func (c *Container) copies(ctx context.Context, dir string) (all copies) {
 	for _, t := range c.levels.Tiers() {
 		infos, err := t.ReadDir(ctx, dir)
 		if err != nil && !isAbsent(err) {
-			all.unsure = true
+			all.unverified = true
 		}
 		held := make(map[string]heldCopy, len(infos))
 		for _, info := range infos {
@@ -449,9 +475,9 @@ func (c *Container) locate(ctx context.Context, e *Entry) {
 		return
 	}
 	var (
-		held   []heldCopy
-		unsure bool
-		name   = e.Path()
+		held       []heldCopy
+		unverified bool
+		name       = e.CopyName()
 	)
 	for _, t := range c.levels.Tiers() {
 		info, err := t.Stat(ctx, name)
@@ -459,56 +485,15 @@ func (c *Container) locate(ctx context.Context, e *Entry) {
 		case err == nil:
 			held = append(held, makeHeldCopy(t.Level(), info))
 		case !isAbsent(err):
-			unsure = true
+			unverified = true
 		}
 	}
-	e.locate(held, unsure)
+	e.locate(held, unverified)
 }
 
 // isAbsent reports whether err says that a tier holds no such name.
 func isAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
-}
-
-// Settle is for whoever has claimed e and is about to copy it: where e is Unsure
-// it asks the tiers once more, publishes e if a tier turns out to hold its
-// version, and removes copies of other versions. It reports whether e was
-// published. If not, e is sure from now on, unless a tier did not answer.
-func (c *Container) Settle(ctx context.Context, e *Entry) bool {
-	if !e.Unsure() {
-		return false
-	}
-	name, want, all := e.Path(), e.Info(), true
-	for _, t := range c.levels.Tiers() {
-		info, err := t.Stat(ctx, name)
-		switch {
-		case err == nil && info.SameVersion(want):
-			e.Publish(t.Level())
-			return true
-		case err == nil && info.IsRegular():
-			all = c.removeOutdated(ctx, t, e) && all
-		case err != nil && !isAbsent(err):
-			all = false
-		}
-	}
-	if all {
-		e.clearBits(unsure)
-	}
-	return false
-}
-
-// removeOutdated removes what t has under e's name, which is of another version,
-// and reports whether that is gone. Once e is stale it may be the copy of the
-// version that came after.
-func (c *Container) removeOutdated(ctx context.Context, t *tiers.Tier, e *Entry) bool {
-	if e.Stale() || !t.Counted() {
-		return false
-	}
-	if err := t.Remove(ctx, e.Path()); err != nil {
-		c.log.Warn("remove outdated copy", "path", e.Path(), "err", err)
-		return false
-	}
-	return true
 }
 
 // Readlink returns the target of a symbolic link, as the source has it.
@@ -602,7 +587,7 @@ func (c *Container) forget(d *directory, e *Entry) {
 func (c *Container) supersede(e *Entry) {
 	c.drop(e)
 	if e.lookups.Load() > 0 {
-		c.watch.tell(e)
+		c.stale.add(e)
 	}
 }
 
@@ -629,7 +614,7 @@ func (c *Container) Get(id uint64) *Entry { return c.table.get(id) }
 func (c *Container) Hold(e *Entry) {
 	e.lookups.Add(1)
 	if e.Stale() { // since it was found, when supersede may not have seen it held
-		c.watch.tell(e)
+		c.stale.add(e)
 	}
 }
 

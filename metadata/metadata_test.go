@@ -63,8 +63,8 @@ func worldOf(t *testing.T, source drivers.Driver, ttl time.Duration) *world {
 		cancel()
 		running.Wait()
 	})
-	w.levels.Counted(bg)
-	if w.Container, err = New(bg, w.levels, ttl, log); err != nil {
+	w.levels.WaitScanned(bg)
+	if w.Container, err = New(bg, w.levels, Options{TTL: ttl}, log); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -371,7 +371,7 @@ func TestNoSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(bg, h, 0, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.EIO) {
+	if _, err := New(bg, h, Options{}, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.EIO) {
 		t.Errorf("got %v, want EIO", err)
 	}
 }
@@ -383,11 +383,11 @@ func TestLocate(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			w := newWorld(t, time.Hour)
 			for _, c := range []struct {
-				name   string
-				held   []int // levels with the right version
-				other  []int // and with another
-				level  tiers.Level
-				unsure bool
+				name       string
+				held       []int // levels with the right version
+				other      []int // and with another
+				level      tiers.Level
+				unverified bool
 			}{
 				{"none", nil, nil, 0, false},
 				{"fast", []int{1}, nil, 1, false},
@@ -408,8 +408,8 @@ func TestLocate(t *testing.T) {
 					w.list(t, "d")
 				}
 				e := w.get(t, "d/"+c.name)
-				if got := e.state.Load()&unsure != 0; e.Level() != c.level || got != c.unsure {
-					t.Errorf("%s: got level %d, unsure %v; want %d, %v", c.name, e.Level(), got, c.level, c.unsure)
+				if got := e.state.Load()&unverified != 0; e.Level() != c.level || got != c.unverified {
+					t.Errorf("%s: got level %d, unverified %v; want %d, %v", c.name, e.Level(), got, c.level, c.unverified)
 				}
 			}
 		})
@@ -444,7 +444,7 @@ func TestSettle(t *testing.T) {
 			if !e.Claim() {
 				t.Fatalf("%s: not claimed", name)
 			}
-			if got := w.Settle(bg, e); got != want {
+			if got := settle(w.Container, e); got != want {
 				t.Errorf("%s: got %v, want %v", name, got, want)
 			}
 			if want != (e.Level() == 2) || want == e.Claimed() {
@@ -592,7 +592,7 @@ func TestDirectoryChangesWhileItIsListed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := New(bg, h, time.Hour, slog.New(slog.DiscardHandler))
+		c, err := New(bg, h, Options{TTL: time.Hour}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -678,7 +678,7 @@ func TestRaces(t *testing.T) {
 					w.Changed(e)
 				case 3:
 					if e.Claim() {
-						if w.Settle(bg, e); e.Claimed() {
+						if settle(w.Container, e); e.Claimed() {
 							e.Publish(2)
 						}
 					}
@@ -716,12 +716,12 @@ func TestLasts(t *testing.T) {
 		w.source.Put("f", []byte("content"))
 		e := w.get(t, "f")
 		for _, after := range []time.Duration{0, 20 * time.Second, 40 * time.Second} {
-			if got, want := w.Lasts(e), time.Minute-after; got > want || got < want-2*tick {
+			if got, want := w.TTL(e), time.Minute-after; got > want || got < want-2*tick {
 				t.Errorf("after %v: got %v, want %v", after, got, want)
 			}
 			time.Sleep(20 * time.Second)
 		}
-		if got := w.Lasts(e); got != 0 {
+		if got := w.TTL(e); got != 0 {
 			t.Errorf("in the end: got %v, want 0", got)
 		}
 	})

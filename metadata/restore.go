@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// Restore has the container know what was known when the file at path was saved
+// restore has the container know what was known when the file at path was saved
 // from the same source: it is believed for as long as if the source had said it
 // to this container. It must be called before anything is looked up, and costs
 // the same whatever the file holds: a directory is read from the file when it is
 // first wanted. One that is found damaged then is as if it had not been saved.
 //
 // The file stays open until Close.
-func (c *Container) Restore(path, source string) error {
+func (c *Container) restore(path, source string) error {
 	if err := ours(path); err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (c *Container) recall(ctx context.Context, dir *Entry) error {
 		return err
 	}
 	listed, entries := c.remember(dir)
-	copies := c.copies(ctx, dir.Path())
+	copies := c.copies(ctx, dir.CopyName())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer d.end(nil)
@@ -81,7 +81,7 @@ func (c *Container) recall(ctx context.Context, dir *Entry) error {
 	}
 	for _, e := range entries {
 		c.table.add(e)
-		e.locate(copies.of(e.Name()), copies.unsure)
+		e.locate(copies.of(e.Name()), copies.unverified)
 	}
 	d.sorted, d.version = entries, d.version+1
 	if listed != 0 {

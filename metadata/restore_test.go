@@ -29,7 +29,7 @@ func TestSavedFileIsDamaged(t *testing.T) {
 		w.odd()
 		want := tree(t, w.Container)
 		path := filepath.Join(t.TempDir(), "names")
-		if err := w.Save(path, "src"); err != nil {
+		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		good, err := os.ReadFile(path)
@@ -42,7 +42,7 @@ func TestSavedFileIsDamaged(t *testing.T) {
 			if err := os.WriteFile(path, file, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := next.Restore(path, "src"); err != nil && !strings.Contains(err.Error(), path) {
+			if err := next.restore(path, "src"); err != nil && !strings.Contains(err.Error(), path) {
 				t.Errorf("%s %d: got %v, which does not name the file", how, i, err)
 			} else if err == nil && how == "cut at" {
 				t.Errorf("cut at %d: not noticed", i)
@@ -169,7 +169,7 @@ func (w *world) restoreFrom(t testing.TB, file []byte) *world {
 		t.Fatal(err)
 	}
 	next := w.again(t)
-	if err := next.Restore(path, "src"); err != nil {
+	if err := next.restore(path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	return next
@@ -350,17 +350,17 @@ func TestRestoreRefuses(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.odd()
 		path := filepath.Join(t.TempDir(), "names")
-		if err := w.Save(path, "src"); err != nil {
+		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		good, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.again(t).Restore(path, "other"); err == nil || !strings.Contains(err.Error(), "source") {
+		if err := w.again(t).restore(path, "other"); err == nil || !strings.Contains(err.Error(), "source") {
 			t.Errorf("another source: got %v", err)
 		}
-		if err := w.again(t).Restore(path+"x", "src"); !errors.Is(err, fs.ErrNotExist) {
+		if err := w.again(t).restore(path+"x", "src"); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("no file: got %v", err)
 		}
 		tail := len(good) - int(tailSize)
@@ -373,7 +373,7 @@ func TestRestoreRefuses(t *testing.T) {
 			if err := os.WriteFile(path, file, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.again(t).Restore(path, "src"); err == nil || !strings.Contains(err.Error(), what) {
+			if err := w.again(t).restore(path, "src"); err == nil || !strings.Contains(err.Error(), what) {
 				t.Errorf("got %v, want an error that says %q", err, what)
 			}
 		}
@@ -432,7 +432,7 @@ func FuzzSavedFile(f *testing.F) {
 		f.Fatal(err)
 	}
 	container := func(t testing.TB) *Container {
-		c, err := New(bg, h, time.Hour, slog.New(slog.DiscardHandler))
+		c, err := New(bg, h, Options{TTL: time.Hour}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -453,7 +453,7 @@ func FuzzSavedFile(f *testing.F) {
 			t.Fatal(err)
 		}
 		c := container(t)
-		if c.Restore(path, "src") == nil {
+		if c.restore(path, "src") == nil {
 			defer c.Close()
 			for _, name := range wantCheap(t, c, b) {
 				if !drivers.ValidName(name) {

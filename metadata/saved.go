@@ -95,11 +95,11 @@ type savedName struct {
 	below   block // of a directory
 }
 
-// Save writes what is known of the name space to a file, from which Restore of
+// SaveSnapshot writes what is known of the name space to a file, from which Restore of
 // another container for the same source can go on. The file takes the place of
 // an earlier one in one step; a file of another kind is left alone, and is an
 // error. What changes in the meantime may be saved or not.
-func (c *Container) Save(path, source string) error {
+func (c *Container) SaveSnapshot(path, source string) error {
 	if err := ours(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -24,7 +24,7 @@ import (
 // would.
 func (w *world) again(t testing.TB) *world {
 	t.Helper()
-	c, err := New(bg, w.levels, w.ttl, slog.New(slog.DiscardHandler))
+	c, err := New(bg, w.levels, Options{TTL: w.ttl}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,11 +38,11 @@ func (w *world) again(t testing.TB) *world {
 func (w *world) restarted(t testing.TB) *world {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "names")
-	if err := w.Save(path, "src"); err != nil {
+	if err := w.SaveSnapshot(path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	next := w.again(t)
-	if err := next.Restore(path, "src"); err != nil {
+	if err := next.restore(path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	return next
@@ -155,7 +155,7 @@ func TestSavedIsBelievedForTTL(t *testing.T) {
 		if got := next.list(t, "d"); got != "f" {
 			t.Errorf("within the time: got %s, want f", got)
 		}
-		if got := next.Lasts(next.get(t, "d/f")); got > 2*time.Second || got < time.Second {
+		if got := next.TTL(next.get(t, "d/f")); got > 2*time.Second || got < time.Second {
 			t.Errorf("believed for %v more, want 2 s", got)
 		}
 		time.Sleep(2 * time.Second)
@@ -238,10 +238,10 @@ func TestSaveLeavesOthersAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(path)
-		if err := w.Save(path, "src"); !errors.Is(err, ErrForeign) {
+		if err := w.SaveSnapshot(path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: got %v", what, err)
 		}
-		if err := w.Restore(path, "src"); !errors.Is(err, ErrForeign) {
+		if err := w.restore(path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: restored: got %v", what, err)
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || after.Size() != before.Size() {
@@ -252,7 +252,7 @@ func TestSaveLeavesOthersAlone(t *testing.T) {
 		}
 		os.Remove(path)
 	}
-	if err := w.Save(filepath.Join(dir, "none", "names"), "src"); !errors.Is(err, fs.ErrNotExist) {
+	if err := w.SaveSnapshot(filepath.Join(dir, "none", "names"), "src"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no such folder: got %v", err)
 	}
 }
@@ -279,7 +279,7 @@ func TestSaveIsCutShort(t *testing.T) {
 		want := tree(t, w.Container)
 		dir := t.TempDir()
 		path := filepath.Join(dir, "names")
-		if err := w.Save(path, "src"); err != nil {
+		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(path)
@@ -296,7 +296,7 @@ func TestSaveIsCutShort(t *testing.T) {
 			}
 		}
 		next := w.again(t)
-		if err := next.Restore(path, "src"); err != nil {
+		if err := next.restore(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		wantTree(t, tree(t, next.Container), want)
@@ -304,7 +304,7 @@ func TestSaveIsCutShort(t *testing.T) {
 		if err := os.WriteFile(other, []byte("a letter to a friend, in a file"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Save(path, "src"); err != nil {
+		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(dir)
@@ -326,11 +326,11 @@ func TestSavedRaces(t *testing.T) {
 	want := tree(t, w.Container)
 	path := filepath.Join(t.TempDir(), "names")
 	for round := range uint64(10) {
-		if err := w.Save(path, "src"); err != nil {
+		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		next := w.again(t)
-		if err := next.Restore(path, "src"); err != nil {
+		if err := next.restore(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -355,7 +355,7 @@ func TestSavedRaces(t *testing.T) {
 			})
 		}
 		wg.Go(func() {
-			if err := next.Save(path, "src"); err != nil {
+			if err := next.SaveSnapshot(path, "src"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -384,13 +384,13 @@ func BenchmarkSaved(b *testing.B) {
 	var saved, restored, listed time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if err := c.Save(path, "src"); err != nil {
+		if err := c.SaveSnapshot(path, "src"); err != nil {
 			b.Fatal(err)
 		}
 		saved += time.Since(start)
 		next := newContainer(b, source)
 		start = time.Now()
-		if err := next.Restore(path, "src"); err != nil {
+		if err := next.restore(path, "src"); err != nil {
 			b.Fatal(err)
 		}
 		restored += time.Since(start)

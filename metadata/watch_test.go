@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,11 +15,26 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// watch calls f for each stale name until the test ends.
+func watch(t *testing.T, w *world, f func(dir *Entry, name string)) {
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		for dir, name := range w.StaleNames(ctx) {
+			f(dir, name)
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+	})
+}
+
 // told collects what a container tells.
-func told(w *world) func() string {
+func told(t *testing.T, w *world) func() string {
 	var mu sync.Mutex
 	var names []string
-	w.Watch(func(dir *Entry, name string) {
+	watch(t, w, func(dir *Entry, name string) {
 		mu.Lock()
 		defer mu.Unlock()
 		names = append(names, pathOf(dir, name))
@@ -37,7 +53,7 @@ func told(w *world) func() string {
 // has another entry or none.
 func TestWatch(t *testing.T) {
 	inBubble(t, time.Second, func(t *testing.T, w *world) {
-		told := told(w)
+		told := told(t, w)
 		for _, name := range []string{"gone", "new", "same", "dir/below/f", "unknown"} {
 			w.source.Put(name, []byte("x"))
 			for e := w.get(t, name); name != "unknown" && e != w.Root(); e = e.Parent() {
@@ -81,7 +97,7 @@ func TestWatch(t *testing.T) {
 // An entry that became stale between the finding and the holding is told.
 func TestWatchHeldLate(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
-		told := told(w)
+		told := told(t, w)
 		w.source.Put("f", []byte("x"))
 		e := w.get(t, "f")
 		w.Changed(e)
@@ -97,7 +113,7 @@ func TestWatchHeldLate(t *testing.T) {
 func TestWatchIsSlow(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		calls := make(map[string]int)
-		w.Watch(func(dir *Entry, name string) {
+		watch(t, w, func(dir *Entry, name string) {
 			calls[name]++
 			w.Resolve(bg, name)
 			w.List(bg, dir)
@@ -118,8 +134,8 @@ func TestWatchIsSlow(t *testing.T) {
 				t.Errorf("%s: told %d times, want 1, or 2 if it was told the first time", name, n)
 			}
 		}
-		if len(calls) != 10 || w.watch.telling {
-			t.Errorf("told of %d names, still telling: %v", len(calls), w.watch.telling)
+		if len(calls) != 10 || len(w.stale.names) > 0 {
+			t.Errorf("told of %d names, %d wait", len(calls), len(w.stale.names))
 		}
 	})
 }
@@ -128,20 +144,20 @@ func TestWatchIsSlow(t *testing.T) {
 func TestWatchIsBounded(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		calls := 0
-		w.Watch(func(*Entry, string) {
+		watch(t, w, func(*Entry, string) {
 			if calls++; calls == 1 {
 				time.Sleep(time.Minute)
 			}
 		})
-		tell := func(i int) { w.watch.tell(named(fmt.Sprint(i), w.Root())) }
+		tell := func(i int) { w.stale.add(named(fmt.Sprint(i), w.Root())) }
 		tell(0)
 		synctest.Wait()
-		for i := range maxUntold + 10 {
+		for i := range maxStaleNames + 10 {
 			tell(i)
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if want := maxUntold + 1; calls != want {
+		if want := maxStaleNames + 1; calls != want {
 			t.Errorf("told of %d names, want %d", calls, want)
 		}
 	})

@@ -90,7 +90,7 @@ func (a *ahead) opened(h *Handler, e *metadata.Entry) {
 	if !listed {
 		return
 	}
-	s := a.note(e.Parent(), i, h.lists)
+	s := a.note(e.Parent(), i, h.remote)
 	if s.n == 0 {
 		return
 	}

@@ -340,7 +340,7 @@ func BenchmarkShuffled(b *testing.B) {
 				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
 				s := newShuffled(newRig(b, rigOptions{quotas: []int64{1 << 40}, workers: c.workers, bucket: bucket}), 1, files, 20_000)
 				s.handler.queue.setFew(c.few)
-				s.handler.lists = c.ahead
+				s.handler.remote = c.ahead
 				b.StartTimer()
 				s.epoch(4, files)
 				b.StopTimer()

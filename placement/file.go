@@ -213,7 +213,7 @@ func (f *file) choose(ctx context.Context, old *view) (*view, error) {
 			return f.atSource(ctx) // not there again so soon: a bad disk may fail in this file alone
 		}
 		t := h.levels.Tier(l)
-		obj, err := t.Open(ctx, e.Path(), e.Info())
+		obj, err := t.Open(ctx, e.CopyName(), e.Info())
 		if err == nil {
 			return &view{Object: obj, level: l}, nil
 		}
@@ -262,11 +262,11 @@ func (f *file) stays() bool {
 // verify finds out whether the source still has the version that is open, where
 // the file is read from it and it can tell.
 func (f *file) verify(ctx context.Context, v *view) error {
-	o, ok := v.Object.(drivers.Verifier)
+	o, ok := drivers.As[drivers.Verifier](v.Object)
 	if !ok || v.level != tiers.AtSource {
 		return nil
 	}
-	if err := o.Verify(); err != nil {
+	if err := o.Verify(ctx); err != nil {
 		return f.sourceError(ctx, err)
 	}
 	return nil

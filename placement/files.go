@@ -204,7 +204,7 @@ func closeAll(gone []*file) {
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)
 	err := h.opened(ctx, f, fresh)
-	if err == nil && h.lists {
+	if err == nil && h.remote {
 		err = f.awaitFirst(ctx)
 	}
 	if err != nil {
@@ -273,19 +273,19 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 	return f.ReadAt(ctx, p, off)
 }
 
-// Borrow is the Borrow of the file of e, if somebody has it open.
-func (h *Handler) Borrow(e *metadata.Entry) (fd uintptr, giveBack func(n int), err error) {
+// SpliceDescriptor is drivers.Splicer for the file of e, if that is open.
+func (h *Handler) SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(n int), err error) {
 	f := h.files.find(e)
 	if f == nil {
 		return 0, nil, errors.ErrUnsupported
 	}
-	fd, back, err := f.Borrow()
+	fd, done, err := f.SpliceDescriptor()
 	if err != nil {
 		h.files.release(f, true)
 		return 0, nil, err
 	}
 	return fd, func(n int) {
-		back(n)
+		done(n)
 		h.files.release(f, true)
 	}, nil
 }
@@ -303,21 +303,17 @@ func (fs *files) find(e *metadata.Entry) *file {
 	return f
 }
 
-// Borrow returns the descriptor of the copy that the file is read from, where
-// that is the quickest. The caller gives it back when it has read from it, and
-// says how many bytes. Whatever the error, the file can be read otherwise.
-func (f *file) Borrow() (fd uintptr, giveBack func(n int), err error) {
+// SpliceDescriptor implements drivers.Splicer for a file that is read from a copy.
+func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	v := f.at.Load()
 	if !v.best(f.entry) || !v.enter() {
 		return 0, nil, errors.ErrUnsupported
 	}
-	if b, ok := v.Object.(interface {
-		Borrow() (uintptr, func(int), error)
-	}); ok {
-		var back func(int)
-		if fd, back, err = b.Borrow(); err == nil {
+	if s, ok := drivers.As[drivers.Splicer](v.Object); ok {
+		var done func(int)
+		if fd, done, err = s.SpliceDescriptor(); err == nil {
 			return fd, func(n int) {
-				back(n)
+				done(n)
 				v.leave()
 			}, nil
 		}
@@ -326,30 +322,31 @@ func (f *file) Borrow() (fd uintptr, giveBack func(n int), err error) {
 	return 0, nil, errors.ErrUnsupported
 }
 
-// Lend calls lent with the descriptor of what the file is read from, if that is
-// a copy, or is the source and will be; it is valid during the call. If lent
-// returns nil, the open counts as one that the kernel reads by itself. The error
-// is lent's, or matches errors.ErrUnsupported.
+// BackingFile implements drivers.BackingFiler for a file that is read from a copy, or
+// from the source if no tier has room for it. A registered open counts as passthrough.
 //
-// A small file at the source is not lent, because the kernel opens what it is
-// lent for itself, each time: here the file is open already.
-func (f *file) Lend(lent func(fd uintptr) error) error {
+// A small file at the source has no backing file: the kernel would open it once more for
+// each open of the mount, while the daemon has it open already.
+func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err error) {
 	v := f.at.Load()
 	if v == nil || !v.enter() {
-		return errors.ErrUnsupported
+		return nil, errors.ErrUnsupported
 	}
-	defer v.leave()
-	l, ok := v.Object.(interface {
-		Lend(func(uintptr) error) error
-	})
+	b, ok := drivers.As[drivers.BackingFiler](v.Object)
 	if !ok || v.level == tiers.AtSource && (f.entry.Size() < lendFrom || !f.stays()) {
-		return errors.ErrUnsupported
+		v.leave()
+		return nil, errors.ErrUnsupported
 	}
-	err := l.Lend(lent)
-	if err == nil {
-		f.handler.lent[v.level].add(f.entry.Size())
+	done, err := b.BackingFile(register)
+	if err != nil {
+		v.leave()
+		return nil, err
 	}
-	return err
+	f.handler.lent[v.level].add(f.entry.Size())
+	return func() {
+		done()
+		v.leave()
+	}, nil
 }
 
 // lendFrom is the size from which a file at the source is lent, in bytes.

@@ -24,7 +24,7 @@ import (
 func TestSourceStaysOpen(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{4096}, ttl: time.Second})
-		r.handler.KeepOpen(3)
+		r.handler.files.keep = 3
 		var want [5][]byte
 		for i := range want {
 			want[i] = r.put(fmt.Sprint("f", i), 1<<20)
@@ -111,7 +111,7 @@ func (u unopened) Close() error       { return nil }
 // Readers that open, and others that do not, share files that come and go.
 func TestFilesRace(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{300 << 10}, ttl: 10 * time.Millisecond})
-	r.handler.KeepOpen(2)
+	r.handler.files.keep = 2
 	var want [8][]byte
 	for i := range want {
 		want[i] = r.put(fmt.Sprint("f", i), 100_000+i)
@@ -139,6 +139,15 @@ func TestFilesRace(t *testing.T) {
 	readers.Wait()
 }
 
+// backing registers the backing file of obj for a moment.
+func backing(obj drivers.Object) error {
+	release, err := obj.(*file).BackingFile(func(uintptr) error { return nil })
+	if err == nil {
+		release()
+	}
+	return err
+}
+
 // A file is lent where it is on a tier; at the source, if it is large and will
 // stay there.
 func TestLend(t *testing.T) {
@@ -146,7 +155,7 @@ func TestLend(t *testing.T) {
 	lend := func(name string) error {
 		obj := r.open(name)
 		defer obj.Close()
-		return obj.(*file).Lend(func(uintptr) error { return nil })
+		return backing(obj)
 	}
 	r.put("copy", 1<<20)
 	r.put("large", 11<<20)
@@ -276,7 +285,7 @@ func TestCannotBeCopiedAhead(t *testing.T) {
 // What is open at the source and fails is opened again by who opens it next.
 func TestBrokenSourceIsOpenedAgain(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{4096}})
-	r.handler.KeepOpen(10)
+	r.handler.files.keep = 10
 	data := r.put("f", 1<<20)
 	r.wantFile("f", data)
 	r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: errBroken, Times: 1})
@@ -309,7 +318,7 @@ func TestKeptFileHasChanged(t *testing.T) {
 	}
 	defer source.Close()
 	r := newRig(t, rigOptions{over: source})
-	r.handler.KeepOpen(10)
+	r.handler.files.keep = 10
 	r.wantFile("f", random(1, 10_000))
 	if err := os.WriteFile(path, random(2, 10_001), 0o600); err != nil {
 		t.Fatal(err)

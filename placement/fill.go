@@ -138,7 +138,7 @@ func (f *fill) start() {
 		f.giveUp(drivers.ErrChanged)
 		return
 	}
-	if h.names.Settle(h.ctx, f.entry) {
+	if h.recheck(f.entry) {
 		f.giveUp(errSettled)
 		return
 	}
@@ -149,7 +149,7 @@ func (f *fill) start() {
 		f.giveUp(err)
 		return
 	}
-	f.stream, f.stride = streamer(f.source)
+	f.stream, f.stride = streamer(f.source, h.levels.Source().Profile().Stride)
 	n := int((f.size + blockSize - 1) / blockSize)
 	f.mu.Lock()
 	f.blocks, f.missing = make([]byte, n), n
@@ -184,12 +184,12 @@ const usualStride = 8 << 20
 
 // streamer returns a file of the source as a drivers.Streamer, if it wants to be
 // read as one, and how many blocks it is asked for at once.
-func streamer(source drivers.Object) (s drivers.Streamer, blocks int) {
-	s, ok := source.(drivers.Streamer)
-	if !ok || s.Stride() <= 0 {
+func streamer(source drivers.Object, stride int64) (s drivers.Streamer, blocks int) {
+	s, ok := drivers.As[drivers.Streamer](source)
+	if !ok || stride <= 0 {
 		return nil, 1
 	}
-	return s, int((s.Stride() + blockSize - 1) / blockSize)
+	return s, int((stride + blockSize - 1) / blockSize)
 }
 
 // allocate opens the source and creates the copy, at the same time, since the
@@ -222,7 +222,7 @@ func (f *fill) allocate() error {
 func (f *fill) create(t *tiers.Tier, room *tiers.Reservation) error {
 	h := f.handler
 	for {
-		w, err := t.Create(h.ctx, f.name, f.entry.Info())
+		w, err := t.Create(h.ctx, f.entry.CopyName(), f.entry.Info())
 		if err == nil {
 			f.tier, f.room, f.copy = t, room, w
 			return nil

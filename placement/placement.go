@@ -39,7 +39,7 @@ type Handler struct {
 	names   *metadata.Container
 	log     *slog.Logger
 	workers int
-	lists   bool     // the source Lists, as drivers.Lister says
+	remote  bool     // each operation of the source is a request over a network
 	demand  *buffers // for blocks that a reader waits for
 	queue   *queue
 
@@ -74,13 +74,19 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// New makes a handler that copies with the given number of background workers.
-// The caller calls Run, which does the background copying; opening works
-// without it.
-func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *slog.Logger) *Handler {
+// A Config configures a Handler.
+type Config struct {
+	Workers     int // background workers, at least 1
+	IdleHandles int // files that may stay open at the source without a user, because no tier has room for them
+}
+
+// New makes a handler. The caller calls Run, which does the background copying. Files can be
+// opened before and without Run.
+func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *slog.Logger) *Handler {
+	workers := cfg.Workers
 	h := &Handler{
-		levels: levels, names: names, log: log, workers: workers,
-		lists:   levels.Source().Lists(),
+		levels: levels, names: names, log: log, workers: workers, files: files{keep: cfg.IdleHandles},
+		remote:  levels.Source().Profile().Latency == drivers.LatencyRequest,
 		demand:  newBuffers(max(16, min(2*workers, 64))),
 		fills:   make(map[*metadata.Entry]*fill),
 		retries: make(map[*metadata.Entry]retry),
@@ -95,7 +101,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, workers int, log *s
 // does not: each answer takes its time, whatever else is asked, and one stream
 // does not fill the network.
 func (h *Handler) few() int {
-	if h.lists {
+	if h.remote {
 		return h.workers
 	}
 	return max(1, h.workers/4)
@@ -108,16 +114,11 @@ func (h *Handler) few() int {
 // on. 128 MiB are what 10 Gb/s bring in a tenth of a second; docs/performance.md has
 // what was measured.
 func (h *Handler) most() int64 {
-	if h.lists {
+	if h.remote {
 		return 128 << 20
 	}
 	return math.MaxInt64
 }
-
-// KeepOpen says how many files for which no tier has room may stay open at the
-// source from one use to the next. It is called before anything else; without
-// it none does.
-func (h *Handler) KeepOpen(n int) { h.files.keep = n }
 
 // Run copies in the background until ctx is done. It returns when all copies
 // under way have ended; those not complete are thrown away. Files can still be
@@ -238,11 +239,11 @@ var errStopped = errors.New("placement has stopped")
 // that the caller gives back by release. Of all who call at once, one starts
 // it. Insistent callers do not wait for the backoff of failed copies.
 func (h *Handler) join(ctx context.Context, e *metadata.Entry, insistent bool) (*fill, error) {
-	if !e.Claimed() && !e.Unsure() && !h.Fits(e.Size()) { // what Settle finds is the file, or gives room back
+	if !e.Claimed() && !e.Unverified() && !h.Fits(e.Size()) { // what recheck finds is the file, or gives room back
 		h.skip(e)
 		return nil, errNoRoom
 	}
-	if h.lists && !insistent {
+	if h.remote && !insistent {
 		h.queue.wait(false) // already now, so that those who open files are counted
 		defer h.queue.waited(false)
 	}
@@ -312,7 +313,7 @@ func (h *Handler) Fits(size int64) bool {
 // is still being counted nothing can be said.
 func (h *Handler) full(size int64) bool {
 	for _, t := range h.levels.Tiers() {
-		if !t.Counted() || t.Fits(size) {
+		if !t.Scanned() || t.Fits(size) {
 			return false
 		}
 	}

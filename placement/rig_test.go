@@ -102,15 +102,15 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	r.ctx, r.stop = ctx, stop
-	r.names, err = metadata.New(ctx, r.levels, opts.ttl, log)
+	r.names, err = metadata.New(ctx, r.levels, metadata.Options{TTL: opts.ttl}, log)
 	r.check(err)
-	r.handler = New(r.levels, r.names, opts.workers, log)
+	r.handler = New(r.levels, r.names, Config{Workers: opts.workers}, log)
 	r.running.Go(func() { r.levels.Run(ctx) })
 	if !opts.idle {
 		r.running.Go(func() { r.handler.Run(ctx) })
 	}
 	for _, tier := range r.levels.Tiers() {
-		for !tier.Counted() {
+		for !tier.Scanned() {
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -374,8 +374,8 @@ type ledgerBucket struct {
 	ledger *ledger
 }
 
-func (b *ledgerBucket) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
-	obj, err := b.Bucket.OpenListed(ctx, name, info)
+func (b *ledgerBucket) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	obj, err := b.Bucket.OpenVersion(ctx, name, info)
 	if err != nil {
 		return nil, err
 	}
@@ -387,13 +387,6 @@ func (l *ledger) note(name string, off, n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reads = append(l.reads, span{name, off, int(n)})
-}
-
-func (o *ledgerObject) Stride() int64 {
-	if s, ok := o.Object.(drivers.Streamer); ok {
-		return s.Stride()
-	}
-	return 0
 }
 
 func (o *ledgerObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {

@@ -27,7 +27,7 @@ func (a *Amount) add(bytes int64) {
 // be. It calls report after each file, and failed for each that could not be
 // placed; neither is called concurrently. The error is of walking, or ctx's.
 func (h *Handler) Warmup(ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error)) error {
-	h.levels.Counted(ctx) // before that, no tier takes anything
+	h.levels.WaitScanned(ctx) // before that, no tier takes anything
 	var (
 		mu       sync.Mutex
 		progress = Progress{Walking: true}

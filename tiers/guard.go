@@ -111,14 +111,20 @@ func (u *usage) close() bool {
 	return u.n == 0 && !again
 }
 
-// lend calls f with the descriptor of obj, which is not closed meanwhile. Without
-// one the error matches errors.ErrUnsupported.
-func lend(obj drivers.Object, u *usage, f func(fd uintptr) error) error {
-	fder, ok := obj.(drivers.Fder)
+// backingFile is the BackingFile of obj, which is not closed before release.
+func backingFile(obj drivers.Object, u *usage, register func(fd uintptr) error) (release func(), err error) {
+	b, ok := drivers.As[drivers.BackingFiler](obj)
 	if !ok {
-		return errors.ErrUnsupported
+		return nil, errors.ErrUnsupported
 	}
 	u.enter()
-	defer u.leave(obj)
-	return f(fder.Fd())
+	done, err := b.BackingFile(register)
+	if err != nil {
+		u.leave(obj)
+		return nil, err
+	}
+	return func() {
+		done()
+		u.leave(obj)
+	}, nil
 }

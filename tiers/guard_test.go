@@ -114,8 +114,8 @@ func TestHang(t *testing.T) {
 		}
 		store.Clear()
 		time.Sleep(maxProbe)
-		if got := tier.Stats().Health; got != Well {
-			t.Errorf("after a probe: got %v, want %v", got, Well)
+		if got := tier.Stats().Health; got != Healthy {
+			t.Errorf("after a probe: got %v, want %v", got, Healthy)
 		}
 		if _, err := o.ReadAt(bg, make([]byte, 4), 0); err != nil {
 			t.Error(err)
@@ -148,8 +148,8 @@ func TestStuckOperationsAreBounded(t *testing.T) {
 		}
 		store.Clear()
 		time.Sleep(2 * maxProbe)
-		if got := tier.Stats().Health; got != Well {
-			t.Errorf("when they have returned: got %v, want %v", got, Well)
+		if got := tier.Stats().Health; got != Healthy {
+			t.Errorf("when they have returned: got %v, want %v", got, Healthy)
 		}
 		if got, want := store.Count(drivertest.OpClose), int64(maxStuck+1); got != want {
 			t.Errorf("%d closed, want %d", got, want)
@@ -206,8 +206,8 @@ func TestLateCommit(t *testing.T) {
 		if ok, err := place(tier, "f", 100); !ok || !errors.Is(err, errBusy) {
 			t.Errorf("another commit meanwhile: got %v, %v; want %v", ok, err, errBusy)
 		}
-		if got := tier.Stats().Health; got != Well {
-			t.Errorf("got %v, want %v", got, Well)
+		if got := tier.Stats().Health; got != Healthy {
+			t.Errorf("got %v, want %v", got, Healthy)
 		}
 		store.Clear()
 		synctest.Wait()

@@ -16,18 +16,18 @@ import (
 // Health is the state of a tier.
 type Health int
 
-// A tier is Well; Suspect when operations failed lately; and Down, when it is
+// A tier is Well; Degraded when operations failed lately; and Down, when it is
 // not used at all, after maxFailures in a row or one that got no answer. A
-// tier on which only writing fails is Suspect, and is read but not filled.
+// tier on which only writing fails is Degraded, and is read but not filled.
 const (
-	Well Health = iota
-	Suspect
+	Healthy Health = iota
+	Degraded
 	Down
 )
 
 // String is the state as status and metrics name it.
 func (h Health) String() string {
-	return [...]string{"well", "suspect", "down"}[h]
+	return [...]string{"healthy", "degraded", "down"}[h]
 }
 
 const (
@@ -81,8 +81,8 @@ func (h *health) note(k kind, err error) {
 	case err == nil && k != reading && k != committing:
 	case err == nil:
 		*failures = 0
-		if h.state == Suspect && h.reads == 0 && h.writes == 0 {
-			h.set(Well, nil)
+		if h.state == Degraded && h.reads == 0 && h.writes == 0 {
+			h.set(Healthy, nil)
 		}
 	case harmless(k, err) || h.state == Down:
 	case errors.Is(err, errTimeout) && k != listing, failures == &h.reads && *failures+1 >= maxFailures:
@@ -90,7 +90,7 @@ func (h *health) note(k kind, err error) {
 		h.set(Down, err)
 	default:
 		*failures++
-		h.set(Suspect, err)
+		h.set(Degraded, err)
 	}
 }
 
@@ -124,7 +124,7 @@ func (h *health) set(s Health, cause error) {
 		return
 	}
 	h.state = s
-	if s == Well {
+	if s == Healthy {
 		h.log.Info("tier is well again")
 		return
 	}
@@ -161,7 +161,7 @@ func (h *health) recovered() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.reads, h.writes = 0, 0
-	h.set(Well, nil)
+	h.set(Healthy, nil)
 }
 
 // watch probes the tier while it is not well, less and less often; and while it
@@ -169,7 +169,7 @@ func (h *health) recovered() {
 func (t *Tier) watch(ctx context.Context) {
 	well := func() bool {
 		state, _ := t.health.get()
-		return state == Well && t.Counted()
+		return state == Healthy && t.Scanned()
 	}
 	pause := t.opts.Probe
 	for {
@@ -206,7 +206,7 @@ func (t *Tier) probe(ctx context.Context) error {
 	if n := t.underWay.Load(); n > maxStuck && !t.health.readable() {
 		return fmt.Errorf("%d operations have not returned: %w", n, errTimeout)
 	}
-	prober, ok := t.store.(drivers.Prober)
+	prober, ok := drivers.As[drivers.Prober](t.store)
 	if !ok {
 		return nil
 	}

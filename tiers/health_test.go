@@ -34,10 +34,10 @@ func TestHealth(t *testing.T) {
 		state    Health
 		writable bool
 	}{
-		{"nothing", nil, Well, true},
-		{"one read fails", []event{{reading, eio}}, Suspect, true},
-		{"one read fails, the next does not", []event{{reading, eio}, {reading, ok}}, Well, true},
-		{"reads fail now and then", []event{{reading, eio}, {reading, eio}, {reading, ok}, {reading, eio}, {reading, eio}}, Suspect, true},
+		{"nothing", nil, Healthy, true},
+		{"one read fails", []event{{reading, eio}}, Degraded, true},
+		{"one read fails, the next does not", []event{{reading, eio}, {reading, ok}}, Healthy, true},
+		{"reads fail now and then", []event{{reading, eio}, {reading, eio}, {reading, ok}, {reading, eio}, {reading, eio}}, Degraded, true},
 		{"three reads fail", after(3, event{reading, eio}), Down, false},
 		{"reads fail, opens do not", []event{{reading, eio}, {opening, ok}, {reading, eio}, {opening, ok}, {reading, eio}}, Down, false},
 		{"three opens fail", after(3, event{opening, eio}), Down, false},
@@ -46,22 +46,22 @@ func TestHealth(t *testing.T) {
 		{"one read hangs", []event{{reading, errTimeout}}, Down, false},
 		{"one write hangs", []event{{writing, errTimeout}}, Down, false},
 		{"one commit hangs", []event{{committing, errTimeout}}, Down, false},
-		{"one listing takes long", []event{{listing, errTimeout}}, Suspect, true},
-		{"two writes fail", after(2, event{writing, eio}), Suspect, true},
-		{"three writes fail", after(3, event{writing, eio}), Suspect, false},
-		{"writes fail, reads do not", append(after(3, event{writing, eio}), event{reading, ok}), Suspect, false},
-		{"commits fail, writes do not", []event{{committing, eio}, {writing, ok}, {committing, eio}, {writing, ok}, {committing, eio}}, Suspect, false},
-		{"writes fail, commits do not", append(after(3, event{writing, eio}), event{committing, ok}), Well, true},
-		{"reads and writes fail", []event{{reading, eio}, {writing, eio}, {reading, ok}}, Suspect, true},
+		{"one listing takes long", []event{{listing, errTimeout}}, Degraded, true},
+		{"two writes fail", after(2, event{writing, eio}), Degraded, true},
+		{"three writes fail", after(3, event{writing, eio}), Degraded, false},
+		{"writes fail, reads do not", append(after(3, event{writing, eio}), event{reading, ok}), Degraded, false},
+		{"commits fail, writes do not", []event{{committing, eio}, {writing, ok}, {committing, eio}, {writing, ok}, {committing, eio}}, Degraded, false},
+		{"writes fail, commits do not", append(after(3, event{writing, eio}), event{committing, ok}), Healthy, true},
+		{"reads and writes fail", []event{{reading, eio}, {writing, eio}, {reading, ok}}, Degraded, true},
 		{"a late success", []event{{reading, errTimeout}, {reading, ok}, {committing, ok}}, Down, false},
-		{"names are not there", after(9, event{opening, fs.ErrNotExist}), Well, true},
-		{"the folder is not there", after(3, event{writing, fs.ErrNotExist}), Suspect, false},
-		{"the device is full", after(9, event{writing, syscall.ENOSPC}), Well, true},
-		{"the quota is full", after(9, event{writing, syscall.EDQUOT}), Well, true},
-		{"callers go", after(9, event{reading, context.Canceled}), Well, true},
-		{"copies are outdated", after(9, event{opening, drivers.ErrChanged}), Well, true},
-		{"copies are busy", after(9, event{committing, errBusy}), Well, true},
-		{"trouble with one name", after(9, event{opening, syscall.ENAMETOOLONG}), Well, true},
+		{"names are not there", after(9, event{opening, fs.ErrNotExist}), Healthy, true},
+		{"the folder is not there", after(3, event{writing, fs.ErrNotExist}), Degraded, false},
+		{"the device is full", after(9, event{writing, syscall.ENOSPC}), Healthy, true},
+		{"the quota is full", after(9, event{writing, syscall.EDQUOT}), Healthy, true},
+		{"callers go", after(9, event{reading, context.Canceled}), Healthy, true},
+		{"copies are outdated", after(9, event{opening, drivers.ErrChanged}), Healthy, true},
+		{"copies are busy", after(9, event{committing, errBusy}), Healthy, true},
+		{"trouble with one name", after(9, event{opening, syscall.ENAMETOOLONG}), Healthy, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := health{log: quiet, wake: make(chan struct{}, 1)}
@@ -72,14 +72,14 @@ func TestHealth(t *testing.T) {
 			if state != c.state || h.writable() != c.writable || h.readable() != (state != Down) {
 				t.Errorf("got %v, writable %v; want %v, %v", state, h.writable(), c.state, c.writable)
 			}
-			if (cause == nil) != (state == Well) {
+			if (cause == nil) != (state == Healthy) {
 				t.Errorf("%v because of %v", state, cause)
 			}
-			if woken := len(h.wake) > 0; state != Well && !woken {
+			if woken := len(h.wake) > 0; state != Healthy && !woken {
 				t.Error("nobody was told to probe")
 			}
 			h.recovered()
-			if state, cause := h.get(); state != Well || cause != nil || !h.writable() {
+			if state, cause := h.get(); state != Healthy || cause != nil || !h.writable() {
 				t.Errorf("after a probe: got %v because of %v", state, cause)
 			}
 		})
@@ -117,8 +117,8 @@ func TestOnlyWritesFail(t *testing.T) {
 					t.Errorf("tried to fill %d times, want %d", tried, maxFailures)
 				}
 				time.Sleep(time.Minute)
-				if s := tier.Stats(); s.Health != Suspect || s.Cause == nil {
-					t.Errorf("got %v because of %v, want %v", s.Health, s.Cause, Suspect)
+				if s := tier.Stats(); s.Health != Degraded || s.Cause == nil {
+					t.Errorf("got %v because of %v, want %v", s.Health, s.Cause, Degraded)
 				}
 				checkAccount(t, tier, mem)
 				store.Clear()
@@ -145,8 +145,8 @@ func TestNoProber(t *testing.T) {
 		}
 		remove()
 		time.Sleep(2 * time.Second)
-		if got := tier.Stats().Health; got != Well {
-			t.Errorf("later: got %v, want %v", got, Well)
+		if got := tier.Stats().Health; got != Healthy {
+			t.Errorf("later: got %v, want %v", got, Healthy)
 		}
 	})
 }
@@ -166,8 +166,8 @@ func TestCallerGoes(t *testing.T) {
 			}
 			cancel()
 		}
-		if s := tier.Stats(); s.Health != Well || s.Errors != 0 {
-			t.Errorf("got %v with %d errors, want %v with 0", s.Health, s.Errors, Well)
+		if s := tier.Stats(); s.Health != Healthy || s.Errors != 0 {
+			t.Errorf("got %v with %d errors, want %v with 0", s.Health, s.Errors, Healthy)
 		}
 		store.Clear()
 	})
@@ -183,12 +183,12 @@ func TestLongListing(t *testing.T) {
 		if _, err := tier.ReadDir(bg, "."); err == nil {
 			t.Error("listed in time")
 		}
-		if got := tier.Stats().Health; got != Suspect {
-			t.Errorf("got %v, want %v", got, Suspect)
+		if got := tier.Stats().Health; got != Degraded {
+			t.Errorf("got %v, want %v", got, Degraded)
 		}
 		time.Sleep(2 * time.Second)
-		if got := tier.Stats().Health; got != Well {
-			t.Errorf("after a probe: got %v, want %v", got, Well)
+		if got := tier.Stats().Health; got != Healthy {
+			t.Errorf("after a probe: got %v, want %v", got, Healthy)
 		}
 		time.Sleep(time.Minute)
 	})

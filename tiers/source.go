@@ -52,12 +52,12 @@ func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) 
 }
 
 // OpenVersion opens the version of a file that info describes. If the source has
-// another one, or none, the error matches drivers.ErrChanged, or fs.ErrNotExist;
-// a source that Lists tells when the file is read.
+// another version, or none, the error matches drivers.ErrChanged or fs.ErrNotExist.
+// A drivers.VersionOpener makes no request: there the first read fails instead.
 func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
-	if l, ok := s.lister(); ok {
+	if v, ok := drivers.As[drivers.VersionOpener](s.driver); ok {
 		atomic.AddInt64(&s.counters.Opens, 1)
-		obj, err := l.OpenListed(ctx, name, info)
+		obj, err := v.OpenVersion(ctx, name, info)
 		if err != nil {
 			return nil, err
 		}
@@ -74,29 +74,24 @@ func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info
 	return obj, nil
 }
 
-// lister returns the driver as a drivers.Lister, if names are to be listed.
-func (s *Source) lister() (drivers.Lister, bool) {
-	l, ok := s.driver.(drivers.Lister)
-	return l, ok && l.Lists()
-}
+// Profile describes the performance of the source.
+func (s *Source) Profile() drivers.Profile { return drivers.ProfileOf(s.driver) }
 
-// Lists reports whether names are better listed than looked up, as
-// drivers.Lister says.
-func (s *Source) Lists() bool {
-	_, ok := s.lister()
+// IsLister reports whether the source is a drivers.Lister, so that names are found by
+// listing their directory.
+func (s *Source) IsLister() bool {
+	_, ok := drivers.As[drivers.Lister](s.driver)
 	return ok
 }
 
-// List lists a directory of a source that Lists, as drivers.Lister does. Such a
-// source is asked over a network, and lets go of a caller whose ctx is done by
-// itself.
-func (s *Source) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
-	l, ok := s.lister()
+// List lists a directory of a source that is a drivers.Lister.
+func (s *Source) List(ctx context.Context, dir string, page func([]drivers.Info) error) error {
+	l, ok := drivers.As[drivers.Lister](s.driver)
 	if !ok {
 		return fmt.Errorf("list %s: %w", dir, errors.ErrUnsupported)
 	}
 	atomic.AddInt64(&s.counters.ReadDirs, 1)
-	err := l.List(ctx, dir, part)
+	err := l.List(ctx, dir, page)
 	s.failed(ctx, err)
 	return err
 }
@@ -113,7 +108,7 @@ func (s *Source) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 
 // Readlink returns the target of a symbolic link of the source.
 func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
-	l, ok := s.driver.(drivers.Readlinker)
+	l, ok := drivers.As[drivers.Readlinker](s.driver)
 	if !ok {
 		return "", syscall.EINVAL
 	}
@@ -122,7 +117,7 @@ func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
 
 // Listxattr lists the user attributes of a name of the source.
 func (s *Source) Listxattr(ctx context.Context, name string) ([]string, error) {
-	x, ok := s.driver.(drivers.Xattrer)
+	x, ok := drivers.As[drivers.Xattrer](s.driver)
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
@@ -131,7 +126,7 @@ func (s *Source) Listxattr(ctx context.Context, name string) ([]string, error) {
 
 // Getxattr returns a user attribute of a name of the source.
 func (s *Source) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
-	x, ok := s.driver.(drivers.Xattrer)
+	x, ok := drivers.As[drivers.Xattrer](s.driver)
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
@@ -140,7 +135,7 @@ func (s *Source) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 
 // Statfs tells the size of the source.
 func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
-	f, ok := s.driver.(drivers.Statfser)
+	f, ok := drivers.As[drivers.Statfser](s.driver)
 	if !ok {
 		return drivers.Statfs{}, syscall.ENOSYS
 	}
@@ -179,17 +174,12 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	return n, err
 }
 
-// Stride implements drivers.Streamer; it is 0 where the file is none.
-func (o *sourceObject) Stride() int64 {
-	if s, ok := o.obj.(drivers.Streamer); ok {
-		return s.Stride()
-	}
-	return 0
-}
+// Inner returns the file as the driver opened it, for drivers.As.
+func (o *sourceObject) Inner() drivers.Object { return o.obj }
 
 // Stream implements drivers.Streamer. It counts as one read.
 func (o *sourceObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	s, ok := o.obj.(drivers.Streamer)
+	s, ok := drivers.As[drivers.Streamer](o.obj)
 	if !ok {
 		return nil, errors.ErrUnsupported
 	}
@@ -233,16 +223,18 @@ func (r *sourceStream) Close() error {
 	return r.ReadCloser.Close()
 }
 
-// Lend calls f with the descriptor of the file, if it is one of the local kernel,
-// as object.Lend does.
-func (o *sourceObject) Lend(f func(fd uintptr) error) error { return lend(o.obj, &o.usage, f) }
+// BackingFile implements drivers.BackingFiler. The file is not closed before release.
+func (o *sourceObject) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	return backingFile(o.obj, &o.usage, register)
+}
 
-// Verify implements drivers.Verifier. What cannot tell has not changed.
-func (o *sourceObject) Verify() error {
-	if v, ok := o.obj.(drivers.Verifier); ok {
-		return v.Verify()
+// Verify implements drivers.Verifier.
+func (o *sourceObject) Verify(ctx context.Context) error {
+	v, ok := drivers.As[drivers.Verifier](o.obj)
+	if !ok {
+		return errors.ErrUnsupported
 	}
-	return nil
+	return v.Verify(ctx)
 }
 
 func (o *sourceObject) Info() drivers.Info { return o.obj.Info() }

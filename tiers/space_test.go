@@ -210,8 +210,8 @@ func TestFullDevice(t *testing.T) {
 					}
 				}
 				mustPlace(t, tier, "small", 1<<20-allocationUnit)
-				if s := tier.Stats(); s.Health != Well || s.Filling != 0 {
-					t.Errorf("got %v with %d in flight, want %v with 0", s.Health, s.Filling, Well)
+				if s := tier.Stats(); s.Health != Healthy || s.Filling != 0 {
+					t.Errorf("got %v with %d in flight, want %v with 0", s.Health, s.Filling, Healthy)
 				}
 				store.Clear()
 				time.Sleep(noRoomFor + time.Second)
@@ -247,7 +247,7 @@ func TestCountedAfterRestart(t *testing.T) {
 				mustPlace(t, tier, fmt.Sprintf("a/b%d/c%d", i%3, i), int64(i)*1000+1)
 			}
 			before = tier.Stats()
-		} else if after := tier.Stats(); after.Used != before.Used || after.Files != before.Files || !after.Counted {
+		} else if after := tier.Stats(); after.Used != before.Used || after.Files != before.Files || !after.Scanned {
 			t.Errorf("after a restart: got %d bytes in %d files, want %d in %d", after.Used, after.Files, before.Used, before.Files)
 		}
 		stop()
@@ -277,7 +277,7 @@ func TestReadWhileCounting(t *testing.T) {
 	o.Close()
 	tier.Lost(3) // may or may not have been counted
 	store.Clear()
-	h.Counted(bg)
+	h.WaitScanned(bg)
 	mustPlace(t, tier, "g", 1)
 	checkAccount(t, tier, mem)
 }
@@ -300,18 +300,18 @@ func TestCountedWaitsForNoneThatCannot(t *testing.T) {
 				defer stop()
 				ctx, cancel := context.WithTimeout(bg, time.Minute)
 				defer cancel()
-				h.Counted(ctx)
+				h.WaitScanned(ctx)
 				if ctx.Err() != nil {
 					t.Fatal("waited for ever")
 				}
-				if h.Tier(1).Counted() {
+				if h.Tier(1).Scanned() {
 					t.Fatal("counted")
 				}
 				time.Sleep(time.Minute)
 				store.Clear()
 				time.Sleep(2 * maxProbe)
-				if s := h.Tier(1).Stats(); s.Health != Well || !s.Counted || s.Files != 1 {
-					t.Errorf("when it is well: got %v, counted %v, %d files", s.Health, s.Counted, s.Files)
+				if s := h.Tier(1).Stats(); s.Health != Healthy || !s.Scanned || s.Files != 1 {
+					t.Errorf("when it is well: got %v, counted %v, %d files", s.Health, s.Scanned, s.Files)
 				}
 			})
 		})

@@ -71,8 +71,8 @@ type TierStats struct {
 	Filling int64   // bytes reserved for copies in flight
 	Files   int64   // committed copies
 	Health  Health  // state
-	Cause   error   // why it is not Well, or nil
-	Counted bool    // false while what it holds is not known yet
+	Cause   error   // why it is not Healthy, or nil
+	Scanned bool    // false while what it holds is not known yet
 	Latency Latency // of reads
 }
 

@@ -43,10 +43,9 @@ type Tier struct {
 }
 
 func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
-	p, ok := c.Store.(drivers.Prompter)
 	return &Tier{
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
-		prompt:  ok && p.Prompt(),
+		prompt:  drivers.ProfileOf(c.Store).Latency == drivers.LatencyMemory,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
 		counted: make(chan struct{}),
 		tried:   make(chan struct{}),
@@ -133,7 +132,7 @@ const unlimited = 1 << 62
 
 // available returns the bytes that the device has for us.
 func (t *Tier) available(ctx context.Context) (int64, error) {
-	s, ok := t.store.(drivers.Statfser)
+	s, ok := drivers.As[drivers.Statfser](t.store)
 	if !ok {
 		return unlimited, nil
 	}
@@ -141,8 +140,8 @@ func (t *Tier) available(ctx context.Context) (int64, error) {
 	return st.Available, err
 }
 
-// Counted reports whether the tier knows what it holds.
-func (t *Tier) Counted() bool {
+// Scanned reports whether the tier has been scanned.
+func (t *Tier) Scanned() bool {
 	select {
 	case <-t.counted:
 		return true
@@ -154,7 +153,7 @@ func (t *Tier) Counted() bool {
 // Fits reports whether a copy of size bytes is within what the quota leaves.
 // It asks the device nothing; Reserve may still refuse.
 func (t *Tier) Fits(size int64) bool {
-	return t.Counted() && t.space.fits(allocated(size))
+	return t.Scanned() && t.space.fits(allocated(size))
 }
 
 // Room returns the tier's quota in bytes, 0 until it is known, and how much of it
@@ -173,7 +172,7 @@ func Footprint(files int, bytes int64) int64 { return bytes + int64(files)*(allo
 // cannot take it now: for want of quota, of room on its device, or of health.
 func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 	bytes := allocated(size)
-	if !t.Counted() || !t.health.writable() || !t.space.fits(bytes) {
+	if !t.Scanned() || !t.health.writable() || !t.space.fits(bytes) {
 		return nil, false
 	}
 	available, err := t.available(ctx)
@@ -189,7 +188,7 @@ func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 
 // Lost says that a copy of size bytes is no longer there.
 func (t *Tier) Lost(size int64) {
-	if t.Counted() {
+	if t.Scanned() {
 		t.space.add(-allocated(size), -1)
 	}
 }
@@ -326,7 +325,7 @@ func (t *Tier) Stats() TierStats {
 	s := TierStats{
 		TierCounters: drivers.Snapshot(&t.counters),
 		Level:        t.level, Name: t.name, Path: t.path,
-		Counted: t.Counted(), Latency: t.latency.Load(),
+		Scanned: t.Scanned(), Latency: t.latency.Load(),
 	}
 	s.Health, s.Cause = t.health.get()
 	t.space.mu.Lock()
@@ -409,39 +408,37 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	})
 }
 
-// Borrow returns the descriptor of the copy, if it is a file of the local kernel
-// on a tier that never hangs and has not changed. The caller gives it back after
-// it has read from it, and says how many bytes; until then it is not closed.
-// Without one the error matches errors.ErrUnsupported, or is the tier's.
-func (o *object) Borrow() (fd uintptr, giveBack func(n int), err error) {
-	f, ok := o.obj.(interface {
-		drivers.Fder
-		drivers.Verifier
-	})
+// Inner returns the copy as its store opened it, for drivers.As.
+func (o *object) Inner() drivers.Object { return o.obj }
+
+// SpliceDescriptor implements drivers.Splicer for a tier that never blocks. The
+// copy is not closed before release.
+func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	s, ok := drivers.As[drivers.Splicer](o.obj)
 	if !ok || !o.tier.prompt {
 		return 0, nil, errors.ErrUnsupported
 	}
 	start := time.Now()
 	o.usage.enter()
-	if err := f.Verify(); err != nil {
+	fd, done, err := s.SpliceDescriptor()
+	if err != nil {
 		o.usage.leave(o.obj)
 		return 0, nil, o.tier.note(reading, err)
 	}
-	return f.Fd(), func(n int) {
+	return fd, func(n int) {
+		done(n)
 		o.tier.answered(n, start)
 		o.usage.leave(o.obj)
 	}, nil
 }
 
-// Lend calls f with the descriptor of the copy, if it is a file of the local
-// kernel and the tier is not down, and else returns an error that matches
-// errors.ErrUnsupported. The descriptor is valid during the call. Who reads it
-// has no time-out and is not counted.
-func (o *object) Lend(f func(fd uintptr) error) error {
+// BackingFile implements drivers.BackingFiler unless the tier is down. Reads of the
+// kernel have no time-out and are not counted. The copy is not closed before release.
+func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
 	if !o.tier.health.readable() {
-		return errors.ErrUnsupported
+		return nil, errors.ErrUnsupported
 	}
-	return lend(o.obj, &o.usage, f)
+	return backingFile(o.obj, &o.usage, register)
 }
 
 func (o *object) Info() drivers.Info { return o.obj.Info() }

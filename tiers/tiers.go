@@ -99,10 +99,10 @@ func (h *Hierarchy) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// Counted waits until every tier knows what it holds, and can therefore take
-// copies, or until ctx is done. It does not wait for a tier that is down, or
-// that could not be counted at the first try.
-func (h *Hierarchy) Counted(ctx context.Context) {
+// WaitScanned waits until every tier has been scanned, and therefore accepts
+// copies, or until ctx is done. It does not wait for a tier that is down or whose
+// first scan failed.
+func (h *Hierarchy) WaitScanned(ctx context.Context) {
 	for _, t := range h.tiers {
 		for waiting := true; waiting && t.health.readable(); {
 			select {

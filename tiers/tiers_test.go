@@ -37,7 +37,7 @@ func start(t *testing.T, opts Options, configs ...Config) (h *Hierarchy, stop fu
 func startTier(t *testing.T, store drivers.Store, q Quota) (tier *Tier, stop func()) {
 	t.Helper()
 	h, stop := start(t, Options{}, Config{Name: "ram", Store: store, Quota: q})
-	h.Counted(bg)
+	h.WaitScanned(bg)
 	return h.Tier(1), stop
 }
 

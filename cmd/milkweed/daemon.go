@@ -154,14 +154,24 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.levels, err = tiers.New(source, configs, tiers.Options{}, d.log); err != nil {
 		return err
 	}
-	if d.names, err = metadata.New(ctx, d.levels, d.cfg.Mount.AttrTimeout, d.log); err != nil {
+	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
+		TTL:      d.cfg.Mount.AttrTimeout,
+		Snapshot: d.cfg.Mount.Names,
+		Dataset:  d.cfg.Source.Name(),
+	}, d.log)
+	switch {
+	case errors.Is(err, metadata.ErrForeign):
+		return &exit.Error{
+			Code: exit.Usage, Err: fmt.Errorf("mount.names: %w", err),
+			Remedy: "Milkweed leaves it alone. Name another file.",
+		}
+	case err != nil:
 		return check.SourceError(d.cfg.Source, err)
 	}
-	if err := d.restore(); err != nil {
-		return err
-	}
-	d.handler = placement.New(d.levels, d.names, d.cfg.Placement.Workers, d.log)
-	d.handler.KeepOpen(descriptors() / 2)
+	d.handler = placement.New(d.levels, d.names, placement.Config{
+		Workers:     d.cfg.Placement.Workers,
+		IdleHandles: descriptors() / 2,
+	}, d.log)
 	return nil
 }
 
@@ -199,33 +209,13 @@ func descriptors() int {
 	return int(min(l.Cur, 1<<20))
 }
 
-// restore has the name space be what it was when it was last saved. What cannot
-// be used is done without, and replaced at the end; what is not ours is an error.
-func (d *daemon) restore() error {
-	path := d.cfg.Mount.Names
-	if path == "" {
-		return nil
-	}
-	err := d.names.Restore(path, d.cfg.Source.Name())
-	switch {
-	case errors.Is(err, metadata.ErrForeign):
-		return &exit.Error{
-			Code: exit.Usage, Err: fmt.Errorf("mount.names: %w", err),
-			Remedy: "Milkweed leaves it alone. Name another file.",
-		}
-	case err != nil && !errors.Is(err, os.ErrNotExist):
-		d.log.Warn("the saved name space is not used", "err", err)
-	}
-	return nil
-}
-
 // save saves the name space for the next mount.
 func (d *daemon) save() {
 	path := d.cfg.Mount.Names
 	if path == "" || d.mount == nil {
 		return
 	}
-	if err := d.names.Save(path, d.cfg.Source.Name()); err != nil {
+	if err := d.names.SaveSnapshot(path, d.cfg.Source.Name()); err != nil {
 		d.log.Warn("the name space is not saved", "err", err)
 	}
 }
@@ -252,7 +242,7 @@ func tierRemedy(err error) string {
 func (d *daemon) awaitCounting(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, countingTime)
 	defer cancel()
-	d.levels.Counted(ctx)
+	d.levels.WaitScanned(ctx)
 }
 
 // syncInterval is how much copying a power failure may undo.

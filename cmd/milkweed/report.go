@@ -92,7 +92,7 @@ func tierStatus(t tiers.TierStats) control.Tier {
 	if t.Cause != nil {
 		s.Reason = t.Cause.Error()
 	}
-	if t.Health == tiers.Well && !t.Counted {
+	if t.Health == tiers.Healthy && !t.Scanned {
 		s.Health = control.Counting
 	}
 	return s

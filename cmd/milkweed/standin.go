@@ -116,7 +116,7 @@ func mountStandIn(ctx context.Context, folder, point string, speed sourceSpeed) 
 	if err != nil {
 		return nil, nil, err
 	}
-	names, err := metadata.New(ctx, levels, sourceTimeout, log)
+	names, err := metadata.New(ctx, levels, metadata.Options{TTL: sourceTimeout}, log)
 	if err != nil {
 		return nil, nil, err
 	}

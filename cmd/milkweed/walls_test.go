@@ -17,13 +17,15 @@ var walls = []struct {
 	libraries []string // import path prefixes, besides the standard library
 }{
 	{"drivers", nil, nil},
+	{"drivers/refcount", nil, nil},
+	{"drivers/sequential", nil, nil},
 	{"drivers/posix", []string{"drivers"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
 	{"drivers/limit", []string{"drivers"}, nil},
-	{"drivers/blob", []string{"drivers"}, vendors},
-	{"tiers", []string{"drivers"}, nil},
-	{"metadata", []string{"drivers", "tiers"}, nil},
-	{"placement", []string{"drivers", "tiers", "metadata"}, nil},
-	{"fs", []string{"drivers", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"drivers/blob", []string{"drivers", "drivers/sequential"}, vendors},
+	{"tiers", []string{"drivers", "drivers/refcount"}, nil},
+	{"metadata", []string{"drivers", "drivers/refcount", "tiers"}, nil},
+	{"placement", []string{"drivers", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},
+	{"fs", []string{"drivers", "drivers/refcount", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
 	{"cmd/internal/config", []string{"cmd/internal/exit"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }

@@ -127,7 +127,7 @@ func TestReadAheadAfterMany(t *testing.T) {
 		}
 	})
 	for i := range 100 {
-		o, err := b.OpenListed(t.Context(), "small", b.file(item{key: fmt.Sprint("small", i), size: int64(len(small))}))
+		o, err := b.OpenVersion(t.Context(), "small", b.file(item{key: fmt.Sprint("small", i), size: int64(len(small))}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,7 @@ func BenchmarkAgainstSDK(b *testing.B) {
 	})
 	buf := make([]byte, len(content))
 	for _, size := range []int64{10_000, 110_000, 1 << 20, 8 << 20} {
-		o, err := bucket.OpenListed(context.Background(), "object", bucket.file(item{key: "object", size: int64(len(content)), version: "etag"}))
+		o, err := bucket.OpenVersion(context.Background(), "object", bucket.file(item{key: "object", size: int64(len(content)), version: "etag"}))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -178,11 +178,11 @@ func (b *Bucket) Open(ctx context.Context, name string) (drivers.Object, error) 
 	if err != nil {
 		return nil, wrap(ctx, "open", name, err)
 	}
-	return b.OpenListed(ctx, name, info)
+	return b.OpenVersion(ctx, name, info)
 }
 
-// OpenListed implements drivers.Lister.
-func (b *Bucket) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+// OpenVersion implements drivers.VersionOpener.
+func (b *Bucket) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
 	if !drivers.ValidName(name) || !info.IsRegular() {
 		return nil, wrap(ctx, "open", name, errName)
 	}

@@ -34,9 +34,6 @@ func (o *object) Close() error {
 	return nil
 }
 
-// Stride implements drivers.Streamer.
-func (o *object) Stride() int64 { return stride }
-
 // stride is how much is asked for at once, in bytes. docs/performance.md says
 // how it was chosen: at 20 ms a request, one stream then spends most of its time
 // on bytes and not on waiting.

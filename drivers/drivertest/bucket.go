@@ -12,7 +12,11 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-var _ drivers.Lister = (*Bucket)(nil)
+var (
+	_ drivers.Lister        = (*Bucket)(nil)
+	_ drivers.VersionOpener = (*Bucket)(nil)
+	_ drivers.Profiler      = (*Bucket)(nil)
+)
 
 // A Bucket is a Mem that is read as an object store is: names are listed, files
 // are opened without a question, and content comes in long streams. It counts
@@ -21,7 +25,7 @@ var _ drivers.Lister = (*Bucket)(nil)
 type Bucket struct {
 	*Mem
 	Latency time.Duration // before each request is answered
-	Length  int64         // the Stride of its Objects
+	Length  int64         // Stride of the profile
 	Page    int           // names in a part of a listing; 0 is 1000
 
 	lists, stats, gets atomic.Int64
@@ -31,17 +35,19 @@ type Bucket struct {
 // store cannot is hidden.
 func (b *Bucket) Subject() Subject {
 	return Subject{
-		Driver:    lister{b, b},
+		Driver:    lister{b, b, b, b},
 		Put:       func(name string, data []byte) { b.Put(name, data) },
 		Remove:    b.Delete,
 		Overwrite: func(name string, data []byte) { b.Put(name, data) },
 	}
 }
 
-// A lister is a Driver that is a drivers.Lister and no more.
+// A lister is a Driver with the capabilities of an object store and no others.
 type lister struct {
 	drivers.Driver
 	drivers.Lister
+	drivers.VersionOpener
+	drivers.Profiler
 }
 
 // BucketRequests are the requests that a Bucket was sent.
@@ -75,8 +81,10 @@ func version(i drivers.Info) drivers.Info {
 	return i
 }
 
-// Lists implements drivers.Lister.
-func (b *Bucket) Lists() bool { return true }
+// Profile implements drivers.Profiler.
+func (b *Bucket) Profile() drivers.Profile {
+	return drivers.Profile{Latency: drivers.LatencyRequest, Stride: b.Length}
+}
 
 // List implements drivers.Lister.
 func (b *Bucket) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
@@ -133,11 +141,11 @@ func (b *Bucket) Open(ctx context.Context, name string) (drivers.Object, error) 
 	if _, err := b.Mem.Open(ctx, name); err != nil {
 		return nil, err
 	}
-	return b.OpenListed(ctx, name, i)
+	return b.OpenVersion(ctx, name, i)
 }
 
-// OpenListed implements drivers.Lister.
-func (b *Bucket) OpenListed(_ context.Context, name string, info drivers.Info) (drivers.Object, error) {
+// OpenVersion implements drivers.VersionOpener.
+func (b *Bucket) OpenVersion(_ context.Context, name string, info drivers.Info) (drivers.Object, error) {
 	return &bucketObject{b, name, info}, nil
 }
 
@@ -171,7 +179,6 @@ func (o *bucketObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 
 func (o *bucketObject) Info() drivers.Info { return o.info }
 func (o *bucketObject) Close() error       { return nil }
-func (o *bucketObject) Stride() int64      { return o.bucket.Length }
 
 func (o *bucketObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	p := make([]byte, n)

@@ -29,7 +29,7 @@ func TestFaultsOfBucket(t *testing.T) {
 		b := &Bucket{Mem: NewMem(0), Length: 64 << 10}
 		s := b.Subject()
 		f := NewFaults(s.Driver)
-		s.Driver = lister{f, f}
+		s.Driver = f
 		return s
 	})
 }
@@ -69,9 +69,6 @@ func TestFaultsHideDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if _, ok := w.(drivers.Fder); !ok {
-		t.Error("the Writer has no descriptor")
-	}
 	if err := w.Commit(); err != nil {
 		t.Fatal(err)
 	}
@@ -89,8 +86,13 @@ func TestFaultsHideDescriptors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, got := o.(drivers.Fder); got != test.want {
-			t.Errorf("with %+v: has a descriptor: %v", test.rule, got)
+		b, ok := drivers.As[drivers.BackingFiler](o)
+		if !ok {
+			t.Fatal("the Object of a folder is no BackingFiler")
+		}
+		_, err = b.BackingFile(func(uintptr) error { return nil })
+		if got := err == nil; got != test.want {
+			t.Errorf("with %+v: has a backing file: %v", test.rule, got)
 		}
 		o.Close()
 		remove()

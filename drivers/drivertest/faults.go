@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,13 +16,19 @@ import (
 )
 
 var (
-	_ drivers.Store      = (*Faults)(nil)
-	_ drivers.Readlinker = (*Faults)(nil)
-	_ drivers.Xattrer    = (*Faults)(nil)
-	_ drivers.Statfser   = (*Faults)(nil)
-	_ drivers.Prober     = (*Faults)(nil)
-	_ drivers.Lister     = (*Faults)(nil)
-	_ drivers.Streamer   = (*object)(nil)
+	_ drivers.Store         = (*Faults)(nil)
+	_ drivers.Readlinker    = (*Faults)(nil)
+	_ drivers.Xattrer       = (*Faults)(nil)
+	_ drivers.Statfser      = (*Faults)(nil)
+	_ drivers.Prober        = (*Faults)(nil)
+	_ drivers.Profiler      = (*Faults)(nil)
+	_ drivers.Sampler       = (*Faults)(nil)
+	_ drivers.Lister        = (*Faults)(nil)
+	_ drivers.VersionOpener = (*Faults)(nil)
+	_ drivers.Streamer      = (*object)(nil)
+	_ drivers.Verifier      = (*object)(nil)
+	_ drivers.BackingFiler  = (*object)(nil)
+	_ drivers.Splicer       = (*object)(nil)
 )
 
 // An Op is a kind of operation on a driver, and on what it gives out.
@@ -29,8 +36,8 @@ type Op string
 
 // The operations of Drivers, Objects, Stores and Writers.
 const (
-	OpOpen     Op = "open"    // Open and OpenListed
-	OpReadDir  Op = "readdir" // ReadDir and List
+	OpOpen     Op = "open"    // Open and OpenVersion
+	OpReadDir  Op = "readdir" // ReadDir, List and Sample
 	OpStat     Op = "stat"
 	OpReadlink Op = "readlink"
 	OpXattr    Op = "xattr"    // Listxattr and Getxattr
@@ -38,6 +45,7 @@ const (
 	OpProbe    Op = "probe"    // of the name "."
 	OpRead     Op = "read"     // Object.ReadAt and Streamer.Stream
 	OpStream   Op = "stream"   // a Read from what Stream returned
+	OpVerify   Op = "verify"   // Verifier.Verify
 	OpClose    Op = "close"    // Object.Close; an error is returned after it
 	OpCreate   Op = "create"   //
 	OpRemove   Op = "remove"   //
@@ -68,15 +76,12 @@ type Rule struct {
 	Short bool          // a read, or a stream, returns half of what it was asked for, and io.ErrUnexpectedEOF
 }
 
-// Faults is a driver that does as another one does, except where a Rule says
-// otherwise, and counts. It has all the methods that a driver can have: those
-// of an interface that the inner driver lacks fail with syscall.ENOTSUP,
-// except that there are then no attributes and nothing to probe, that it does
-// not List, and that its Objects have no Stride.
+// Faults is a driver that passes operations on to another one, injects the
+// faults of its Rules, and counts. It implements every capability, so that
+// drivers.As finds no way around it.
 //
-// An Object or Writer is a drivers.Fder where the inner one is, unless there
-// is a Rule that its reads or writes might meet when it is opened. A Rule
-// without an effect does no more than this.
+// An Object has the backing file and the splice descriptor of the inner one
+// while no Rule could apply to its reads, since the kernel's reads meet no Rule.
 //
 // All methods may be called concurrently, also while operations run.
 type Faults struct {
@@ -278,43 +283,53 @@ func (f *Faults) Open(ctx context.Context, name string) (drivers.Object, error) 
 
 // wrap returns an Object of the inner driver with faults.
 func (f *Faults) wrap(name string, o drivers.Object) drivers.Object {
-	wrapped := &object{f, name, o}
-	if fder, ok := o.(drivers.Fder); ok && f.bare(name, OpRead) {
-		return struct {
-			*object
-			drivers.Fder
-		}{wrapped, fder}
+	return &object{f, name, o}
+}
+
+// Inner returns the wrapped driver, for drivers.As.
+func (f *Faults) Inner() drivers.Driver { return f.inner }
+
+// Profile implements drivers.Profiler. An operation may hang, also in memory.
+func (f *Faults) Profile() drivers.Profile {
+	p := drivers.ProfileOf(f.inner)
+	if p.Latency == drivers.LatencyMemory {
+		p.Latency = drivers.LatencyFile
 	}
-	return wrapped
+	return p
 }
 
-// Lists implements drivers.Lister.
-func (f *Faults) Lists() bool {
-	l, ok := f.inner.(drivers.Lister)
-	return ok && l.Lists()
+// Sample implements drivers.Sampler. A fault is one of OpReadDir on the root.
+func (f *Faults) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+	if _, err := f.fault(ctx, OpReadDir, "."); err != nil {
+		return nil, err
+	}
+	if s, ok := drivers.As[drivers.Sampler](f.inner); ok {
+		return s.Sample(ctx, n)
+	}
+	return nil, syscall.ENOTSUP
 }
 
-// List implements drivers.Lister. A fault comes before the first part.
-func (f *Faults) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
+// List implements drivers.Lister. A fault comes before the first page.
+func (f *Faults) List(ctx context.Context, dir string, page func([]drivers.Info) error) error {
 	if _, err := f.fault(ctx, OpReadDir, dir); err != nil {
 		return err
 	}
-	if l, ok := f.inner.(drivers.Lister); ok {
-		return l.List(ctx, dir, part)
+	if l, ok := drivers.As[drivers.Lister](f.inner); ok {
+		return l.List(ctx, dir, page)
 	}
 	return syscall.ENOTSUP
 }
 
-// OpenListed implements drivers.Lister.
-func (f *Faults) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+// OpenVersion implements drivers.VersionOpener.
+func (f *Faults) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
 	if _, err := f.fault(ctx, OpOpen, name); err != nil {
 		return nil, err
 	}
-	l, ok := f.inner.(drivers.Lister)
+	v, ok := drivers.As[drivers.VersionOpener](f.inner)
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
-	o, err := l.OpenListed(ctx, name, info)
+	o, err := v.OpenVersion(ctx, name, info)
 	if err != nil {
 		return nil, err
 	}
@@ -342,7 +357,7 @@ func (f *Faults) Readlink(ctx context.Context, name string) (string, error) {
 	if _, err := f.fault(ctx, OpReadlink, name); err != nil {
 		return "", err
 	}
-	if d, ok := f.inner.(drivers.Readlinker); ok {
+	if d, ok := drivers.As[drivers.Readlinker](f.inner); ok {
 		return d.Readlink(ctx, name)
 	}
 	return "", syscall.ENOTSUP
@@ -353,7 +368,7 @@ func (f *Faults) Listxattr(ctx context.Context, name string) ([]string, error) {
 	if _, err := f.fault(ctx, OpXattr, name); err != nil {
 		return nil, err
 	}
-	if d, ok := f.inner.(drivers.Xattrer); ok {
+	if d, ok := drivers.As[drivers.Xattrer](f.inner); ok {
 		return d.Listxattr(ctx, name)
 	}
 	return nil, nil
@@ -364,7 +379,7 @@ func (f *Faults) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 	if _, err := f.fault(ctx, OpXattr, name); err != nil {
 		return nil, err
 	}
-	if d, ok := f.inner.(drivers.Xattrer); ok {
+	if d, ok := drivers.As[drivers.Xattrer](f.inner); ok {
 		return d.Getxattr(ctx, name, attr)
 	}
 	return nil, syscall.ENODATA
@@ -375,7 +390,7 @@ func (f *Faults) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	if _, err := f.fault(ctx, OpStatfs, "."); err != nil {
 		return drivers.Statfs{}, err
 	}
-	if d, ok := f.inner.(drivers.Statfser); ok {
+	if d, ok := drivers.As[drivers.Statfser](f.inner); ok {
 		return d.Statfs(ctx)
 	}
 	return drivers.Statfs{}, syscall.ENOTSUP
@@ -386,7 +401,7 @@ func (f *Faults) Probe(ctx context.Context) error {
 	if _, err := f.fault(ctx, OpProbe, "."); err != nil {
 		return err
 	}
-	if d, ok := f.inner.(drivers.Prober); ok {
+	if d, ok := drivers.As[drivers.Prober](f.inner); ok {
 		return d.Probe(ctx)
 	}
 	return nil
@@ -397,7 +412,7 @@ func (f *Faults) Create(ctx context.Context, name string, info drivers.Info) (dr
 	if _, err := f.fault(ctx, OpCreate, name); err != nil {
 		return nil, err
 	}
-	d, ok := f.inner.(drivers.Store)
+	d, ok := drivers.As[drivers.Store](f.inner)
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
@@ -405,14 +420,7 @@ func (f *Faults) Create(ctx context.Context, name string, info drivers.Info) (dr
 	if err != nil {
 		return nil, err
 	}
-	wrapped := &writer{f, name, w}
-	if fder, ok := w.(drivers.Fder); ok && f.bare(name, OpWrite, OpReadBack) {
-		return struct {
-			*writer
-			drivers.Fder
-		}{wrapped, fder}, nil
-	}
-	return wrapped, nil
+	return &writer{f, name, w}, nil
 }
 
 // Remove implements drivers.Store.
@@ -420,7 +428,7 @@ func (f *Faults) Remove(ctx context.Context, name string) error {
 	if _, err := f.fault(ctx, OpRemove, name); err != nil {
 		return err
 	}
-	if d, ok := f.inner.(drivers.Store); ok {
+	if d, ok := drivers.As[drivers.Store](f.inner); ok {
 		return d.Remove(ctx, name)
 	}
 	return syscall.ENOTSUP
@@ -451,12 +459,25 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Stride implements drivers.Streamer; it is 0 where the inner Object is none.
-func (o *object) Stride() int64 {
-	if s, ok := o.inner.(drivers.Streamer); ok {
-		return s.Stride()
+// Inner returns the wrapped Object, for drivers.As.
+func (o *object) Inner() drivers.Object { return o.inner }
+
+// BackingFile implements drivers.BackingFiler.
+func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	b, ok := drivers.As[drivers.BackingFiler](o.inner)
+	if !ok || !o.faults.bare(o.name, OpRead) {
+		return nil, errors.ErrUnsupported
 	}
-	return 0
+	return b.BackingFile(register)
+}
+
+// SpliceDescriptor implements drivers.Splicer.
+func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	s, ok := drivers.As[drivers.Splicer](o.inner)
+	if !ok || !o.faults.bare(o.name, OpRead) {
+		return 0, nil, errors.ErrUnsupported
+	}
+	return s.SpliceDescriptor()
 }
 
 // Stream implements drivers.Streamer.
@@ -465,7 +486,7 @@ func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error
 	if err != nil {
 		return nil, err
 	}
-	s, ok := o.inner.(drivers.Streamer)
+	s, ok := drivers.As[drivers.Streamer](o.inner)
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
@@ -506,12 +527,15 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Verify implements drivers.Verifier as far as the inner Object does.
-func (o *object) Verify() error {
-	if v, ok := o.inner.(drivers.Verifier); ok {
-		return v.Verify()
+// Verify implements drivers.Verifier.
+func (o *object) Verify(ctx context.Context) error {
+	if _, err := o.faults.fault(ctx, OpVerify, o.name); err != nil {
+		return err
 	}
-	return nil
+	if v, ok := drivers.As[drivers.Verifier](o.inner); ok {
+		return v.Verify(ctx)
+	}
+	return errors.ErrUnsupported
 }
 
 func (o *object) Close() error {

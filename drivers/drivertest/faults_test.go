@@ -22,7 +22,7 @@ func faultyBucket(t *testing.T) (*Faults, *object) {
 	}
 	info := b.Put("dir/file", bytes.Repeat([]byte("0123456789"), 10))
 	f := NewFaults(b)
-	o, err := f.OpenListed(ctx, "dir/file", info)
+	o, err := f.OpenVersion(ctx, "dir/file", info)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,8 +32,8 @@ func faultyBucket(t *testing.T) (*Faults, *object) {
 
 func TestFaultsOfALister(t *testing.T) {
 	f, _ := faultyBucket(t)
-	if !f.Lists() {
-		t.Fatal("does not list, as the inner driver does")
+	if l, ok := drivers.As[drivers.Lister](f); !ok || l != drivers.Lister(f) {
+		t.Fatal("the wrapper of a Lister is not found as a Lister")
 	}
 	var sizes []int
 	list := func() error {
@@ -51,8 +51,8 @@ func TestFaultsOfALister(t *testing.T) {
 		t.Errorf("with a fault: got parts of %d, %v; want no part and %v", sizes, err, syscall.EIO)
 	}
 	f.Add(Rule{Op: OpOpen, Err: fs.ErrPermission})
-	if _, err := f.OpenListed(ctx, "dir/a", drivers.Info{}); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("OpenListed with a fault: %v", err)
+	if _, err := f.OpenVersion(ctx, "dir/a", drivers.Info{}); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("OpenVersion with a fault: %v", err)
 	}
 	if lists, opens := f.Count(OpReadDir), f.Count(OpOpen); lists != 2 || opens != 2 {
 		t.Errorf("counted %d lists and %d opens, want 2 and 2", lists, opens)
@@ -62,11 +62,11 @@ func TestFaultsOfALister(t *testing.T) {
 // What the inner driver cannot do, a Faults around it says it cannot.
 func TestFaultsOfNoLister(t *testing.T) {
 	f, o := faulty(t)
-	if f.Lists() {
-		t.Error("lists what does not")
+	if _, ok := drivers.As[drivers.Lister](f); ok {
+		t.Error("the wrapper of a driver that is no Lister is one")
 	}
-	if got := o.(drivers.Streamer).Stride(); got != 0 {
-		t.Errorf("stride of what does not stream: got %d, want 0", got)
+	if _, ok := drivers.As[drivers.Streamer](o); ok {
+		t.Error("the wrapper of an Object that is no Streamer is one")
 	}
 }
 
@@ -85,7 +85,7 @@ func TestFaultsOfAStream(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f, o := faultyBucket(t)
-			if got := o.Stride(); got != 64 {
+			if got := drivers.ProfileOf(f).Stride; got != 64 {
 				t.Errorf("stride: got %d, want the inner one's, 64", got)
 			}
 			f.Add(test.rule)

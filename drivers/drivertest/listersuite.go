@@ -15,10 +15,10 @@ import (
 )
 
 var listerTests = []namedTest{
-	{"List gives in parts what ReadDir gives, and ends with the error of one", suite.listsInParts, suite.lists},
-	{"what is missing cannot be listed", suite.listsMissing, suite.lists},
-	{"a listed file is opened as it was listed", suite.opensListed, suite.lists},
-	{"a listed file that was changed since is ErrChanged", suite.listedAndChanged, suite.lists},
+	{"List gives in parts what ReadDir gives, and ends with the error of one", suite.listsInParts, suite.isLister},
+	{"what is missing cannot be listed", suite.listsMissing, suite.isLister},
+	{"a listed file is opened as it was listed", suite.opensListed, suite.isLister},
+	{"a listed file that was changed since is ErrChanged", suite.listedAndChanged, suite.isLister},
 }
 
 var streamerTests = []namedTest{
@@ -28,24 +28,26 @@ var streamerTests = []namedTest{
 	{"a stream is of the version that was opened", suite.streamChanged, suite.isStreamer},
 }
 
-// lists reports whether the driver is one that Lists.
-func (s suite) lists() bool {
-	l, ok := s.Driver.(drivers.Lister)
-	return ok && l.Lists()
+// isLister reports whether the driver is a drivers.Lister.
+func (s suite) isLister() bool {
+	_, ok := drivers.As[drivers.Lister](s.Driver)
+	return ok
 }
 
 // isStreamer reports whether the files of the driver are streamed. It makes one.
 func (s suite) isStreamer() bool {
 	s.Put("streamer", content(10, 1))
-	st, ok := s.open("streamer").(drivers.Streamer)
-	return ok && st.Stride() > 0
+	_, ok := drivers.As[drivers.Streamer](s.open("streamer"))
+	return ok && s.stride() > 0
 }
+
+func (s suite) stride() int64 { return drivers.ProfileOf(s.Driver).Stride }
 
 // list returns what List gives of dir.
 func (s suite) list(dir string) []drivers.Info {
 	s.Helper()
 	var parts [][]drivers.Info
-	err := s.Driver.(drivers.Lister).List(ctx, dir, func(part []drivers.Info) error {
+	err := as[drivers.Lister](s).List(ctx, dir, func(part []drivers.Info) error {
 		parts = append(parts, part)
 		return nil
 	})
@@ -66,12 +68,32 @@ func (s suite) listed(dir, name string) drivers.Info {
 	return infos[i]
 }
 
-// openListed opens a file as it was listed, whatever has become of it.
-func (s suite) openListed(name string, info drivers.Info) drivers.Object {
+// as returns a capability that the driver must have.
+func as[T any](s suite) T {
 	s.Helper()
-	o, err := s.Driver.(drivers.Lister).OpenListed(ctx, name, info)
+	t, ok := drivers.As[T](s.Driver)
+	if !ok {
+		s.Fatalf("%T is no %T", s.Driver, t)
+	}
+	return t
+}
+
+// streamer returns an Object that must be a drivers.Streamer as one.
+func streamer(s suite, o drivers.Object) drivers.Streamer {
+	s.Helper()
+	t, ok := drivers.As[drivers.Streamer](o)
+	if !ok {
+		s.Fatalf("%T is no Streamer", o)
+	}
+	return t
+}
+
+// openVersion opens the version of a file that a listing has described.
+func (s suite) openVersion(name string, info drivers.Info) drivers.Object {
+	s.Helper()
+	o, err := as[drivers.VersionOpener](s).OpenVersion(ctx, name, info)
 	if err != nil {
-		s.Fatalf("OpenListed(%q): %v", name, err)
+		s.Fatalf("OpenVersion(%q): %v", name, err)
 	}
 	s.Cleanup(func() {
 		if err := o.Close(); err != nil {
@@ -111,7 +133,7 @@ func (s suite) listsInParts() {
 func (s suite) wantEndsWithPart(dir string) {
 	s.Helper()
 	stop, parts := errors.New("no more"), 0
-	err := s.Driver.(drivers.Lister).List(ctx, dir, func([]drivers.Info) error {
+	err := as[drivers.Lister](s).List(ctx, dir, func([]drivers.Info) error {
 		parts++
 		return stop
 	})
@@ -123,7 +145,7 @@ func (s suite) wantEndsWithPart(dir string) {
 
 func (s suite) listsMissing() {
 	s.Put("dir/file", content(10, 1))
-	l := s.Driver.(drivers.Lister)
+	l := as[drivers.Lister](s)
 	part := func(infos []drivers.Info) error {
 		if len(infos) > 0 {
 			s.Errorf("given %+v", infos)
@@ -147,7 +169,7 @@ func (s suite) opensListed() {
 	s.Put("dir/file", want)
 	s.Put("dir/empty", nil)
 	info := s.listed("dir", "file")
-	o := s.openListed("dir/file", info)
+	o := s.openVersion("dir/file", info)
 	s.wantContent(o, want)
 	if got := o.Info(); got != info {
 		s.Errorf("Info is %+v, and was listed as %+v", got, info)
@@ -155,28 +177,28 @@ func (s suite) opensListed() {
 	if got := s.open("dir/file").Info(); !got.SameVersion(info) {
 		s.Errorf("opened %+v, and listed %+v", got, info)
 	}
-	s.wantContent(s.openListed("dir/empty", s.listed("dir", "empty")), nil)
+	s.wantContent(s.openVersion("dir/empty", s.listed("dir", "empty")), nil)
 }
 
 func (s suite) listedAndChanged() {
 	for _, size := range []int{1000, 10, 2000} { // what takes its place at once
 		s.Put("dir/file", content(1000, 1))
 		old := s.listed("dir", "file")
-		o := s.openListed("dir/file", old)
+		o := s.openVersion("dir/file", old)
 		s.Put("dir/file", content(size, 2))
 		s.wantChanged(o)
-		s.wantChanged(s.openListed("dir/file", old))
+		s.wantChanged(s.openVersion("dir/file", old))
 		s.wantChanged(o)
 
 		info := s.listed("dir", "file")
 		if info.SameVersion(old) || info.Size == old.Size && info.Mtime.Equal(old.Mtime) {
 			s.Errorf("after a change to %d bytes it is listed as %+v, and was as %+v", size, info, old)
 		}
-		o = s.openListed("dir/file", info)
+		o = s.openVersion("dir/file", info)
 		s.wantContent(o, content(size, 2))
 		s.Remove("dir/file")
 		s.wantChanged(o)
-		s.wantChanged(s.openListed("dir/file", info))
+		s.wantChanged(s.openVersion("dir/file", info))
 	}
 }
 
@@ -194,7 +216,7 @@ func (s suite) wantChanged(o drivers.Object) {
 // stream asks for a part of o.
 func (s suite) stream(ctx context.Context, o drivers.Object, off, n int64) io.ReadCloser {
 	s.Helper()
-	r, err := o.(drivers.Streamer).Stream(ctx, off, n)
+	r, err := streamer(s, o).Stream(ctx, off, n)
 	if err != nil {
 		s.Fatalf("Stream of %d at %d: %v", n, off, err)
 	}
@@ -203,8 +225,7 @@ func (s suite) stream(ctx context.Context, o drivers.Object, off, n int64) io.Re
 
 // streamed puts a file that takes a few requests to be read.
 func (s suite) streamed(seed byte) []byte {
-	s.Put("streamer", content(10, 1))
-	data := content(int(min(2*s.open("streamer").(drivers.Streamer).Stride()+12_345, 20<<20)), seed)
+	data := content(int(min(2*s.stride()+12_345, 20<<20)), seed)
 	s.Put("file", data)
 	return data
 }
@@ -212,7 +233,7 @@ func (s suite) streamed(seed byte) []byte {
 func (s suite) streams() {
 	data := s.streamed(1)
 	o, size := s.open("file"), int64(len(data))
-	stride := min(o.(drivers.Streamer).Stride(), size/2)
+	stride := min(s.stride(), size/2)
 	var wg sync.WaitGroup
 	for _, part := range []struct{ off, n int64 }{
 		{0, size}, {0, 1}, {size - 1, 1}, {0, stride}, {stride - 1, 2}, {stride, stride}, {12_345, size / 2}, {1, size - 1},
@@ -265,7 +286,7 @@ func (s suite) streamCancelled() {
 
 // readStream reads the first n bytes of o by a Stream.
 func (s suite) readStream(ctx context.Context, o drivers.Object, n int64) ([]byte, error) {
-	r, err := o.(drivers.Streamer).Stream(ctx, 0, n)
+	r, err := streamer(s, o).Stream(ctx, 0, n)
 	if err != nil {
 		return nil, err
 	}

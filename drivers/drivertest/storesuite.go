@@ -281,7 +281,7 @@ func (s suite) writeQuietly(w drivers.Writer, data []byte, off int64) {
 }
 
 func (s suite) probe() {
-	if err := s.Driver.(drivers.Prober).Probe(ctx); err != nil {
+	if err := as[drivers.Prober](s).Probe(ctx); err != nil {
 		s.Error(err)
 	}
 	if got := s.names("."); len(got) != 0 {

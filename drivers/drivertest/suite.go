@@ -180,7 +180,7 @@ func (s suite) isStoreAndProber() bool { return isA[drivers.Store](s) && isA[dri
 
 // isA reports whether the driver has an optional interface.
 func isA[T any](s suite) bool {
-	_, ok := s.Driver.(T)
+	_, ok := drivers.As[T](s.Driver)
 	return ok
 }
 
@@ -479,7 +479,7 @@ func (s suite) links() {
 		s.Errorf("Stat: %+v", info)
 	}
 	s.wantRefused("link")
-	d, ok := s.Driver.(drivers.Readlinker)
+	d, ok := drivers.As[drivers.Readlinker](s.Driver)
 	if !ok {
 		return
 	}
@@ -632,7 +632,7 @@ func (s suite) contextDone() {
 }
 
 func (s suite) xattrs() {
-	d := s.Driver.(drivers.Xattrer)
+	d := as[drivers.Xattrer](s)
 	s.Put("file", content(10, 1))
 	if got, err := d.Listxattr(ctx, "file"); len(got) != 0 || err != nil {
 		s.Errorf("Listxattr of none: %q, %v", got, err)
@@ -659,7 +659,7 @@ func (s suite) xattrs() {
 }
 
 func (s suite) statfs() {
-	got, err := s.Driver.(drivers.Statfser).Statfs(ctx)
+	got, err := as[drivers.Statfser](s).Statfs(ctx)
 	if err != nil || got.Total <= 0 || got.Free > got.Total || got.Available > got.Free {
 		s.Errorf("Statfs: %+v, %v", got, err)
 	}

@@ -5,6 +5,7 @@ package limit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -15,12 +16,18 @@ import (
 )
 
 var (
-	_ drivers.Driver     = (*Driver)(nil)
-	_ drivers.Readlinker = (*Driver)(nil)
-	_ drivers.Xattrer    = (*Driver)(nil)
-	_ drivers.Statfser   = (*Driver)(nil)
-	_ drivers.Lister     = (*Driver)(nil)
-	_ drivers.Streamer   = (*object)(nil)
+	_ drivers.Driver        = (*Driver)(nil)
+	_ drivers.Readlinker    = (*Driver)(nil)
+	_ drivers.Xattrer       = (*Driver)(nil)
+	_ drivers.Statfser      = (*Driver)(nil)
+	_ drivers.Lister        = (*Driver)(nil)
+	_ drivers.VersionOpener = (*Driver)(nil)
+	_ drivers.Profiler      = (*Driver)(nil)
+	_ drivers.Sampler       = (*Driver)(nil)
+	_ drivers.Streamer      = (*object)(nil)
+	_ drivers.Verifier      = (*object)(nil)
+	_ drivers.BackingFiler  = (*object)(nil)
+	_ drivers.Splicer       = (*object)(nil)
 )
 
 // Config is how slow storage is. The zero value is as fast as the storage
@@ -31,17 +38,14 @@ type Config struct {
 	OpsPerSecond   int64         // how many operations of all kinds begin in a second; 0 is no bound
 }
 
-// A Driver is a driver that does as another one does, at the speed of a Config.
-// It has the methods of each further interface for reading that a driver can
-// have, but for drivers.Sampler, which is asked before there is a limit: where
-// the inner driver lacks it there are no attributes, it does not List, its Objects
-// have no Stride, and the other methods fail with syscall.ENOTSUP. Its Objects are
-// no drivers.Fder: a kernel that reads by itself is neither slowed nor counted.
+// A Driver passes requests on to another driver, at the speed of a Config. It
+// implements every capability for reading, so that drivers.As finds no way around
+// it. Its Objects have neither backing file nor splice descriptor, because reads
+// by the kernel are neither limited nor counted.
 //
-// All methods may be called concurrently. One that waits returns when its
-// context is done, and has then asked nothing of the storage. Those whose
-// context says drivers.Background let the others go first, for no longer than
-// patience.
+// All methods may be called concurrently. A method that waits returns when its
+// context is done, without a request to the storage. Requests of drivers.Background
+// wait for demand reads, for at most maxYield.
 type Driver struct {
 	inner   drivers.Driver
 	latency time.Duration
@@ -62,8 +66,8 @@ func New(inner drivers.Driver, config Config) *Driver {
 
 // Stats is what was asked of a Driver. Operations are counted when they begin.
 type Stats struct {
-	Opens     int64 // Open; OpenListed asks the storage nothing, and is not counted
-	ReadDirs  int64 // ReadDir, and parts of List
+	Opens     int64 // Open; OpenVersion makes no request and is not counted
+	ReadDirs  int64 // ReadDir, and pages of List
 	Stats     int64 // Stat
 	Reads     int64 // ReadAt and Stream of an Object
 	BytesRead int64 // that these returned
@@ -137,17 +141,35 @@ func (d *Driver) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 	return d.inner.ReadDir(ctx, dir)
 }
 
-// Lists implements drivers.Lister: the inner driver decides.
-func (d *Driver) Lists() bool {
-	l, ok := d.inner.(drivers.Lister)
-	return ok && l.Lists()
+// Inner returns the wrapped driver, for drivers.As.
+func (d *Driver) Inner() drivers.Driver { return d.inner }
+
+// Profile implements drivers.Profiler. A limited operation blocks, also in memory.
+func (d *Driver) Profile() drivers.Profile {
+	p := drivers.ProfileOf(d.inner)
+	if p.Latency == drivers.LatencyMemory {
+		p.Latency = drivers.LatencyFile
+	}
+	return p
 }
 
-// List implements drivers.Lister. Each part counts as one operation, and so does
-// a listing without any. The first is waited for before the storage is asked, and
-// each further one before the part is passed on.
-func (d *Driver) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
-	l, ok := d.inner.(drivers.Lister)
+// Sample implements drivers.Sampler. It counts as one ReadDir.
+func (d *Driver) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+	s, ok := drivers.As[drivers.Sampler](d.inner)
+	if !ok {
+		return nil, fmt.Errorf("sample: %w", syscall.ENOTSUP)
+	}
+	if err := d.begin(ctx, &d.stats.readDirs); err != nil {
+		return nil, fmt.Errorf("sample: %w", err)
+	}
+	return s.Sample(ctx, n)
+}
+
+// List implements drivers.Lister. Each page counts as one operation, and so does an
+// empty listing. The first operation waits before the request to the storage, and
+// each further one before its page is passed on.
+func (d *Driver) List(ctx context.Context, dir string, page func([]drivers.Info) error) error {
+	l, ok := drivers.As[drivers.Lister](d.inner)
 	if !ok {
 		return fmt.Errorf("list %s: %w", dir, syscall.ENOTSUP)
 	}
@@ -168,17 +190,17 @@ func (d *Driver) List(ctx context.Context, dir string, part func([]drivers.Info)
 			}
 		}
 		first = false
-		return part(infos)
+		return page(infos)
 	})
 }
 
-// OpenListed implements drivers.Lister. It costs nothing.
-func (d *Driver) OpenListed(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
-	l, ok := d.inner.(drivers.Lister)
+// OpenVersion implements drivers.VersionOpener. It costs nothing.
+func (d *Driver) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	v, ok := drivers.As[drivers.VersionOpener](d.inner)
 	if !ok {
 		return nil, fmt.Errorf("open %s: %w", name, syscall.ENOTSUP)
 	}
-	o, err := l.OpenListed(ctx, name, info)
+	o, err := v.OpenVersion(ctx, name, info)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +220,7 @@ func (d *Driver) Readlink(ctx context.Context, name string) (string, error) {
 	if err := d.begin(ctx, &d.stats.readlinks); err != nil {
 		return "", fmt.Errorf("readlink %s: %w", name, err)
 	}
-	if r, ok := d.inner.(drivers.Readlinker); ok {
+	if r, ok := drivers.As[drivers.Readlinker](d.inner); ok {
 		return r.Readlink(ctx, name)
 	}
 	return "", fmt.Errorf("readlink %s: %w", name, syscall.ENOTSUP)
@@ -209,10 +231,10 @@ func (d *Driver) Listxattr(ctx context.Context, name string) ([]string, error) {
 	if err := d.begin(ctx, &d.stats.xattrs); err != nil {
 		return nil, fmt.Errorf("listxattr %s: %w", name, err)
 	}
-	if x, ok := d.inner.(drivers.Xattrer); ok {
+	if x, ok := drivers.As[drivers.Xattrer](d.inner); ok {
 		return x.Listxattr(ctx, name)
 	}
-	return nil, nil
+	return nil, fmt.Errorf("listxattr %s: %w", name, syscall.ENOTSUP)
 }
 
 // Getxattr implements drivers.Xattrer.
@@ -220,10 +242,10 @@ func (d *Driver) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 	if err := d.begin(ctx, &d.stats.xattrs); err != nil {
 		return nil, fmt.Errorf("getxattr %s: %w", name, err)
 	}
-	if x, ok := d.inner.(drivers.Xattrer); ok {
+	if x, ok := drivers.As[drivers.Xattrer](d.inner); ok {
 		return x.Getxattr(ctx, name, attr)
 	}
-	return nil, fmt.Errorf("getxattr %s: %w", name, syscall.ENODATA)
+	return nil, fmt.Errorf("getxattr %s: %w", name, syscall.ENOTSUP)
 }
 
 // Statfs implements drivers.Statfser.
@@ -231,7 +253,7 @@ func (d *Driver) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	if err := d.begin(ctx, &d.stats.statfs); err != nil {
 		return drivers.Statfs{}, fmt.Errorf("statfs: %w", err)
 	}
-	if s, ok := d.inner.(drivers.Statfser); ok {
+	if s, ok := drivers.As[drivers.Statfser](d.inner); ok {
 		return s.Statfs(ctx)
 	}
 	return drivers.Statfs{}, fmt.Errorf("statfs: %w", syscall.ENOTSUP)
@@ -248,13 +270,25 @@ func (o *object) Info() drivers.Info { return o.inner.Info() }
 
 func (o *object) Close() error { return o.inner.Close() }
 
-// Verify implements drivers.Verifier as far as the inner Object does. It is part
-// of opening a file that is open already, and costs nothing.
-func (o *object) Verify() error {
-	if v, ok := o.inner.(drivers.Verifier); ok {
-		return v.Verify()
+// Inner returns the wrapped Object, for drivers.As.
+func (o *object) Inner() drivers.Object { return o.inner }
+
+// Verify implements drivers.Verifier. It is part of an open and costs nothing.
+func (o *object) Verify(ctx context.Context) error {
+	if v, ok := drivers.As[drivers.Verifier](o.inner); ok {
+		return v.Verify(ctx)
 	}
-	return nil
+	return errors.ErrUnsupported
+}
+
+// BackingFile implements drivers.BackingFiler: there is none.
+func (o *object) BackingFile(func(fd uintptr) error) (release func(), err error) {
+	return nil, errors.ErrUnsupported
+}
+
+// SpliceDescriptor implements drivers.Splicer: there is none.
+func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	return 0, nil, errors.ErrUnsupported
 }
 
 // ReadAt pays for the bytes that it asks for, as far as the file has them,
@@ -272,18 +306,10 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Stride implements drivers.Streamer; it is 0 where the inner Object is none.
-func (o *object) Stride() int64 {
-	if s, ok := o.inner.(drivers.Streamer); ok {
-		return s.Stride()
-	}
-	return 0
-}
-
 // Stream implements drivers.Streamer. To begin it is one operation; its bytes are
 // paid for as they are read.
 func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	s, ok := o.inner.(drivers.Streamer)
+	s, ok := drivers.As[drivers.Streamer](o.inner)
 	if !ok {
 		return nil, fmt.Errorf("stream %s: %w", o.name, syscall.ENOTSUP)
 	}

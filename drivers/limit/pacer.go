@@ -42,7 +42,7 @@ const (
 	slack = 10 * time.Millisecond
 
 	// patience is how long those in the background let others go first.
-	patience = time.Second
+	maxYield = time.Second
 )
 
 // wait returns when n more units are paid for. If ctx is done before, it
@@ -55,7 +55,7 @@ func (p *pacer) wait(ctx context.Context, n int64) error {
 	queue := 0
 	if drivers.IsBackground(ctx) {
 		queue = 1
-		w.turn = w.turn.Add(patience)
+		w.turn = w.turn.Add(maxYield)
 	}
 	p.mu.Lock()
 	p.waiting[queue] = append(p.waiting[queue], w)

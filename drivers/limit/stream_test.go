@@ -24,7 +24,7 @@ func bucket(t *testing.T, config Config) (*Driver, drivers.Object, []byte) {
 	data := bytes.Repeat([]byte("0123456789"), 100_000)
 	info := b.Put("file", data)
 	d := New(b, config)
-	o, err := d.OpenListed(ctx, "file", info)
+	o, err := d.OpenVersion(ctx, "file", info)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,14 +53,17 @@ func TestContractOfABucket(t *testing.T) {
 
 func TestListerIsForwarded(t *testing.T) {
 	d, o, data := bucket(t, Config{})
-	if !d.Lists() || New(d.inner.(*drivertest.Bucket).Mem, Config{}).Lists() {
-		t.Error("what the inner driver says of Lists is not what is said")
+	if l, ok := drivers.As[drivers.Lister](d); !ok || l != drivers.Lister(d) {
+		t.Error("a limited Lister is not found as a Lister")
+	}
+	if _, ok := drivers.As[drivers.Lister](New(d.inner.(*drivertest.Bucket).Mem, Config{})); ok {
+		t.Error("a limited driver that is no Lister is one")
 	}
 	var names int
 	if err := d.List(ctx, ".", func(infos []drivers.Info) error { names += len(infos); return nil }); err != nil || names != 25 {
 		t.Errorf("listed %d names, %v; want 25", names, err)
 	}
-	if got := o.(drivers.Streamer).Stride(); got != 1<<20 {
+	if got := drivers.ProfileOf(d).Stride; got != 1<<20 {
 		t.Errorf("stride: got %d, want the inner one's", got)
 	}
 	if got, err := streamed(ctx, o, 10, 500_000); err != nil || !bytes.Equal(got, data[10:500_010]) {
@@ -74,8 +77,8 @@ func TestListerIsForwarded(t *testing.T) {
 // The Objects of storage that does not stream have no stride.
 func TestNoStreamer(t *testing.T) {
 	_, o := open(t, Config{})
-	if got := o.(drivers.Streamer).Stride(); got != 0 {
-		t.Errorf("got %d, want 0", got)
+	if _, ok := drivers.As[drivers.Streamer](o); ok {
+		t.Error("a limited Object that is no Streamer is one")
 	}
 }
 

@@ -118,7 +118,7 @@ func TestCopyingLeavesThePageCacheAlone(t *testing.T) {
 			for _, size := range []int{3000, 110_000, 8<<20 + 3000} {
 				source := t.TempDir()
 				d, s := openBoth(t, source, t.TempDir(), size, w)
-				if s.Prompt() {
+				if s.Profile().Latency == drivers.LatencyMemory {
 					t.Skip("needs temporary files on a disk")
 				}
 				o, copied := copyFile(t, d, s, make([]byte, 1<<20))
@@ -145,7 +145,7 @@ func TestCopyingLeavesThePageCacheAlone(t *testing.T) {
 				}
 				defer o.Close()
 				copied.Close()
-				if got := residentSoon(t, o.(drivers.Fder).Fd()); got != 0 {
+				if got := residentSoon(t, uintptr(o.(*object).fd)); got != 0 {
 					t.Errorf("%d bytes of a copy of %d are in the page cache", got, size)
 				}
 			}
@@ -164,7 +164,7 @@ func TestCacheOfMemory(t *testing.T) {
 		o, w := copyFile(t, d, s, make([]byte, size))
 		defer o.Close()
 		defer w.Close()
-		for _, fd := range []uintptr{o.(drivers.Fder).Fd(), w.(drivers.Fder).Fd()} {
+		for _, fd := range []uintptr{uintptr(o.(*object).fd), uintptr(w.(*writer).part.fd)} {
 			if got := resident(t, fd); got != size {
 				t.Errorf("%d bytes of %d are left", got, size)
 			}
@@ -191,7 +191,7 @@ func TestCopyingKeepsWhatOthersRead(t *testing.T) {
 		if d.cache.unflagged.Load() || d.cache.memory {
 			t.Skip("needs a file system with RWF_DONTCACHE")
 		}
-		return resident(t, o.(drivers.Fder).Fd())
+		return resident(t, uintptr(o.(*object).fd))
 	}
 	var got int64
 	for range 10 {
@@ -214,7 +214,7 @@ func TestSmallReadsAreReadAhead(t *testing.T) {
 	if _, err := o.ReadAt(ctx, p, 0); err != nil {
 		t.Fatal(err)
 	}
-	if got := resident(t, o.(drivers.Fder).Fd()); got <= int64(len(p)) {
+	if got := resident(t, uintptr(o.(*object).fd)); got <= int64(len(p)) {
 		t.Errorf("%d bytes are in the page cache after a read of %d", got, len(p))
 	}
 }
@@ -261,7 +261,7 @@ func BenchmarkCopy(b *testing.B) {
 			for b.Loop() {
 				o, copied := copyFile(b, d, s, block)
 				b.StopTimer()
-				left = resident(b, o.(drivers.Fder).Fd()) + resident(b, copied.(drivers.Fder).Fd())
+				left = resident(b, uintptr(o.(*object).fd)) + resident(b, uintptr(copied.(*writer).part.fd))
 				o.Close()
 				copied.Close()
 				evict(b, filepath.Join(source, "file"))

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
@@ -104,7 +103,7 @@ func TestObjectIsADescriptor(t *testing.T) {
 	}
 	defer o.Close()
 	got := make([]byte, len(want))
-	if _, err := readAt(int(o.(drivers.Fder).Fd()), got, 0, 0); err != nil || !bytes.Equal(got, want) {
+	if _, err := readAt(o.(*object).fd, got, 0, 0); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

@@ -12,9 +12,10 @@ import (
 )
 
 var (
-	_ drivers.Object   = (*object)(nil)
-	_ drivers.Fder     = (*object)(nil)
-	_ drivers.Verifier = (*object)(nil)
+	_ drivers.Object       = (*object)(nil)
+	_ drivers.BackingFiler = (*object)(nil)
+	_ drivers.Splicer      = (*object)(nil)
+	_ drivers.Verifier     = (*object)(nil)
 )
 
 // An object is an open file.
@@ -59,7 +60,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err != nil && err != io.EOF {
 		return n, pathError("read", o.name, err)
 	}
-	if cerr := o.Verify(); cerr != nil {
+	if cerr := o.verify(); cerr != nil {
 		return 0, pathError("read", o.name, cerr)
 	}
 	if err == io.EOF && off+int64(n) < o.info.Size {
@@ -81,7 +82,14 @@ func (o *object) read(p []byte, off int64) (int, error) {
 // Verify implements drivers.Verifier. It asks for size and modification time and
 // nothing else: a network file system has to ask its server for the access time,
 // which the read has changed.
-func (o *object) Verify() error {
+func (o *object) Verify(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return o.verify()
+}
+
+func (o *object) verify() error {
 	var st unix.Statx_t
 	for {
 		switch err := statx(o.fd, unix.STATX_SIZE|unix.STATX_MTIME, &st); {
@@ -108,10 +116,24 @@ func statx(fd, mask int, st *unix.Statx_t) unix.Errno {
 // Info implements drivers.Object.
 func (o *object) Info() drivers.Info { return o.info }
 
-// Fd implements drivers.Fder.
-func (o *object) Fd() uintptr {
+// BackingFile implements drivers.BackingFiler. The kernel holds a reference of its
+// own to a registered file, so that there is nothing to release.
+func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
 	o.shared.Store(true)
-	return uintptr(o.fd)
+	if err := register(uintptr(o.fd)); err != nil {
+		return nil, err
+	}
+	return func() {}, nil
+}
+
+// SpliceDescriptor implements drivers.Splicer for a file that has not changed. The
+// caller calls release before Close.
+func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	if err := o.verify(); err != nil {
+		return 0, nil, err
+	}
+	o.shared.Store(true)
+	return uintptr(o.fd), func(int) {}, nil
 }
 
 // Close implements drivers.Object.

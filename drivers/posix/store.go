@@ -24,7 +24,7 @@ var (
 	_ drivers.Store    = (*Store)(nil)
 	_ drivers.Statfser = (*Store)(nil)
 	_ drivers.Prober   = (*Store)(nil)
-	_ drivers.Prompter = (*Store)(nil)
+	_ drivers.Profiler = (*Store)(nil)
 )
 
 // background is for what is done on a small folder of ours.
@@ -123,8 +123,13 @@ func (s *Store) acquire() (*tree, error) {
 // Path is the folder of the dataset.
 func (s *Store) Path() string { return filepath.Join(s.config.Tier, s.config.Dataset) }
 
-// Prompt implements drivers.Prompter.
-func (s *Store) Prompt() bool { return s.FSType() == "tmpfs" }
+// Profile implements drivers.Profiler. Only tmpfs never blocks.
+func (s *Store) Profile() drivers.Profile {
+	if s.FSType() == "tmpfs" {
+		return drivers.Profile{Latency: drivers.LatencyMemory}
+	}
+	return drivers.Profile{}
+}
 
 // FSType is the kind of file system that the store is on, such as "tmpfs".
 func (s *Store) FSType() string {

@@ -16,7 +16,6 @@ import (
 
 var (
 	_ drivers.Writer = (*writer)(nil)
-	_ drivers.Fder   = (*writer)(nil)
 )
 
 // A writer is a part that becomes a copy.
@@ -126,9 +125,6 @@ func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 	}
 	return n, err
 }
-
-// Fd implements drivers.Fder.
-func (w *writer) Fd() uintptr { return uintptr(w.part.fd) }
 
 // Commit implements drivers.Writer. It does not wait for the disk; see the
 // package comment.

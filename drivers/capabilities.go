@@ -1,0 +1,186 @@
+package drivers
+
+import (
+	"context"
+	"io"
+)
+
+// The interfaces below are optional capabilities of a Driver, a Store or an
+// Object. Callers find them with As.
+type (
+	// A Readlinker has symbolic links.
+	Readlinker interface {
+		// Readlink returns the target of a link as it is stored.
+		Readlink(ctx context.Context, name string) (string, error)
+	}
+
+	// An Xattrer has extended attributes. It exposes only names that start
+	// with "user.".
+	Xattrer interface {
+		Listxattr(ctx context.Context, name string) ([]string, error)
+		// Getxattr returns the value of an attribute. The error for a missing
+		// attribute matches syscall.ENODATA.
+		Getxattr(ctx context.Context, name, attr string) ([]byte, error)
+	}
+
+	// A Lister is a Driver on which a directory listing is cheaper than
+	// lookups of single names, such as an object store. Callers look a name
+	// up by listing its directory, and cache the listing.
+	Lister interface {
+		// List is ReadDir in pages, for directories of any size. Each name is
+		// in one page; the order is undefined. List calls page from one
+		// goroutine and stops at its first error. page may keep the slice.
+		List(ctx context.Context, dir string, page func([]Info) error) error
+	}
+
+	// A VersionOpener opens a version of a file that a listing or a Stat has
+	// described, without a request to the storage.
+	VersionOpener interface {
+		// OpenVersion opens the version of a file that info describes. If the
+		// file was removed or replaced, the first read fails with an error
+		// that matches ErrChanged.
+		OpenVersion(ctx context.Context, name string, info Info) (Object, error)
+	}
+
+	// A Statfser knows the size of its storage.
+	Statfser interface {
+		Statfs(ctx context.Context) (Statfs, error)
+	}
+
+	// A Sampler finds some files quickly, in a dataset of any size.
+	Sampler interface {
+		// Sample returns up to n regular files by name, from several
+		// directories where there are several. It reads at most the beginning
+		// of a large directory, enters a bounded number of directories, and
+		// omits those that it cannot read. When ctx is done it returns the
+		// files found until then, without an error.
+		Sample(ctx context.Context, n int) (map[string]Info, error)
+	}
+
+	// A Prober tests its storage by using it: a Store writes, reads and removes
+	// a small file. Probe recreates folders that were removed by hand.
+	Prober interface {
+		Probe(ctx context.Context) error
+	}
+
+	// A Profiler describes its performance.
+	Profiler interface {
+		Profile() Profile
+	}
+
+	// A Streamer is an Object on which one large request is cheaper than many
+	// small ones.
+	Streamer interface {
+		// Stream requests n bytes from offset off, which must lie within the
+		// file, and returns them in order. Read fails as ReadAt does, but
+		// never abandons a buffer: it returns when ctx is done. The caller
+		// closes the stream, and may do so before its end.
+		Stream(ctx context.Context, off, n int64) (io.ReadCloser, error)
+	}
+
+	// A Verifier is an Object that can compare itself with the storage.
+	Verifier interface {
+		// Verify returns an error that matches ErrChanged if the version that
+		// was opened is no longer the current one.
+		Verify(ctx context.Context) error
+	}
+
+	// A BackingFiler is an Object whose content is in a file of the local
+	// kernel, which can serve as the backing file of FUSE passthrough.
+	BackingFiler interface {
+		// BackingFile calls register with the descriptor of the file. The
+		// descriptor is valid during the call. If register returns nil, the
+		// file counts as registered with the kernel until the caller calls
+		// release, which must not be nil and is called once; Close may come
+		// before. The error is that of register, or matches
+		// errors.ErrUnsupported if there is no such file now.
+		BackingFile(register func(fd uintptr) error) (release func(), err error)
+	}
+
+	// A Splicer is an Object whose content is in a local file from which reads
+	// never block.
+	Splicer interface {
+		// SpliceDescriptor returns the descriptor of that file, for splice(2).
+		// The descriptor is valid until the caller calls release with the
+		// number of bytes that were read. After an error the caller uses
+		// ReadAt; the error matches errors.ErrUnsupported if there is no such
+		// file now.
+		SpliceDescriptor() (fd uintptr, release func(n int), err error)
+	}
+)
+
+// As returns the capability T of v, a Driver or an Object, and reports whether v
+// has it. As errors.As does, it looks inside wrappers. There are two kinds:
+//
+//   - A wrapper that bounds, counts, limits or injects has a method Inner that
+//     returns the wrapped Driver or Object. It has those capabilities that both it
+//     and the wrapped value implement. It therefore implements every capability
+//     that reaches the storage, without regard to what it wraps. As never skips it.
+//   - A wrapper that does none of these has a method Unwrap instead. As skips it
+//     for the capabilities that it does not implement.
+func As[T any](v any) (T, bool) {
+	t, implements := v.(T)
+	switch w := v.(type) {
+	case interface{ Inner() Driver }:
+		return both(t, implements, w.Inner())
+	case interface{ Inner() Object }:
+		return both(t, implements, w.Inner())
+	case interface{ Unwrap() Driver }:
+		if !implements {
+			return As[T](w.Unwrap())
+		}
+	case interface{ Unwrap() Object }:
+		if !implements {
+			return As[T](w.Unwrap())
+		}
+	}
+	return t, implements
+}
+
+// both returns the capability t of a wrapper if inner has it, too.
+func both[T any](t T, implements bool, inner any) (T, bool) {
+	var none T
+	if !implements {
+		return none, false
+	}
+	if _, has := As[T](inner); !has {
+		return none, false
+	}
+	return t, true
+}
+
+// A Latency is how long one operation of a storage takes, by order of magnitude.
+type Latency int
+
+// The classes of latency. The zero value is that of a file system.
+const (
+	// LatencyFile: microseconds on a local disk to milliseconds on a network
+	// file system. More operations in flight delay each other, and an operation
+	// may block for ever.
+	LatencyFile Latency = iota
+
+	// LatencyMemory: the content is in memory. Operations never block, and
+	// callers need no time-outs.
+	LatencyMemory
+
+	// LatencyRequest: each operation is a request over a network and takes tens
+	// of milliseconds, however many are in flight.
+	LatencyRequest
+)
+
+// A Profile describes the performance of a storage, for those who schedule
+// requests to it. The zero value describes a file system.
+type Profile struct {
+	Latency     Latency
+	Concurrency int   // requests of Stride bytes in flight that saturate the storage; 0: unknown
+	Stride      int64 // bytes that are best requested at once; 0: any number. Objects are Streamers if it is not 0
+}
+
+// ProfileOf returns the profile of d, or the zero value if d has none.
+func ProfileOf(d Driver) Profile {
+	p, ok := As[Profiler](d)
+	if !ok {
+		return Profile{}
+	}
+	return p.Profile()
+}

@@ -1,0 +1,62 @@
+package drivers
+
+import "time"
+
+// Info describes a file, a directory, a symbolic link or a special file.
+type Info struct {
+	Name  string    // last element of the name; "." for the root
+	Mode  uint32    // type and permissions, as st_mode of stat(2)
+	Nlink uint32    // number of hard links
+	UID   uint32    // owner
+	GID   uint32    // group
+	Rdev  uint32    // device number of a special file, as st_rdev of stat(2)
+	Size  int64     // bytes
+	Mtime time.Time // last change of the content
+	Ctime time.Time // last change of the content or the attributes
+	Atime time.Time // last access, as reported by the storage
+
+	// Version identifies the content of a file where the storage has such an
+	// identifier, for example an ETag or a generation. It is "" elsewhere. It
+	// is a sequence of bytes that only its driver interprets.
+	Version string
+}
+
+// Statfs is the size of a file system in bytes and in files.
+type Statfs struct {
+	Total     int64 // bytes in total
+	Free      int64 // bytes not used
+	Available int64 // bytes that this process may still use
+	Files     int64 // files in total; 0 if unlimited
+	FilesFree int64 // files that can still be created
+}
+
+// SameVersion reports whether i and j describe the same content, by type, size,
+// modification time and, if both have one, Version.
+//
+// A copy has the size and modification time of its source, and no Version. A
+// driver with Versions therefore gives different modification times to
+// different Versions.
+func (i Info) SameVersion(j Info) bool {
+	return i.Type() == j.Type() && i.Size == j.Size && i.Mtime.Equal(j.Mtime) &&
+		(i.Version == j.Version || i.Version == "" || j.Version == "")
+}
+
+// Type returns the type bits of i.Mode, such as S_IFREG of stat(2).
+func (i Info) Type() uint32 { return i.Mode & typeMask }
+
+// IsDir reports whether i describes a directory.
+func (i Info) IsDir() bool { return i.Type() == typeDir }
+
+// IsRegular reports whether i describes a regular file.
+func (i Info) IsRegular() bool { return i.Type() == typeRegular }
+
+// IsSymlink reports whether i describes a symbolic link.
+func (i Info) IsSymlink() bool { return i.Type() == typeSymlink }
+
+// The types in Info.Mode, as S_IFMT, S_IFDIR, S_IFREG and S_IFLNK of stat(2).
+const (
+	typeMask    = 0o170000
+	typeDir     = 0o040000
+	typeRegular = 0o100000
+	typeSymlink = 0o120000
+)

@@ -1,0 +1,67 @@
+package placement
+
+import (
+	"errors"
+	"io/fs"
+	"syscall"
+
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// recheck examines the tiers for copies of an entry that the caller has claimed and that
+// is Unverified. It publishes the entry if a tier holds its version, and then reports
+// true. It removes copies of other versions. If every tier has answered, the entry is no
+// longer Unverified.
+func (h *Handler) recheck(e *metadata.Entry) bool {
+	if !e.Unverified() {
+		return false
+	}
+	want, all := e.Info(), true
+	for _, t := range h.levels.Tiers() {
+		info, err := t.Stat(h.ctx, e.CopyName())
+		switch {
+		case err == nil && info.SameVersion(want):
+			e.Publish(t.Level())
+			return true
+		case err == nil && info.IsRegular():
+			all = h.removeOutdated(t, e) && all
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			all = false
+		}
+	}
+	if all {
+		e.Verified()
+	}
+	return false
+}
+
+// removeOutdated removes the copy of another version that t holds under e's name, and
+// reports success. Once e is stale, the copy may be that of its successor and stays.
+func (h *Handler) removeOutdated(t *tiers.Tier, e *metadata.Entry) bool {
+	if e.Stale() || !t.Scanned() {
+		return false
+	}
+	if err := t.Remove(h.ctx, e.CopyName()); err != nil {
+		h.log.Warn("outdated copy not removed", "path", e.Path(), "err", err)
+		return false
+	}
+	return true
+}
+
+// Retract drops the copy of e, if a tier holds one, and reports whether it did. Open files
+// stay readable: handles that are open on the copy keep it, and its room is returned when
+// the last of them is closed. Later opens read from the source or make a new copy. The error
+// is that of the tier; then the copy may still be on its disk, and a later open finds it.
+func (h *Handler) Retract(e *metadata.Entry) (bool, error) {
+	l := e.Level()
+	if !e.Retract(l) {
+		return false, nil
+	}
+	defer e.Release()
+	if err := h.levels.Tier(l).Remove(h.ctx, e.CopyName()); err != nil {
+		return false, err
+	}
+	e.Verified()
+	return true, nil
+}
