@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,87 +16,118 @@ import (
 // Health is the state of a tier.
 type Health int
 
-// A tier is Well; Degraded when operations failed lately; and Down, when it is
-// not used at all, after maxFailures in a row or one that got no answer. A
-// tier on which only writing fails is Degraded, and is read but not filled.
+// A tier is Degraded after an operation failed, and Down after maxFailures failures in a
+// row or one operation without an answer. A Down tier is not used until a probe succeeds.
+// A tier on which only writes fail is Degraded: it is read but not filled.
 const (
 	Healthy Health = iota
 	Degraded
 	Down
 )
 
-// String is the state as status and metrics name it.
+// String returns the state as status and metrics name it.
 func (h Health) String() string {
 	return [...]string{"healthy", "degraded", "down"}[h]
 }
 
 const (
 	maxFailures = 3                // in a row
-	maxProbe    = 30 * time.Second // the longest time between probes
-	maxStuck    = 8                // operations that hang in a tier that is taken for well again
+	maxProbe    = 30 * time.Second // longest interval between probes
+	maxHanging  = 8                // hanging operations in a tier that a probe may bring back
 )
 
 var (
-	errDown = errors.New("tier is down")                     // of every operation of a tier that is down
-	errBusy = errors.New("copy is being changed by another") // of a commit or removal
+	errDown = errors.New("tier is down")                             // every operation of a tier that is down
+	errBusy = errors.New("another commit or removal is in progress") // a commit or removal
 )
 
-// health is what a tier's operations have said of it.
+// health is the state of a tier as its operations show it: one immutable condition behind
+// one atomic pointer, so that a read of a healthy tier takes no lock.
 type health struct {
-	log *slog.Logger
-
-	mu     sync.Mutex // guards the following
-	state  Health
-	reads  int   // failures in a row
-	writes int   // failures in a row
-	cause  error // of the last failure while not well
-	wake   chan struct{}
+	log       *slog.Logger
+	condition atomic.Pointer[condition] // nil: healthy, without failures
+	wake      chan struct{}             // has an element when probes are due
 }
 
-// A kind of operation is what its end says of a tier.
+// A condition is the state of a tier at one moment.
+type condition struct {
+	state  Health
+	reads  int   // failures to read in a row
+	writes int   // failures to write in a row
+	cause  error // last failure while the tier is not healthy
+}
+
+var healthy condition
+
+// load returns the current condition and the pointer to replace.
+func (h *health) load() (condition, *condition) {
+	p := h.condition.Load()
+	if p == nil {
+		return healthy, nil
+	}
+	return *p, p
+}
+
+// A kind of operation determines what its result shows about a tier.
 type kind int
 
-// Only bytes that were read clear a tier of failures to read, and only a copy
-// that was committed of failures to write: a broken disk opens files, and takes
-// bytes that it will not keep. A probe clears of both. A listing that is not
-// answered in time may hang or be long; a probe will tell.
+// Only a read of content clears failures to read, and only a commit clears failures to
+// write: a broken disk opens files and accepts bytes that it will lose. A probe clears
+// both. A listing without an answer may hang or may be long; a probe decides.
 const (
-	opening kind = iota // and asking about names
+	opening kind = iota // and lookups of names
 	listing
 	reading
-	writing // and all else that changes something
+	writing // and every other change
 	committing
 )
 
-// note records how an operation ended. What says nothing of the tier, such as
-// a name that is not there or a device that is full, is not a failure.
+// note records the result of an operation. Errors that say nothing about the tier, such as
+// a missing name or a full device, are not failures.
 func (h *health) note(k kind, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	failures := &h.reads
-	if k >= writing {
-		failures = &h.writes
-	}
-	switch {
-	case err == nil && k != reading && k != committing:
-	case err == nil:
-		*failures = 0
-		if h.state == Degraded && h.reads == 0 && h.writes == 0 {
-			h.set(Healthy, nil)
+	for {
+		old, p := h.load()
+		next, differs := old.after(k, err)
+		if !differs {
+			return
 		}
-	case harmless(k, err) || h.state == Down:
-	case errors.Is(err, errTimeout) && k != listing, failures == &h.reads && *failures+1 >= maxFailures:
-		*failures++
-		h.set(Down, err)
-	default:
-		*failures++
-		h.set(Degraded, err)
+		if h.condition.CompareAndSwap(p, &next) {
+			h.changed(old.state, next)
+			return
+		}
 	}
 }
 
-// harmless reports whether err says nothing of the tier's health: the caller
-// went away, or the trouble is with one name. A name that is not there is no
-// trouble for reading; for writing it means that the tier's folder has gone.
+// after returns the condition that follows c when an operation of kind k ends with err, and
+// reports whether it differs from c.
+func (c condition) after(k kind, err error) (next condition, differs bool) {
+	failures := &c.reads
+	if k >= writing {
+		failures = &c.writes
+	}
+	switch {
+	case err == nil && (k != reading && k != committing || *failures == 0):
+		return c, false
+	case err == nil:
+		*failures = 0
+		if c.state == Degraded && c.reads == 0 && c.writes == 0 {
+			c = healthy
+		}
+	case harmless(k, err) || c.state == Down:
+		return c, false
+	case errors.Is(err, errTimeout) && k != listing, failures == &c.reads && *failures+1 >= maxFailures:
+		*failures++
+		c.state, c.cause = Down, err
+	default:
+		*failures++
+		c.state, c.cause = Degraded, err
+	}
+	return c, true
+}
+
+// harmless reports whether err says nothing about the health of a tier: the caller was
+// cancelled, or only one name is concerned. A missing name is harmless for a read; for a
+// write it means that the folder of the tier is missing.
 func harmless(k kind, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) {
 		return k < writing
@@ -112,23 +143,21 @@ func harmless(k kind, err error) bool {
 	return isFull(err)
 }
 
-// isFull reports whether err is that of a device or quota without room.
+// isFull reports whether err is that of a full device or quota.
 func isFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// set changes the state; h.mu must be held.
-func (h *health) set(s Health, cause error) {
-	h.cause = cause
-	if s == h.state {
+// changed logs a change of state and starts the probes.
+func (h *health) changed(old Health, now condition) {
+	if now.state == old {
 		return
 	}
-	h.state = s
-	if s == Healthy {
-		h.log.Info("tier is well again")
+	if now.state == Healthy {
+		h.log.Info("tier is healthy again")
 		return
 	}
-	h.log.Warn("tier is not well", "state", s.String(), "err", cause)
+	h.log.Warn("tier is not healthy", "state", now.state.String(), "err", now.cause)
 	select {
 	case h.wake <- struct{}{}:
 	default:
@@ -137,43 +166,39 @@ func (h *health) set(s Health, cause error) {
 
 // readable reports whether the tier may be read.
 func (h *health) readable() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.state != Down
+	p := h.condition.Load()
+	return p == nil || p.state != Down
 }
 
 // writable reports whether the tier may be filled.
 func (h *health) writable() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.state != Down && h.writes < maxFailures
+	c, _ := h.load()
+	return c.state != Down && c.writes < maxFailures
 }
 
 // get returns the state and its cause.
 func (h *health) get() (Health, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.state, h.cause
+	c, _ := h.load()
+	return c.state, c.cause
 }
 
-// recovered says that a probe succeeded.
+// recovered records a successful probe.
 func (h *health) recovered() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.reads, h.writes = 0, 0
-	h.set(Healthy, nil)
+	if p := h.condition.Swap(nil); p != nil {
+		h.changed(p.state, healthy)
+	}
 }
 
-// watch probes the tier while it is not well, less and less often; and while it
-// is counted, which takes as long as it takes and so would not tell of a hang.
+// watch probes the tier while it is not healthy, at increasing intervals. It also probes
+// during the scan, which has no time-out and would not detect a hang.
 func (t *Tier) watch(ctx context.Context) {
-	well := func() bool {
+	healthy := func() bool {
 		state, _ := t.health.get()
 		return state == Healthy && t.Scanned()
 	}
 	pause := t.opts.Probe
 	for {
-		if well() {
+		if healthy() {
 			pause = t.opts.Probe
 			select {
 			case <-ctx.Done():
@@ -186,12 +211,12 @@ func (t *Tier) watch(ctx context.Context) {
 			return
 		case <-time.After(pause):
 		}
-		if well() {
+		if healthy() {
 			continue
 		}
 		pause = min(2*pause, maxProbe)
 		if err := t.probe(ctx); err != nil {
-			t.log.Debug("probe", "err", err)
+			t.log.Debug("probe failed", "err", err)
 			t.health.note(writing, err)
 			continue
 		}
@@ -199,11 +224,11 @@ func (t *Tier) watch(ctx context.Context) {
 	}
 }
 
-// probe uses the tier once. At most one probe is under way, so that a tier
-// that hangs holds one goroutine and not one for each probe; and one in which
-// more and more hangs, although a probe does not, is left alone in the end.
+// probe uses the tier once. At most one probe is in flight, so that a tier that hangs
+// occupies one goroutine and not one for each probe. A tier stays down while many of its
+// operations hang, even if a probe would succeed.
 func (t *Tier) probe(ctx context.Context) error {
-	if n := t.underWay.Load(); n > maxStuck && !t.health.readable() {
+	if n := t.inFlight.Load(); n > maxHanging && !t.health.readable() {
 		return fmt.Errorf("%d operations have not returned: %w", n, errTimeout)
 	}
 	prober, ok := drivers.As[drivers.Prober](t.store)

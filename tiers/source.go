@@ -6,34 +6,37 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/refcount"
 )
 
-// A Source is the lowest level: it has every file, and is never written to,
-// for it has no method that could. It counts what it is asked, and it lets go
-// of a caller whose ctx is done even when the storage does not answer.
+// A Source is the lowest level: it has every file. It has no method that writes. It counts
+// operations. An operation returns when its context is done, also if the storage does not
+// answer.
 type Source struct {
 	driver drivers.Driver
 
+	closer   closer
 	counters SourceCounters // updated atomically
 	latency  Histogram
 }
 
 var _ drivers.Driver = (*Source)(nil)
 
-// ask counts one operation and does it.
-func ask[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
+// call counts one operation and performs it.
+func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
 	atomic.AddInt64(counter, 1)
 	v, err := await(ctx, 0, f, late)
 	s.failed(ctx, err)
 	return v, err
 }
 
-// failed counts an error, if it is one and the source's.
+// failed counts err unless the caller was cancelled or the name is missing.
 func (s *Source) failed(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
 		atomic.AddInt64(&s.counters.Errors, 1)
@@ -42,7 +45,7 @@ func (s *Source) failed(ctx context.Context, err error) {
 
 // Open opens a file of the source.
 func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) {
-	obj, err := ask(ctx, s, &s.counters.Opens, func() (drivers.Object, error) {
+	obj, err := call(ctx, s, &s.counters.Opens, func() (drivers.Object, error) {
 		return s.driver.Open(ctx, name)
 	}, func(o drivers.Object) { o.Close() })
 	if err != nil {
@@ -98,12 +101,12 @@ func (s *Source) List(ctx context.Context, dir string, page func([]drivers.Info)
 
 // Stat describes a name of the source.
 func (s *Source) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	return ask(ctx, s, &s.counters.Stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
+	return call(ctx, s, &s.counters.Stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
 }
 
 // ReadDir lists a directory of the source.
 func (s *Source) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	return ask(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
+	return call(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
 }
 
 // Readlink returns the target of a symbolic link of the source.
@@ -112,7 +115,7 @@ func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
 	if !ok {
 		return "", syscall.EINVAL
 	}
-	return ask(ctx, s, &s.counters.Readlinks, func() (string, error) { return l.Readlink(ctx, name) }, nil)
+	return call(ctx, s, &s.counters.Readlinks, func() (string, error) { return l.Readlink(ctx, name) }, nil)
 }
 
 // Listxattr lists the user attributes of a name of the source.
@@ -121,7 +124,7 @@ func (s *Source) Listxattr(ctx context.Context, name string) ([]string, error) {
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
-	return ask(ctx, s, &s.counters.Xattrs, func() ([]string, error) { return x.Listxattr(ctx, name) }, nil)
+	return call(ctx, s, &s.counters.Xattrs, func() ([]string, error) { return x.Listxattr(ctx, name) }, nil)
 }
 
 // Getxattr returns a user attribute of a name of the source.
@@ -130,10 +133,10 @@ func (s *Source) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 	if !ok {
 		return nil, syscall.ENOTSUP
 	}
-	return ask(ctx, s, &s.counters.Xattrs, func() ([]byte, error) { return x.Getxattr(ctx, name, attr) }, nil)
+	return call(ctx, s, &s.counters.Xattrs, func() ([]byte, error) { return x.Getxattr(ctx, name, attr) }, nil)
 }
 
-// Statfs tells the size of the source.
+// Statfs returns the size of the source.
 func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	f, ok := drivers.As[drivers.Statfser](s.driver)
 	if !ok {
@@ -142,30 +145,56 @@ func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	return await(ctx, 0, func() (drivers.Statfs, error) { return f.Statfs(ctx) }, nil)
 }
 
-// Stats returns what the source was asked so far.
+// Stats returns the counters of the source.
 func (s *Source) Stats() SourceStats {
 	return SourceStats{SourceCounters: drivers.Snapshot(&s.counters), Latency: s.latency.Load()}
 }
 
-// A sourceObject is an open file of the source.
+// A sourceObject is an open file of the source. Operations hold references, so that the
+// file is closed when the last of them has returned, abandoned ones included.
 type sourceObject struct {
 	source *Source
 	obj    drivers.Object
-	usage  usage
+	refs   refcount.Count
+	closed atomic.Bool
 }
 
+var (
+	_ drivers.Object       = (*sourceObject)(nil)
+	_ drivers.Streamer     = (*sourceObject)(nil)
+	_ drivers.Verifier     = (*sourceObject)(nil)
+	_ drivers.BackingFiler = (*sourceObject)(nil)
+	_ drivers.Splicer      = (*sourceObject)(nil)
+)
+
+// release drops a reference. The last one closes the file.
+func (o *sourceObject) release() error {
+	if !o.refs.Release() {
+		return nil
+	}
+	return o.source.closer.close(o.obj.Close)
+}
+
+// Close implements drivers.Object. It returns after at most closeTimeout.
+func (o *sourceObject) Close() error {
+	if o.closed.Swap(true) {
+		return nil
+	}
+	return o.release()
+}
+
+// ReadAt implements drivers.Object.
 func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if !o.refs.Acquire() {
+		return 0, os.ErrClosed
+	}
 	s := o.source
 	start := time.Now()
-	o.usage.enter()
-	n, err := ask(ctx, s, &s.counters.Reads, func() (int, error) {
-		defer o.usage.leave(o.obj)
+	n, err := call(ctx, s, &s.counters.Reads, func() (int, error) {
+		defer o.release()
 		n, err := o.obj.ReadAt(ctx, p, off)
 		atomic.AddInt64(&s.counters.Bytes, int64(n))
-		if err == io.EOF { // not for ask to count as an error
-			return n, nil
-		}
-		return n, err
+		return withoutEOF(n, err)
 	}, nil)
 	s.latency.Observe(time.Since(start))
 	if err == nil && n < len(p) {
@@ -183,25 +212,57 @@ func (o *sourceObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser,
 	if !ok {
 		return nil, errors.ErrUnsupported
 	}
+	if !o.refs.Acquire() {
+		return nil, os.ErrClosed
+	}
 	atomic.AddInt64(&o.source.counters.Reads, 1)
 	start := time.Now()
-	o.usage.enter()
 	stream, err := s.Stream(ctx, off, n)
 	if err != nil {
-		o.usage.leave(o.obj)
+		o.release()
 		o.source.failed(ctx, err)
 		return nil, err
 	}
 	return &sourceStream{ReadCloser: stream, object: o, ctx: ctx, start: start}, nil
 }
 
+// Verify implements drivers.Verifier. It returns when ctx is done, also if the source
+// does not answer.
+func (o *sourceObject) Verify(ctx context.Context) error {
+	v, ok := drivers.As[drivers.Verifier](o.obj)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	if !o.refs.Acquire() {
+		return os.ErrClosed
+	}
+	_, err := await(ctx, 0, func() (struct{}, error) {
+		defer o.release()
+		return struct{}{}, v.Verify(ctx)
+	}, nil)
+	return err
+}
+
+// BackingFile implements drivers.BackingFiler. The file is not closed before release.
+func (o *sourceObject) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	return backingFile(o.obj, &o.refs, register, func() { o.release() })
+}
+
+// SpliceDescriptor implements drivers.Splicer: reads from a source may block.
+func (o *sourceObject) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	return 0, nil, errors.ErrUnsupported
+}
+
+// Info implements drivers.Object.
+func (o *sourceObject) Info() drivers.Info { return o.obj.Info() }
+
 // A sourceStream is a stream of a sourceObject.
 type sourceStream struct {
 	io.ReadCloser
 	object *sourceObject
 	ctx    context.Context
-	start  time.Time // when it was asked for
-	begun  bool      // something has come
+	start  time.Time // of the request
+	begun  bool      // a byte has arrived
 }
 
 func (r *sourceStream) Read(p []byte) (int, error) {
@@ -219,29 +280,6 @@ func (r *sourceStream) Read(p []byte) (int, error) {
 }
 
 func (r *sourceStream) Close() error {
-	defer r.object.usage.leave(r.object.obj)
+	defer r.object.release()
 	return r.ReadCloser.Close()
-}
-
-// BackingFile implements drivers.BackingFiler. The file is not closed before release.
-func (o *sourceObject) BackingFile(register func(fd uintptr) error) (release func(), err error) {
-	return backingFile(o.obj, &o.usage, register)
-}
-
-// Verify implements drivers.Verifier.
-func (o *sourceObject) Verify(ctx context.Context) error {
-	v, ok := drivers.As[drivers.Verifier](o.obj)
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	return v.Verify(ctx)
-}
-
-func (o *sourceObject) Info() drivers.Info { return o.obj.Info() }
-
-func (o *sourceObject) Close() error {
-	if o.usage.close() {
-		return o.obj.Close()
-	}
-	return nil
 }

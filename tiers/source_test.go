@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -19,12 +20,24 @@ func (d deaf) Open(_ context.Context, name string) (drivers.Object, error) {
 	return d.Driver.Open(bg, name)
 }
 
+// A verifying driver opens Objects that are Verifiers.
+type verifying struct{ *drivertest.Mem }
+
+func (d verifying) Open(ctx context.Context, name string) (drivers.Object, error) {
+	o, err := d.Mem.Open(ctx, name)
+	return verifiable{o}, err
+}
+
+type verifiable struct{ drivers.Object }
+
+func (verifiable) Verify(context.Context) error { return nil }
+
 // newSource returns a source that holds one file of 7 bytes, f.
 func newSource(t *testing.T) (*Source, *drivertest.Faults) {
 	t.Helper()
 	mem := drivertest.NewMem(0)
 	mem.Put("f", []byte("content"))
-	faults := drivertest.NewFaults(mem)
+	faults := drivertest.NewFaults(verifying{mem})
 	h, err := New(deaf{faults}, nil, Options{}, quiet)
 	if err != nil {
 		t.Fatal(err)
@@ -116,4 +129,87 @@ func TestSourceCounts(t *testing.T) {
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
+}
+
+// With no room in any tier, a file that stays open is verified at each open. If the source
+// hangs, the open returns when its context is done.
+func TestHungVerifyIsInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, faults := newSource(t)
+		o, err := s.Open(bg, "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults.Add(drivertest.Rule{Op: drivertest.OpVerify, Hang: true})
+		ctx, cancel := context.WithTimeout(bg, time.Minute)
+		defer cancel()
+		start := time.Now()
+		err = verifier(t, o).Verify(ctx)
+		if !errors.Is(err, drivers.ErrAbandoned) || !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Minute {
+			t.Errorf("got %v after %v, want an abandoned call after 1m", err, time.Since(start))
+		}
+		if err := o.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := faults.Count(drivertest.OpClose); got != 0 {
+			t.Error("closed while a Verify hangs")
+		}
+		faults.Clear()
+		synctest.Wait()
+		if got := faults.Count(drivertest.OpClose); got != 1 {
+			t.Errorf("closed %d times, want 1", got)
+		}
+	})
+}
+
+func verifier(t *testing.T, o drivers.Object) drivers.Verifier {
+	t.Helper()
+	v, ok := drivers.As[drivers.Verifier](o)
+	if !ok {
+		t.Fatalf("%T is no Verifier", o)
+	}
+	return v
+}
+
+// A file of the source whose close hangs delays one caller by closeTimeout, and further
+// ones not at all. All files are closed when the source answers again.
+func TestHungSourceClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const files = 100
+		s, faults := newSource(t)
+		var open []drivers.Object
+		for range files {
+			o, err := s.Open(bg, "f")
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, o)
+		}
+		faults.Add(drivertest.Rule{Op: drivertest.OpClose, Hang: true})
+		start := time.Now()
+		for _, o := range open {
+			if err := o.Close(); !errors.Is(err, drivers.ErrAbandoned) {
+				t.Errorf("close of a hung file: got %v", err)
+			}
+		}
+		if got := time.Since(start); got != closeTimeout {
+			t.Errorf("%d closes took %v, want %v", files, got, closeTimeout)
+		}
+		synctest.Wait()
+		if got := faults.Hung(); got != maxClosers {
+			t.Errorf("%d closes hang at once, want %d", got, maxClosers)
+		}
+		faults.Clear()
+		synctest.Wait()
+		if got := faults.Count(drivertest.OpClose); got != files {
+			t.Errorf("%d files were closed, want %d", got, files)
+		}
+		o, err := s.Open(bg, "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Close(); err != nil {
+			t.Errorf("close when the source answers again: %v", err)
+		}
+	})
 }

@@ -6,40 +6,49 @@ import (
 	"time"
 )
 
-// allocationUnit is what the size of a copy is rounded up to when it is
-// counted: the block of the file systems that tiers are on, and the page of
-// tmpfs. A million files of 100 bytes take 4 GB, not 100 MB.
+// allocationUnit is the unit to which the account rounds the size of a copy: the block
+// size of the file systems that hold tiers, and the page size of tmpfs. A million files of
+// 100 bytes occupy 4 GB, not 100 MB.
 const allocationUnit = 4096
 
-// allocated returns the bytes that a copy of size bytes takes.
+// allocated returns the bytes that a copy of size bytes occupies.
 func allocated(size int64) int64 {
 	size = min(size, math.MaxInt64-allocationUnit) // a sparse file may have any size
 	return (size + allocationUnit - 1) / allocationUnit * allocationUnit
 }
 
-// space is the account of one tier. At any moment used+reserved is at most
-// quota, unless the quota was lowered below what the tier already held, or a
-// commit that was given up as hung succeeds after all.
+// space is the account of one tier. used+reserved never exceeds quota, with two
+// exceptions: the tier held more when the quota was lowered, or a commit succeeded after
+// it was abandoned.
 type space struct {
 	mu       sync.Mutex // guards the following
-	quota    int64      // bytes; 0 until it is known
-	used     int64      // bytes of committed copies
+	quota    int64      // bytes; 0 until the tier has been scanned
+	used     int64      // bytes of committed copies, and of removed ones that are still open
 	reserved int64      // bytes of copies in flight
 	files    int64      // committed copies
-	noRoom   int64      // a copy of this size found the device full, 0: none has
-	until    time.Time  // when noRoom is forgotten
+	noRoom   int64      // size for which the device was full; 0: it was not
+	until    time.Time  // when noRoom expires
 
-	changing map[string]bool // names of which a copy is being committed or removed
+	changing map[string]bool      // names whose copy is being committed or removed
+	open     map[string]*openCopy // by name; a removed copy is not in the map
 }
 
-// noRoomFor is how long copies are not tried that are as large as one that
-// found the device full below its quota.
+// An openCopy is a copy with open handles. The kernel keeps the disk blocks of a removed
+// file until its last descriptor is closed, so the account keeps its bytes until then.
+type openCopy struct {
+	handles int
+	removed bool
+	bytes   int64 // what the last close returns, if removed
+}
+
+// noRoomFor is how long the tier rejects copies as large as one for which the device was
+// full below its quota.
 const noRoomFor = 10 * time.Second
 
-// reserve takes bytes out of the account if they are there and the device,
-// which has available bytes, has room for all that is reserved. What copies in
-// flight have written is thus counted twice: where a device is nearly full, a
-// copy is put off until they are complete, rather than fail halfway.
+// reserve takes bytes out of the account. It reports failure if the account or the device,
+// which has available bytes, cannot hold all that is reserved. The bytes that copies in
+// flight have already written are counted twice: on a nearly full device a copy is
+// postponed until the others are complete, instead of failing halfway.
 func (s *space) reserve(bytes, available int64, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,18 +67,18 @@ func (s *space) reserve(bytes, available int64, now time.Time) bool {
 	return true
 }
 
-// fits reports whether bytes could be reserved as far as the quota goes.
+// fits reports whether the quota has room for bytes.
 func (s *space) fits(bytes int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return bytes <= s.left()
 }
 
-// left is what the quota leaves; s.mu must be held. What is used is less than
-// nothing for a moment, when a copy is replaced before it was counted.
+// left returns the bytes that the quota leaves; s.mu must be held. used is negative for a
+// moment when a copy is replaced before the scan has counted it.
 func (s *space) left() int64 { return s.quota - max(s.used, 0) - s.reserved }
 
-// full notes that the device had no room for bytes.
+// full records that the device had no room for bytes.
 func (s *space) full(bytes int64, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +96,7 @@ func (s *space) add(bytes, files int64) {
 	s.files += files
 }
 
-// begin begins to change the copy of name, and reports false if somebody else
-// is doing so.
+// begin marks the copy of name as being changed. It reports false if it already is.
 func (s *space) begin(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,25 +110,71 @@ func (s *space) begin(name string) bool {
 	return true
 }
 
-// end ends what begin began.
+// end ends what begin has begun.
 func (s *space) end(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.changing, name)
 }
 
-// A Reservation is room in a tier for one copy. It is ended by Commit or by
-// Return; a second end does nothing.
+// acquire adds an open handle of the copy of name. It is called before the copy is
+// opened, so that the bytes of a copy that is removed in between are kept.
+func (s *space) acquire(name string) *openCopy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.open[name]
+	if c == nil {
+		if s.open == nil {
+			s.open = make(map[string]*openCopy)
+		}
+		c = new(openCopy)
+		s.open[name] = c
+	}
+	c.handles++
+	return c
+}
+
+// release drops an open handle. The last one of a removed copy returns its bytes.
+func (s *space) release(name string, c *openCopy) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.handles--
+	switch {
+	case c.handles > 0:
+	case c.removed:
+		s.used -= c.bytes
+	default:
+		delete(s.open, name)
+	}
+}
+
+// removed takes a removed or replaced copy of name off the account: its file at once, and
+// its bytes when no handle is open on it.
+func (s *space) removed(name string, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files--
+	c := s.open[name]
+	if c == nil {
+		s.used -= bytes
+		return
+	}
+	c.removed, c.bytes = true, bytes
+	delete(s.open, name)
+}
+
+// A Reservation is room in a tier for one copy. Commit or Return ends it; a second call of
+// either does nothing.
 type Reservation struct {
 	space *space
 	bytes int64
 	ended bool // guarded by space.mu
 }
 
-// Commit turns the reservation into a copy.
+// Commit turns the reservation into a committed copy.
 func (r *Reservation) Commit() { r.end(1) }
 
-// Return gives the room back.
+// Return returns the room.
 func (r *Reservation) Return() { r.end(0) }
 
 func (r *Reservation) end(files int64) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"path"
@@ -16,27 +15,25 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// A Tier is one level of copies: a store with a quota and a state of health.
-// Its methods may be called concurrently, and each returns within the tier's
-// time-out, with an error if the store did not.
+// A Tier is one level of copies: a store with a quota and a state of health. Its methods
+// may be called concurrently. Each returns within the tier's time-out, with an error if the
+// store did not answer in time.
 type Tier struct {
-	name  string
-	path  string
-	level Level
-	store drivers.Store
-	limit Quota
-	opts  Options
-	log   *slog.Logger
+	name   string
+	path   string
+	level  Level
+	store  drivers.Store
+	limit  Quota
+	opts   Options
+	log    *slog.Logger
+	memory bool // the store never blocks and needs no time-outs
 
-	prompt bool // the store never hangs
-
-	space   space
-	health  health
-	probing atomic.Bool
-	counted chan struct{} // closed when what the tier holds is known
-	tried   chan struct{} // closed when it has been counted, or could not be
-
-	underWay atomic.Int64 // operations, with those that were given up and have not returned
+	space    space
+	health   health
+	probing  atomic.Bool
+	scanned  chan struct{} // closed after the first successful scan
+	tried    chan struct{} // closed after the first scan
+	inFlight atomic.Int64  // operations, with abandoned ones that have not returned
 
 	counters TierCounters // updated atomically
 	latency  Histogram
@@ -45,36 +42,35 @@ type Tier struct {
 func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
 	return &Tier{
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
-		prompt:  drivers.ProfileOf(c.Store).Latency == drivers.LatencyMemory,
+		memory:  drivers.ProfileOf(c.Store).Latency == drivers.LatencyMemory,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
-		counted: make(chan struct{}),
+		scanned: make(chan struct{}),
 		tried:   make(chan struct{}),
 	}
 }
 
-// Name returns the name that operators gave the tier.
+// Name returns the name that the configuration gives the tier.
 func (t *Tier) Name() string { return t.name }
 
-// Path returns where the tier is, for people.
+// Path returns the folder of the tier, for display.
 func (t *Tier) Path() string { return t.path }
 
 // Level returns the tier's level.
 func (t *Tier) Level() Level { return t.level }
 
-// run watches the tier's health, and counts the copies, again and again until
-// it succeeds.
+// run watches the tier's health, and scans the tier until a scan succeeds.
 func (t *Tier) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { t.watch(ctx) })
 	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
-		err := t.count(ctx)
+		err := t.scan(ctx)
 		tried()
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		t.log.Warn("count copies", "err", err)
+		t.log.Warn("scan of the tier failed", "err", err)
 		t.health.note(listing, err)
 		select {
 		case <-ctx.Done():
@@ -84,10 +80,10 @@ func (t *Tier) run(ctx context.Context) {
 	}
 }
 
-// count finds out what the tier holds, and from that its quota. It takes time
-// in proportion to the number of copies, so nobody waits for it, and there is
-// no time-out: until it is done the tier is read but takes no new copies.
-func (t *Tier) count(ctx context.Context) error {
+// scan adds up the copies in the tier and determines the quota. A scan takes time in
+// proportion to the number of copies and has no time-out. Meanwhile the tier is read, but
+// accepts no copies.
+func (t *Tier) scan(ctx context.Context) error {
 	var bytes, files int64
 	dirs := []string{"."}
 	for len(dirs) > 0 {
@@ -123,53 +119,53 @@ func (t *Tier) count(ctx context.Context) error {
 	t.space.used += bytes
 	t.space.files += files
 	t.space.mu.Unlock()
-	close(t.counted)
+	close(t.scanned)
 	return nil
 }
 
-// unlimited is what a store has available that does not know how large it is.
+// unlimited is the available size of a store that does not know its size.
 const unlimited = 1 << 62
 
-// available returns the bytes that the device has for us.
+// available returns the bytes that this process may still use on the device.
 func (t *Tier) available(ctx context.Context) (int64, error) {
 	s, ok := drivers.As[drivers.Statfser](t.store)
 	if !ok {
 		return unlimited, nil
 	}
-	st, err := hurry(ctx, t, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
+	st, err := bounded(ctx, t, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
 	return st.Available, err
 }
 
-// Scanned reports whether the tier has been scanned.
+// Scanned reports whether the tier has been scanned and accepts copies.
 func (t *Tier) Scanned() bool {
 	select {
-	case <-t.counted:
+	case <-t.scanned:
 		return true
 	default:
 		return false
 	}
 }
 
-// Fits reports whether a copy of size bytes is within what the quota leaves.
-// It asks the device nothing; Reserve may still refuse.
+// Fits reports whether the quota has room for a copy of size bytes. It does not examine the
+// device, so that Reserve may still fail.
 func (t *Tier) Fits(size int64) bool {
 	return t.Scanned() && t.space.fits(allocated(size))
 }
 
-// Room returns the tier's quota in bytes, 0 until it is known, and how much of it
-// is taken: by copies, and by those in flight.
+// Room returns the tier's quota in bytes, 0 until the tier has been scanned, and the bytes
+// of it that copies take, with those in flight.
 func (t *Tier) Room() (quota, taken int64) {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
 	return t.space.quota, max(t.space.used, 0) + t.space.reserved
 }
 
-// Footprint returns how much of a quota copies of some files take at most, which
-// have so many bytes together.
+// Footprint returns an upper bound of the room, in bytes, that copies of files with a total
+// size of bytes take.
 func Footprint(files int, bytes int64) int64 { return bytes + int64(files)*(allocationUnit-1) }
 
-// Reserve takes room for a copy of size bytes, and reports false if the tier
-// cannot take it now: for want of quota, of room on its device, or of health.
+// Reserve takes room for a copy of size bytes. It reports false if the quota or the device
+// has no room, or if the tier is not healthy enough to be filled.
 func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 	bytes := allocated(size)
 	if !t.Scanned() || !t.health.writable() || !t.space.fits(bytes) {
@@ -186,15 +182,14 @@ func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 	return &Reservation{space: &t.space, bytes: bytes}, true
 }
 
-// Lost says that a copy of size bytes is no longer there.
+// Lost takes a copy of size bytes off the account that was found to be missing.
 func (t *Tier) Lost(size int64) {
 	if t.Scanned() {
 		t.space.add(-allocated(size), -1)
 	}
 }
 
-// note records how an operation ended and returns its error with the tier's
-// name.
+// note records the result of an operation and returns its error with the tier's name.
 func (t *Tier) note(k kind, err error) error {
 	t.health.note(k, err)
 	if err == nil {
@@ -206,29 +201,28 @@ func (t *Tier) note(k kind, err error) error {
 	return fmt.Errorf("tier %s: %w", t.name, err)
 }
 
-// hurry is await with the tier's time-out. A tier that never hangs has none: to
-// hand an operation from one goroutine to another and back costs as much as a
-// read of memory.
-func hurry[T any](ctx context.Context, t *Tier, f func() (T, error), late func(T)) (T, error) {
-	if t.prompt {
+// bounded calls f with the tier's time-out. A tier in memory needs none, and the hand-over
+// to another goroutine and back would cost as much as a read from memory.
+func bounded[T any](ctx context.Context, t *Tier, f func() (T, error), late func(T)) (T, error) {
+	if t.memory {
 		return f()
 	}
-	t.underWay.Add(1)
+	t.inFlight.Add(1)
 	return await(ctx, t.opts.Timeout, func() (T, error) {
-		defer t.underWay.Add(-1)
+		defer t.inFlight.Add(-1)
 		return f()
 	}, late)
 }
 
-// do does one operation of a tier unless it is down.
+// do performs one operation unless the tier is down, and records its result.
 func do[T any](ctx context.Context, t *Tier, k kind, f func() (T, error), late func(T)) (T, error) {
 	if !t.health.readable() {
 		var none T
 		return none, t.note(k, errDown)
 	}
-	v, err := hurry(ctx, t, f, late)
+	v, err := bounded(ctx, t, f, late)
 	if err != nil && ctx.Err() != nil && !errors.Is(err, errTimeout) {
-		return v, err // the caller went away
+		return v, err // the caller was cancelled
 	}
 	return v, t.note(k, err)
 }
@@ -243,9 +237,10 @@ func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	return do(ctx, t, opening, func() (drivers.Info, error) { return t.store.Stat(ctx, name) }, nil)
 }
 
-// Open opens the copy of name if it is of the version want. A copy of another
-// version is an error that matches drivers.ErrChanged.
+// Open opens the copy of name if it is of the version want. If the copy is of another
+// version, the error matches drivers.ErrChanged.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
+	held := t.space.acquire(name)
 	obj, err := do(ctx, t, opening, func() (drivers.Object, error) {
 		obj, err := t.store.Open(ctx, name)
 		if err != nil {
@@ -258,13 +253,14 @@ func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (driver
 		return obj, nil
 	}, func(o drivers.Object) { o.Close() })
 	if err != nil {
+		t.space.release(name, held)
 		return nil, err
 	}
-	return &object{tier: t, obj: obj}, nil
+	return &object{copyFile{tier: t, name: name, file: obj, held: held}, obj}, nil
 }
 
-// Create begins a copy. If the device is full, copies as large as this one
-// are not tried for a while.
+// Create begins a copy. If the device is full, the tier rejects copies of that size for a
+// while.
 func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
 	w, err := do(ctx, t, writing, func() (drivers.Writer, error) {
 		return t.store.Create(ctx, name, info)
@@ -273,49 +269,54 @@ func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (driv
 		t.noteFull(err, info.Size)
 		return nil, err
 	}
-	return &writer{tier: t, w: w, name: name, size: info.Size}, nil
+	return &writer{copyFile: copyFile{tier: t, name: name, file: w}, w: w, size: info.Size}, nil
 }
 
-// noteFull takes notice if err is that of a full device.
+// noteFull records err if it is that of a full device.
 func (t *Tier) noteFull(err error, size int64) {
 	if isFull(err) {
 		t.space.full(allocated(size), time.Now())
 	}
 }
 
-// Remove removes the copy of name, if there is one, and takes it off the
-// account. The tier must have been counted.
+// Remove removes the copy of name, if there is one. Open handles of the copy stay readable.
+// Its room is returned when the last of them, the last splice descriptor and the last
+// backing file are released, because a removed file occupies its disk until then. The tier
+// must have been scanned.
 func (t *Tier) Remove(ctx context.Context, name string) error {
 	_, err := do(ctx, t, writing, func() (struct{}, error) {
 		return struct{}{}, t.change(ctx, name, func() error {
 			err := t.store.Remove(ctx, name)
 			if errors.Is(err, fs.ErrNotExist) {
-				err = nil // that is as good
+				err = nil // the result is the same
 			}
 			return err
-		})
+		}, nil)
 	}, nil)
 	return err
 }
 
-// change calls f, which commits or removes the copy of name, and takes the
-// copy that was there until then off the account. Of two who change one name
-// at once, the second fails: neither would know what it takes the place of.
-func (t *Tier) change(ctx context.Context, name string, f func() error) error {
+// change calls f, which commits or removes the copy of name, takes the copy that was there
+// before off the account, and calls done, which may be nil. Of two concurrent changes of
+// one name the second fails, since it could not know which copy it replaces.
+func (t *Tier) change(ctx context.Context, name string, f func() error, done func()) error {
 	if !t.space.begin(name) {
 		return fmt.Errorf("%q: %w", name, errBusy)
 	}
 	defer t.space.end(name)
 	old, err := t.store.Stat(ctx, name)
-	there := err == nil && old.IsRegular()
+	exists := err == nil && old.IsRegular()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
 	if err := f(); err != nil {
 		return err
 	}
-	if there {
-		t.space.add(-allocated(old.Size), -1)
+	if exists {
+		t.space.removed(name, allocated(old.Size))
+	}
+	if done != nil {
+		done()
 	}
 	return nil
 }
@@ -334,157 +335,3 @@ func (t *Tier) Stats() TierStats {
 	s.Used, s.Files = max(t.space.used, 0), max(t.space.files, 0)
 	return s
 }
-
-// use is do on something that is open: what closes it is put off until f has
-// returned, also when f was abandoned.
-func use(t *Tier, k kind, u *usage, c io.Closer, f func() (int, error), late func(int)) (int, error) {
-	if !t.health.readable() {
-		return 0, t.note(k, errDown)
-	}
-	u.enter()
-	n, err := hurry(context.Background(), t, func() (int, error) {
-		defer u.leave(c)
-		return f()
-	}, late)
-	return n, t.note(k, err)
-}
-
-// shut closes what is open, within the time-out, and without waiting at all
-// where the tier is down.
-func (t *Tier) shut(k kind, u *usage, c io.Closer) error {
-	if !u.close() {
-		return nil
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	if !t.health.readable() {
-		cancel()
-	}
-	_, err := hurry(ctx, t, func() (struct{}, error) { return struct{}{}, c.Close() }, nil)
-	if err != nil && ctx.Err() == nil {
-		err = t.note(k, err)
-	}
-	return err
-}
-
-// read does one read of something that is open, and counts it.
-func (t *Tier) read(p []byte, u *usage, c io.Closer, readAt func() (int, error)) (int, error) {
-	start := time.Now()
-	n, err := use(t, reading, u, c, func() (int, error) {
-		n, err := readAt()
-		if err == io.EOF {
-			err = nil
-		}
-		return n, err
-	}, nil)
-	if err != nil {
-		return 0, err
-	}
-	t.answered(n, start)
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-// answered counts a read of n bytes.
-func (t *Tier) answered(n int, start time.Time) {
-	atomic.AddInt64(&t.counters.Reads, 1)
-	atomic.AddInt64(&t.counters.Bytes, int64(n))
-	t.latency.Observe(time.Since(start))
-}
-
-// An object is an open copy.
-type object struct {
-	tier  *Tier
-	obj   drivers.Object
-	usage usage
-}
-
-// ReadAt does not watch its ctx: the tier's time-out is short enough.
-func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	return o.tier.read(p, &o.usage, o.obj, func() (int, error) {
-		return o.obj.ReadAt(context.Background(), p, off)
-	})
-}
-
-// Inner returns the copy as its store opened it, for drivers.As.
-func (o *object) Inner() drivers.Object { return o.obj }
-
-// SpliceDescriptor implements drivers.Splicer for a tier that never blocks. The
-// copy is not closed before release.
-func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
-	s, ok := drivers.As[drivers.Splicer](o.obj)
-	if !ok || !o.tier.prompt {
-		return 0, nil, errors.ErrUnsupported
-	}
-	start := time.Now()
-	o.usage.enter()
-	fd, done, err := s.SpliceDescriptor()
-	if err != nil {
-		o.usage.leave(o.obj)
-		return 0, nil, o.tier.note(reading, err)
-	}
-	return fd, func(n int) {
-		done(n)
-		o.tier.answered(n, start)
-		o.usage.leave(o.obj)
-	}, nil
-}
-
-// BackingFile implements drivers.BackingFiler unless the tier is down. Reads of the
-// kernel have no time-out and are not counted. The copy is not closed before release.
-func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
-	if !o.tier.health.readable() {
-		return nil, errors.ErrUnsupported
-	}
-	return backingFile(o.obj, &o.usage, register)
-}
-
-func (o *object) Info() drivers.Info { return o.obj.Info() }
-
-func (o *object) Close() error { return o.tier.shut(opening, &o.usage, o.obj) }
-
-// A writer is a copy in the making.
-type writer struct {
-	tier  *Tier
-	w     drivers.Writer
-	name  string
-	size  int64
-	usage usage
-	hung  atomic.Bool // Commit was given up, and may still be under way
-}
-
-func (w *writer) ReadAt(p []byte, off int64) (int, error) {
-	return w.tier.read(p, &w.usage, w.w, func() (int, error) { return w.w.ReadAt(p, off) })
-}
-
-// write does one operation that changes the tier.
-func (w *writer) write(k kind, f func() (int, error), late func(int)) (int, error) {
-	n, err := use(w.tier, k, &w.usage, w.w, f, late)
-	w.tier.noteFull(err, w.size)
-	return n, err
-}
-
-func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	return w.write(writing, func() (int, error) { return w.w.WriteAt(p, off) }, nil)
-}
-
-// Commit commits the copy. One that was given up as hung and succeeds after
-// all is on the account too, though nobody knows of the copy.
-func (w *writer) Commit() error {
-	_, err := w.write(committing, func() (int, error) {
-		return 0, w.tier.change(context.Background(), w.name, w.w.Commit)
-	}, func(int) { w.tier.space.add(allocated(w.size), 1) })
-	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
-	return err
-}
-
-// Abort throws the copy away. Where it cannot do so now, Close will.
-func (w *writer) Abort() {
-	if !w.hung.Load() {
-		w.write(writing, func() (int, error) { w.w.Abort(); return 0, nil }, nil)
-	}
-}
-
-func (w *writer) Close() error { return w.tier.shut(writing, &w.usage, w.w) }

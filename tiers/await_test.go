@@ -140,7 +140,7 @@ func TestStuckOperationsAreBounded(t *testing.T) {
 			}
 			time.Sleep(2 * maxProbe)
 		}
-		if got, want := store.Hung(), maxStuck+1; got != want {
+		if got, want := store.Hung(), maxHanging+1; got != want {
 			t.Errorf("%d reads hang, want %d", got, want)
 		}
 		if got := store.Count(drivertest.OpClose); got != 0 {
@@ -151,7 +151,7 @@ func TestStuckOperationsAreBounded(t *testing.T) {
 		if got := tier.Stats().Health; got != Healthy {
 			t.Errorf("when they have returned: got %v, want %v", got, Healthy)
 		}
-		if got, want := store.Count(drivertest.OpClose), int64(maxStuck+1); got != want {
+		if got, want := store.Count(drivertest.OpClose), int64(maxHanging+1); got != want {
 			t.Errorf("%d closed, want %d", got, want)
 		}
 	})

@@ -1,0 +1,251 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/refcount"
+)
+
+// A copyFile is an open file of a tier: a copy, or one that is being written. Operations
+// hold references, so that the file is closed when the last of them has returned, abandoned
+// ones included. Otherwise an abandoned write could continue in whatever file gets the same
+// descriptor next.
+type copyFile struct {
+	tier   *Tier
+	name   string
+	file   io.Closer
+	held   *openCopy // the committed copy that file is open on; nil: not committed
+	refs   refcount.Count
+	closed atomic.Bool
+}
+
+// release drops a reference. The last one closes the file.
+func (c *copyFile) release() error {
+	if !c.refs.Release() {
+		return nil
+	}
+	err := c.file.Close()
+	if c.held != nil {
+		c.tier.space.release(c.name, c.held)
+	}
+	return err
+}
+
+// close drops the owner's reference. It waits for at most the time-out, and not at all
+// while the tier is down. A second call does nothing.
+func (c *copyFile) close(k kind) error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if !c.tier.health.readable() {
+		cancel()
+	}
+	_, err := bounded(ctx, c.tier, func() (struct{}, error) { return struct{}{}, c.release() }, nil)
+	if err != nil && ctx.Err() == nil {
+		err = c.tier.note(k, err)
+	}
+	return err
+}
+
+// do performs one operation on the file, unless the tier is down, and records its result.
+func (c *copyFile) do(k kind, f func() (int, error), late func(int)) (int, error) {
+	t := c.tier
+	if !t.health.readable() {
+		return 0, t.note(k, errDown)
+	}
+	if !c.refs.Acquire() {
+		return 0, os.ErrClosed
+	}
+	n, err := bounded(context.Background(), t, func() (int, error) {
+		defer c.release()
+		return f()
+	}, late)
+	return n, t.note(k, err)
+}
+
+// answered turns the result of a read of p, without io.EOF, into that of an io.ReaderAt,
+// and counts it.
+func (t *Tier) answered(p []byte, n int, err error, start time.Time) (int, error) {
+	if err != nil {
+		return 0, err
+	}
+	t.countRead(n, start)
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// countRead counts a read of n bytes.
+func (t *Tier) countRead(n int, start time.Time) {
+	atomic.AddInt64(&t.counters.Reads, 1)
+	atomic.AddInt64(&t.counters.Bytes, int64(n))
+	t.latency.Observe(time.Since(start))
+}
+
+// withoutEOF returns the result of a read with the error nil in place of io.EOF, which
+// says nothing about the tier.
+func withoutEOF(n int, err error) (int, error) {
+	if err == io.EOF {
+		err = nil
+	}
+	return n, err
+}
+
+// An object is an open copy.
+type object struct {
+	copyFile
+	obj drivers.Object
+}
+
+var (
+	_ drivers.Object       = (*object)(nil)
+	_ drivers.Splicer      = (*object)(nil)
+	_ drivers.BackingFiler = (*object)(nil)
+)
+
+// ReadAt implements drivers.Object. It ignores its context, since the tier's time-out is
+// short. A read from memory allocates nothing.
+func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	start := time.Now()
+	if o.tier.memory {
+		return o.readMemory(p, off, start)
+	}
+	n, err := o.do(reading, func() (int, error) {
+		return withoutEOF(o.obj.ReadAt(context.Background(), p, off))
+	}, nil)
+	return o.tier.answered(p, n, err, start)
+}
+
+func (o *object) readMemory(p []byte, off int64, start time.Time) (int, error) {
+	t := o.tier
+	if !t.health.readable() {
+		return 0, t.note(reading, errDown)
+	}
+	if !o.refs.Acquire() {
+		return 0, os.ErrClosed
+	}
+	n, err := withoutEOF(o.obj.ReadAt(context.Background(), p, off))
+	o.release()
+	return t.answered(p, n, t.note(reading, err), start)
+}
+
+// Inner returns the copy as its store opened it, for drivers.As.
+func (o *object) Inner() drivers.Object { return o.obj }
+
+// SpliceDescriptor implements drivers.Splicer for a tier that never blocks. The copy is not
+// closed before release.
+func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	s, ok := drivers.As[drivers.Splicer](o.obj)
+	if !ok || !o.tier.memory {
+		return 0, nil, errors.ErrUnsupported
+	}
+	if !o.refs.Acquire() {
+		return 0, nil, os.ErrClosed
+	}
+	start := time.Now()
+	fd, done, err := s.SpliceDescriptor()
+	if err != nil {
+		o.release()
+		return 0, nil, o.tier.note(reading, err)
+	}
+	return fd, func(n int) {
+		done(n)
+		o.tier.countRead(n, start)
+		o.release()
+	}, nil
+}
+
+// BackingFile implements drivers.BackingFiler unless the tier is down. Reads by the kernel
+// have no time-out and are not counted. The copy is not closed before release.
+func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	if !o.tier.health.readable() {
+		return nil, errors.ErrUnsupported
+	}
+	return backingFile(o.obj, &o.refs, register, func() { o.release() })
+}
+
+// backingFile is the BackingFile of obj. It holds one of refs, which release drops.
+func backingFile(obj drivers.Object, refs *refcount.Count, register func(fd uintptr) error, release func()) (func(), error) {
+	b, ok := drivers.As[drivers.BackingFiler](obj)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	if !refs.Acquire() {
+		return nil, os.ErrClosed
+	}
+	done, err := b.BackingFile(register)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return func() {
+		done()
+		release()
+	}, nil
+}
+
+// Info implements drivers.Object.
+func (o *object) Info() drivers.Info { return o.obj.Info() }
+
+// Close implements drivers.Object.
+func (o *object) Close() error { return o.close(opening) }
+
+// A writer is a copy that is being written.
+type writer struct {
+	copyFile
+	w    drivers.Writer
+	size int64
+	hung atomic.Bool // Commit was abandoned and may still be in progress
+}
+
+var _ drivers.Writer = (*writer)(nil)
+
+// ReadAt implements drivers.Writer.
+func (w *writer) ReadAt(p []byte, off int64) (int, error) {
+	start := time.Now()
+	n, err := w.do(reading, func() (int, error) { return withoutEOF(w.w.ReadAt(p, off)) }, nil)
+	return w.tier.answered(p, n, err, start)
+}
+
+// write performs one operation that changes the tier.
+func (w *writer) write(k kind, f func() (int, error), late func(int)) (int, error) {
+	n, err := w.do(k, f, late)
+	w.tier.noteFull(err, w.size)
+	return n, err
+}
+
+// WriteAt implements drivers.Writer.
+func (w *writer) WriteAt(p []byte, off int64) (int, error) {
+	return w.write(writing, func() (int, error) { return w.w.WriteAt(p, off) }, nil)
+}
+
+// Commit implements drivers.Writer. A commit that was abandoned and succeeds later is
+// entered into the account, though the copy is not published.
+func (w *writer) Commit() error {
+	t := w.tier
+	_, err := w.write(committing, func() (int, error) {
+		return 0, t.change(context.Background(), w.name, w.w.Commit, func() { w.held = t.space.acquire(w.name) })
+	}, func(int) { t.space.add(allocated(w.size), 1) })
+	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
+	return err
+}
+
+// Abort implements drivers.Writer. If a hanging commit prevents it, Close discards the
+// copy.
+func (w *writer) Abort() {
+	if !w.hung.Load() {
+		w.write(writing, func() (int, error) { w.w.Abort(); return 0, nil }, nil)
+	}
+}
+
+// Close implements drivers.Writer.
+func (w *writer) Close() error { return w.close(writing) }
