@@ -14,8 +14,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// What an operation returns is given to the waiter or to late, never to both
-// and never to nobody.
+// Either the waiter or late receives the result of an operation, never both and never
+// neither.
 func TestHandOver(t *testing.T) {
 	const rounds = 20_000
 	var waiters sync.WaitGroup
@@ -66,7 +66,7 @@ func TestHandOver(t *testing.T) {
 			}
 		}
 		if double > 0 || missing > 0 && time.Now().After(deadline) {
-			t.Fatalf("of %d results %d got lost and %d came twice", len(owners), missing, double)
+			t.Fatalf("of %d results %d were lost and %d were received twice", len(owners), missing, double)
 		}
 		if missing == 0 {
 			break
@@ -75,8 +75,8 @@ func TestHandOver(t *testing.T) {
 	t.Logf("%d of %d were late", lates.Load(), begun.Load())
 }
 
-// An operation on a tier that hangs costs one time-out; what comes after it
-// costs nothing, until a probe finds the tier well.
+// An operation on a tier that hangs costs one time-out. Later operations fail at once,
+// until a probe succeeds.
 func TestHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := drivertest.NewMem(0)
@@ -93,7 +93,7 @@ func TestHang(t *testing.T) {
 		took := func() time.Duration {
 			start := time.Now()
 			if _, err := o.ReadAt(bg, make([]byte, 4), 0); err == nil {
-				t.Error("read from a device that hangs")
+				t.Error("a read from a device that hangs succeeded")
 			}
 			return time.Since(start)
 		}
@@ -106,7 +106,7 @@ func TestHang(t *testing.T) {
 			}
 		}
 		if _, ok := tier.Reserve(bg, 1); ok {
-			t.Error("room on a tier that is down")
+			t.Error("a tier that is down has room")
 		}
 		time.Sleep(10 * time.Minute)
 		if got := store.Hung(); got != 2 {
@@ -123,8 +123,7 @@ func TestHang(t *testing.T) {
 	})
 }
 
-// A device on which probes succeed while reads hang does not collect reads
-// for ever.
+// The number of hanging reads is bounded also on a device on which probes succeed.
 func TestStuckOperationsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := drivertest.NewMem(0)
@@ -144,12 +143,12 @@ func TestStuckOperationsAreBounded(t *testing.T) {
 			t.Errorf("%d reads hang, want %d", got, want)
 		}
 		if got := store.Count(drivertest.OpClose); got != 0 {
-			t.Errorf("%d closed under a read", got)
+			t.Errorf("%d files were closed during a read", got)
 		}
 		store.Clear()
 		time.Sleep(2 * maxProbe)
 		if got := tier.Stats().Health; got != Healthy {
-			t.Errorf("when they have returned: got %v, want %v", got, Healthy)
+			t.Errorf("after the operations have returned: got %v, want %v", got, Healthy)
 		}
 		if got, want := store.Count(drivertest.OpClose), int64(maxHanging+1); got != want {
 			t.Errorf("%d closed, want %d", got, want)
@@ -157,8 +156,8 @@ func TestStuckOperationsAreBounded(t *testing.T) {
 	})
 }
 
-// A copy is not closed before an abandoned write to it has returned: the
-// descriptor may be another file's by then.
+// A copy is not closed before an abandoned write to it has returned, since another file
+// could get the same descriptor.
 func TestCloseWaitsForAbandonedWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := drivertest.NewMem(0)
@@ -170,7 +169,7 @@ func TestCloseWaitsForAbandonedWrite(t *testing.T) {
 			t.Fatalf("got %v, %v", ok, err)
 		}
 		if got := mem.Used(); got != 100 {
-			t.Errorf("the copy is gone while a write to it hangs")
+			t.Errorf("the copy was removed while a write to it hangs")
 		}
 		store.Clear()
 		synctest.Wait()
@@ -181,7 +180,7 @@ func TestCloseWaitsForAbandonedWrite(t *testing.T) {
 	})
 }
 
-// A commit that was given up and succeeds after all is on the account.
+// A commit that was abandoned and succeeds later is entered into the account.
 func TestLateCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := drivertest.NewMem(0)
@@ -220,7 +219,7 @@ func TestLateCommit(t *testing.T) {
 	})
 }
 
-// Closing what a device holds on to takes no longer than anything else.
+// A close on a device that hangs costs one time-out, as other operations do.
 func TestHungClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := drivertest.NewMem(0)
@@ -240,7 +239,7 @@ func TestHungClose(t *testing.T) {
 		start := time.Now()
 		for _, o := range open {
 			if err := o.Close(); err == nil {
-				t.Error("closed on a device that hangs")
+				t.Error("a close on a device that hangs succeeded")
 			}
 		}
 		if got := time.Since(start); got != 5*time.Second {

@@ -36,10 +36,10 @@ func TestHealth(t *testing.T) {
 	}{
 		{"nothing", nil, Healthy, true},
 		{"one read fails", []event{{reading, eio}}, Degraded, true},
-		{"one read fails, the next does not", []event{{reading, eio}, {reading, ok}}, Healthy, true},
-		{"reads fail now and then", []event{{reading, eio}, {reading, eio}, {reading, ok}, {reading, eio}, {reading, eio}}, Degraded, true},
+		{"a read fails and the next succeeds", []event{{reading, eio}, {reading, ok}}, Healthy, true},
+		{"reads fail intermittently", []event{{reading, eio}, {reading, eio}, {reading, ok}, {reading, eio}, {reading, eio}}, Degraded, true},
 		{"three reads fail", after(3, event{reading, eio}), Down, false},
-		{"reads fail, opens do not", []event{{reading, eio}, {opening, ok}, {reading, eio}, {opening, ok}, {reading, eio}}, Down, false},
+		{"reads fail and opens succeed", []event{{reading, eio}, {opening, ok}, {reading, eio}, {opening, ok}, {reading, eio}}, Down, false},
 		{"three opens fail", after(3, event{opening, eio}), Down, false},
 		{"one open hangs", []event{{opening, errTimeout}}, Down, false},
 		{"three listings fail", after(3, event{listing, eio}), Down, false},
@@ -49,19 +49,19 @@ func TestHealth(t *testing.T) {
 		{"one listing takes long", []event{{listing, errTimeout}}, Degraded, true},
 		{"two writes fail", after(2, event{writing, eio}), Degraded, true},
 		{"three writes fail", after(3, event{writing, eio}), Degraded, false},
-		{"writes fail, reads do not", append(after(3, event{writing, eio}), event{reading, ok}), Degraded, false},
-		{"commits fail, writes do not", []event{{committing, eio}, {writing, ok}, {committing, eio}, {writing, ok}, {committing, eio}}, Degraded, false},
-		{"writes fail, commits do not", append(after(3, event{writing, eio}), event{committing, ok}), Healthy, true},
+		{"writes fail and reads succeed", append(after(3, event{writing, eio}), event{reading, ok}), Degraded, false},
+		{"commits fail and writes succeed", []event{{committing, eio}, {writing, ok}, {committing, eio}, {writing, ok}, {committing, eio}}, Degraded, false},
+		{"writes fail and a commit succeeds", append(after(3, event{writing, eio}), event{committing, ok}), Healthy, true},
 		{"reads and writes fail", []event{{reading, eio}, {writing, eio}, {reading, ok}}, Degraded, true},
 		{"a late success", []event{{reading, errTimeout}, {reading, ok}, {committing, ok}}, Down, false},
-		{"names are not there", after(9, event{opening, fs.ErrNotExist}), Healthy, true},
-		{"the folder is not there", after(3, event{writing, fs.ErrNotExist}), Degraded, false},
+		{"names are missing", after(9, event{opening, fs.ErrNotExist}), Healthy, true},
+		{"the folder is missing", after(3, event{writing, fs.ErrNotExist}), Degraded, false},
 		{"the device is full", after(9, event{writing, syscall.ENOSPC}), Healthy, true},
 		{"the quota is full", after(9, event{writing, syscall.EDQUOT}), Healthy, true},
-		{"callers go", after(9, event{reading, context.Canceled}), Healthy, true},
+		{"callers are cancelled", after(9, event{reading, context.Canceled}), Healthy, true},
 		{"copies are outdated", after(9, event{opening, drivers.ErrChanged}), Healthy, true},
 		{"copies are busy", after(9, event{committing, errBusy}), Healthy, true},
-		{"trouble with one name", after(9, event{opening, syscall.ENAMETOOLONG}), Healthy, true},
+		{"one name is invalid", after(9, event{opening, syscall.ENAMETOOLONG}), Healthy, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := health{log: quiet, wake: make(chan struct{}, 1)}
@@ -73,21 +73,20 @@ func TestHealth(t *testing.T) {
 				t.Errorf("got %v, writable %v; want %v, %v", state, h.writable(), c.state, c.writable)
 			}
 			if (cause == nil) != (state == Healthy) {
-				t.Errorf("%v because of %v", state, cause)
+				t.Errorf("state %v with cause %v", state, cause)
 			}
 			if woken := len(h.wake) > 0; state != Healthy && !woken {
-				t.Error("nobody was told to probe")
+				t.Error("no probe is due")
 			}
 			h.recovered()
 			if state, cause := h.get(); state != Healthy || cause != nil || !h.writable() {
-				t.Errorf("after a probe: got %v because of %v", state, cause)
+				t.Errorf("after a probe: got %v with cause %v", state, cause)
 			}
 		})
 	}
 }
 
-// A tier on which only writing fails is read, and not filled, until a probe
-// succeeds.
+// A tier on which only writes fail is read but not filled, until a probe succeeds.
 func TestOnlyWritesFail(t *testing.T) {
 	for _, op := range []drivertest.Op{drivertest.OpCreate, drivertest.OpWrite, drivertest.OpCommit} {
 		t.Run(string(op), func(t *testing.T) {
@@ -103,7 +102,7 @@ func TestOnlyWritesFail(t *testing.T) {
 				for range 100 {
 					if ok, err := place(tier, "g", 100); ok {
 						if err == nil {
-							t.Fatal("placed")
+							t.Fatal("a copy was placed")
 						}
 						tried++
 					}
@@ -118,7 +117,7 @@ func TestOnlyWritesFail(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				if s := tier.Stats(); s.Health != Degraded || s.Cause == nil {
-					t.Errorf("got %v because of %v, want %v", s.Health, s.Cause, Degraded)
+					t.Errorf("got %v with cause %v, want %v", s.Health, s.Cause, Degraded)
 				}
 				checkAccount(t, tier, mem)
 				store.Clear()
@@ -129,7 +128,7 @@ func TestOnlyWritesFail(t *testing.T) {
 	}
 }
 
-// A store that cannot be probed is tried again after a while.
+// A store that cannot be probed is used again after a while.
 func TestNoProber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := drivertest.NewMem(0)
@@ -151,8 +150,8 @@ func TestNoProber(t *testing.T) {
 	})
 }
 
-// A caller that goes away says nothing of the tier.
-func TestCallerGoes(t *testing.T) {
+// The cancellation of a caller does not affect the health of the tier.
+func TestCancelledCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := drivertest.NewFaults(drivertest.NewMem(0))
 		store.Add(drivertest.Rule{Op: drivertest.OpStat, Hang: true})
@@ -173,7 +172,7 @@ func TestCallerGoes(t *testing.T) {
 	})
 }
 
-// A directory that takes long to list does not take its tier down.
+// A listing that takes long does not take its tier down.
 func TestLongListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := drivertest.NewFaults(drivertest.NewMem(0))
@@ -181,7 +180,7 @@ func TestLongListing(t *testing.T) {
 		defer stop()
 		store.Add(drivertest.Rule{Op: drivertest.OpReadDir, Delay: 20 * time.Second})
 		if _, err := tier.ReadDir(bg, "."); err == nil {
-			t.Error("listed in time")
+			t.Error("the listing did not time out")
 		}
 		if got := tier.Stats().Health; got != Degraded {
 			t.Errorf("got %v, want %v", got, Degraded)

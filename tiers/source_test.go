@@ -13,7 +13,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// A deaf driver does not hear that a caller went away.
+// A deaf driver ignores the context of Open.
 type deaf struct{ drivers.Driver }
 
 func (d deaf) Open(_ context.Context, name string) (drivers.Object, error) {
@@ -45,9 +45,9 @@ func newSource(t *testing.T) (*Source, *drivertest.Faults) {
 	return h.Source(), faults
 }
 
-// A source that hangs lets go of callers that go away, and what it gives them
-// too late is closed.
-func TestSourceLetsGo(t *testing.T) {
+// A call to a source that hangs returns when its context is done, and an Object that is
+// opened too late is closed.
+func TestAbandonedOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, faults := newSource(t)
 		faults.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
@@ -62,7 +62,7 @@ func TestSourceLetsGo(t *testing.T) {
 		faults.Clear()
 		synctest.Wait()
 		if got := faults.Count(drivertest.OpClose); got != 1 {
-			t.Errorf("late objects closed: got %d, want 1", got)
+			t.Errorf("objects that were opened too late: %d closed, want 1", got)
 		}
 		if got := s.Stats(); got.Opens != 1 || got.Errors != 0 {
 			t.Errorf("got %d opens and %d errors, want 1 and 0", got.Opens, got.Errors)
@@ -91,7 +91,7 @@ func TestSourceCloseWaitsForAbandonedRead(t *testing.T) {
 			t.Error(err)
 		}
 		if got := faults.Count(drivertest.OpClose); got != 0 {
-			t.Error("closed under a read")
+			t.Error("closed during a read")
 		}
 		faults.Clear()
 		synctest.Wait()
@@ -113,7 +113,7 @@ func TestSourceCounts(t *testing.T) {
 		t.Errorf("read past the end: got %d, %v; want 7, EOF", n, err)
 	}
 	if _, err := s.Stat(bg, "none"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("stat of what is not there: got %v", err)
+		t.Errorf("stat of a missing name: got %v", err)
 	}
 	if _, err := s.ReadDir(bg, "."); err != nil {
 		t.Error(err)

@@ -19,8 +19,8 @@ import (
 
 func isChanged(err error) bool { return errors.Is(err, drivers.ErrChanged) }
 
-// The quota is never exceeded, and the account is right in the end, however
-// many copies are made, replaced, removed and given up at once.
+// Copies are made, replaced, removed and aborted at the same time. The quota is never
+// exceeded, and the account is right in the end.
 func TestQuotaNeverExceeded(t *testing.T) {
 	const quota = 20 * allocationUnit
 	store := drivertest.NewMem(0)
@@ -74,11 +74,11 @@ func TestQuotaNeverExceeded(t *testing.T) {
 	watcher.Wait()
 	checkAccount(t, tier, store)
 	if refused == 0 || placed == 0 {
-		t.Errorf("the test tests nothing: %d placed, %d refused", placed, refused)
+		t.Errorf("%d placed and %d refused: the test needs both", placed, refused)
 	}
 }
 
-// Of those who ask at once for what is left, as many get it as there is room.
+// Concurrent reservations succeed as often as there is room.
 func TestReserveAtOnce(t *testing.T) {
 	const room = 5
 	tier, stop := startTier(t, drivertest.NewMem(0), Quota{Bytes: room * allocationUnit})
@@ -114,7 +114,7 @@ func TestReservationEndsOnce(t *testing.T) {
 		t.Fatal("no room")
 	}
 	if tier.Fits(1) {
-		t.Error("fits beyond what is reserved")
+		t.Error("Fits ignores the reservation")
 	}
 	room.Return()
 	room.Commit()
@@ -124,7 +124,7 @@ func TestReservationEndsOnce(t *testing.T) {
 	}
 }
 
-// A copy in place of another takes that one's place on the account too.
+// A copy that replaces another also replaces it in the account.
 func TestCommitOverCopy(t *testing.T) {
 	store := drivertest.NewMem(0)
 	tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
@@ -141,7 +141,7 @@ func TestCommitOverCopy(t *testing.T) {
 	}
 }
 
-// A copy that somebody removed by hand makes room when it is missed.
+// The room of a copy that was removed by hand is returned when the copy is found missing.
 func TestLost(t *testing.T) {
 	store := drivertest.NewMem(0)
 	tier, stop := startTier(t, store, Quota{Bytes: 2 * allocationUnit})
@@ -149,7 +149,7 @@ func TestLost(t *testing.T) {
 	mustPlace(t, tier, "f", allocationUnit+1)
 	store.Delete("f")
 	if tier.Fits(1) {
-		t.Error("room before the copy is missed")
+		t.Error("room before the copy was found missing")
 	}
 	tier.Lost(allocationUnit + 1)
 	checkAccount(t, tier, store)
@@ -167,7 +167,7 @@ func TestPercentQuota(t *testing.T) {
 		}
 		mustPlace(t, tier, "a", 256<<10)
 		if ok, _ := place(tier, "b", 1); ok {
-			t.Error("placed beyond the quota")
+			t.Error("a copy was placed beyond the quota")
 		}
 		checkAccount(t, tier, store)
 	})
@@ -184,15 +184,15 @@ func TestSizeBeyondReason(t *testing.T) {
 	tier, stop := startTier(t, drivertest.NewMem(0), Quota{Bytes: 1 << 40})
 	defer stop()
 	if _, ok := tier.Reserve(bg, math.MaxInt64); ok || tier.Fits(math.MaxInt64) {
-		t.Error("room for the largest sparse file there is")
+		t.Error("room for the largest possible sparse file")
 	}
 	if s := tier.Stats(); s.Filling != 0 {
 		t.Errorf("in flight: got %d, want 0", s.Filling)
 	}
 }
 
-// A device that is full below the quota gets no copies of that size for a
-// while, but smaller ones, and is well.
+// A device that is full below the quota gets no copies of that size for a while. It gets
+// smaller ones and stays healthy.
 func TestFullDevice(t *testing.T) {
 	for _, op := range []drivertest.Op{drivertest.OpCreate, drivertest.OpWrite, drivertest.OpCommit} {
 		t.Run(string(op), func(t *testing.T) {
@@ -221,7 +221,7 @@ func TestFullDevice(t *testing.T) {
 	}
 }
 
-// The device has less than the quota allows.
+// The device has less room than the quota allows.
 func TestSmallDevice(t *testing.T) {
 	tier, stop := startTier(t, drivertest.NewMem(100<<10), Quota{Bytes: 1 << 30})
 	defer stop()
@@ -232,8 +232,8 @@ func TestSmallDevice(t *testing.T) {
 	mustPlace(t, tier, "b", 20<<10)
 }
 
-// What copies take is found out again after a restart.
-func TestCountedAfterRestart(t *testing.T) {
+// After a restart the scan determines the size of the copies again.
+func TestScannedAfterRestart(t *testing.T) {
 	config := posix.StoreConfig{Tier: t.TempDir(), Dataset: "data", Source: "test"}
 	var before TierStats
 	for round := range 2 {
@@ -257,7 +257,7 @@ func TestCountedAfterRestart(t *testing.T) {
 	}
 }
 
-// Before a tier is counted it is read, and takes nothing.
+// Before a tier has been scanned it is read, but accepts no copies.
 func TestReadWhileCounting(t *testing.T) {
 	mem := drivertest.NewMem(0)
 	want := mem.Put("f", []byte("old"))
@@ -268,23 +268,23 @@ func TestReadWhileCounting(t *testing.T) {
 	defer store.Clear()
 	tier := h.Tier(1)
 	if ok, err := place(tier, "g", 1); ok || tier.Fits(1) {
-		t.Errorf("placed on a tier that is not counted: %v", err)
+		t.Errorf("a copy was placed on a tier that is not scanned: %v", err)
 	}
 	o, err := tier.Open(bg, "f", want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.Close()
-	tier.Lost(3) // may or may not have been counted
+	tier.Lost(3) // the scan may or may not have counted it
 	store.Clear()
 	h.WaitScanned(bg)
 	mustPlace(t, tier, "g", 1)
 	checkAccount(t, tier, mem)
 }
 
-// Waiting for the count ends where it cannot succeed: while a tier hangs, and
-// while it cannot be listed. When it can, it is counted after all.
-func TestCountedWaitsForNoneThatCannot(t *testing.T) {
+// WaitScanned does not wait for a tier that hangs or cannot be listed. When the tier can be
+// listed it is scanned.
+func TestWaitScannedSkipsBrokenTiers(t *testing.T) {
 	for name, rule := range map[string]drivertest.Rule{
 		"hung":   {Hang: true},
 		"broken": {Op: drivertest.OpReadDir, Err: syscall.EIO},
@@ -302,16 +302,16 @@ func TestCountedWaitsForNoneThatCannot(t *testing.T) {
 				defer cancel()
 				h.WaitScanned(ctx)
 				if ctx.Err() != nil {
-					t.Fatal("waited for ever")
+					t.Fatal("WaitScanned did not return")
 				}
 				if h.Tier(1).Scanned() {
-					t.Fatal("counted")
+					t.Fatal("the tier is scanned")
 				}
 				time.Sleep(time.Minute)
 				store.Clear()
 				time.Sleep(2 * maxProbe)
 				if s := h.Tier(1).Stats(); s.Health != Healthy || !s.Scanned || s.Files != 1 {
-					t.Errorf("when it is well: got %v, counted %v, %d files", s.Health, s.Scanned, s.Files)
+					t.Errorf("when the tier is healthy: got %v, scanned %v, %d files", s.Health, s.Scanned, s.Files)
 				}
 			})
 		})

@@ -6,10 +6,10 @@ import (
 )
 
 // Buckets are the upper bounds of a Histogram, in seconds: powers of four from
-// 4 µs. What is slower is counted in Count alone.
+// 4 µs. Only Count includes slower operations.
 var Buckets = [...]float64{4e-6, 16e-6, 64e-6, 256e-6, 1024e-6, 4096e-6, 16384e-6, 65536e-6, 262144e-6, 1.048576, 4.194304}
 
-// A Histogram counts how long operations took. The zero value is empty.
+// A Histogram counts operations by their duration. The zero value is empty.
 type Histogram struct {
 	buckets [len(Buckets)]atomic.Uint64
 	count   atomic.Uint64
@@ -30,14 +30,14 @@ func (h *Histogram) Observe(d time.Duration) {
 	}
 }
 
-// A Latency is a Histogram as it was at one moment.
+// A Latency is a snapshot of a Histogram.
 type Latency struct {
-	Buckets [len(Buckets)]uint64 // operations that took at most Buckets[i], not counting faster buckets
-	Count   uint64               // operations in all
-	Sum     time.Duration        // their time in all
+	Buckets [len(Buckets)]uint64 // operations that took at most Buckets[i] and longer than Buckets[i-1]
+	Count   uint64               // all operations
+	Sum     time.Duration        // total duration of all operations
 }
 
-// Load returns what h has counted so far.
+// Load returns the current counts.
 func (h *Histogram) Load() Latency {
 	var l Latency
 	for i := range h.buckets {

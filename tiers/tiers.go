@@ -1,12 +1,11 @@
-// Package tiers is the ordered hierarchy that a dataset is read through: the
-// tiers, fastest first, each a store of copies with a quota and a state of
-// health, and below them the source, which has everything.
+// Package tiers is the hierarchy of storage that a dataset is read through: the tiers,
+// fastest first, each a store of copies with a quota and a state of health, and below them
+// the source, which has every file.
 //
-// The package keeps three promises. No tier holds more than its quota, however
-// many copies are made at once (space.go). A tier that fails, fills up or
-// hangs costs a read at most the tier's time-out, once, and is then left alone
-// until a probe finds it well (health.go, guard.go). And the source is reached
-// through a type that cannot write (source.go).
+// The package keeps three promises. No tier exceeds its quota, however many copies are made
+// at the same time (space.go). A tier that fails, fills up or hangs delays a read once, by
+// at most the tier's time-out, and is then not used until a probe succeeds (health.go,
+// await.go). The source is accessed through a type without write methods (source.go).
 package tiers
 
 import (
@@ -21,25 +20,24 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// A Level says where a file is: at the source, which is the zero value, or on
-// a tier, counted from 1, the fastest.
+// A Level is the place of a file: the source, which is the zero value, or a tier. The
+// fastest tier is level 1.
 type Level uint8
 
-// AtSource is the level of a file that no tier holds.
+// AtSource is the level of a file without a copy.
 const AtSource Level = 0
 
-// MaxTiers is how many tiers a hierarchy may have.
+// MaxTiers is the largest number of tiers in a hierarchy.
 const MaxTiers = 16
 
-// A Quota is how much a tier may hold: Bytes, or if that is 0, Percent of what
-// the tier has free for us, which is what is available there and what the
-// copies already take.
+// A Quota bounds the size of the copies in a tier. It is Bytes or, if that is 0, Percent of
+// the sum of the available space of the device and the size of the existing copies.
 type Quota struct {
 	Bytes   int64
 	Percent float64
 }
 
-// String is the quota as the configuration writes it, such as "90%".
+// String returns the quota in the notation of the configuration, such as "90%".
 func (q Quota) String() string {
 	if q.Bytes > 0 {
 		return strconv.FormatInt(q.Bytes, 10)
@@ -49,16 +47,16 @@ func (q Quota) String() string {
 
 // A Config describes one tier.
 type Config struct {
-	Name  string        // as operators call it: "ram", "ssd"
-	Path  string        // where it is, for people
-	Store drivers.Store // what holds the copies; the hierarchy does not close it
+	Name  string        // the operator's name for it, such as "ram" or "ssd"
+	Path  string        // its folder, for display
+	Store drivers.Store // holds the copies; the hierarchy does not close it
 	Quota Quota
 }
 
-// Options are what tests change; the zero value is what users want.
+// Options are settings that tests change. The zero value is for production.
 type Options struct {
-	Timeout time.Duration // of one operation of a tier; 0 is 5 s
-	Probe   time.Duration // between looks at a tier that is not well, at first; 0 is 1 s
+	Timeout time.Duration // of one operation on a tier; 0: 5 s
+	Probe   time.Duration // first interval between probes of a tier that is not healthy; 0: 1 s
 }
 
 // A Hierarchy is the tiers above one source. Its methods may be called
@@ -68,7 +66,7 @@ type Hierarchy struct {
 	tiers  []*Tier // tiers[0] is level 1
 }
 
-// New makes a hierarchy. Run must be called for its tiers to take copies.
+// New makes a hierarchy. Its tiers accept copies after Run was called.
 func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) (*Hierarchy, error) {
 	if len(tiers) > MaxTiers {
 		return nil, fmt.Errorf("%d tiers: at most %d", len(tiers), MaxTiers)
@@ -89,8 +87,8 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 	return h, nil
 }
 
-// Run counts what the tiers hold and then watches their health. It returns
-// when ctx is done and all that it started has ended.
+// Run scans the tiers and then watches their health. It returns when ctx is done and its
+// goroutines have ended.
 func (h *Hierarchy) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, t := range h.tiers {

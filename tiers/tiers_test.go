@@ -19,8 +19,7 @@ var (
 	quiet = slog.New(slog.DiscardHandler)
 )
 
-// start makes a hierarchy above an empty source and runs it until stop is
-// called, which waits for its end.
+// start makes a hierarchy above an empty source and runs it. stop ends it and waits.
 func start(t *testing.T, opts Options, configs ...Config) (h *Hierarchy, stop func()) {
 	t.Helper()
 	h, err := New(drivertest.NewMem(0), configs, opts, quiet)
@@ -33,7 +32,7 @@ func start(t *testing.T, opts Options, configs ...Config) (h *Hierarchy, stop fu
 	return h, func() { cancel(); running.Wait() }
 }
 
-// startTier is start with one tier, which it waits for.
+// startTier is start with one tier, whose scan it waits for.
 func startTier(t *testing.T, store drivers.Store, q Quota) (tier *Tier, stop func()) {
 	t.Helper()
 	h, stop := start(t, Options{}, Config{Name: "ram", Store: store, Quota: q})
@@ -41,13 +40,13 @@ func startTier(t *testing.T, store drivers.Store, q Quota) (tier *Tier, stop fun
 	return h.Tier(1), stop
 }
 
-// info describes a regular file of so many bytes.
+// info describes a regular file of size bytes.
 func info(size int64) drivers.Info {
 	return drivers.Info{Mode: syscall.S_IFREG | 0o600, Size: size, Mtime: time.Unix(1e9, size)}
 }
 
-// place copies size bytes to name, as a placement handler does, and returns
-// the first error; false is for no room.
+// place makes a copy of size bytes, as the placement handler does, and returns the first
+// error. It reports false if the tier has no room.
 func place(tier *Tier, name string, size int64) (bool, error) {
 	room, ok := tier.Reserve(bg, size)
 	if !ok {
@@ -77,7 +76,7 @@ func mustPlace(t *testing.T, tier *Tier, name string, size int64) {
 	}
 }
 
-// held counts what a store holds.
+// held returns the allocated bytes and the files of the copies in a store.
 func held(t *testing.T, store drivers.Driver, dir string) (size, files int64) {
 	t.Helper()
 	infos, err := store.ReadDir(bg, dir)
@@ -95,8 +94,8 @@ func held(t *testing.T, store drivers.Driver, dir string) (size, files int64) {
 	return size, files
 }
 
-// checkAccount compares a tier's account with what its store holds when
-// nothing is in flight.
+// checkAccount compares the account of a tier with the content of its store. No copy is in
+// flight.
 func checkAccount(t *testing.T, tier *Tier, store drivers.Driver) {
 	t.Helper()
 	s := tier.Stats()
