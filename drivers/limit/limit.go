@@ -1,6 +1,6 @@
-// Package limit makes storage as slow as it is told, and counts what is asked
-// of it: a stand-in for a parallel file system that many share, and a bound on
-// what one job may ask of a real one.
+// Package limit is a driver that adds latency, bounds bandwidth and operations per second,
+// and counts. It simulates a shared parallel file system, and it bounds the load that one
+// mount puts on a real one.
 package limit
 
 import (
@@ -30,12 +30,11 @@ var (
 	_ drivers.Splicer       = (*object)(nil)
 )
 
-// Config is how slow storage is. The zero value is as fast as the storage
-// itself, and only counts.
+// Config is a set of limits. With the zero value a Driver only counts.
 type Config struct {
-	Latency        time.Duration // what each operation takes at least; concurrent ones take it together
-	BytesPerSecond int64         // what all reads together ask for; 0 is no bound
-	OpsPerSecond   int64         // how many operations of all kinds begin in a second; 0 is no bound
+	Latency        time.Duration // added to each operation; concurrent operations wait at the same time
+	BytesPerSecond int64         // of all reads together; 0: unlimited
+	OpsPerSecond   int64         // operations of all kinds that begin in one second; 0: unlimited
 }
 
 // A Driver passes requests on to another driver, at the speed of a Config. It
@@ -49,63 +48,47 @@ type Config struct {
 type Driver struct {
 	inner   drivers.Driver
 	latency time.Duration
-	bytes   pacer
-	ops     pacer
-	stats   counters
+	bytes   limiter
+	ops     limiter
+	stats   Stats // updated atomically
 }
 
-// New limits inner.
+// New returns inner with limits. inner serves as a source: a Driver has no methods that
+// write.
 func New(inner drivers.Driver, config Config) *Driver {
 	return &Driver{
 		inner:   inner,
 		latency: config.Latency,
-		bytes:   pacer{perSecond: config.BytesPerSecond},
-		ops:     pacer{perSecond: config.OpsPerSecond},
+		bytes:   limiter{perSecond: config.BytesPerSecond},
+		ops:     limiter{perSecond: config.OpsPerSecond},
 	}
 }
 
-// Stats is what was asked of a Driver. Operations are counted when they begin.
+// Stats are the counters of a Driver. An operation is counted when it begins.
 type Stats struct {
 	Opens     int64 // Open; OpenVersion makes no request and is not counted
 	ReadDirs  int64 // ReadDir, and pages of List
 	Stats     int64 // Stat
 	Reads     int64 // ReadAt and Stream of an Object
-	BytesRead int64 // that these returned
+	BytesRead int64 // bytes that these reads returned
 	Readlinks int64 // Readlink
 	Xattrs    int64 // Listxattr and Getxattr
 	Statfs    int64 // Statfs
 }
 
-// counters is Stats while it is counted.
-type counters struct {
-	opens, readDirs, stats, reads, bytesRead, readlinks, xattrs, statfs atomic.Int64
-}
+// Stats returns the current counters.
+func (d *Driver) Stats() Stats { return drivers.Snapshot(&d.stats) }
 
-// Stats returns what was asked so far. Each counter is exact; together they
-// may be of slightly different moments.
-func (d *Driver) Stats() Stats {
-	return Stats{
-		Opens:     d.stats.opens.Load(),
-		ReadDirs:  d.stats.readDirs.Load(),
-		Stats:     d.stats.stats.Load(),
-		Reads:     d.stats.reads.Load(),
-		BytesRead: d.stats.bytesRead.Load(),
-		Readlinks: d.stats.readlinks.Load(),
-		Xattrs:    d.stats.xattrs.Load(),
-		Statfs:    d.stats.statfs.Load(),
-	}
-}
-
-// begin counts an operation and waits until it may be passed on.
-func (d *Driver) begin(ctx context.Context, counter *atomic.Int64) error {
-	counter.Add(1)
+// begin counts an operation and waits until the limits admit it.
+func (d *Driver) begin(ctx context.Context, counter *int64) error {
+	atomic.AddInt64(counter, 1)
 	if err := d.ops.wait(ctx, 1); err != nil {
 		return err
 	}
 	return sleep(ctx, d.latency)
 }
 
-// sleep returns after d, or the error of ctx if that is done before.
+// sleep returns after d, or earlier with the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
@@ -122,7 +105,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // Open implements drivers.Driver.
 func (d *Driver) Open(ctx context.Context, name string) (drivers.Object, error) {
-	if err := d.begin(ctx, &d.stats.opens); err != nil {
+	if err := d.begin(ctx, &d.stats.Opens); err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	o, err := d.inner.Open(ctx, name)
@@ -132,10 +115,9 @@ func (d *Driver) Open(ctx context.Context, name string) (drivers.Object, error) 
 	return &object{d, name, o}, nil
 }
 
-// ReadDir implements drivers.Driver. It counts as one operation, however many
-// elements there are.
+// ReadDir implements drivers.Driver. It is one operation for any number of names.
 func (d *Driver) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	if err := d.begin(ctx, &d.stats.readDirs); err != nil {
+	if err := d.begin(ctx, &d.stats.ReadDirs); err != nil {
 		return nil, fmt.Errorf("readdir %s: %w", dir, err)
 	}
 	return d.inner.ReadDir(ctx, dir)
@@ -159,7 +141,7 @@ func (d *Driver) Sample(ctx context.Context, n int) (map[string]drivers.Info, er
 	if !ok {
 		return nil, fmt.Errorf("sample: %w", syscall.ENOTSUP)
 	}
-	if err := d.begin(ctx, &d.stats.readDirs); err != nil {
+	if err := d.begin(ctx, &d.stats.ReadDirs); err != nil {
 		return nil, fmt.Errorf("sample: %w", err)
 	}
 	return s.Sample(ctx, n)
@@ -174,7 +156,7 @@ func (d *Driver) List(ctx context.Context, dir string, page func([]drivers.Info)
 		return fmt.Errorf("list %s: %w", dir, syscall.ENOTSUP)
 	}
 	begin := func() error {
-		if err := d.begin(ctx, &d.stats.readDirs); err != nil {
+		if err := d.begin(ctx, &d.stats.ReadDirs); err != nil {
 			return fmt.Errorf("list %s: %w", dir, err)
 		}
 		return nil
@@ -209,7 +191,7 @@ func (d *Driver) OpenVersion(ctx context.Context, name string, info drivers.Info
 
 // Stat implements drivers.Driver.
 func (d *Driver) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	if err := d.begin(ctx, &d.stats.stats); err != nil {
+	if err := d.begin(ctx, &d.stats.Stats); err != nil {
 		return drivers.Info{}, fmt.Errorf("stat %s: %w", name, err)
 	}
 	return d.inner.Stat(ctx, name)
@@ -217,7 +199,7 @@ func (d *Driver) Stat(ctx context.Context, name string) (drivers.Info, error) {
 
 // Readlink implements drivers.Readlinker.
 func (d *Driver) Readlink(ctx context.Context, name string) (string, error) {
-	if err := d.begin(ctx, &d.stats.readlinks); err != nil {
+	if err := d.begin(ctx, &d.stats.Readlinks); err != nil {
 		return "", fmt.Errorf("readlink %s: %w", name, err)
 	}
 	if r, ok := drivers.As[drivers.Readlinker](d.inner); ok {
@@ -228,7 +210,7 @@ func (d *Driver) Readlink(ctx context.Context, name string) (string, error) {
 
 // Listxattr implements drivers.Xattrer.
 func (d *Driver) Listxattr(ctx context.Context, name string) ([]string, error) {
-	if err := d.begin(ctx, &d.stats.xattrs); err != nil {
+	if err := d.begin(ctx, &d.stats.Xattrs); err != nil {
 		return nil, fmt.Errorf("listxattr %s: %w", name, err)
 	}
 	if x, ok := drivers.As[drivers.Xattrer](d.inner); ok {
@@ -239,7 +221,7 @@ func (d *Driver) Listxattr(ctx context.Context, name string) ([]string, error) {
 
 // Getxattr implements drivers.Xattrer.
 func (d *Driver) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
-	if err := d.begin(ctx, &d.stats.xattrs); err != nil {
+	if err := d.begin(ctx, &d.stats.Xattrs); err != nil {
 		return nil, fmt.Errorf("getxattr %s: %w", name, err)
 	}
 	if x, ok := drivers.As[drivers.Xattrer](d.inner); ok {
@@ -250,7 +232,7 @@ func (d *Driver) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 
 // Statfs implements drivers.Statfser.
 func (d *Driver) Statfs(ctx context.Context) (drivers.Statfs, error) {
-	if err := d.begin(ctx, &d.stats.statfs); err != nil {
+	if err := d.begin(ctx, &d.stats.Statfs); err != nil {
 		return drivers.Statfs{}, fmt.Errorf("statfs: %w", err)
 	}
 	if s, ok := drivers.As[drivers.Statfser](d.inner); ok {
@@ -259,7 +241,7 @@ func (d *Driver) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	return drivers.Statfs{}, fmt.Errorf("statfs: %w", syscall.ENOTSUP)
 }
 
-// An object is an Object of the inner driver, at the speed of the outer one.
+// An object is an Object of the inner driver with the limits of the outer one.
 type object struct {
 	driver *Driver
 	name   string
@@ -291,30 +273,30 @@ func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error)
 	return 0, nil, errors.ErrUnsupported
 }
 
-// ReadAt pays for the bytes that it asks for, as far as the file has them,
-// before it asks.
+// ReadAt implements drivers.Object. It waits for its bytes, except those beyond the end of
+// the file, before it reads.
 func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	d := o.driver
-	if err := d.begin(ctx, &d.stats.reads); err != nil {
+	if err := d.begin(ctx, &d.stats.Reads); err != nil {
 		return 0, fmt.Errorf("read %s: %w", o.name, err)
 	}
 	if err := d.bytes.wait(ctx, min(int64(len(p)), max(0, o.inner.Info().Size-off))); err != nil {
 		return 0, fmt.Errorf("read %s: %w", o.name, err)
 	}
 	n, err := o.inner.ReadAt(ctx, p, off)
-	d.stats.bytesRead.Add(int64(n))
+	atomic.AddInt64(&d.stats.BytesRead, int64(n))
 	return n, err
 }
 
-// Stream implements drivers.Streamer. To begin it is one operation; its bytes are
-// paid for as they are read.
+// Stream implements drivers.Streamer. It is one operation. Its bytes are charged as they are
+// read.
 func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	s, ok := drivers.As[drivers.Streamer](o.inner)
 	if !ok {
 		return nil, fmt.Errorf("stream %s: %w", o.name, syscall.ENOTSUP)
 	}
 	d := o.driver
-	if err := d.begin(ctx, &d.stats.reads); err != nil {
+	if err := d.begin(ctx, &d.stats.Reads); err != nil {
 		return nil, fmt.Errorf("stream %s: %w", o.name, err)
 	}
 	inner, err := s.Stream(ctx, off, n)
@@ -324,25 +306,24 @@ func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error
 	return &stream{inner, o, ctx}, nil
 }
 
-// A stream is one of the inner Object, at the speed of the driver.
+// A stream is a stream of the inner Object with the limits of the driver.
 type stream struct {
 	io.ReadCloser
 	object *object
 	ctx    context.Context
 }
 
-// Read pays for the bytes that it returns, when they have come: how many those
-// are is not known before. Meanwhile no more are taken from the storage, which
-// is what slows it down.
+// Read charges the bytes that it returns after they have arrived, since their number is not
+// known before. The next Read waits until they are paid for, which slows the storage down.
 func (s *stream) Read(p []byte) (int, error) {
 	d := s.object.driver
 	n, err := s.ReadCloser.Read(p)
 	if n == 0 {
 		return 0, err
 	}
-	d.stats.bytesRead.Add(int64(n))
-	if paid := d.bytes.wait(s.ctx, int64(n)); paid != nil {
-		return 0, fmt.Errorf("read %s: %w", s.object.name, paid)
+	atomic.AddInt64(&d.stats.BytesRead, int64(n))
+	if err := d.bytes.wait(s.ctx, int64(n)); err != nil {
+		return 0, fmt.Errorf("read %s: %w", s.object.name, err)
 	}
 	return n, err
 }

@@ -36,7 +36,7 @@ func open(t *testing.T, config Config) (*Driver, drivers.Object) {
 	return d, o
 }
 
-// wantAbout fails the test unless got is want, less what slack forgives.
+// wantAbout fails the test unless got is want, with a tolerance of slack.
 func wantAbout(t *testing.T, got, want time.Duration) {
 	t.Helper()
 	if got < want-slack || got > want+time.Millisecond {
@@ -66,7 +66,7 @@ func TestBandwidthIsShared(t *testing.T) {
 	})
 }
 
-func TestOnlyBytesThatAreThereArePaidFor(t *testing.T) {
+func TestBytesBeyondTheEndAreFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, o := open(t, Config{BytesPerSecond: 1_000_000})
 		start := time.Now()
@@ -77,7 +77,7 @@ func TestOnlyBytesThatAreThereArePaidFor(t *testing.T) {
 	})
 }
 
-func TestLatencyIsConcurrent(t *testing.T) {
+func TestLatenciesOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := open(t, Config{Latency: 5 * time.Millisecond})
 		start := time.Now()

@@ -13,8 +13,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// bucket returns a limited Bucket with a file of 1 MB among 25 names, and that
-// file as it was listed.
+// bucket returns a limited Bucket with 25 names, one of them a file of 1 MB, that file as
+// its listing describes it, and its content.
 func bucket(t *testing.T, config Config) (*Driver, drivers.Object, []byte) {
 	t.Helper()
 	b := &drivertest.Bucket{Mem: drivertest.NewMem(0), Length: 1 << 20, Page: 10}
@@ -32,7 +32,7 @@ func bucket(t *testing.T, config Config) (*Driver, drivers.Object, []byte) {
 	return d, o, data
 }
 
-// streamed reads n bytes from off by a stream.
+// streamed reads n bytes from off as a stream.
 func streamed(ctx context.Context, o drivers.Object, off, n int64) ([]byte, error) {
 	s, err := o.(drivers.Streamer).Stream(ctx, off, n)
 	if err != nil {
@@ -67,14 +67,13 @@ func TestListerIsForwarded(t *testing.T) {
 		t.Errorf("stride: got %d, want the inner one's", got)
 	}
 	if got, err := streamed(ctx, o, 10, 500_000); err != nil || !bytes.Equal(got, data[10:500_010]) {
-		t.Errorf("streamed %d bytes, %v; or wrong ones", len(got), err)
+		t.Errorf("streamed %d bytes, %v; or wrong bytes", len(got), err)
 	}
 	if got := d.Stats(); got.ReadDirs != 3 || got.Opens != 0 || got.Reads != 1 || got.BytesRead != 500_000 {
-		t.Errorf("counted %+v, want 3 parts, no open, 1 read", got)
+		t.Errorf("counted %+v, want 3 pages, no open, 1 read", got)
 	}
 }
 
-// The Objects of storage that does not stream have no stride.
 func TestNoStreamer(t *testing.T) {
 	_, o := open(t, Config{})
 	if _, ok := drivers.As[drivers.Streamer](o); ok {
@@ -82,8 +81,8 @@ func TestNoStreamer(t *testing.T) {
 	}
 }
 
-// Each part of a listing is an operation, and an empty listing is one.
-func TestPartsArePaidFor(t *testing.T) {
+// Each page of a listing is an operation, and so is an empty listing.
+func TestPagesAreCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _, _ := bucket(t, Config{Latency: time.Second, OpsPerSecond: 1000})
 		list := func(ctx context.Context, dir string) (time.Duration, error) {
@@ -97,24 +96,24 @@ func TestPartsArePaidFor(t *testing.T) {
 		}
 		wantAbout(t, took, 3*time.Second)
 		if took, _ = list(ctx, "none"); took < time.Second-slack {
-			t.Errorf("a listing without a part took %v, want 1s", took)
+			t.Errorf("an empty listing took %v, want 1s", took)
 		}
 		soon, cancel := context.WithTimeout(ctx, 1500*time.Millisecond)
 		defer cancel()
 		if _, err := list(soon, "."); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a listing that is given up: %v", err)
+			t.Errorf("a cancelled listing: %v", err)
 		}
 	})
 }
 
-// A stream is one operation, and its bytes are paid for as they come.
-func TestStreamIsPaidFor(t *testing.T) {
+// A stream is one operation. Its bytes are charged as they arrive.
+func TestStreamIsCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, o, data := bucket(t, Config{Latency: time.Second, BytesPerSecond: 100_000})
 		start := time.Now()
 		got, err := streamed(ctx, o, 0, 500_000)
 		if err != nil || !bytes.Equal(got, data[:500_000]) {
-			t.Errorf("streamed %d bytes, %v; or wrong ones", len(got), err)
+			t.Errorf("streamed %d bytes, %v; or wrong bytes", len(got), err)
 		}
 		wantAbout(t, time.Since(start), 6*time.Second)
 
@@ -126,7 +125,7 @@ func TestStreamIsPaidFor(t *testing.T) {
 		io.ReadFull(s, make([]byte, 50_000))
 		s.Close()
 		if took := time.Since(start); took > 2*time.Second {
-			t.Errorf("50 kB of a stream took %v, want 1.5s: the rest is not paid for", took)
+			t.Errorf("50 kB of a stream took %v, want 1.5s: unread bytes are not charged", took)
 		}
 		if got := d.Stats(); got.Reads != 2 || got.BytesRead != 550_000 {
 			t.Errorf("counted %+v", got)
