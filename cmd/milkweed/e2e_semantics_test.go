@@ -1,0 +1,155 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// The tests in this file hold statements of docs/SEMANTICS.md that need a user,
+// a mount option or a bucket.
+
+// inode returns the inode number and the link count of a path.
+func (s *site) inode(path string) (number, links uint64) {
+	s.t.Helper()
+	var st unix.Stat_t
+	s.check(unix.Lstat(path, &st))
+	return st.Ino, uint64(st.Nlink)
+}
+
+// Inode numbers are Milkweed's own: stat and readdir agree on them, hard links
+// differ, and a new version of a file has a new number.
+func TestInodeNumbers(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	s.sh(`ln "$1/d/f" "$1/d/second" && ln -s f "$1/d/link" && mkdir "$1/d/e"`, s.source)
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	dir := s.point + "/d"
+	differ := s.must(python, "-c", `
+import os, sys
+for e in os.scandir(sys.argv[1]):
+    if e.inode() != os.lstat(e.path).st_ino:
+        print(e.name, e.inode(), os.lstat(e.path).st_ino)
+`, dir)
+	if differ != "" {
+		t.Errorf("readdir and stat differ:\n%s", differ)
+	}
+	first, links := s.inode(dir + "/f")
+	second, _ := s.inode(dir + "/second")
+	if links != 2 || first == second {
+		t.Errorf("hard links: %d links, numbers %d and %d; want 2 links and two numbers", links, first, second)
+	}
+	s.check(os.Remove(s.source + "/d/f"))
+	s.write("d/f", 2000)
+	s.eventually("the new version has a new number", func() bool {
+		now, _ := s.inode(dir + "/f")
+		return now != first
+	})
+	s.umount()
+	s.wantNothing()
+}
+
+// The access time is the source's, and reads through the mount do not change it.
+func TestAccessTime(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1000)
+	accessed := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
+	s.check(os.Chtimes(s.source+"/f", accessed, accessed.AddDate(1, 0, 0)))
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	wantTime := func(path string) {
+		t.Helper()
+		var st unix.Stat_t
+		s.check(unix.Stat(path, &st))
+		if got := time.Unix(st.Atim.Unix()); !got.Equal(accessed) {
+			t.Errorf("%s was accessed at %v, want %v", path, got, accessed)
+		}
+	}
+	wantTime(s.point + "/f")
+	s.must("cat", s.point+"/f")
+	s.settled()
+	wantTime(s.source + "/f")
+	time.Sleep(500 * time.Millisecond) // until the attributes have expired
+	wantTime(s.point + "/f")
+	s.umount()
+	s.wantNothing()
+}
+
+// Without allow_other only the owner of the mount may use it. With it, the
+// permission bits of the source decide.
+func TestAccess(t *testing.T) {
+	need(t, "setpriv")
+	s := newSite(t)
+	s.write("public/f", 10)
+	s.write("private/f", 10)
+	s.write("public/secret", 10)
+	s.sh(`chmod 700 "$1/private" && chmod 600 "$1/public/secret"`, s.source)
+	wantAccess := func(want map[string]bool) {
+		t.Helper()
+		for name, allowed := range want {
+			r := s.run("setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--", "cat", filepath.Join(s.point, name))
+			if allowed != (r.code == exit.OK) || !allowed && !strings.Contains(r.stderr, "Permission denied") {
+				t.Errorf("%s: exit code %d, %q; want access: %v", name, r.code, r.stderr, allowed)
+			}
+		}
+	}
+	s.mount("64MiB")
+	wantAccess(map[string]bool{"public/f": false, "public/secret": false, "private/f": false})
+	s.umount()
+	s.mountWith("allow_other", "64MiB")
+	wantAccess(map[string]bool{"public/f": true, "public/secret": false, "private/f": false})
+	s.umount()
+	s.wantNothing()
+}
+
+// With the option noexec no file of the mount is executed.
+func TestNoExec(t *testing.T) {
+	s := newSite(t)
+	s.check(os.WriteFile(s.source+"/script", []byte("#!/bin/sh\necho ran\n"), 0o755))
+	s.mount("64MiB")
+	if got := s.must("sh", "-c", s.point+"/script"); got != "ran\n" {
+		t.Errorf("got %q, want ran", got)
+	}
+	s.umount()
+	s.mountWith("noexec", "64MiB")
+	if r := s.run("sh", "-c", s.point+"/script"); r.code == exit.OK || !strings.Contains(r.stderr, "Permission denied") {
+		t.Errorf("with noexec: exit code %d, %s%s", r.code, r.stdout, r.stderr)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// The attributes of a bucket are those that docs/SEMANTICS.md lists.
+func TestBucketAttributes(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	b := newBucket(s)
+	before := time.Now().Add(-time.Second)
+	s.milkweed(b.mountWords()...)
+	got := s.must("find", s.point, "-mindepth", "1", "-printf", "%P %y %m %U %s\n")
+	if want := "d d 555 0 0\nd/f f 444 0 1000\n"; got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if _, err := unix.Listxattr(s.point+"/d/f", nil); err != unix.EOPNOTSUPP {
+		t.Errorf("extended attributes: got %v, want %v", err, unix.EOPNOTSUPP)
+	}
+	object, err := os.Stat(s.source + "/d/f")
+	s.check(err)
+	file, err := os.Stat(s.point + "/d/f")
+	s.check(err)
+	if got, want := file.ModTime().Unix(), object.ModTime().Unix(); got != want {
+		t.Errorf("seconds of the modification time: got %d, want %d", got, want)
+	}
+	dir, err := os.Stat(s.point + "/d")
+	s.check(err)
+	if got := dir.ModTime(); got.Before(before) || got.After(time.Now()) {
+		t.Errorf("modification time of a directory: got %v, want that of the mount", got)
+	}
+	s.umount()
+	s.wantNothing()
+}
