@@ -322,7 +322,7 @@ func BenchmarkBucketMillion(b *testing.B) {
 	proxy := blobtest.NewProxy(b, server.URL, blobtest.Plan{Latency: storeLatency})
 	names := filepath.Join(s.dir, "names")
 	mount := func(f func()) {
-		s.milkweed("mount", "--tier", "ram:"+s.tier(1)+":1GiB", "-o", "names="+names, server.BucketURL(blobtest.ManyBucket, "", proxy.URL), s.point)
+		s.milkweed("mount", "--tier", "ram:"+s.tier(1)+":1GiB", "-o", "metadata_snapshot="+names, server.BucketURL(blobtest.ManyBucket, "", proxy.URL), s.point)
 		f()
 		s.umount()
 	}

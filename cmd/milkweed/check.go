@@ -18,18 +18,20 @@ func newCheck() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "check [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
-		Short: "Tell what will work here and what will not",
-		Long: `Check takes the arguments of mount, and mounts nothing. It prints the value of
-each setting and where it came from: the default, a line of the configuration or
-a flag. Then it looks at the source, the tiers, the mount point and the kernel,
-and says what will work and what to do about the rest; which mode a mount will
-have, and why; and where passthrough works. A bucket is asked for one page of
-names; it says which credentials were found, and does not show what is secret.
+		Short: "Check the configuration and this machine",
+		Long: `Check takes the arguments of mount but does not mount. It prints each value of
+the configuration and its origin: the default, a line of the file, an option, a
+flag or an argument. Then it checks the source, the tiers, the mount point and
+the kernel. It also prints the mode that a mount will use, the reason for it,
+and the directories for which passthrough works. For a bucket it requests one
+page of names, and prints the kind of credentials that it found, without
+secrets.
 
-It prints a line for each thing it looked at: ok, warning or problem. With a
-problem it exits with the code that mount would exit with. With --json it
-prints an object: settings, an array of key, value, origin; and findings, an
-array of name, status, detail, remedy, code.`,
+Each check prints a line that begins with ok, warning or problem, and a remedy
+if it is not ok. If there is a problem, the exit code is that of mount. With
+--json, the command prints an object: settings, an array of objects with key,
+value and origin; and findings, an array of objects with name, status, detail,
+remedy and code.`,
 		Example: `  milkweed check /lustre/imagenet /mnt/imagenet
   milkweed check 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
@@ -39,7 +41,7 @@ array of name, status, detail, remedy, code.`,
 			if err != nil {
 				return err
 			}
-			r := checked{settingsOf(cfg), findings(c.Context(), cfg)}
+			r := checkReport{settingsOf(cfg), runChecks(c.Context(), cfg)}
 			if asJSON {
 				err = printJSON(c.OutOrStdout(), r)
 			} else {
@@ -51,13 +53,13 @@ array of name, status, detail, remedy, code.`,
 			return check.First(r.Findings)
 		},
 	}
-	f.add(c.Flags())
+	f.addConfiguration(c.Flags())
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
 
-// findings makes all checks. A bucket is opened once for all of them.
-func findings(ctx context.Context, cfg *config.Config) []check.Finding {
+// runChecks runs all checks. It opens a bucket once for all of them.
+func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	if cfg.Source.URL == "" {
 		return slices.Concat(check.Run(ctx, cfg), check.Preview(ctx, cfg, func() (check.Source, error) {
 			return openSource(ctx, cfg.Source, nil)
@@ -72,13 +74,13 @@ func findings(ctx context.Context, cfg *config.Config) []check.Finding {
 		check.Preview(ctx, cfg, func() (check.Source, error) { return b, nil }))
 }
 
-// checked is what check prints.
-type checked struct {
+// A checkReport is the output of check.
+type checkReport struct {
 	Settings []setting       `json:"settings"`
 	Findings []check.Finding `json:"findings"`
 }
 
-// A setting is a value of the configuration and where it came from.
+// A setting is a value of the configuration and its origin.
 type setting struct {
 	Key    string `json:"key"`
 	Value  string `json:"value"`
@@ -93,7 +95,7 @@ func settingsOf(c *config.Config) []setting {
 	return settings
 }
 
-func (r checked) write(w io.Writer) error {
+func (r checkReport) write(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, s := range r.Settings {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Key, text(s.Value), s.Origin)

@@ -11,8 +11,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// Every value can be traced to where it came from.
-func TestCheckTellsWhereValuesCameFrom(t *testing.T) {
+// The output of check has the origin of every value.
+func TestCheckPrintsOrigins(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"source", "mnt"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
@@ -25,10 +25,10 @@ func TestCheckTellsWhereValuesCameFrom(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, _, err := runMilkweed(t, "check", "--json", "-c", file, "--workers", "3", "-o", "attr_timeout=30s", filepath.Join(dir, "mnt"))
-	if code := exit.Of(err); code != exit.OK && code != exit.Fuse { // a machine may have no FUSE
+	if code := exit.Of(err); code != exit.OK && code != exit.Fuse { // this machine may have no FUSE
 		t.Fatalf("check: %v", err)
 	}
-	var got checked
+	var got checkReport
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -46,7 +46,7 @@ func TestCheckTellsWhereValuesCameFrom(t *testing.T) {
 	}
 	for _, name := range []string{"tier ssd", "mode", "passthrough, tier ssd", "passthrough, source"} {
 		if i := slices.IndexFunc(got.Findings, func(f check.Finding) bool { return f.Name == name }); i < 0 {
-			t.Errorf("nothing is said of %q: %+v", name, got.Findings)
+			t.Errorf("there is no finding %q: %+v", name, got.Findings)
 		}
 	}
 }

@@ -156,13 +156,13 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
 		TTL:      d.cfg.Mount.AttrTimeout,
-		Snapshot: d.cfg.Mount.Names,
+		Snapshot: d.cfg.Mount.MetadataSnapshot,
 		Dataset:  d.cfg.Source.Name(),
 	}, d.log)
 	switch {
 	case errors.Is(err, metadata.ErrForeign):
 		return &exit.Error{
-			Code: exit.Usage, Err: fmt.Errorf("mount.names: %w", err),
+			Code: exit.Usage, Err: fmt.Errorf("mount.metadata_snapshot: %w", err),
 			Remedy: "Milkweed leaves it alone. Name another file.",
 		}
 	case err != nil:
@@ -211,7 +211,7 @@ func descriptors() int {
 
 // save saves the name space for the next mount.
 func (d *daemon) save() {
-	path := d.cfg.Mount.Names
+	path := d.cfg.Mount.MetadataSnapshot
 	if path == "" || d.mount == nil {
 		return
 	}

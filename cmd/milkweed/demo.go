@@ -161,7 +161,7 @@ func progressTo(w io.Writer) io.Writer {
 // work of making a dataset.
 func checkMount(ctx context.Context, source, point string) error {
 	c := config.Default()
-	if err := setPlaces(&c, []string{source, point}); err != nil {
+	if err := setArguments(&c, []string{source, point}); err != nil {
 		return err
 	}
 	return check.First(check.Run(ctx, &c))

@@ -202,7 +202,7 @@ func TestBucket(t *testing.T) {
 	}
 
 	names := filepath.Join(s.dir, "names")
-	s.milkweed(b.mountWords("-o", "names="+names)...)
+	s.milkweed(b.mountWords("-o", "metadata_snapshot="+names)...)
 	if lists, gets := b.lists.Load(), b.gets.Load(); lists != 2 || gets != 0 {
 		t.Errorf("the mount took %d requests for keys and %d for content, want 1 and 0", lists-1, gets)
 	}
@@ -237,7 +237,7 @@ func TestBucket(t *testing.T) {
 
 	// The copies and the names are known again.
 	gets := b.gets.Load()
-	s.milkweed(b.mountWords("-o", "names="+names)...)
+	s.milkweed(b.mountWords("-o", "metadata_snapshot="+names)...)
 	s.epoch(3)
 	if got := b.gets.Load(); got != gets {
 		t.Errorf("the second mount took %d requests for content, want none", got-gets)
@@ -312,7 +312,7 @@ func TestBucketRefused(t *testing.T) {
 		{name: "another region", answer: refusal(http.StatusMovedPermanently, "PermanentRedirect", "X-Amz-Bucket-Region", "eu-north-1"),
 			says: []string{"eu-north-1", "region=REGION"}},
 		{name: "no credentials", env: []string{"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="}, says: []string{"permission denied", "the vendor's own tools look"}},
-		{name: "no region", url: "s3://data", code: exit.Usage, says: []string{"no region is set", "has to say what is missing"}},
+		{name: "no region", url: "s3://data", code: exit.Usage, says: []string{"no region is set", "Add the missing setting"}},
 		{name: "TLS", url: "s3://data?region=r&endpoint=" + strings.Replace(b.URL, "http:", "https:", 1), says: []string{"http:// or https://"}},
 		{name: "nobody there", url: "s3://data?region=r&endpoint=" + closed.URL, says: []string{"whether this machine reaches"}},
 	} {

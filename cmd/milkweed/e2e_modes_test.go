@@ -30,7 +30,7 @@ func TestModes(t *testing.T) {
 				s.epoch(epoch)
 			}
 			status := s.settled()
-			if status.Mode != mode || status.ModeReason != "it was asked for" {
+			if status.Mode != mode || status.ModeReason != "it is configured" {
 				t.Errorf("mode: got %s, %q", status.Mode, status.ModeReason)
 			}
 			if got := status.Source.BytesRead; got != dataset {
@@ -92,13 +92,13 @@ func TestNamesAreKept(t *testing.T) {
 	s := newSite(t)
 	varied(s)
 	names := s.dir + "/names"
-	s.mountWith("names="+names, "64MiB")
+	s.mountWith("metadata_snapshot="+names, "64MiB")
 	want := s.must("find", s.point, "-ls")
 	s.epoch(1)
 	s.settled()
 	s.umount()
 
-	s.mountWith("names="+names, "64MiB")
+	s.mountWith("metadata_snapshot="+names, "64MiB")
 	if got := s.must("find", s.point, "-printf", "%i %p %s %t\n"); got == "" {
 		t.Error("nothing is listed")
 	}
@@ -114,7 +114,7 @@ func TestNamesAreKept(t *testing.T) {
 
 	// A file of ours that is damaged is done without, and saved again.
 	s.check(os.Truncate(names, 1000))
-	s.mountWith("names="+names, "64MiB")
+	s.mountWith("metadata_snapshot="+names, "64MiB")
 	s.epoch(3)
 	s.umount()
 	if info, err := os.Stat(names); err != nil || info.Size() <= 1000 {
@@ -122,7 +122,7 @@ func TestNamesAreKept(t *testing.T) {
 	}
 
 	s.check(os.WriteFile(names, []byte("mine"), 0o600))
-	r := s.try("mount", "-o", "names="+names, "--tier", "tier1:"+s.tier(1)+":64MiB", s.source, s.point)
+	r := s.try("mount", "-o", "metadata_snapshot="+names, "--tier", "tier1:"+s.tier(1)+":64MiB", s.source, s.point)
 	if r.code == 0 || !strings.Contains(r.stderr, "not a saved name space") {
 		t.Errorf("exit code %d, %s", r.code, r.stderr)
 	}

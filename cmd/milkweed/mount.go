@@ -16,63 +16,68 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-func newMount() *cobra.Command {
-	var f mountFlags
-	c := &cobra.Command{
-		Use:   "mount [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
-		Short: "Mount a dataset",
-		Long: `Mount mounts a dataset, and returns when the mount can be used; a daemon goes on
-in the background until the dataset is unmounted. With --foreground the command
-is the daemon itself, and Ctrl-C unmounts.
+const (
+	mountLong = `Mount mounts a dataset, and returns when the mount is ready. A daemon serves
+the mount in the background until the dataset is unmounted. With --foreground
+the command itself serves the mount, and Ctrl-C unmounts.
 
-SOURCE is the folder with the dataset, or the URL of a bucket; it is never
-written to. MOUNTPOINT is an empty folder. Given both and no configuration,
-copies go to memory (/dev/shm) and to the cache folder, and the command says how
-much of them it will use. A configuration says where copies go; what the command
-line says wins over it. It is looked for in $MILKWEED_CONFIG, ./tiering.toml,
-~/.config/milkweed/tiering.toml and /etc/milkweed/tiering.toml. A single
-argument is MOUNTPOINT.
+SOURCE is the directory or the URL of the bucket that holds the dataset.
+Milkweed never writes to it. MOUNTPOINT is an empty directory. A single
+argument is MOUNTPOINT. With both arguments and no configuration file, copies
+go to memory (/dev/shm) and to the cache folder, and the command prints the
+quota of each.
+
+A configuration file sets the tiers and everything else. It is the file of -c;
+or else of $MILKWEED_CONFIG; or else the first that exists of ./tiering.toml,
+~/.config/milkweed/tiering.toml and /etc/milkweed/tiering.toml. Arguments and
+flags override -o, and -o overrides the file.
 
 The URL of a bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or
-azblob://CONTAINER/PREFIX, where /PREFIX may be left out. Options follow a "?",
-with "&" between them, so that a shell wants quotes around it:
+azblob://CONTAINER/PREFIX. /PREFIX may be omitted. Options follow a "?" and are
+separated by "&", so the URL must be quoted in a shell:
 
-  endpoint=URL       a server that is not the vendor's own
-  region=NAME        s3: of the bucket; else AWS_REGION or the profile says it
-  profile=NAME       s3: of the shared configuration; else AWS_PROFILE says it
-  path_style=BOOL    s3: the bucket is in the path of requests, and not in the
-                     name of the host; true where there is an endpoint
+  endpoint=URL       a server other than the vendor's own
+  region=NAME        s3: the region of the bucket; by default AWS_REGION or the
+                     region of the profile
+  profile=NAME       s3: a profile of the shared configuration; by default
+                     AWS_PROFILE
+  path_style=BOOL    s3: whether the bucket is in the path of a request instead
+                     of the host name; the default is true with an endpoint
   account=NAME       azblob: the storage account, if there is no endpoint
-  anonymous=true     requests are not signed
-  hedge=DURATION     a read that has not begun to answer for so long, such as
-                     500ms, is asked for once more; by default never
+  anonymous=true     do not sign requests
+  hedge=DURATION     send a read a second time if its response has not begun
+                     after this time, such as 500ms; by default never
 
-Credentials are found where the vendor's own tools find them: in the variables
-of the environment, which the daemon inherits, in the files and from the
-services that these know. Files there are named with absolute paths, since the
-daemon works in /. Credentials may not be in the URL.
+Milkweed finds credentials where the vendor's own tools find them: in
+environment variables, which the daemon inherits, in files, and from the
+services that these tools use. Paths to such files must be absolute, because
+the working directory of the daemon is /. A URL that contains credentials is an
+error.
 
-The mode says how the kernel gets at the content of files. In passthrough it
-reads those on tiers by itself, which needs CAP_SYS_ADMIN and Linux 6.9; those
-for which that does not work are read as in cached. In stateless it opens files
-without asking the daemon and keeps their pages, which suits small files. In
-cached each open and each read that the page cache lacks goes through the
-daemon. With auto, the default, the sizes of a few files decide; status says
-what was chosen, and why.
+The mode determines how the kernel reads the content of files. In passthrough
+the kernel reads files on tiers directly. This needs CAP_SYS_ADMIN and Linux
+6.9. Files for which it does not work are read as in cached. In stateless an
+open needs no FUSE round trip, and the page cache is kept from one open to the
+next. This suits small files. In cached each open, and each read that misses
+the page cache, goes through the daemon. With auto, the default, the sizes of a
+few files decide. status prints the mode and the reason.
 
-Options of -o, as /etc/fstab has them: config=FILE, allow_other, workers=N,
-attr_timeout=DURATION, mode=MODE, names=FILE, source_bandwidth=SIZE,
-source_operations=N, metrics=ADDRESS, log_level=LEVEL, log_format=FORMAT,
-log_file=FILE; and those of mount(8) and systemd, which need nothing done here,
-such as ro, noauto, nofail, _netdev, user and x-systemd.automount. The mount is
-always read-only, nosuid and nodev. In names= the name space is saved at unmount
-for the next mount; source_bandwidth= and source_operations= are what may be
-asked of the source in a second.
+Options of -o and /etc/fstab are config=FILE, allow_other, workers=N,
+attr_timeout=DURATION, mode=MODE, metadata_snapshot=FILE,
+source_bandwidth=SIZE, source_operations=N, metrics=ADDRESS, log_level=LEVEL,
+log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
+ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
+no effect here. The mount is always read-only, nosuid and nodev.
+metadata_snapshot is the file in which names and attributes are saved at
+unmount for the next mount. source_bandwidth and source_operations are limits
+per second on reads and operations at the source.
 
-A daemon in the background logs to log.file, or --log-file, or without either to
-a file in $XDG_STATE_HOME/milkweed (~/.local/state/milkweed) with the id of the
-dataset as its name. In the foreground it logs to the standard error.`,
-		Example: `  milkweed mount /lustre/imagenet /mnt/imagenet
+In the background, the daemon logs to the file of log.file or --log-file, or by
+default to a file in $XDG_STATE_HOME/milkweed (~/.local/state/milkweed) with
+the id of the dataset as its name. In the foreground the default is standard
+error.`
+
+	mountExample = `  milkweed mount /lustre/imagenet /mnt/imagenet
   milkweed mount -c tiering.toml
   milkweed mount --tier ram:/dev/shm/milkweed:64GiB --tier ssd:/local/milkweed:90% /lustre/imagenet /mnt/imagenet
   milkweed mount -f --log-level debug /lustre/imagenet /mnt/imagenet
@@ -82,19 +87,28 @@ dataset as its name. In the foreground it logs to the standard error.`,
 
   # in /etc/fstab:
   /lustre/imagenet  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0
-  s3://imagenet/2012?region=eu-west-1  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0`,
-		Args: usage(cobra.MaximumNArgs(2)),
+  s3://imagenet/2012?region=eu-west-1  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0`
+)
+
+func newMount() *cobra.Command {
+	var f mountFlags
+	c := &cobra.Command{
+		Use:     "mount [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
+		Short:   "Mount a dataset",
+		Long:    mountLong,
+		Example: mountExample,
+		Args:    usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			return f.mount(c.Context(), c.Flags(), args, c.ErrOrStderr())
 		},
 	}
-	f.add(c.Flags())
+	f.addConfiguration(c.Flags())
 	f.addDaemon(c.Flags())
 	return c
 }
 
-// mountFlags are the flags of mount. Those that are values of the configuration
-// are not here but in flagKeys.
+// mountFlags are the flags of mount, except those that set a key of the
+// configuration; for these see config.Key.
 type mountFlags struct {
 	config     string
 	options    []string
@@ -104,37 +118,32 @@ type mountFlags struct {
 	fake       bool
 }
 
-// flagKeys are the flags that are values of the configuration.
-var flagKeys = []struct{ flag, key, help string }{
-	{"workers", "placement.workers", "copy `N` files at the same time; the default is 8, and 64 from a bucket"},
-	{"attr-timeout", "mount.attr_timeout", "`DURATION` for which names and sizes are believed before the source is asked again, such as 30s"},
-	{"metrics-listen", "metrics.listen", "`ADDRESS` where Prometheus finds the metrics, such as 127.0.0.1:9877"},
-	{"log-level", "log.level", "`LEVEL` of the least severe messages to log: debug, info, warn or error"},
-	{"log-format", "log.format", "`FORMAT` of the log: text or json"},
-	{"log-file", "log.file", "`FILE` to log to"},
-}
-
-// add adds the flags that say what to mount.
-func (f *mountFlags) add(flags *pflag.FlagSet) {
+// addConfiguration adds the flags that set the configuration of the mount.
+func (f *mountFlags) addConfiguration(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.config, "config", "c", "", "the configuration `FILE`")
-	flags.StringArrayVarP(&f.options, "options", "o", nil, "`OPTIONS` as in /etc/fstab, between commas")
-	flags.StringArrayVar(&f.tiers, "tier", nil, "a tier, as `NAME:PATH:QUOTA`, in place of those of the configuration; repeat it, fastest first")
-	flags.Bool("allow-other", false, "let other users read the mount")
-	for _, k := range flagKeys {
-		flags.String(k.flag, "", k.help)
+	flags.StringArrayVarP(&f.options, "options", "o", nil, "`OPTIONS` as in /etc/fstab, separated by commas")
+	flags.StringArrayVar(&f.tiers, "tier", nil, "add a tier `NAME:PATH:QUOTA`; the flag is repeated, fastest tier first, and replaces the tiers of the file")
+	for _, k := range config.Keys() {
+		switch {
+		case k.Flag == "":
+		case k.IsBoolean():
+			flags.Bool(k.Flag, false, k.Usage)
+		default:
+			flags.String(k.Flag, "", k.Usage)
+		}
 	}
 }
 
-// addDaemon adds the flags that say how.
+// addDaemon adds the flags that determine how the command mounts.
 func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.foreground, "foreground", "f", false, "stay in the foreground")
-	flags.BoolVar(&f.clearStale, "clear-stale", false, "unmount what a Milkweed that died has left on MOUNTPOINT first, as a service that is restarted needs")
-	flags.BoolVar(&f.fake, "fake", false, "do all but mount")
-	flags.MarkHidden("fake") // what mount(8) calls -f
+	flags.BoolVar(&f.clearStale, "clear-stale", false, "first unmount a stale Milkweed mount on MOUNTPOINT; for services that are restarted")
+	flags.BoolVar(&f.fake, "fake", false, "do everything except mounting")
+	flags.MarkHidden("fake") // mount(8) passes it as -f
 }
 
-// mount is the command. There are three processes that can be in it: the one
-// in the foreground; the one that starts a daemon; and that daemon.
+// mount implements the command. It runs in three kinds of processes: a command in
+// the foreground, a command that starts a daemon, and that daemon.
 func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer) error {
 	d, err := asDaemon()
 	if err != nil {
@@ -150,7 +159,8 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 	return err
 }
 
-// serve mounts in this process, which was started by d if that is not nil.
+// serve mounts in this process. If this process is a daemon, d reports to the
+// command that started it; otherwise d is nil.
 func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer, d *starter) error {
 	c, noExec, err := f.load(flags, args, stderr)
 	if err != nil || f.fake {
@@ -181,9 +191,8 @@ func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []str
 	return serve(ctx, c, noExec, log.Logger, ready)
 }
 
-// load puts together the configuration, in the order in which one wins over
-// the other: the file, -o, the flags and arguments. It also returns whether
-// nothing in the mount may be executed.
+// load returns the configuration. The file is overridden by -o, and -o by the flags
+// and arguments. NoExec reports whether files in the mount may not be executed.
 func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer) (c *config.Config, noExec bool, err error) {
 	o, err := parseOptions(strings.Join(f.options, ","))
 	if err != nil {
@@ -192,40 +201,36 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 	if f.config != "" {
 		o.config = f.config
 	}
-	c, isDefault, err := f.file(o.config, args)
+	c, isDefault, err := f.loadFile(o.config, args)
 	if err != nil {
 		return nil, false, err
 	}
-	for _, set := range []func() error{
+	for _, step := range []func() error{
 		func() error { return o.set(c) },
 		func() error { return setFlags(c, flags) },
-		func() error { return setPlaces(c, args) },
+		func() error { return setArguments(c, args) },
 		func() error { return f.setTiers(c) },
-	} {
-		if err := set(); err != nil {
-			return nil, false, err
-		}
-	}
-	if isDefault && len(c.Tiers) == 0 {
-		if err := defaultTiers(c, stderr); err != nil {
-			return nil, false, err
-		}
-	}
-	for _, settle := range []func() error{
+		func() error {
+			if isDefault && len(c.Tiers) == 0 {
+				return setDefaultTiers(c, stderr)
+			}
+			return nil
+		},
 		c.Validate,
 		func() error { return parseURL(c) },
-		func() error { return resolvePoint(c) },
+		func() error { return resolveMountPoint(c) },
 	} {
-		if err := settle(); err != nil {
+		if err := step(); err != nil {
 			return nil, false, err
 		}
 	}
 	return c, o.noExec, nil
 }
 
-// file reads the configuration file. A command line that says both places
-// needs none, and then none is looked for.
-func (f *mountFlags) file(path string, args []string) (c *config.Config, isDefault bool, err error) {
+// loadFile reads the configuration file at path, or the one that config.Find
+// returns. A command line with both SOURCE and MOUNTPOINT needs no file: if path is
+// "", loadFile then returns the defaults, and true.
+func (f *mountFlags) loadFile(path string, args []string) (c *config.Config, isDefault bool, err error) {
 	if path == "" && len(args) == 2 {
 		d := config.Default()
 		return &d, true, nil
@@ -238,25 +243,21 @@ func (f *mountFlags) file(path string, args []string) (c *config.Config, isDefau
 	return c, false, err
 }
 
+// setFlags sets the values of the flags that are on the command line.
 func setFlags(c *config.Config, flags *pflag.FlagSet) error {
-	if flags.Changed("allow-other") {
-		if err := c.Set("mount.allow_other", flags.Lookup("allow-other").Value.String(), "flag --allow-other"); err != nil {
-			return err
-		}
-	}
-	for _, k := range flagKeys {
-		if !flags.Changed(k.flag) {
+	for _, k := range config.Keys() {
+		if k.Flag == "" || !flags.Changed(k.Flag) {
 			continue
 		}
-		if err := c.Set(k.key, flags.Lookup(k.flag).Value.String(), "flag --"+k.flag); err != nil {
+		if err := c.Set(k.String(), flags.Lookup(k.Flag).Value.String(), "flag --"+k.Flag); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// setPlaces takes [[SOURCE] MOUNTPOINT].
-func setPlaces(c *config.Config, args []string) error {
+// setArguments sets the source and the mount point from [[SOURCE] MOUNTPOINT].
+func setArguments(c *config.Config, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
@@ -267,16 +268,17 @@ func setPlaces(c *config.Config, args []string) error {
 	return c.SetSource(args[0], "argument SOURCE")
 }
 
+// setTiers replaces the tiers by those of --tier, if there are any.
 func (f *mountFlags) setTiers(c *config.Config) error {
 	if len(f.tiers) > 0 {
 		c.Tiers = nil
 	}
-	for _, said := range f.tiers {
-		// A path may have colons in it, a name and a quota have none.
-		name, rest, _ := strings.Cut(said, ":")
+	for _, tier := range f.tiers {
+		// A path may contain colons; a name and a quota do not.
+		name, rest, _ := strings.Cut(tier, ":")
 		i := strings.LastIndex(rest, ":")
 		if name == "" || i <= 0 {
-			return optionError(fmt.Errorf("flag --tier: %q is not NAME:PATH:QUOTA", said), "A tier is written as ssd:/local/milkweed:500GiB.")
+			return optionError(fmt.Errorf("flag --tier: %q is not NAME:PATH:QUOTA", tier), "Write a tier as in --tier ssd:/local/milkweed:500GiB.")
 		}
 		c.Tiers = append(c.Tiers, config.Tier{Name: name})
 		for _, v := range [][2]string{{"name", name}, {"path", rest[:i]}, {"quota", rest[i+1:]}} {
@@ -288,36 +290,37 @@ func (f *mountFlags) setTiers(c *config.Config) error {
 	return nil
 }
 
-// defaultTiers chooses the tiers, and says which.
-func defaultTiers(c *config.Config, stderr io.Writer) error {
+// setDefaultTiers sets the default tiers, and prints them.
+func setDefaultTiers(c *config.Config, stderr io.Writer) error {
 	tiers, err := config.DefaultTiers(c.Source.Name())
 	if err != nil {
 		return err
 	}
 	c.Tiers = tiers
-	fmt.Fprintln(stderr, "milkweed: no configuration was given; copies go to")
+	fmt.Fprintln(stderr, "milkweed: there is no configuration file; copies go to")
 	t := tabwriter.NewWriter(stderr, 0, 0, 2, ' ', 0)
 	for _, tier := range tiers {
-		fmt.Fprintf(t, "  %s\t%s\tup to %s\n", tier.Name, text(tier.Path), quota(tier.Quota))
+		fmt.Fprintf(t, "  %s\t%s\tup to %s\n", tier.Name, text(tier.Path), describeQuota(tier.Quota))
 	}
 	return t.Flush()
 }
 
-func quota(q config.Quota) string {
+func describeQuota(q config.Quota) string {
 	if q.Percent > 0 {
-		return q.String() + " of what is free there"
+		return q.String() + " of the free space"
 	}
 	return size(q.Bytes)
 }
 
-// resolvePoint gives the mount point the name that the kernel lists it under.
-func resolvePoint(c *config.Config) error {
+// resolveMountPoint replaces the mount point by the path under which the kernel lists
+// it, without symbolic links.
+func resolveMountPoint(c *config.Config) error {
 	point, err := control.Resolve(c.Mount.Point)
 	if err != nil {
 		return &exit.Error{
 			Code:   exit.MountPoint,
 			Err:    fmt.Errorf("mount point: %w", err),
-			Remedy: "Make an empty folder there.",
+			Remedy: "Create an empty directory there.",
 		}
 	}
 	c.Mount.Point = point

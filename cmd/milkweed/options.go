@@ -14,46 +14,34 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// helperName is the name under which mount(8) and /etc/fstab find the program:
-// the type of the file system is milkweed.
+// helperName is the name under which mount(8) calls the program for file systems of
+// type milkweed, such as those in /etc/fstab.
 const helperName = "mount.milkweed"
 
-// optionKeys are the options that are values of the configuration.
-var optionKeys = map[string]string{
-	"source_bandwidth":  "source.bandwidth",
-	"source_operations": "source.operations",
-	"allow_other":       "mount.allow_other",
-	"attr_timeout":      "mount.attr_timeout",
-	"mode":              "mount.mode",
-	"names":             "mount.names",
-	"workers":           "placement.workers",
-	"metrics":           "metrics.listen",
-	"log_level":         "log.level",
-	"log_format":        "log.format",
-	"log_file":          "log.file",
-}
-
-// idleOptions are those that mean something to mount(8) or systemd, or to
-// other file systems, and nothing to a mount of Milkweed, which is always
-// read-only, nosuid and nodev.
-var idleOptions = []string{
+// ignoredOptions are options of mount(8), of systemd or of other file systems that
+// have no effect on a mount of Milkweed. The mount is always read-only, nosuid and
+// nodev.
+var ignoredOptions = []string{
 	"ro", "defaults", "suid", "nosuid", "dev", "nodev", "exec", "auto", "noauto", "fail", "nofail", "_netdev", "nonetdev",
 	"user", "nouser", "users", "owner", "noowner", "group", "nogroup", "sync", "async", "dirsync", "silent", "loud",
 	"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime",
 	"lazytime", "nolazytime", "mand", "nomand", "iversion", "noiversion",
 }
 
-// idlePrefixes begin options of the same kind.
-var idlePrefixes = []string{"x-", "X-", "comment=", "uhelper=", "helper="}
+// ignoredPrefixes are prefixes of more such options.
+var ignoredPrefixes = []string{"x-", "X-", "comment=", "uhelper=", "helper="}
 
-// An options is what -o says.
+// options is the parsed value of -o.
 type options struct {
-	config string      // the configuration file; "" if it is not said
-	values [][2]string // values of the configuration: key and text
-	noExec bool        // nothing in the mount may be executed
+	config string        // the configuration file; "" if there is none
+	values []optionValue // values of the configuration
+	noExec bool          // whether files in the mount may not be executed
 }
 
-// parseOptions reads what follows -o, as a line of /etc/fstab has it.
+// An optionValue is the value of an option that sets a key of the configuration.
+type optionValue struct{ name, value string }
+
+// parseOptions parses the value of -o, which is also that of a line of /etc/fstab.
 func parseOptions(s string) (options, error) {
 	var o options
 	for word := range strings.SplitSeq(s, ",") {
@@ -64,51 +52,67 @@ func parseOptions(s string) (options, error) {
 	return o, nil
 }
 
+// optionKey returns the key of the configuration that an option sets. It reports
+// false if the option sets none.
+func optionKey(name string) (config.Key, bool) {
+	for _, k := range config.Keys() {
+		if k.Option == name && name != "" {
+			return k, true
+		}
+	}
+	return config.Key{}, false
+}
+
+// add parses one option, which is NAME or NAME=VALUE.
 func (o *options) add(word string) error {
 	name, value, hasValue := strings.Cut(word, "=")
-	key := optionKeys[name]
+	key, isKey := optionKey(name)
 	switch {
-	case word == "" || isIdle(word):
+	case word == "" || isIgnored(word):
 		return nil
 	case word == "noexec":
 		o.noExec = true
 		return nil
 	case word == "rw":
-		return optionError(errors.New(`option "rw": the mount is read-only`), "Leave it out, or write ro.")
-	case key == "mount.allow_other" && !hasValue:
+		return optionError(errors.New(`option "rw": the mount is read-only`), "Remove it, or write ro.")
+	case isKey && key.IsBoolean() && !hasValue:
 		value = "true"
-	case (key != "" || name == "config") && value == "":
+	case (isKey || name == "config") && value == "":
 		return optionError(fmt.Errorf("option %q has no value", name), fmt.Sprintf("Write %s=VALUE.", name))
 	case name == "config":
 		o.config = value
 		return nil
-	case key == "":
+	case !isKey:
 		return unknownOption(name)
 	}
-	o.values = append(o.values, [2]string{name, value})
+	o.values = append(o.values, optionValue{name, value})
 	return nil
 }
 
-// set overrides the values of c.
+// set overrides values of c.
 func (o *options) set(c *config.Config) error {
 	for _, v := range o.values {
-		if err := c.Set(optionKeys[v[0]], v[1], "option "+v[0]); err != nil {
+		key, _ := optionKey(v.name)
+		if err := c.Set(key.String(), v.value, "option "+v.name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func isIdle(word string) bool {
-	return slices.Contains(idleOptions, word) ||
-		slices.ContainsFunc(idlePrefixes, func(p string) bool { return strings.HasPrefix(word, p) })
+// isIgnored reports whether an option is accepted and has no effect.
+func isIgnored(word string) bool {
+	return slices.Contains(ignoredOptions, word) ||
+		slices.ContainsFunc(ignoredPrefixes, func(p string) bool { return strings.HasPrefix(word, p) })
 }
 
-// ownOptions lists the options that are Milkweed's.
+// ownOptions returns the names of the options of Milkweed, sorted.
 func ownOptions() []string {
 	names := []string{"config"}
-	for name := range optionKeys {
-		names = append(names, name)
+	for _, k := range config.Keys() {
+		if k.Option != "" {
+			names = append(names, k.Option)
+		}
 	}
 	slices.Sort(names)
 	return names
@@ -119,7 +123,7 @@ func optionError(err error, remedy string) error {
 }
 
 func unknownOption(name string) error {
-	known := slices.Concat(ownOptions(), idleOptions)
+	known := slices.Concat(ownOptions(), ignoredOptions)
 	near := slices.MinFunc(known, func(a, b string) int {
 		return levenshtein.Distance(name, a, nil) - levenshtein.Distance(name, b, nil)
 	})
@@ -127,24 +131,24 @@ func unknownOption(name string) error {
 	if levenshtein.Distance(name, near, nil) <= max(1, len(name)/3) {
 		err = fmt.Errorf("%w: did you mean %q?", err, near)
 	}
-	return optionError(err, "Milkweed's own options are "+strings.Join(ownOptions(), ", ")+".")
+	return optionError(err, "The options of Milkweed are "+strings.Join(ownOptions(), ", ")+".")
 }
 
-// fromHelper translates what mount(8) gives to a helper,
+// fromHelper translates the arguments that mount(8) passes to a helper,
 //
 //	mount.milkweed SOURCE MOUNTPOINT [-sfnv] [-N namespace] [-o options] [-t type]
 //
-// into the words of our own command line. -f has another meaning there: do all
-// but mount. SOURCE is "none" where the configuration says it.
+// to the arguments of milkweed. The -f of mount(8) means to do everything except
+// mounting. SOURCE is "none" if the configuration file sets the source.
 func fromHelper(words []string) ([]string, error) {
 	flags := pflag.NewFlagSet(helperName, pflag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	fake := flags.BoolP("fake", "f", false, "")
 	sloppy := flags.BoolP("sloppy", "s", false, "")
-	said := flags.StringArrayP("options", "o", nil, "")
-	flags.BoolP("no-mtab", "n", false, "") // there is none any more
+	given := flags.StringArrayP("options", "o", nil, "")
+	flags.BoolP("no-mtab", "n", false, "") // there is no mtab any more
 	flags.BoolP("verbose", "v", false, "")
-	flags.StringP("namespace", "N", "", "") // mount(8) has entered it
+	flags.StringP("namespace", "N", "", "") // mount(8) has entered the namespace already
 	flags.StringP("types", "t", "", "")
 	if err := flags.Parse(words); err != nil {
 		return nil, optionError(fmt.Errorf("%s: %w", helperName, err), helperUsage)
@@ -152,23 +156,23 @@ func fromHelper(words []string) ([]string, error) {
 	if flags.NArg() != 2 {
 		return nil, optionError(fmt.Errorf("%s: %d arguments instead of 2", helperName, flags.NArg()), helperUsage)
 	}
-	translated := []string{"mount", "-o", helperOptions(*said, *sloppy)}
+	translated := []string{"mount", "-o", helperOptions(*given, *sloppy)}
 	if *fake {
 		translated = append(translated, "--fake")
 	}
-	places := flags.Args()
-	if places[0] == "none" {
-		places = places[1:]
+	args := flags.Args()
+	if args[0] == "none" {
+		args = args[1:]
 	}
-	return slices.Concat(translated, []string{"--"}, places), nil
+	return slices.Concat(translated, []string{"--"}, args), nil
 }
 
-const helperUsage = "mount(8) calls it: mount.milkweed SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]."
+const helperUsage = "mount(8) calls it as: mount.milkweed SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]."
 
-// helperOptions leaves out what mount(8) adds to what the user wrote: rw, which
-// stands there unless the user wrote ro; and for -s what is not known.
-func helperOptions(said []string, sloppy bool) string {
-	words := strings.Split(strings.Join(said, ","), ",")
+// helperOptions joins the options of mount(8). It removes rw, which mount(8) adds
+// unless the user wrote ro. With sloppy, the flag -s, it also removes unknown options.
+func helperOptions(given []string, sloppy bool) string {
+	words := strings.Split(strings.Join(given, ","), ",")
 	return strings.Join(slices.DeleteFunc(words, func(word string) bool {
 		return word == "rw" || sloppy && new(options).add(word) != nil
 	}), ",")

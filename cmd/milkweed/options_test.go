@@ -16,12 +16,12 @@ func TestFromHelper(t *testing.T) {
 	for _, c := range []struct {
 		words, want string // "" for an error
 	}{
-		// What mount(8) of util-linux 2.38 gives.
+		// The arguments that mount(8) of util-linux 2.38 passes.
 		{"src /mnt -o rw", "mount -o  -- src /mnt"},
 		{"src /mnt -o rw,noatime,noexec,nosuid,nodev,workers=3,_netdev,nofail,user", "mount -o noatime,noexec,nosuid,nodev,workers=3,_netdev,nofail,user -- src /mnt"},
 		{"src /mnt -f -n -v -o ro", "mount -o ro --fake -- src /mnt"},
 
-		// A bucket, as a line of fstab has it.
+		// A bucket in a line of /etc/fstab.
 		{"s3://b/p?region=r&endpoint=http://h:1 /mnt -o rw,config=/etc/m.toml,_netdev", "mount -o config=/etc/m.toml,_netdev -- s3://b/p?region=r&endpoint=http://h:1 /mnt"},
 
 		{"none /mnt -o config=/etc/m.toml", "mount -o config=/etc/m.toml -- /mnt"},
@@ -49,7 +49,7 @@ func TestParseOptions(t *testing.T) {
 	}
 	want := options{
 		config: "/etc/m.toml",
-		values: [][2]string{{"allow_other", "true"}, {"workers", "3"}, {"metrics", ":9877"}},
+		values: []optionValue{{"allow_other", "true"}, {"workers", "3"}, {"metrics", ":9877"}},
 		noExec: true,
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -58,12 +58,12 @@ func TestParseOptions(t *testing.T) {
 }
 
 func TestParseOptionsRefuses(t *testing.T) {
-	for words, says := range map[string]string{
+	for words, want := range map[string]string{
 		"rw":                 "read-only",
 		"wokers=3":           `did you mean "workers"?`,
 		"alow_other":         `did you mean "allow_other"?`,
 		"source_operation=1": `did you mean "source_operations"?`,
-		"names":              "has no value",
+		"metadata_snapshot":  "has no value",
 		"zzzzzzzz=1":         `unknown option "zzzzzzzz"`,
 		"workers":            "has no value",
 		"config=":            "has no value",
@@ -71,20 +71,21 @@ func TestParseOptionsRefuses(t *testing.T) {
 	} {
 		_, err := parseOptions(words)
 		wantCode(t, err, exit.Usage)
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v; want it to say %q", words, err, says)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error with %q", words, err, want)
 		}
 	}
 }
 
-// load parses a command line of mount and puts its configuration together.
+// load returns the configuration of a command line of mount, and the text that mount
+// prints.
 func load(t *testing.T, words ...string) (*config.Config, string, error) {
 	t.Helper()
 	var f mountFlags
 	var stderr bytes.Buffer
 	c := newMount()
 	c.ResetFlags()
-	f.add(c.Flags())
+	f.addConfiguration(c.Flags())
 	if err := c.ParseFlags(words); err != nil {
 		t.Fatal(err)
 	}
@@ -92,8 +93,8 @@ func load(t *testing.T, words ...string) (*config.Config, string, error) {
 	return cfg, stderr.String(), err
 }
 
-// places makes a source and a mount point.
-func places(t *testing.T) (source, point string) {
+// sourceAndPoint creates a source and a mount point.
+func sourceAndPoint(t *testing.T) (source, point string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -108,9 +109,9 @@ func places(t *testing.T) (source, point string) {
 	return source, point
 }
 
-// Flags win over -o, and -o over the file; each value tells where it is from.
+// Flags override -o, and -o overrides the file. Each value has its origin.
 func TestLoadPrecedence(t *testing.T) {
-	source, point := places(t)
+	source, point := sourceAndPoint(t)
 	file := filepath.Join(t.TempDir(), "tiering.toml")
 	toml := `
 [source]
@@ -141,7 +142,7 @@ format = "json"
 		"mount.mode":        "default",
 	} {
 		if got := c.Origin(key); got != want {
-			t.Errorf("%s is from %q, want %q", key, got, want)
+			t.Errorf("the origin of %s is %q, want %q", key, got, want)
 		}
 	}
 	if c.Placement.Workers != 3 || c.Source.Path != source {
@@ -149,30 +150,30 @@ format = "json"
 	}
 }
 
-// Each option sets its value of the configuration.
+// Each option sets its key of the configuration.
 func TestLoadOptions(t *testing.T) {
-	source, point := places(t)
-	names := filepath.Join(filepath.Dir(point), "x.names")
+	source, point := sourceAndPoint(t)
+	snapshot := filepath.Join(filepath.Dir(point), "x.snapshot")
 	c, _, err := load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", source, point,
-		"-o", "source_bandwidth=500MB,source_operations=1000,mode=stateless,names="+names)
+		"-o", "source_bandwidth=500MB,source_operations=1000,mode=stateless,metadata_snapshot="+snapshot)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := c.Source, (config.Source{Path: source, Bandwidth: 500e6, Operations: 1000}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if c.Mount.Mode != config.Stateless || c.Mount.Names != names {
-		t.Errorf("got %+v, want mode stateless and names %s", c.Mount, names)
+	if c.Mount.Mode != config.Stateless || c.Mount.MetadataSnapshot != snapshot {
+		t.Errorf("got %+v, want mode stateless and metadata snapshot %s", c.Mount, snapshot)
 	}
-	if got, want := c.Origin("mount.names"), "option names"; got != want {
-		t.Errorf("mount.names is from %q, want %q", got, want)
+	if got, want := c.Origin("mount.metadata_snapshot"), "option metadata_snapshot"; got != want {
+		t.Errorf("the origin of mount.metadata_snapshot is %q, want %q", got, want)
 	}
 }
 
-// SOURCE may be the URL of a bucket, which takes the place of the file's source,
-// and has workers of its own unless somebody says how many.
+// SOURCE may be the URL of a bucket. It replaces the source of the file, and the
+// default number of workers differs.
 func TestLoadBucket(t *testing.T) {
-	source, point := places(t)
+	source, point := sourceAndPoint(t)
 	const url = "s3://bucket/a/b?region=eu-west-1"
 	tier := []string{"--tier", "ram:/dev/shm/milkweed-test:1GiB"}
 	c, _, err := load(t, append(tier, url, point)...)
@@ -183,7 +184,7 @@ func TestLoadBucket(t *testing.T) {
 		t.Errorf("got %+v from %s, want %+v", got, c.Origin("source.url"), want)
 	}
 	if got, from := c.Placement.Workers, c.Origin("placement.workers"); got != 64 || from != "default" {
-		t.Errorf("%d workers from %s, want 64 from default", got, from)
+		t.Errorf("got %d workers from %s, want 64 from default", got, from)
 	}
 	if c, _, err = load(t, append(tier, url, point, "--workers", "8")...); err != nil || c.Placement.Workers != 8 {
 		t.Errorf("got %d workers, %v; want 8", c.Placement.Workers, err)
@@ -199,20 +200,20 @@ func TestLoadBucket(t *testing.T) {
 	}
 	c, _, err = load(t, append(tier, "-c", file, source, point)...)
 	if err != nil || c.Source != (config.Source{Path: source}) {
-		t.Errorf("the folder of the command line: got %+v, %v", c.Source, err)
+		t.Errorf("the directory of the command line: got %+v, %v", c.Source, err)
 	}
 }
 
-// What the driver does not take is refused before anything is shown or asked,
-// and no message, of check either, shows what may be a secret.
+// A URL that the driver refuses is an error before anything is printed or requested.
+// No message of mount or check contains a part of the URL that may be secret.
 func TestLoadBucketRefuses(t *testing.T) {
-	_, point := places(t)
-	for url, says := range map[string]string{
-		"s3://geheim:geheim@bucket":              "source.url: has credentials in it",
-		"s3://bucket?secret_access_key=geheim":   "source.url: has credentials in it",
-		"azblob://data?sv=1&sig=geheim":          "source.url: has credentials in it",
-		"s3://bucket?password=geheim":            "source.url: has credentials in it",
-		"nfs://geheim":                           "source.url: nfs:// is none of",
+	_, point := sourceAndPoint(t)
+	for url, want := range map[string]string{
+		"s3://geheim:geheim@bucket":              "source.url: contains credentials",
+		"s3://bucket?secret_access_key=geheim":   "source.url: contains credentials",
+		"azblob://data?sv=1&sig=geheim":          "source.url: contains credentials",
+		"s3://bucket?password=geheim":            "source.url: contains credentials",
+		"nfs://geheim":                           "source.url: nfs:// is not one of",
 		"s3://bucket?rgion=geheim":               `source.url: unknown option "rgion"`,
 		"gs://bucket?region=geheim":              "source.url: option region: is for s3:// only",
 		"s3://bucket?anonymous=geheim":           "source.url: option anonymous:",
@@ -224,21 +225,21 @@ func TestLoadBucketRefuses(t *testing.T) {
 		for _, command := range [][]string{{"mount", "--fake"}, {"check"}} {
 			out, stderr, err := runMilkweed(t, append(command, "--tier", "ram:/dev/shm/milkweed-test:1GiB", url, point)...)
 			wantCode(t, err, exit.Usage)
-			if err == nil || !strings.Contains(err.Error(), "argument SOURCE: "+says) {
-				t.Errorf("%s %s: %v; want it to say %q", command, url, err, says)
+			if err == nil || !strings.Contains(err.Error(), "argument SOURCE: "+want) {
+				t.Errorf("%s %s: got %v, want an error with %q", command, url, err, want)
 				continue
 			}
-			shown := out + stderr + err.Error()
-			if isSecret := strings.Contains(says, "credentials"); isSecret && strings.Contains(shown, "geheim") {
-				t.Errorf("%s %s shows it: %s", command, url, shown)
+			printed := out + stderr + err.Error()
+			if isSecret := strings.Contains(want, "credentials"); isSecret && strings.Contains(printed, "geheim") {
+				t.Errorf("%s %s prints the secret: %s", command, url, printed)
 			}
 		}
 	}
 }
 
 func TestLoadTierFlags(t *testing.T) {
-	source, point := places(t)
-	c, said, err := load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", "--tier", "ssd:/var/tmp/a:b:90%", source, point)
+	source, point := sourceAndPoint(t)
+	c, printed, err := load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", "--tier", "ssd:/var/tmp/a:b:90%", source, point)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,8 +250,8 @@ func TestLoadTierFlags(t *testing.T) {
 	if !reflect.DeepEqual(c.Tiers, want) {
 		t.Errorf("got %+v, want %+v", c.Tiers, want)
 	}
-	if said != "" {
-		t.Errorf("said %q", said)
+	if printed != "" {
+		t.Errorf("printed %q", printed)
 	}
 	for _, bad := range []string{"ssd", "ssd:1GiB", ":/x:1GiB", "SSD:/x:1GiB", "ssd:/x:much"} {
 		_, _, err := load(t, "--tier", bad, source, point)
@@ -258,17 +259,17 @@ func TestLoadTierFlags(t *testing.T) {
 	}
 }
 
-// Without a configuration the command says where copies go.
+// Without a configuration file the command prints the tiers.
 func TestLoadDefaultTiers(t *testing.T) {
-	source, point := places(t)
+	source, point := sourceAndPoint(t)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	c, said, err := load(t, source, point)
+	c, printed, err := load(t, source, point)
 	if err != nil {
-		t.Skipf("this machine has no room for the default tiers: %v", err)
+		t.Skipf("this machine has no space for the default tiers: %v", err)
 	}
 	for _, tier := range c.Tiers {
-		if !strings.Contains(said, tier.Path) {
-			t.Errorf("said %q, without %s", said, tier.Path)
+		if !strings.Contains(printed, tier.Path) {
+			t.Errorf("printed %q, without %s", printed, tier.Path)
 		}
 	}
 }

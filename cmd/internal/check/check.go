@@ -1,8 +1,8 @@
-// Package check is what can be known before a mount: what will work on this
-// machine with this configuration, and what to do about the rest.
+// Package check predicts whether a mount works on this machine with a configuration.
+// For each problem it has a remedy.
 //
-// It changes nothing: what it creates to see whether it may, it removes. A file
-// system that does not answer costs it five seconds.
+// The checks leave no traces: files that they create to test permissions are removed.
+// A file system that does not respond delays a check by at most five seconds.
 package check
 
 import (
@@ -23,24 +23,24 @@ import (
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
-// A Status is how bad a Finding is.
+// A Status is the severity of a Finding.
 type Status string
 
 // The statuses.
 const (
 	OK      Status = "ok"
-	Warning Status = "warning" // a mount works, and not as well as it could
+	Warning Status = "warning" // a mount works, but not as well as it could
 	Problem Status = "problem" // a mount does not work
 )
 
 // A Finding is the result of one check.
 type Finding struct {
-	Name   string      `json:"name"`             // what was looked at, such as "source" or "tier ssd"
-	Status Status      `json:"status"`           //
-	Detail string      `json:"detail"`           // what was found, on one line
-	Remedy string      `json:"remedy,omitempty"` // what to do, a sentence; "" if all is well
-	Code   exit.Code   `json:"code,omitempty"`   // what a mount exits with; 0 unless it is a Problem
-	Err    *exit.Error `json:"-"`                // the same as an error; nil unless it is a Problem
+	Name   string      `json:"name"`             // the subject of the check, such as "source" or "tier ssd"
+	Status Status      `json:"status"`           // the severity
+	Detail string      `json:"detail"`           // the result, on one line
+	Remedy string      `json:"remedy,omitempty"` // a sentence; "" if the status is OK
+	Code   exit.Code   `json:"code,omitempty"`   // the exit code of a mount; 0 unless the status is Problem
+	Err    *exit.Error `json:"-"`                // the finding as an error; nil unless the status is Problem
 }
 
 func ok(name, format string, args ...any) []Finding {
@@ -59,8 +59,7 @@ func problem(code exit.Code, name, remedy, format string, args ...any) []Finding
 	}}
 }
 
-// First returns the first Problem among the findings as an error, which is an
-// *exit.Error, or nil.
+// First returns the first Problem as an *exit.Error, or nil if there is none.
 func First(findings []Finding) error {
 	for _, f := range findings {
 		if f.Err != nil {
@@ -70,7 +69,7 @@ func First(findings []Finding) error {
 	return nil
 }
 
-// Write prints the findings for people, one below the other.
+// Write prints the findings as text, one per line, each followed by its remedy.
 func Write(w io.Writer, findings []Finding) error {
 	width := 0
 	for _, f := range findings {
@@ -87,35 +86,35 @@ func Write(w io.Writer, findings []Finding) error {
 	return err
 }
 
-// Run makes all checks of a configuration that is valid on which it depends
-// whether a mount works, and returns what each found, in the order in which a
-// mount needs them. When ctx is done it returns what it has. It asks no bucket
-// anything, since that costs money and time: who opens one has Bucket tell of it.
+// Run runs all checks that decide whether a mount of a valid configuration works. It
+// returns the findings in the order in which a mount needs them. When ctx is done, it
+// returns the findings so far. It sends no request to a bucket, because requests cost
+// money and time; a caller that opens the bucket adds the finding of Bucket.
 func Run(ctx context.Context, c *config.Config) []Finding {
 	return thisHost().run(ctx, c)
 }
 
-// A host is the machine as the checks see it.
+// A host is the machine that is checked. Tests replace its parts.
 type host struct {
-	root     string // that /proc, /etc and /dev are below
-	uid      int
-	patience time.Duration // that a file system is given to answer
+	root    string // the directory that contains /proc, /etc and /dev
+	uid     int
+	timeout time.Duration // limits each check that calls a file system
 
-	release  func() (string, error) // of the kernel
+	release  func() (string, error) // the version of the kernel
 	openat2  func() error
 	lookPath func(file string) (string, error)
 	nofile   func() (hard uint64, err error)
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	listen   func(address string) error
-	probe    func(files []*os.File) []error // as milkweed.ProbePassthrough
+	probe    func(files []*os.File) []error // see milkweed.ProbePassthrough
 }
 
 func thisHost() host {
 	return host{
 		root:     "/",
 		uid:      os.Getuid(),
-		patience: 5 * time.Second,
+		timeout:  5 * time.Second,
 		release:  release,
 		openat2:  openat2,
 		lookPath: exec.LookPath,
@@ -136,7 +135,7 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.allowOther(c) },
 		func() []Finding { return h.mountPoint(ctx, c) },
 		func() []Finding { return h.tiers(ctx, c) },
-		func() []Finding { return h.namesFile(ctx, c) },
+		func() []Finding { return h.snapshot(ctx, c) },
 		h.openFiles,
 		func() []Finding { return h.metrics(c) },
 	}
@@ -150,25 +149,26 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 	return findings
 }
 
-// within returns what check finds, or late if that takes too long. A check
-// that hangs in the kernel cannot be stopped: it is left behind, and what it
-// finds is dropped.
-func (h host) within(ctx context.Context, late []Finding, check func() []Finding) []Finding {
+// withTimeout returns the findings of check, or onTimeout if check takes longer than
+// h.timeout. When ctx is done it returns nil. A check that hangs in the kernel cannot
+// be interrupted: its goroutine keeps running, and its findings are dropped.
+func (h host) withTimeout(ctx context.Context, onTimeout []Finding, check func() []Finding) []Finding {
 	found := make(chan []Finding, 1)
 	go func() { found <- check() }()
-	timer := time.NewTimer(h.patience)
+	timer := time.NewTimer(h.timeout)
 	defer timer.Stop()
 	select {
 	case f := <-found:
 		return f
 	case <-timer.C:
-		return late
+		return onTimeout
 	case <-ctx.Done():
 		return nil
 	}
 }
 
-// reason is what went wrong, without the path that the message names already.
+// reason returns the error number in err if there is one, and otherwise err. It omits
+// the path, which the message of the caller contains already.
 func reason(err error) error {
 	if e, ok := errors.AsType[unix.Errno](err); ok {
 		return e
@@ -183,13 +183,13 @@ func (h host) metrics(c *config.Config) []Finding {
 		return nil
 	}
 	if err := h.listen(address); err != nil {
-		return problem(exit.Usage, name, "Choose another host:port for metrics.listen, or leave it out.",
+		return problem(exit.Usage, name, "Choose another host:port for metrics.listen, or remove it.",
 			"cannot listen on %s: %w", address, reason(err))
 	}
 	hostname, _, _ := net.SplitHostPort(address)
 	if ip := net.ParseIP(hostname); ip != nil && !ip.IsLoopback() {
 		return warning(name, "Listen on 127.0.0.1 unless Prometheus runs on another machine.",
-			"%s can be read by whoever reaches this machine", address)
+			"everyone who reaches this machine can read the metrics at %s", address)
 	}
 	return ok(name, "%s is free", address)
 }

@@ -23,23 +23,23 @@ import (
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
-// A world is a machine on which everything works, and a configuration for it.
+// A world is a machine on which all checks succeed, and a configuration for it.
 type world struct {
 	*testing.T
 	host
-	dir    string // with source, mnt, and room for tiers
+	dir    string // contains the source, the mount point and the tiers
 	config *config.Config
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // for asUser
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // so that asUser can enter it
 		t.Fatal(err)
 	}
-	w := &world{T: t, host: thisHost(), dir: resolve(dir)}
+	w := &world{T: t, host: thisHost(), dir: config.RealPath(dir)}
 	w.root = w.path("root")
-	w.patience = time.Minute
+	w.timeout = time.Minute
 	w.release = func() (string, error) { return "6.1.0-13-amd64", nil }
 	w.openat2 = func() error { return nil }
 	w.nofile = func() (uint64, error) { return 1 << 20, nil }
@@ -56,7 +56,7 @@ func newWorld(t *testing.T) *world {
 	c.Source.Path = w.path("source")
 	c.Mount.Point = w.path("mnt")
 	c.Mount.AllowOther = true
-	c.Mount.Names = w.path("x.names")
+	c.Mount.MetadataSnapshot = w.path("x.snapshot")
 	c.Metrics.Listen = "127.0.0.1:0"
 	c.Tiers = []config.Tier{{Name: "ssd", Path: w.path("ssd/new"), Quota: config.Quota{Percent: 90}}}
 	w.config = &c
@@ -78,19 +78,21 @@ func (w *world) write(name, data string) {
 	w.must(os.WriteFile(w.path(name), []byte(data), 0o644))
 }
 
+// mkdir creates a directory with a mode.
 func (w *world) mkdir(name string, mode fs.FileMode) {
 	w.Helper()
 	w.must(os.MkdirAll(w.path(name), 0o755))
 	w.must(os.Chmod(w.path(name), mode))
-	w.Cleanup(func() { os.Chmod(w.path(name), 0o755) }) // so that it can be removed
+	w.Cleanup(func() { os.Chmod(w.path(name), 0o755) }) // so that the test can remove it
 }
 
+// mountinfo adds lines to the table of mounts. In them, $ stands for w.dir.
 func (w *world) mountinfo(line string) {
 	w.Helper()
 	w.write("root/proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"+strings.ReplaceAll(line, "$", w.dir)+"\n")
 }
 
-// failStat makes stat of one path fail.
+// failStat makes stat of path return err.
 func (w *world) failStat(path string, err error) {
 	w.stat = func(p string) (os.FileInfo, error) {
 		if p == path {
@@ -100,6 +102,7 @@ func (w *world) failStat(path string, err error) {
 	}
 }
 
+// fileSystem makes statfs return st for path and its parents.
 func (w *world) fileSystem(path string, st unix.Statfs_t) {
 	w.statfs = func(p string) (unix.Statfs_t, error) {
 		if strings.HasPrefix(path, p) && p != w.path("source") {
@@ -109,12 +112,13 @@ func (w *world) fileSystem(path string, st unix.Statfs_t) {
 	}
 }
 
-// disk returns a file system of a type, with so many bytes in all and free.
-func disk(magic int64, all, free uint64) unix.Statfs_t {
-	return unix.Statfs_t{Type: magic, Bsize: 1, Blocks: all, Bfree: free, Bavail: free}
+// disk returns the result of statfs for a type of file system, with its total and free
+// space in bytes.
+func disk(magic int64, total, free uint64) unix.Statfs_t {
+	return unix.Statfs_t{Type: magic, Bsize: 1, Blocks: total, Bfree: free, Bavail: free}
 }
 
-// asUser calls f on a thread that may access what an ordinary user may.
+// asUser calls f on a thread with the access rights of an ordinary user.
 func asUser(t *testing.T, f func()) {
 	if os.Getuid() != 0 {
 		f()
@@ -145,7 +149,7 @@ func TestChecks(t *testing.T) {
 		edit   func(w *world)
 		status Status
 		code   exit.Code
-		detail string // $ is the world's dir
+		detail string // a part of it; $ stands for the dir of the world
 		remedy string // a part of it
 	}{
 		{"good", "source", func(*world) {}, OK, 0, "$/source, on ", ""},
@@ -164,20 +168,20 @@ func TestChecks(t *testing.T) {
 			w.openat2 = func() error { return unix.ENOSYS }
 			w.release = func() (string, error) { return "5.4.0", nil }
 		}, Problem, exit.Failure, "Linux 5.4.0 has no openat2", "5.6"},
-		{"filtered", "kernel", func(w *world) { w.openat2 = func() error { return unix.EPERM } }, Problem, exit.Failure, "does not let us call openat2: operation not permitted", "seccomp"},
+		{"filtered", "kernel", func(w *world) { w.openat2 = func() error { return unix.EPERM } }, Problem, exit.Failure, "does not permit openat2: operation not permitted", "seccomp"},
 
 		{"good", "fuse", func(*world) {}, OK, 0, "/dev/fuse can be opened", ""},
 		{"missing", "fuse", func(w *world) { w.must(os.Remove(w.path("root/dev/fuse"))) }, Problem, exit.Fuse, "there is no /dev/fuse", "--device /dev/fuse"},
 		{"closed", "fuse", func(w *world) { w.must(os.Chmod(w.path("root/dev/fuse"), 0)) }, Problem, exit.Fuse, "/dev/fuse: permission denied", "chmod 0666"},
 
 		{"good", "fusermount3", user, OK, 0, "$/bin/fusermount3", ""},
-		{"root", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", everything); w.lookPath = nowhere }, OK, 0, "not needed", ""},
-		{"missing", "fusermount3", func(w *world) { w.uid = 1000; w.lookPath = nowhere }, Problem, exit.Fuse, "not found in PATH", "apt-get install fuse3"},
+		{"root", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", everything); w.lookPath = notFound }, OK, 0, "not needed", ""},
+		{"missing", "fusermount3", func(w *world) { w.uid = 1000; w.lookPath = notFound }, Problem, exit.Fuse, "not found in PATH", "apt-get install fuse3"},
 		{"vanished", "fusermount3", func(w *world) { w.uid = 1000; w.must(os.Remove(w.path("bin/fusermount3"))) }, Problem, exit.Fuse, "no such file", "--reinstall"},
 		{"not setuid", "fusermount3", func(w *world) { w.uid = 1000; w.must(os.Chmod(w.path("bin/fusermount3"), 0o755)) }, Problem, exit.Fuse, "$/bin/fusermount3 is not setuid root", "chmod u+s"},
 		{"no new privileges", "fusermount3", func(w *world) { w.uid = 1000; w.write("root/proc/self/status", "NoNewPrivs:\t1\n") }, Problem, exit.Fuse, "no_new_privs", "outside of the container"},
 		{"root without rights", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps) }, Warning, 0, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
-		{"root without rights or helper", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps); w.lookPath = nowhere }, Problem, exit.Fuse, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
+		{"root without rights or helper", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps); w.lookPath = notFound }, Problem, exit.Fuse, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
 
 		{"good", "allow_other", user, OK, 0, "/etc/fuse.conf permits it", ""},
 		{"root", "allow_other", func(w *world) { w.uid = 0; w.write("root/etc/fuse.conf", "") }, OK, 0, "root", ""},
@@ -211,14 +215,14 @@ func TestChecks(t *testing.T) {
 			w.mountinfo("22 21 0:50 / $/mnt ro - tmpfs tmpfs ro")
 		}, Problem, exit.MountPoint, "$/link is already a mount, tmpfs of tmpfs", "another"},
 
-		{"to be made", tier, func(*world) {}, OK, 0, "$/ssd/new, on ", ""},
-		{"there", tier, func(w *world) { w.mkdir("ssd/new", 0o700) }, OK, 0, "$/ssd/new, on ", ""},
+		{"missing", tier, func(*world) {}, OK, 0, "$/ssd/new, on ", ""},
+		{"existing", tier, func(w *world) { w.mkdir("ssd/new", 0o700) }, OK, 0, "$/ssd/new, on ", ""},
 		{"file", tier, func(w *world) { w.write("ssd/new", "") }, Problem, exit.Tier, "$/ssd/new is not a directory", "directory"},
 		{"below a file", tier, func(w *world) { w.write("ssd", "") }, Problem, exit.Tier, "$/ssd/new: not a directory", "directory"},
 		{"not writable", tier, func(w *world) { w.mkdir("ssd/new", 0o555) }, Problem, exit.Tier, "cannot write to $/ssd/new: permission denied", "may write"},
 		{"parent not writable", tier, func(w *world) { w.mkdir(".", 0o555) }, Problem, exit.Tier, "cannot write to $: permission denied", "may write"},
-		{"of another user", tier, func(w *world) { w.mkdir("ssd/new", 0o777|fs.ModeSticky); w.give("ssd/new", 4711) }, Problem, exit.Tier, "$/ssd/new belongs to user 4711", "your own"},
-		{"open to all", tier, func(w *world) { w.mkdir("ssd/new", 0o777) }, Warning, 0, "everyone may rename what is in $/ssd/new", "chmod o-w"},
+		{"of another user", tier, func(w *world) { w.mkdir("ssd/new", 0o777|fs.ModeSticky); w.chown("ssd/new", 4711) }, Problem, exit.Tier, "$/ssd/new belongs to user 4711", "your own"},
+		{"open to all", tier, func(w *world) { w.mkdir("ssd/new", 0o777) }, Warning, 0, "all users may rename the files in $/ssd/new", "chmod o-w"},
 		{"broken", tier, func(w *world) { w.failStat(w.path("ssd/new"), unix.EIO) }, Problem, exit.Tier, "$/ssd/new: input/output error", "another"},
 		{"full of copies", tier, func(w *world) {
 			w.tmpfs("ssd/new", 0)
@@ -228,14 +232,14 @@ func TestChecks(t *testing.T) {
 		{"quota too large", tier, func(w *world) {
 			w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 2*gib))
 			w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
-		}, Warning, 0, "the quota is 3GiB, and $ has 2.0 GiB free", "Lower"},
-		{"room is held by copies", tier, func(w *world) {
+		}, Warning, 0, "the quota is 3GiB, but $ has 2.0 GiB free", "Reduce"},
+		{"space used by copies", tier, func(w *world) {
 			w.mkdir("ssd/new/"+config.DatasetID(w.path("source")), 0o700)
 			w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 2*gib))
 			w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
 		}, OK, 0, "$/ssd/new, on ext4, quota 3GiB, 2.0 GiB free", ""},
-		{"quota tiny", tier, func(w *world) { w.config.Tiers[0].Quota = config.Quota{Bytes: 64} }, Warning, 0, "the quota, 64, leaves room for 64 B", "unit"},
-		{"full", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 0)) }, Warning, 0, "the quota, 90%, leaves room for 0 B", "make room"},
+		{"quota tiny", tier, func(w *world) { w.config.Tiers[0].Quota = config.Quota{Bytes: 64} }, Warning, 0, "the quota 64 allows copies of 64 B", "unit"},
+		{"full", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 0)) }, Warning, 0, "the quota 90% allows copies of 0 B", "free space"},
 		{"NFS", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(unix.NFS_SUPER_MAGIC, 10*gib, 10*gib)) }, Warning, 0, "$/ssd/new is on NFS", "this machine"},
 		{"Lustre", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(0x0bd00bd0, 10*gib, 10*gib)) }, Warning, 0, "$/ssd/new is on Lustre", "this machine"},
 		{"GPFS", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(0x47504653, 10*gib, 10*gib)) }, Warning, 0, "$/ssd/new is on GPFS", "this machine"},
@@ -247,13 +251,13 @@ func TestChecks(t *testing.T) {
 		}, OK, 0, "; it may be swapped out", ""},
 		{"unknown type", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(0x1234, 10*gib, 10*gib)) }, OK, 0, "on a file system of type 0x1234", ""},
 
-		{"good", "names", func(*world) {}, OK, 0, "$/x.names", ""},
-		{"there", "names", func(w *world) { w.write("x.names", "") }, OK, 0, "$/x.names", ""},
-		{"no folder", "names", func(w *world) { w.config.Mount.Names = w.path("no/x.names") }, Problem, exit.Usage, "the folder of $/no/x.names does not exist", `"mkdir -p $/no"`},
-		{"below a file", "names", func(w *world) { w.config.Mount.Names = w.path("source/a/x.names") }, Problem, exit.Usage, "$/source/a is not a directory", "another file"},
-		{"folder", "names", func(w *world) { w.config.Mount.Names = w.path("mnt") }, Problem, exit.Usage, "$/mnt is not a file", "another file"},
-		{"broken", "names", func(w *world) { w.failStat(w.dir, unix.EIO) }, Problem, exit.Usage, "$: input/output error", "another file"},
-		{"not writable", "names", func(w *world) { w.mkdir(".", 0o555) }, Warning, 0, "$/x.names cannot be written at unmount: permission denied", "may write"},
+		{"good", snapshotName, func(*world) {}, OK, 0, "$/x.snapshot", ""},
+		{"existing", snapshotName, func(w *world) { w.write("x.snapshot", "") }, OK, 0, "$/x.snapshot", ""},
+		{"no folder", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("no/x.snapshot") }, Problem, exit.Usage, "the folder of $/no/x.snapshot does not exist", `"mkdir -p $/no"`},
+		{"below a file", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("source/a/x.snapshot") }, Problem, exit.Usage, "$/source/a is not a directory", "another file"},
+		{"folder", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("mnt") }, Problem, exit.Usage, "$/mnt is not a file", "another file"},
+		{"broken", snapshotName, func(w *world) { w.failStat(w.dir, unix.EIO) }, Problem, exit.Usage, "$: input/output error", "another file"},
+		{"not writable", snapshotName, func(w *world) { w.mkdir(".", 0o555) }, Warning, 0, "$/x.snapshot cannot be written at unmount: permission denied", "may write"},
 
 		{"good", "open files", func(*world) {}, OK, 0, "at most 1048576 at once", ""},
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},
@@ -267,18 +271,18 @@ func TestChecks(t *testing.T) {
 			w.Cleanup(func() { l.Close() })
 			w.config.Metrics.Listen = l.Addr().String()
 		}, Problem, exit.Usage, "address already in use", "another host:port"},
-		{"open", "metrics", func(w *world) { w.config.Metrics.Listen = "0.0.0.0:0" }, Warning, 0, "0.0.0.0:0 can be read", "127.0.0.1"},
+		{"open", "metrics", func(w *world) { w.config.Metrics.Listen = "0.0.0.0:0" }, Warning, 0, "everyone who reaches this machine can read the metrics at 0.0.0.0:0", "127.0.0.1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.check+"/"+tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			tt.edit(w)
-			before := w.names()
+			before := w.files()
 			var got []Finding
 			if strings.Contains(tt.detail, "permission denied") || strings.Contains(tt.detail, "may not be") {
-				asUser(t, func() { got = w.what(tt.check) })
+				asUser(t, func() { got = w.runCheck(tt.check) })
 			} else {
-				got = w.what(tt.check)
+				got = w.runCheck(tt.check)
 			}
 			if len(got) != 1 {
 				t.Fatalf("got %+v, want one finding", got)
@@ -289,28 +293,28 @@ func TestChecks(t *testing.T) {
 				t.Errorf("got  %+v\nwant %s %s, code %d, %q, %q", f, tt.check, tt.status, tt.code, detail, remedy)
 			}
 			if (f.Status == OK) != (f.Remedy == "") || (f.Status == Problem) != (f.Err != nil) || strings.Contains(f.Detail+f.Remedy, "\n") {
-				t.Errorf("%+v: want a remedy unless it is ok, an error if it is a problem, and one line each", f)
+				t.Errorf("%+v: want a remedy unless the status is ok, an error if it is problem, and no line break", f)
 			}
 			if f.Err != nil && (f.Err.Code != tt.code || f.Err.Err.Error() != f.Name+": "+f.Detail || f.Err.Remedy != f.Remedy) {
-				t.Errorf("error %v is not what the finding says: %+v", f.Err, f)
+				t.Errorf("error %v differs from the finding %+v", f.Err, f)
 			}
-			if after := w.names(); before != after {
-				t.Errorf("left something behind: before %s, after %s", before, after)
+			if after := w.files(); before != after {
+				t.Errorf("files differ: before %s, after %s", before, after)
 			}
 		})
 	}
 }
 
-func nowhere(string) (string, error) { return "", errors.New("not found") }
+func notFound(string) (string, error) { return "", errors.New("not found") }
 
-// give makes uid the owner of a name.
-func (w *world) give(name string, uid int) {
+// chown makes uid the owner of a file.
+func (w *world) chown(name string, uid int) {
 	if err := os.Chown(w.path(name), uid, -1); err != nil {
-		w.Skipf("needs the right to give files away: %v", err)
+		w.Skipf("needs the right to change the owner of files: %v", err)
 	}
 }
 
-// tmpfs mounts a file system that has room for one page.
+// tmpfs mounts a file system with space for one page.
 func (w *world) tmpfs(name string, flags uintptr) {
 	w.mkdir(name, 0o700)
 	if err := unix.Mount("none", w.path(name), "tmpfs", flags, fmt.Sprintf("mode=700,size=%d", os.Getpagesize())); err != nil {
@@ -319,8 +323,8 @@ func (w *world) tmpfs(name string, flags uintptr) {
 	w.Cleanup(func() { unix.Unmount(w.path(name), unix.MNT_DETACH) })
 }
 
-// names lists all that is in the world.
-func (w *world) names() string {
+// files returns the paths of all files of the world.
+func (w *world) files() string {
 	var names []string
 	filepath.WalkDir(w.dir, func(path string, _ fs.DirEntry, _ error) error {
 		names = append(names, path)
@@ -338,10 +342,10 @@ func TestRun(t *testing.T) {
 	for _, f := range findings {
 		names = append(names, f.Name)
 		if f.Status != OK {
-			t.Errorf("got %+v, want it to be ok", f)
+			t.Errorf("got %+v, want status ok", f)
 		}
 	}
-	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, mount point, tier ssd, names, open files, metrics"; got != want {
+	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, mount point, tier ssd, metadata snapshot, open files, metrics"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if err := First(findings); err != nil {
@@ -349,8 +353,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A bucket is not asked anything, and is not taken for a folder.
-func TestRunOfABucket(t *testing.T) {
+// Run sends no request to a bucket, and does not check it as a directory.
+func TestRunWithBucket(t *testing.T) {
 	w := newWorld(t)
 	w.config.Source = config.Source{URL: "s3://bucket/a"}
 	for _, f := range w.run(t.Context(), w.config) {
@@ -362,11 +366,11 @@ func TestRunOfABucket(t *testing.T) {
 	w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 2*gib))
 	w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
 	if got := w.host.tiers(t.Context(), w.config); len(got) != 1 || got[0].Status != OK {
-		t.Errorf("of a tier that has copies of it: got %+v, want room for them", got)
+		t.Errorf("a tier with copies of the bucket: got %+v, want status ok", got)
 	}
 }
 
-// What a bucket answered when it was opened is said with what to do about it.
+// The error of opening a bucket is reported with a remedy.
 func TestBucket(t *testing.T) {
 	c := config.Source{URL: "s3://bucket/a?region=r&endpoint=http://h"}
 	good := Bucket(c, "access key AKIA, from EnvConfigCredentials", nil)
@@ -378,7 +382,7 @@ func TestBucket(t *testing.T) {
 		err    error
 		remedy string
 	}{
-		{unix.EINVAL, "has to say what is missing"},
+		{unix.EINVAL, "Add the missing setting"},
 		{unix.EACCES, "anonymous=true"},
 		{unix.ENOENT, "names of the bucket and of the prefix"},
 		{unix.ENXIO, "region=REGION"},
@@ -400,23 +404,23 @@ func TestBucket(t *testing.T) {
 		}
 		e, isExit := errors.AsType[*exit.Error](SourceError(c, err))
 		if !isExit || e.Code != code || e.Err.Error() != "source: "+err.Error() || e.Remedy != got[0].Remedy {
-			t.Errorf("got %+v, want the same", e)
+			t.Errorf("SourceError: got %+v, want the error of the finding", e)
 		}
 	}
 	e, _ := errors.AsType[*exit.Error](SourceError(config.Source{Path: "/a"}, unix.EACCES))
 	if e == nil || e.Remedy != "Check that the source is mounted and readable." {
-		t.Errorf("of a folder: got %+v", e)
+		t.Errorf("a directory: got %+v", e)
 	}
 }
 
-func TestRunWhatIsOff(t *testing.T) {
+func TestRunOmitsUnconfigured(t *testing.T) {
 	w := newWorld(t)
 	w.config.Mount.AllowOther = false
 	w.config.Metrics.Listen = ""
-	w.config.Mount.Names = ""
+	w.config.Mount.MetadataSnapshot = ""
 	for _, f := range w.run(t.Context(), w.config) {
-		if f.Name == "allow_other" || f.Name == "metrics" || f.Name == "names" {
-			t.Errorf("got %+v for what is off", f)
+		if f.Name == "allow_other" || f.Name == "metrics" || f.Name == snapshotName {
+			t.Errorf("got %+v, which is not configured", f)
 		}
 	}
 }
@@ -431,33 +435,33 @@ func TestRunHere(t *testing.T) {
 	}
 }
 
-func TestRunEnds(t *testing.T) {
+func TestRunCanceled(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got := w.run(ctx, w.config); len(got) != 0 {
-		t.Errorf("got %+v, want nothing after the end", got)
+		t.Errorf("got %+v, want no findings after the context was canceled", got)
 	}
 }
 
-// A file system that hangs costs patience, not the command.
+// Each check of a file system that hangs ends after the time-out.
 func TestHung(t *testing.T) {
 	for _, tt := range []struct {
-		place string
-		run   func(w *world) []Finding
-		code  exit.Code
-		want  string
+		path string
+		run  func(w *world) []Finding
+		code exit.Code
+		want string
 	}{
-		{"source", func(w *world) []Finding { return w.host.source(t.Context(), w.config) }, exit.Source, "source: $/source does not answer for 10ms"},
-		{"mnt", func(w *world) []Finding { return w.host.mountPoint(t.Context(), w.config) }, exit.MountPoint, "mount point: $/mnt (fuse.milkweed of /x) does not answer for 10ms"},
-		{"x.names", func(w *world) []Finding { return w.host.namesFile(t.Context(), w.config) }, exit.Usage, "names: $/x.names does not answer for 10ms"},
-		{"ssd/new", func(w *world) []Finding { return w.host.tiers(t.Context(), w.config) }, exit.Tier, "tier ssd: $/ssd/new does not answer for 10ms"},
+		{"source", func(w *world) []Finding { return w.host.source(t.Context(), w.config) }, exit.Source, "source: $/source did not respond within 10ms"},
+		{"mnt", func(w *world) []Finding { return w.host.mountPoint(t.Context(), w.config) }, exit.MountPoint, "mount point: $/mnt (fuse.milkweed of /x) did not respond within 10ms"},
+		{"x.snapshot", func(w *world) []Finding { return w.host.snapshot(t.Context(), w.config) }, exit.Usage, "metadata snapshot: $/x.snapshot did not respond within 10ms"},
+		{"ssd/new", func(w *world) []Finding { return w.host.tiers(t.Context(), w.config) }, exit.Tier, "tier ssd: $/ssd/new did not respond within 10ms"},
 	} {
-		t.Run(tt.place, func(t *testing.T) {
+		t.Run(tt.path, func(t *testing.T) {
 			w := newWorld(t)
 			hang := make(chan struct{})
 			t.Cleanup(func() { close(hang) })
-			w.patience = 10 * time.Millisecond
+			w.timeout = 10 * time.Millisecond
 			w.stat = func(string) (os.FileInfo, error) { <-hang; return nil, unix.EIO }
 			w.mountinfo("22 21 0:50 / $/mnt ro - fuse.milkweed /x ro")
 			err := First(tt.run(w))
@@ -469,7 +473,7 @@ func TestHung(t *testing.T) {
 	}
 }
 
-func TestHungEndsWithContext(t *testing.T) {
+func TestHungCanceled(t *testing.T) {
 	w := newWorld(t)
 	hang := make(chan struct{})
 	t.Cleanup(func() { close(hang) })
@@ -477,7 +481,7 @@ func TestHungEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if got := w.run(ctx, w.config); len(got) != 0 {
-		t.Errorf("got %+v, want nothing", got)
+		t.Errorf("got %+v, want no findings", got)
 	}
 }
 
@@ -534,13 +538,13 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// what runs one check without a goroutine, so that asUser reaches it.
-func (w *world) what(check string) []Finding {
+// runCheck runs one check on the calling thread, so that asUser affects it.
+func (w *world) runCheck(check string) []Finding {
 	switch check {
 	case "source":
-		return w.lookAtSource(w.config.Source.Path)
+		return w.inspectSource(w.config.Source.Path)
 	case "mount point":
-		return w.lookAtMountPoint(w.config.Mount.Point)
+		return w.inspectMountPoint(w.config.Mount.Point)
 	case "kernel":
 		return w.kernel()
 	case "fuse":
@@ -553,15 +557,15 @@ func (w *world) what(check string) []Finding {
 		return w.openFiles()
 	case "metrics":
 		return w.metrics(w.config)
-	case "names":
-		return w.lookAtNamesFile(w.config.Mount.Names)
+	case snapshotName:
+		return w.inspectSnapshot(w.config.Mount.MetadataSnapshot)
 	default:
-		return w.lookAtTier(check, w.config.Tiers[0], w.config.Source.Path)
+		return w.inspectTier(check, w.config.Tiers[0], w.config.Source.Path)
 	}
 }
 
-// mountFuse mounts a FUSE file system on dir that nobody serves, and returns
-// the device: closing it is the end of the daemon.
+// mountFuse mounts a FUSE file system without a daemon on dir. It returns the device;
+// to close it has the same effect as the end of the daemon.
 func mountFuse(t *testing.T, dir string) *os.File {
 	t.Helper()
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -581,9 +585,9 @@ func TestRealMount(t *testing.T) {
 	w := newWorld(t)
 	device := mountFuse(t, w.path("mnt"))
 	w.root = "/"
-	w.patience = 100 * time.Millisecond
+	w.timeout = 100 * time.Millisecond
 	for _, want := range []string{
-		"mount point: $/mnt (fuse.milkweed of /lustre/x) does not answer for 100ms",
+		"mount point: $/mnt (fuse.milkweed of /lustre/x) did not respond within 100ms",
 		"mount point: $/mnt is left over from a file system whose daemon has ended: transport endpoint is not connected",
 	} {
 		err := First(w.host.mountPoint(t.Context(), w.config))
@@ -592,6 +596,6 @@ func TestRealMount(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		device.Close()
-		w.patience = time.Minute
+		w.timeout = time.Minute
 	}
 }

@@ -12,107 +12,105 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// A Service is how the kernel gets at the content of files.
+// A Service is the way in which the kernel reads the content of files.
 type Service struct {
 	Mode   config.Mode // never config.Auto
-	Reason string      // why this one, on one line
+	Reason string      // why this mode was chosen, on one line
 
-	// Why the kernel does not read the files of a place by itself; nil if it
-	// does.
+	// Why the kernel does not read files of the source or of a tier directly; nil
+	// if it does.
 	Source error
 	Tiers  []error // in the order of the configuration
 }
 
-// Decide finds out how the kernel is to be served. It looks at some files of
-// the source, and in each tier makes a file that has no name and is gone
-// afterwards. It waits for a file system that hangs: Run is there to tell of one.
+// Decide chooses the mode of a mount. It samples files of the source, and creates a
+// file without a name in each tier, which it removes. It blocks on a file system
+// that hangs; Run reports such a file system.
 func Decide(ctx context.Context, c *config.Config, source drivers.Sampler) Service {
-	l := thisHost().look(ctx, c, source)
-	mode, reason := l.choose(c.Mount.Mode)
-	s := Service{Mode: mode, Reason: reason, Source: in(mode, l.source)}
-	for _, err := range l.tiers {
-		s.Tiers = append(s.Tiers, in(mode, err))
+	in := thisHost().modeInputs(ctx, c, source)
+	mode, reason := in.chooseMode(c.Mount.Mode)
+	s := Service{Mode: mode, Reason: reason, Source: passthroughError(mode, in.source)}
+	for _, err := range in.tiers {
+		s.Tiers = append(s.Tiers, passthroughError(mode, err))
 	}
 	return s
 }
 
-// in returns why the kernel does not read a place by itself in a mount with
-// mode, of why it could not.
-func in(mode config.Mode, err error) error {
-	if err == nil && mode != config.Passthrough {
+// passthroughError returns why the kernel does not read files of a directory directly
+// in a mode. Probe is the error of the probe of the directory.
+func passthroughError(mode config.Mode, probe error) error {
+	if probe == nil && mode != config.Passthrough {
 		return fmt.Errorf("the mode is %s", mode)
 	}
-	return err
+	return probe
 }
 
-// A look is what the choice of a mode depends on.
-type look struct {
-	sample []drivers.Info // of the files of the source
-	probes                // whether passthrough could be
+// modeInputs are the facts that the choice of a mode depends on.
+type modeInputs struct {
+	sample []drivers.Info // of files of the source
+	probeResults
 }
 
-// look looks at what the configuration leaves open.
-func (h host) look(ctx context.Context, c *config.Config, source drivers.Sampler) look {
-	if !mayPassThrough(c) {
-		return look{probes: probes{tiers: make([]error, len(c.Tiers))}}
+// modeInputs collects the facts that the configuration does not make irrelevant.
+func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.Sampler) modeInputs {
+	if !allowsPassthrough(c) {
+		return modeInputs{probeResults: probeResults{tiers: make([]error, len(c.Tiers))}}
 	}
-	ctx, cancel := context.WithTimeout(ctx, sampleTime)
+	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
-	sample, _ := source.Sample(ctx, sampleFiles) // a source that fails shows nothing
-	return look{slices.Collect(maps.Values(sample)), h.probePlaces(c, slices.Sorted(maps.Keys(sample)))}
+	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
+	return modeInputs{slices.Collect(maps.Values(sample)), h.probeDirectories(c, slices.Sorted(maps.Keys(sample)))}
 }
 
-// How much is looked at of the source. It is the time that a mount of a slow one
-// takes longer.
+// The limits of the sample of the source. The time-out bounds the delay of a mount
+// with a slow source.
 const (
-	sampleFiles = 64
-	sampleTime  = 300 * time.Millisecond
+	sampleFiles   = 64
+	sampleTimeout = 300 * time.Millisecond
 )
 
-// mayPassThrough reports whether the configuration lets the kernel read by
-// itself.
-func mayPassThrough(c *config.Config) bool {
+// allowsPassthrough reports whether the configuration allows passthrough.
+func allowsPassthrough(c *config.Config) bool {
 	return c.Mount.Mode == config.Auto || c.Mount.Mode == config.Passthrough
 }
 
-func (l look) choose(want config.Mode) (config.Mode, string) {
-	works, why := l.inATier()
-	return ChooseMode(want, works, why, l.sample)
+func (in modeInputs) chooseMode(configured config.Mode) (config.Mode, string) {
+	works, why := in.anyTier()
+	return ChooseMode(configured, works, why, in.sample)
 }
 
-// statelessBelow is the mean size of the files of a dataset, in bytes, below
-// which the kernel had better open them without asking the daemon than read them
-// by itself. The former is faster for files that it has the pages of, the latter
-// for others, and nobody knows how many those will be. Measured by
-// BenchmarkStatelessAgainstPassthrough in fs, stateless takes 0.36 and 1.8 times
-// as long for files of 256 KiB, 0.61 and 2.5 times for those of 1 MiB: in between
-// it has as much to lose as to win.
+// statelessBelow is the mean file size in bytes below which auto prefers stateless
+// to passthrough. Stateless is faster for files in the page cache, and passthrough
+// for other files; how many files will be in the page cache is not known in advance.
+// By BenchmarkStatelessAgainstPassthrough in fs, stateless takes 0.36 times as long
+// for cached files of 256 KiB and 1.8 times as long for others. For files of 1 MiB
+// it is 0.61 and 2.5 times. In between, the possible loss equals the possible gain.
 const statelessBelow = 512 << 10
 
-// ChooseMode returns the mode of a mount whose configuration wants one, and why,
-// on one line. Passthrough reports whether it works in at least one tier, and
-// why says why it does not. The sample is of the files of the dataset.
-func ChooseMode(want config.Mode, passthrough bool, why string, sample []drivers.Info) (mode config.Mode, reason string) {
+// ChooseMode returns the mode of a mount and the reason on one line. Configured is
+// the mode of the configuration. Passthrough reports whether passthrough works for at
+// least one tier; if not, why is the reason. The sample is of files of the dataset.
+func ChooseMode(configured config.Mode, passthrough bool, why string, sample []drivers.Info) (mode config.Mode, reason string) {
 	switch {
-	case want == config.Passthrough && !passthrough:
-		return config.Cached, "passthrough was asked for, and does not work: " + why
-	case want != config.Auto:
-		return want, "it was asked for"
+	case configured == config.Passthrough && !passthrough:
+		return config.Cached, "passthrough is configured, but does not work: " + why
+	case configured != config.Auto:
+		return configured, "it is configured"
 	case !passthrough:
 		return config.Stateless, "passthrough does not work: " + why
 	case len(sample) == 0:
-		return config.Stateless, "no file was found to tell the size of files by"
+		return config.Stateless, "no file was found, so the size of files is not known"
 	}
 	mean := meanSize(sample)
 	found := fmt.Sprintf("files are %s on average (%d sampled)", size(mean), len(sample))
 	if mean < statelessBelow {
-		return config.Stateless, fmt.Sprintf("%s, and under %s they open faster without asking", found, size(statelessBelow))
+		return config.Stateless, fmt.Sprintf("%s, and below %s stateless is faster", found, size(statelessBelow))
 	}
-	return config.Passthrough, fmt.Sprintf("%s, and from %s on they are read faster by the kernel itself", found, size(statelessBelow))
+	return config.Passthrough, fmt.Sprintf("%s, and from %s on passthrough is faster", found, size(statelessBelow))
 }
 
 func meanSize(files []drivers.Info) int64 {
-	sum := 0.0 // sparse files can be larger than all int64 together
+	sum := 0.0 // the sizes of sparse files may add up to more than an int64 holds
 	for _, f := range files {
 		sum += float64(f.Size)
 	}
@@ -125,36 +123,36 @@ type Source interface {
 	io.Closer
 }
 
-// Preview tells what Decide would say of c, where the kernel could read files by
-// itself, and what to do about the rest. None of it keeps a mount from working.
-// It calls open for the source, and closes that.
+// Preview returns findings about the mode that Decide would choose for c, and about
+// the directories for which passthrough works. None of them is a Problem. Preview
+// opens the source with open, and closes it.
 func Preview(ctx context.Context, c *config.Config, open func() (Source, error)) []Finding {
 	return thisHost().preview(ctx, c, open)
 }
 
 func (h host) preview(ctx context.Context, c *config.Config, open func() (Source, error)) []Finding {
-	late := warning("mode", "See what is said of the source and the tiers.",
-		"the source or a tier does not answer for %s", h.patience)
-	return h.within(ctx, late, func() []Finding {
+	onTimeout := warning("mode", "See the findings of the source and the tiers.",
+		"the source or a tier did not respond within %s", h.timeout)
+	return h.withTimeout(ctx, onTimeout, func() []Finding {
 		source, err := open()
 		if err != nil {
-			return warning("mode", "See what is said of the source.", "not known: %v", reason(err))
+			return warning("mode", "See the finding of the source.", "not known: %v", reason(err))
 		}
 		defer source.Close()
-		return h.lookAtMode(ctx, c, source)
+		return h.inspectMode(ctx, c, source)
 	})
 }
 
-func (h host) lookAtMode(ctx context.Context, c *config.Config, source drivers.Sampler) []Finding {
-	l := h.look(ctx, c, source)
-	mode, reason := l.choose(c.Mount.Mode)
+func (h host) inspectMode(ctx context.Context, c *config.Config, source drivers.Sampler) []Finding {
+	in := h.modeInputs(ctx, c, source)
+	mode, reason := in.chooseMode(c.Mount.Mode)
 	findings := ok("mode", "%s: %s", mode, reason)
 	if c.Mount.Mode == config.Passthrough && mode != config.Passthrough {
-		findings = warning("mode", "See what is said of passthrough in each tier.", "%s: %s", mode, reason)
+		findings = warning("mode", "See the findings of passthrough for each tier.", "%s: %s", mode, reason)
 	}
-	if !mayPassThrough(c) {
+	if !allowsPassthrough(c) {
 		return findings
 	}
-	best, _ := ChooseMode(c.Mount.Mode, true, "", l.sample)
-	return slices.Concat(findings, l.findings(c, best == config.Passthrough))
+	best, _ := ChooseMode(c.Mount.Mode, true, "", in.sample)
+	return slices.Concat(findings, in.findings(c, best == config.Passthrough))
 }

@@ -20,6 +20,7 @@ import (
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
+// sized returns files with these sizes.
 func sized(sizes ...int64) []drivers.Info {
 	var files []drivers.Info
 	for _, s := range sizes {
@@ -32,33 +33,33 @@ func TestChooseMode(t *testing.T) {
 	const why = "passthrough needs CAP_SYS_ADMIN"
 	small, large := sized(100<<10, 120<<10), sized(1<<10, 8<<20)
 	for _, tt := range []struct {
-		want        config.Mode
+		configured  config.Mode
 		passthrough bool
 		sample      []drivers.Info
 		mode        config.Mode
 		reason      string // a part of it
 	}{
-		{config.Auto, true, small, config.Stateless, "files are 110 KiB on average (2 sampled), and under 512 KiB they open faster without asking"},
-		{config.Auto, true, large, config.Passthrough, "files are 4.0 MiB on average (2 sampled), and from 512 KiB on they are read faster by the kernel itself"},
+		{config.Auto, true, small, config.Stateless, "files are 110 KiB on average (2 sampled), and below 512 KiB stateless is faster"},
+		{config.Auto, true, large, config.Passthrough, "files are 4.0 MiB on average (2 sampled), and from 512 KiB on passthrough is faster"},
 		{config.Auto, true, sized(statelessBelow), config.Passthrough, "512 KiB on average"},
 		{config.Auto, true, sized(statelessBelow - 1), config.Stateless, "on average"},
 		{config.Auto, true, sized(1<<62, 1<<62, 1<<62), config.Passthrough, "4.0 EiB on average"},
 		{config.Auto, true, nil, config.Stateless, "no file was found"},
 		{config.Auto, false, large, config.Stateless, "passthrough does not work: " + why},
-		{config.Passthrough, true, small, config.Passthrough, "it was asked for"},
-		{config.Passthrough, false, large, config.Cached, "passthrough was asked for, and does not work: " + why},
-		{config.Stateless, true, large, config.Stateless, "it was asked for"},
-		{config.Cached, true, large, config.Cached, "it was asked for"},
+		{config.Passthrough, true, small, config.Passthrough, "it is configured"},
+		{config.Passthrough, false, large, config.Cached, "passthrough is configured, but does not work: " + why},
+		{config.Stateless, true, large, config.Stateless, "it is configured"},
+		{config.Cached, true, large, config.Cached, "it is configured"},
 	} {
-		mode, reason := ChooseMode(tt.want, tt.passthrough, why, tt.sample)
+		mode, reason := ChooseMode(tt.configured, tt.passthrough, why, tt.sample)
 		if mode != tt.mode || !strings.Contains(reason, tt.reason) {
 			t.Errorf("%s, passthrough %v, %d files: got %s, %q; want %s, %q",
-				tt.want, tt.passthrough, len(tt.sample), mode, reason, tt.mode, tt.reason)
+				tt.configured, tt.passthrough, len(tt.sample), mode, reason, tt.mode, tt.reason)
 		}
 	}
 }
 
-// A dataset is a source of files that are all of one size.
+// A dataset is a source whose files have one size.
 type dataset struct {
 	names []string
 	size  int64
@@ -72,9 +73,9 @@ func (d dataset) Sample(_ context.Context, n int) (map[string]drivers.Info, erro
 	return found, nil
 }
 
-// twoTiers is a world with the tiers ssd and ram and a source of files of a
-// size. The kernel's answers are by the base of the folder that a file is in.
-func twoTiers(t *testing.T, size int64, answers map[string]error) (*world, dataset) {
+// twoTiers returns a world with the tiers ssd and ram, and a source with files of one
+// size. Results has the result of the probe of a file, by the name of its folder.
+func twoTiers(t *testing.T, size int64, results map[string]error) (*world, dataset) {
 	w := newWorld(t)
 	w.mkdir("ssd/new", 0o700)
 	w.mkdir("ram", 0o700)
@@ -82,57 +83,60 @@ func twoTiers(t *testing.T, size int64, answers map[string]error) (*world, datas
 	w.probe = func(files []*os.File) []error {
 		var errs []error
 		for _, f := range files {
-			place, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+			path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 			w.must(err)
-			errs = append(errs, answers[filepath.Base(filepath.Dir(place))])
+			errs = append(errs, results[filepath.Base(filepath.Dir(path))])
 		}
 		return errs
 	}
 	return w, dataset{[]string{"missing", "a"}, size}
 }
 
-// look finds out for each place what the kernel says of a file there.
-func TestLook(t *testing.T) {
+// modeInputs has the result of the probe of the source and of each tier.
+func TestModeInputs(t *testing.T) {
 	w, source := twoTiers(t, 5, map[string]error{"new": milkweed.ErrStacked, "source": milkweed.ErrKernel})
-	before := w.names()
-	l := w.look(t.Context(), w.config, source)
+	before := w.files()
+	l := w.modeInputs(t.Context(), w.config, source)
 	if l.source != milkweed.ErrKernel || !slices.Equal(l.tiers, []error{milkweed.ErrStacked, nil}) || len(l.sample) != 2 {
 		t.Errorf("got %+v", l)
 	}
-	if after := w.names(); before != after {
-		t.Errorf("left something behind: before %s, after %s", before, after)
+	if after := w.files(); before != after {
+		t.Errorf("files differ: before %s, after %s", before, after)
 	}
 
 	w.config.Source.Operations = 1
-	if l := w.look(t.Context(), w.config, source); l.source != errCapped {
-		t.Errorf("of a source with a cap: got %v, want %v", l.source, errCapped)
+	if l := w.modeInputs(t.Context(), w.config, source); l.source != errRateLimited {
+		t.Errorf("a source with a rate limit: got %v, want %v", l.source, errRateLimited)
 	}
 	w.config.Mount.Mode = config.Cached
-	w.probe = func([]*os.File) []error { t.Error("the kernel was asked although the mode is given"); return nil }
-	w.look(t.Context(), w.config, source)
+	w.probe = func([]*os.File) []error {
+		t.Error("passthrough was probed although the configured mode excludes it")
+		return nil
+	}
+	w.modeInputs(t.Context(), w.config, source)
 }
 
-// A file without a name can be made where O_TMPFILE is not known, too.
-func TestUnlinked(t *testing.T) {
+// A file without a name can be created without O_TMPFILE.
+func TestUnlinkedFile(t *testing.T) {
 	dir := t.TempDir()
-	f, err := unlinked(dir)
+	f, err := unlinkedFile(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("files remain: %v, %v", left, err)
 	}
 }
 
 func TestDecide(t *testing.T) {
 	w := newWorld(t)
-	w.config.Tiers[0].Path = "/proc/no" // where no file can be made
+	w.config.Tiers[0].Path = "/proc/no" // where no file can be created
 	for mode, want := range map[config.Mode]Service{
-		config.Stateless:   {Mode: config.Stateless, Reason: "it was asked for"},
-		config.Cached:      {Mode: config.Cached, Reason: "it was asked for"},
-		config.Auto:        {Mode: config.Stateless, Reason: "passthrough does not work: no file can be made in /proc: "},
-		config.Passthrough: {Mode: config.Cached, Reason: "passthrough was asked for, and does not work: no file can be made in /proc: "},
+		config.Stateless:   {Mode: config.Stateless, Reason: "it is configured"},
+		config.Cached:      {Mode: config.Cached, Reason: "it is configured"},
+		config.Auto:        {Mode: config.Stateless, Reason: "passthrough does not work: cannot create a file in /proc: "},
+		config.Passthrough: {Mode: config.Cached, Reason: "passthrough is configured, but does not work: cannot create a file in /proc: "},
 	} {
 		w.config.Mount.Mode = mode
 		got := Decide(t.Context(), w.config, dataset{})
@@ -140,7 +144,7 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", mode, got, want)
 		}
 		if got.Source == nil || len(got.Tiers) != 1 || got.Tiers[0] == nil {
-			t.Errorf("%s: got %+v, want no passthrough anywhere", mode, got)
+			t.Errorf("%s: got %+v, want no passthrough for the source and the tier", mode, got)
 		}
 	}
 }
@@ -152,14 +156,14 @@ func TestPreview(t *testing.T) {
 		name    string
 		mode    config.Mode
 		size    int64
-		answers map[string]error
+		results map[string]error
 		want    []string // status, name and the start of the detail
 	}{
 		{"large", config.Auto, large, nil, []string{
 			"ok mode: passthrough: files are 10 MiB",
-			"ok passthrough, tier ssd: the kernel can",
-			"ok passthrough, tier ram: the kernel can",
-			"ok passthrough, source: the kernel can",
+			"ok passthrough, tier ssd: the kernel can read files there directly",
+			"ok passthrough, tier ram: the kernel can read files there directly",
+			"ok passthrough, source: the kernel can read files there directly",
 		}},
 		{"one tier", config.Auto, large, map[string]error{"new": milkweed.ErrStacked}, []string{
 			"ok mode: passthrough: ",
@@ -169,7 +173,7 @@ func TestPreview(t *testing.T) {
 		}},
 		{"small", config.Auto, small, everywhere(milkweed.ErrPrivilege), []string{
 			"ok mode: stateless: passthrough does not work: passthrough needs CAP_SYS_ADMIN",
-			"ok passthrough, tier ssd: passthrough needs CAP_SYS_ADMIN; the mode would not be passthrough anyway",
+			"ok passthrough, tier ssd: passthrough needs CAP_SYS_ADMIN; the mode would not be passthrough in any case",
 			"ok passthrough, tier ram: ",
 			"ok passthrough, source: ",
 		}},
@@ -179,8 +183,8 @@ func TestPreview(t *testing.T) {
 			"warning passthrough, tier ram: passthrough needs CAP_SYS_ADMIN",
 			"warning passthrough, source: passthrough needs CAP_SYS_ADMIN",
 		}},
-		{"demanded on an old kernel", config.Passthrough, small, everywhere(milkweed.ErrKernel), []string{
-			"warning mode: cached: passthrough was asked for, and does not work",
+		{"configured on an old kernel", config.Passthrough, small, everywhere(milkweed.ErrKernel), []string{
+			"warning mode: cached: passthrough is configured, but does not work",
 			"warning passthrough, tier ssd: passthrough needs Linux 6.9",
 			"warning passthrough, tier ram: ",
 			"warning passthrough, source: ",
@@ -191,18 +195,18 @@ func TestPreview(t *testing.T) {
 			"warning passthrough, tier ram: ",
 			"warning passthrough, source: ",
 		}},
-		{"strange", config.Passthrough, small, map[string]error{"ram": unix.EIO}, []string{
-			"ok mode: passthrough: it was asked for",
+		{"unexpected error", config.Passthrough, small, map[string]error{"ram": unix.EIO}, []string{
+			"ok mode: passthrough: it is configured",
 			"ok passthrough, tier ssd: ",
 			"warning passthrough, tier ram: input/output error",
 			"ok passthrough, source: ",
 		}},
-		{"cached", config.Cached, small, everywhere(milkweed.ErrPrivilege), []string{"ok mode: cached: it was asked for"}},
+		{"cached", config.Cached, small, everywhere(milkweed.ErrPrivilege), []string{"ok mode: cached: it is configured"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w, source := twoTiers(t, tt.size, tt.answers)
+			w, source := twoTiers(t, tt.size, tt.results)
 			w.config.Mount.Mode = tt.mode
-			got := w.lookAtMode(t.Context(), w.config, source)
+			got := w.inspectMode(t.Context(), w.config, source)
 			if len(got) != len(tt.want) {
 				t.Fatalf("got %+v, want %q", got, tt.want)
 			}
@@ -211,36 +215,36 @@ func TestPreview(t *testing.T) {
 					t.Errorf("got  %s\nwant %s", line, tt.want[i])
 				}
 				if (f.Status == OK) != (f.Remedy == "") {
-					t.Errorf("%+v: want a remedy unless it is ok", f)
+					t.Errorf("%+v: want a remedy unless the status is ok", f)
 				}
 			}
 		})
 	}
 }
 
-// An empty source, one with a cap and a bucket are no reason for a warning.
-func TestPreviewOfASourceThatIsNotTried(t *testing.T) {
+// An empty source, a source with a rate limit, and a bucket cause no warning.
+func TestPreviewSourceNotProbed(t *testing.T) {
 	w, _ := twoTiers(t, 0, nil)
 	for _, tt := range []struct {
 		source config.Source
 		want   error
 	}{
 		{config.Source{Path: w.path("source")}, errNoFile},
-		{config.Source{Path: w.path("source"), Bandwidth: 1}, errCapped},
+		{config.Source{Path: w.path("source"), Bandwidth: 1}, errRateLimited},
 		{config.Source{URL: "s3://bucket"}, errBucket},
 	} {
 		w.config.Source = tt.source
-		got := w.lookAtMode(t.Context(), w.config, dataset{})
+		got := w.inspectMode(t.Context(), w.config, dataset{})
 		if last := got[len(got)-1]; last.Status != OK || last.Detail != tt.want.Error() {
 			t.Errorf("got %+v, want %v", last, tt.want)
 		}
 	}
 }
 
-// This kernel and this user: what a mount would be told.
+// Preview with the kernel and the user of the test.
 func TestPreviewHere(t *testing.T) {
 	w := newWorld(t)
-	before := w.names()
+	before := w.files()
 	got := w.preview(t.Context(), w.config, w.openSource)
 	if len(got) != 3 {
 		t.Fatalf("got %+v, want the mode, a tier and the source", got)
@@ -251,8 +255,8 @@ func TestPreviewHere(t *testing.T) {
 	for _, f := range got {
 		t.Logf("%+v", f)
 	}
-	if after := w.names(); before != after {
-		t.Errorf("left something behind: before %s, after %s", before, after)
+	if after := w.files(); before != after {
+		t.Errorf("files differ: before %s, after %s", before, after)
 	}
 }
 
@@ -262,21 +266,21 @@ func TestPreviewWithoutSource(t *testing.T) {
 	w := newWorld(t)
 	w.config.Source.Path = w.path("no")
 	got := w.preview(t.Context(), w.config, w.openSource)
-	want := []Finding{{Name: "mode", Status: Warning, Detail: "not known: no such file or directory", Remedy: "See what is said of the source."}}
+	want := []Finding{{Name: "mode", Status: Warning, Detail: "not known: no such file or directory", Remedy: "See the finding of the source."}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
-// A tier that hangs costs patience.
+// Preview of a tier that hangs ends after the time-out.
 func TestPreviewHung(t *testing.T) {
 	w := newWorld(t)
 	hang := make(chan struct{})
 	t.Cleanup(func() { close(hang) })
-	w.patience = 10 * time.Millisecond
+	w.timeout = 10 * time.Millisecond
 	w.stat = func(string) (os.FileInfo, error) { <-hang; return nil, errors.New("hung") }
 	got := w.preview(t.Context(), w.config, w.openSource)
-	if len(got) != 1 || got[0].Status != Warning || got[0].Detail != "the source or a tier does not answer for 10ms" {
+	if len(got) != 1 || got[0].Status != Warning || got[0].Detail != "the source or a tier did not respond within 10ms" {
 		t.Errorf("got %+v", got)
 	}
 }

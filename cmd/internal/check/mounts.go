@@ -11,12 +11,12 @@ import (
 // A mount is a line of /proc/self/mountinfo.
 type mount struct {
 	point  string
-	fstype string // milkweed.Type for ours
-	source string // what is mounted
+	fstype string // milkweed.Type for a Milkweed mount
+	source string // the device or the source of the mount
 }
 
-// mounts lists what is mounted, the latest last. It asks no file system, so it
-// does not hang.
+// mounts returns all mounts, the latest last. It does not access the mounted file
+// systems, so it cannot hang.
 func (h host) mounts() ([]mount, error) {
 	f, err := os.Open(filepath.Join(h.root, "proc/self/mountinfo"))
 	if err != nil {
@@ -34,24 +34,24 @@ func (h host) mounts() ([]mount, error) {
 	return mounts, nil
 }
 
-// mountAt returns what is mounted on path itself; ok is false if nothing is.
+// mountAt returns the mount on path itself. It reports false if there is none.
 func (h host) mountAt(path string) (m mount, ok bool) {
 	mounts, _ := h.mounts()
-	for _, each := range mounts {
-		if each.point == path {
-			m, ok = each, true // a later mount hides an earlier one
+	for _, candidate := range mounts {
+		if candidate.point == path {
+			m, ok = candidate, true // a later mount hides an earlier one
 		}
 	}
 	return m, ok
 }
 
-// mountOf returns the mount that path is in.
+// mountOf returns the mount that contains path.
 func (h host) mountOf(path string) mount {
 	var m mount
 	mounts, _ := h.mounts()
-	for _, each := range mounts {
-		if len(each.point) >= len(m.point) && contains(each.point, path) {
-			m = each
+	for _, candidate := range mounts {
+		if len(candidate.point) >= len(m.point) && contains(candidate.point, path) {
+			m = candidate
 		}
 	}
 	return m

@@ -12,16 +12,16 @@ import (
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
-// probes say of each place why the kernel could not read files there by itself:
-// nil if it could.
-type probes struct {
+// probeResults has, for the source and each tier, the reason why the kernel cannot
+// read files there directly; nil if it can.
+type probeResults struct {
 	source error
 	tiers  []error
 }
 
-// inATier reports whether it could in at least one tier, and if not, why not in
-// the first.
-func (p probes) inATier() (works bool, why string) {
+// anyTier reports whether passthrough works for at least one tier. If not, why is
+// the reason for the first tier.
+func (p probeResults) anyTier() (works bool, why string) {
 	for _, err := range p.tiers {
 		if err == nil {
 			return true, ""
@@ -30,45 +30,45 @@ func (p probes) inATier() (works bool, why string) {
 	return false, p.tiers[0].Error()
 }
 
-// Why the source is not tried.
+// Reasons for which the source is not probed.
 var (
-	errCapped = errors.New("the source has a cap, to which the daemon keeps")
-	errNoFile = errors.New("no file was found to try it with")
-	errBucket = errors.New("the source is a bucket, which the kernel cannot read")
+	errRateLimited = errors.New("the source has a rate limit, which only the daemon can enforce")
+	errNoFile      = errors.New("no file was found to probe the source with")
+	errBucket      = errors.New("the source is a bucket, which the kernel cannot read")
 )
 
-// probePlaces tries it with a file in each tier, and with one of the names in
-// the source.
-func (h host) probePlaces(c *config.Config, names []string) probes {
-	p := probes{tiers: make([]error, len(c.Tiers))}
+// probeDirectories probes passthrough with a file in each tier, and with one of the
+// names in the source.
+func (h host) probeDirectories(c *config.Config, names []string) probeResults {
+	p := probeResults{tiers: make([]error, len(c.Tiers))}
 	var files []*os.File
-	var found []*error // where that of each file goes
-	add := func(to *error, f *os.File, err error) {
-		if *to = err; err == nil {
+	var results []*error // results[i] receives the error for files[i]
+	add := func(result *error, f *os.File, err error) {
+		if *result = err; err == nil {
 			files = append(files, f)
-			found = append(found, to)
+			results = append(results, result)
 		}
 	}
 	for i, t := range c.Tiers {
-		f, err := h.nameless(t.Path)
+		f, err := h.tempFile(t.Path)
 		add(&p.tiers[i], f, err)
 	}
-	f, err := openOne(c.Source, names)
+	f, err := openAny(c.Source, names)
 	add(&p.source, f, err)
 	for i, err := range h.probe(files) {
-		*found[i] = err
+		*results[i] = err
 		files[i].Close()
 	}
 	return p
 }
 
-// openOne opens the first of names that can be opened.
-func openOne(source config.Source, names []string) (*os.File, error) {
+// openAny opens the first of names that can be opened.
+func openAny(source config.Source, names []string) (*os.File, error) {
 	if source.URL != "" {
 		return nil, errBucket
 	}
 	if source.Bandwidth > 0 || source.Operations > 0 {
-		return nil, errCapped
+		return nil, errRateLimited
 	}
 	for _, name := range names {
 		f, err := os.OpenFile(filepath.Join(source.Path, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -79,25 +79,25 @@ func openOne(source config.Source, names []string) (*os.File, error) {
 	return nil, errNoFile
 }
 
-// nameless makes a file without a name in the nearest folder of path that
-// exists.
-func (h host) nameless(path string) (*os.File, error) {
-	dir, _, err := h.existing(path)
+// tempFile creates a file without a name in path, or in the nearest parent of path
+// that exists.
+func (h host) tempFile(path string) (*os.File, error) {
+	dir, _, err := h.nearestExisting(path)
 	if err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
-	if err != nil { // not every file system makes one at once
-		f, err = unlinked(dir)
+	if err != nil { // not every file system supports O_TMPFILE
+		f, err = unlinkedFile(dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("no file can be made in %s: %w", dir, reason(err))
+		return nil, fmt.Errorf("cannot create a file in %s: %w", dir, reason(err))
 	}
 	return f, nil
 }
 
-// unlinked makes a file in dir and takes its name away.
-func unlinked(dir string) (*os.File, error) {
+// unlinkedFile creates a file in dir and removes its name.
+func unlinkedFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, ".milkweed-check-")
 	if err != nil {
 		return nil, err
@@ -109,25 +109,26 @@ func unlinked(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// findings tells of each place whether the kernel could read files there by
-// itself. That it could not is a warning where it would.
-func (p probes) findings(c *config.Config, would bool) []Finding {
+// findings returns a finding for each tier and the source. If passthrough would be the
+// mode, a failed probe is a Warning.
+func (p probeResults) findings(c *config.Config, wouldBeMode bool) []Finding {
 	var all []Finding
 	for i, t := range c.Tiers {
-		all = append(all, passthrough("tier "+t.Name, p.tiers[i], would)...)
+		all = append(all, passthroughFinding("tier "+t.Name, p.tiers[i], wouldBeMode)...)
 	}
-	return append(all, passthrough("source", p.source, would)...)
+	return append(all, passthroughFinding("source", p.source, wouldBeMode)...)
 }
 
-func passthrough(place string, err error, would bool) []Finding {
-	name := "passthrough, " + place
+// passthroughFinding returns the finding for the probe of the source or of a tier.
+func passthroughFinding(probed string, err error, wouldBeMode bool) []Finding {
+	name := "passthrough, " + probed
 	switch {
 	case err == nil:
-		return ok(name, "the kernel can read files there by itself")
-	case err == errCapped || err == errNoFile || err == errBucket:
+		return ok(name, "the kernel can read files there directly")
+	case err == errRateLimited || err == errNoFile || err == errBucket:
 		return ok(name, "%v", err)
-	case !would:
-		return ok(name, "%v; the mode would not be passthrough anyway", err)
+	case !wouldBeMode:
+		return ok(name, "%v; the mode would not be passthrough in any case", err)
 	}
 	return warning(name, passthroughRemedy(err), "%v", err)
 }
@@ -139,9 +140,9 @@ func passthroughRemedy(err error) string {
 	case errors.Is(err, milkweed.ErrKernel):
 		return "Use Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH."
 	case errors.Is(err, milkweed.ErrStacked):
-		return "Use a file system that is stacked on no other, such as a volume of the container."
-	case errors.Is(err, os.ErrPermission): // to open the device or to make a file, which is told elsewhere
-		return "See what is said of fuse and of the tiers."
+		return "Use a file system that is not stacked on another, such as a volume of the container."
+	case errors.Is(err, os.ErrPermission): // to open the device or to create a file; other findings have the details
+		return "See the findings of fuse and of the tiers."
 	}
-	return "Use another file system there, or leave it so: reads go through the daemon."
+	return "Use another file system there, or ignore this: reads then go through the daemon."
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// kernel checks for openat2(2), without which a name could lead out of the
-// source or a tier.
+// kernel checks for openat2(2). Without it, a symbolic link in the dataset could lead
+// out of the source or a tier.
 func (h host) kernel() []Finding {
 	const name = "kernel"
 	release, err := h.release()
@@ -28,14 +28,14 @@ func (h host) kernel() []Finding {
 		return ok(name, "Linux %s", release)
 	case before(release, 5, 6):
 		return problem(exit.Failure, name, "Use Linux 5.6 or later.", "Linux %s has no openat2", release)
-	default: // a seccomp filter that is older than the system call
+	default: // a seccomp filter that is older than openat2
 		return problem(exit.Failure, name, "Update the container runtime, or allow openat2 in its seccomp profile.",
-			"Linux %s does not let us call openat2: %w", release, err)
+			"Linux %s does not permit openat2: %w", release, err)
 	}
 }
 
 // before reports whether a release, such as "6.1.0-13-amd64", is older than
-// major.minor.
+// major.minor. For a release that it cannot parse it returns false.
 func before(release string, major, minor int) bool {
 	var x, y int
 	if _, err := fmt.Sscanf(release, "%d.%d", &x, &y); err != nil {
@@ -73,58 +73,61 @@ func (h host) fuseDevice() []Finding {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		return problem(exit.Fuse, name, `Load the module with "modprobe fuse" as root, or start the container with --device /dev/fuse.`,
 			"there is no %s", device)
-	case errors.Is(err, unix.EPERM): // by the device controller of the container
+	case errors.Is(err, unix.EPERM): // from the device controller of the container
 		return problem(exit.Fuse, name, "Start the container with --device /dev/fuse.", "%s may not be opened here", device)
 	default:
-		return problem(exit.Fuse, name, `Make it accessible with "chmod 0666 /dev/fuse" as root, which is how distributions ship it.`,
+		return problem(exit.Fuse, name, `Run "chmod 0666 /dev/fuse" as root; this is the default of distributions.`,
 			"%s: %w", device, reason(err))
 	}
 }
 
 const rootRemedy = "Start the container with --cap-add SYS_ADMIN and --device /dev/fuse."
 
-// mayMount checks for a way to mount: the right to do so ourselves, or
+// mayMount checks whether this process can mount: directly with CAP_SYS_ADMIN, or with
 // fusermount3, which is setuid root.
 func (h host) mayMount() []Finding {
 	const name = "fusermount3"
 	if h.uid == 0 && h.mayMountDirectly() {
-		return ok(name, "not needed: root mounts without it")
+		return ok(name, "not needed, because root mounts directly")
 	}
 	path, err := h.lookPath("fusermount3")
 	switch {
 	case err != nil && h.uid == 0:
-		return problem(exit.Fuse, name, rootRemedy, "not found in PATH, and root may not mount here, for want of CAP_SYS_ADMIN")
+		return problem(exit.Fuse, name, rootRemedy, "not found in PATH, and root cannot mount without CAP_SYS_ADMIN")
 	case err != nil:
 		return problem(exit.Fuse, name, `Install it, on Debian and Ubuntu with "apt-get install fuse3".`,
-			"not found in PATH, and only root mounts without it")
-	case h.uid == 0: // some clusters install a fusermount3 that asks a daemon outside of the container
-		return warning(name, rootRemedy, "root may not mount here, for want of CAP_SYS_ADMIN; %s may not, either", path)
+			"not found in PATH, and only root can mount without it")
+	case h.uid == 0: // a warning only: some clusters have a fusermount3 that calls a daemon outside of the container
+		return warning(name, rootRemedy, "root cannot mount without CAP_SYS_ADMIN, and %s probably cannot either", path)
 	}
 	if h.processStatus("NoNewPrivs") == "1" {
-		return problem(exit.Fuse, name, "Mount outside of the container, and bind the mount point into it.",
+		return problem(exit.Fuse, name, "Mount outside of the container, and bind-mount the mount point into it.",
 			"this process may not gain privileges (no_new_privs)")
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return problem(exit.Fuse, name, `Install it again, on Debian and Ubuntu with "apt-get install --reinstall fuse3".`, "%w", err)
+		return problem(exit.Fuse, name, `Reinstall it, on Debian and Ubuntu with "apt-get install --reinstall fuse3".`, "%w", err)
 	}
 	if info.Mode()&fs.ModeSetuid == 0 && !hasCapabilities(path) {
-		return problem(exit.Fuse, name, fmt.Sprintf(`Let it mount with "chmod u+s %s" as root.`, path), "%s is not setuid root", path)
+		return problem(exit.Fuse, name, fmt.Sprintf(`Run "chmod u+s %s" as root.`, path), "%s is not setuid root", path)
 	}
 	return ok(name, "%s", path)
 }
 
+// hasCapabilities reports whether an executable has file capabilities, which can
+// replace the setuid bit.
 func hasCapabilities(path string) bool {
 	n, err := unix.Getxattr(path, "security.capability", nil)
 	return err == nil && n > 0
 }
 
+// mayMountDirectly reports whether this process has CAP_SYS_ADMIN.
 func (h host) mayMountDirectly() bool {
 	caps, err := strconv.ParseUint(h.processStatus("CapEff"), 16, 64)
 	return err == nil && caps&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-// processStatus returns a field of /proc/self/status, "" if it is not there.
+// processStatus returns a field of /proc/self/status, or "" if there is none.
 func (h host) processStatus(field string) string {
 	data, err := os.ReadFile(filepath.Join(h.root, "proc/self/status"))
 	if err != nil {
@@ -151,19 +154,19 @@ func (h host) allowOther(c *config.Config) []Finding {
 	}
 	data, err := os.ReadFile(filepath.Join(h.root, file))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return problem(exit.Fuse, name, "Make it readable for all, or leave allow_other out.", "%s: %w", file, reason(err))
+		return problem(exit.Fuse, name, "Make it readable for all users, or remove allow_other.", "%s: %w", file, reason(err))
 	}
 	for line := range strings.Lines(string(data)) {
 		if strings.TrimSpace(line) == "user_allow_other" {
 			return ok(name, "%s permits it", file)
 		}
 	}
-	return problem(exit.Fuse, name, fmt.Sprintf("Add the line user_allow_other to %s as root, or leave allow_other out.", file),
-		"%s does not permit it to users", file)
+	return problem(exit.Fuse, name, fmt.Sprintf("Add the line user_allow_other to %s as root, or remove allow_other.", file),
+		"%s does not permit it for users other than root", file)
 }
 
-// enoughFiles is what a mount with many handles open at once may need: one
-// descriptor each.
+// enoughFiles is the number of descriptors for a mount with many open handles, each of
+// which needs one.
 const enoughFiles = 65536
 
 func (h host) openFiles() []Finding {
@@ -171,7 +174,7 @@ func (h host) openFiles() []Finding {
 	hard, err := h.nofile()
 	switch {
 	case err != nil:
-		return warning(name, `Look at "ulimit -Hn".`, "the limit is not known: %v", reason(err))
+		return warning(name, `Check "ulimit -Hn".`, "the limit is not known: %v", reason(err))
 	case hard < enoughFiles:
 		return warning(name, fmt.Sprintf(`Raise the hard limit to %d, with LimitNOFILE= in a unit file or "nofile" in limits.conf.`, enoughFiles),
 			"at most %d at once (ulimit -Hn)", hard)

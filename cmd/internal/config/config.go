@@ -1,12 +1,12 @@
-// Package config is what the user has decided: tiering.toml and the flags that
-// override it, with a default for everything else, and where each value came
-// from.
+// Package config is the configuration of one mount: the values of tiering.toml,
+// the values that flags override, a default for every other value, and the
+// origin of each value.
 //
-// A command calls Find and Load, or takes Default; overrides single values with
-// Set; and calls Validate once, when nothing will change any more. Load and Set
-// refuse a value that is wrong by itself; Validate refuses values that do not
-// go together. Every error is an *exit.Error with code exit.Usage, one line
-// that names the key and where it was set, and a remedy.
+// A command calls Find and Load, or starts from Default. It overrides single
+// values with Set, and calls Validate once after the last change. Load and Set
+// refuse a value that is invalid by itself. Validate refuses values that
+// contradict each other. Every error is an *exit.Error with code exit.Usage. Its
+// text is one line with the key and the origin of the value, and it has a remedy.
 package config
 
 import (
@@ -24,8 +24,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// Config is one mount: what tiering.toml can say. The paths in it are absolute
-// and clean, and no secret is in its URL.
+// Config is the configuration of one mount. Its paths are absolute and clean, and
+// its URL contains no secret.
 type Config struct {
 	Source    Source
 	Tiers     []Tier // fastest first
@@ -34,83 +34,83 @@ type Config struct {
 	Metrics   Metrics
 	Log       Log
 
-	origins map[string]string // where a value came from, by full key; see Origin
+	origins map[string]string // the origin of each value that was set, by storage key; see lookup
 }
 
-// Source is where the whole dataset lives: a directory or a bucket.
+// Source is the storage that holds the complete dataset: a directory or a bucket.
 type Source struct {
-	Path       string // a directory; "" where there is a URL, and until it is set
-	URL        string // of a bucket, such as "s3://bucket/prefix?region=eu-west-1"; "" where there is a path
-	Bandwidth  int64  // bytes that all reads together get in a second; 0 for no cap
-	Operations int64  // operations of all kinds that begin in a second; 0 for no cap
+	Path       string // the directory; "" if URL is set
+	URL        string // the bucket, such as "s3://bucket/prefix?region=eu-west-1"; "" if Path is set
+	Bandwidth  int64  // limit on the bytes per second of all reads together; 0 for no limit
+	Operations int64  // limit on the operations of all kinds started per second; 0 for no limit
 }
 
-// A Tier is a place that holds copies.
+// A Tier is a directory that stores copies.
 type Tier struct {
-	Name  string // of lower-case letters, digits, "_" and "-"; no two are the same
-	Path  string // a directory, made when it is missing
-	Quota Quota  // how much of it Milkweed may use
+	Name  string // lower-case letters, digits, "_" and "-"; unique within the configuration
+	Path  string // the directory; created if it is missing
+	Quota Quota  // how much of its file system Milkweed may use
 }
 
-// Mount is how the job sees the dataset.
+// Mount is the view of the dataset that the job gets.
 type Mount struct {
-	Point       string        // an empty directory; "" until it is set
-	Mode        Mode          // how reads reach the kernel
-	AllowOther  bool          // whether other users may read the mount
-	AttrTimeout time.Duration // how long names and attributes are believed before the source is asked again
-	Names       string        // the file that keeps the name space from one mount to the next; "" for none
+	Point            string        // an empty directory; "" until it is set
+	Mode             Mode          // how the kernel reads the content of files
+	AllowOther       bool          // whether other users may read the mount
+	AttrTimeout      time.Duration // the TTL of cached names and attributes
+	MetadataSnapshot string        // the file of the metadata snapshot; "" for none
 }
 
-// A Mode is a way to serve reads to the kernel.
+// A Mode is a way in which the kernel reads the content of files.
 type Mode string
 
 // The modes.
 const (
-	Auto        Mode = "auto"        // the one that suits the dataset and works here
-	Passthrough Mode = "passthrough" // the kernel reads files on tiers by itself, where it can
-	Stateless   Mode = "stateless"   // the kernel opens files without asking, and keeps pages across opens
-	Cached      Mode = "cached"      // through the daemon and the page cache
+	Auto        Mode = "auto"        // chosen at mount from the dataset and the abilities of the machine
+	Passthrough Mode = "passthrough" // the kernel reads files on tiers directly, where it can
+	Stateless   Mode = "stateless"   // opens need no FUSE round trip, and pages stay cached across opens
+	Cached      Mode = "cached"      // opens and page-cache misses go through the daemon
 )
 
-// Placement is how copies are made.
+// Placement is the configuration of the copies from the source to the tiers.
 type Placement struct {
 	Workers int // files copied at the same time, 1 to 256
 }
 
-// Metrics is where Prometheus finds the numbers.
+// Metrics is the configuration of the Prometheus endpoint.
 type Metrics struct {
-	Listen string // host:port, "" for nowhere
+	Listen string // host:port; "" for no endpoint
 }
 
-// Log is what the daemon says of itself, and where.
+// Log is the configuration of the daemon's log.
 type Log struct {
-	Level  slog.Level // the least severe messages that are written
+	Level  slog.Level // the lowest severity that is written
 	Format string     // "text" or "json"
-	File   string     // "" leaves it to the command
+	File   string     // "" for the default of the command
 }
 
-// Default returns the configuration of an empty tiering.toml. It is not valid
-// yet: it has no source, no mount point and no tier.
+// Default returns the configuration of an empty tiering.toml. It is not valid:
+// it has no source, no mount point and no tier.
 func Default() Config {
 	return Config{
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour},
-		Placement: Placement{Workers: workersOfFolder},
+		Placement: Placement{Workers: workersForDirectory},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},
 	}
 }
 
-// Environment names the variable that holds the path of the configuration for
-// a command that is given none.
+// Environment is the environment variable with the path of the configuration
+// file. Find reads it if the command line names no file.
 const Environment = "MILKWEED_CONFIG"
 
-// Find returns the path of the configuration file: the explicit one; else the
-// one that $MILKWEED_CONFIG names; else the first that exists of
-// ./tiering.toml, milkweed/tiering.toml in $XDG_CONFIG_HOME (~/.config), and
-// /etc/milkweed/tiering.toml.
+// Find returns the path of the configuration file: explicit if it is not "";
+// otherwise the value of $MILKWEED_CONFIG; otherwise the first file that exists of
+// ./tiering.toml, $XDG_CONFIG_HOME/milkweed/tiering.toml (with ~/.config as the
+// default folder) and /etc/milkweed/tiering.toml.
 //
-// A command that is given SOURCE and no file does not look for one: it starts
-// from Default, so that a file that happens to lie in the current directory
-// does not change what a complete command line means.
+// A command line with SOURCE, MOUNTPOINT and no configuration file is complete.
+// Its command starts from Default and does not call Find, so that a file in the
+// current directory cannot change its meaning.
 func Find(explicit string) (string, error) {
 	if explicit != "" {
 		return explicit, nil
@@ -118,27 +118,28 @@ func Find(explicit string) (string, error) {
 	if env := os.Getenv(Environment); env != "" {
 		return env, nil
 	}
-	places := []string{"tiering.toml"}
+	candidates := []string{"tiering.toml"}
 	if dir, err := os.UserConfigDir(); err == nil {
-		places = append(places, filepath.Join(dir, "milkweed", "tiering.toml"))
+		candidates = append(candidates, filepath.Join(dir, "milkweed", "tiering.toml"))
 	}
-	places = append(places, filepath.Join(system, "milkweed", "tiering.toml"))
-	for _, p := range places {
-		// A file that is there and cannot be read is found: Load says why.
-		if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
-			return p, nil
+	candidates = append(candidates, filepath.Join(systemFolder, "milkweed", "tiering.toml"))
+	for _, path := range candidates {
+		// A file that exists but cannot be read is returned: Load reports the reason.
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			return path, nil
 		}
 	}
 	return "", &exit.Error{
 		Code:   exit.Usage,
-		Err:    fmt.Errorf("no configuration: looked for %s", strings.Join(places, ", ")),
+		Err:    fmt.Errorf("no configuration file: none of %s exists", strings.Join(candidates, ", ")),
 		Remedy: "Give SOURCE and MOUNTPOINT on the command line, or name a file with -c.",
 	}
 }
 
-var system = "/etc" // a variable for the test
+var systemFolder = "/etc" // a variable so that the test can replace it
 
-// Load reads a configuration file over the defaults, strictly.
+// Load reads a configuration file. Keys that the file does not set have their
+// defaults. An unknown key is an error.
 func Load(path string) (*Config, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -151,8 +152,8 @@ func Load(path string) (*Config, error) {
 	return Parse(path, data)
 }
 
-// Parse is Load for a file that was read already; its errors and origins call
-// the file name.
+// Parse is like Load for a file whose content is data. Its errors and origins
+// refer to the file as name.
 func Parse(name string, data []byte) (*Config, error) {
 	tree := make(map[string]any)
 	if _, err := toml.NewDecoder(bytes.NewReader(data)).Decode(&tree); err != nil {
@@ -171,10 +172,10 @@ func syntaxError(name string, err error) error {
 		name = fmt.Sprintf("%s:%d", name, e.Position.Line)
 		message = e.Message
 	}
-	message = strings.Join(strings.Fields(message), " ") // on one line
+	message = strings.Join(strings.Fields(message), " ") // one line
 	return &exit.Error{
 		Code:   exit.Usage,
 		Err:    fmt.Errorf("%s: not TOML: %s", name, message),
-		Remedy: `A line is key = value, and text stands in double quotes, such as path = "/data".`,
+		Remedy: `Write each line as key = value, with text in double quotes, such as path = "/data".`,
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// userError checks that err is an error for the user, and returns its line.
+// userError checks that err is an *exit.Error with one line and a remedy, and returns
+// the line.
 func userError(t testing.TB, err error) string {
 	t.Helper()
 	e, ok := errors.AsType[*exit.Error](err)
@@ -52,10 +53,10 @@ func TestParseErrors(t *testing.T) {
 		{"key without table", "workers = 3", `tiering.toml:1: unknown key "workers": did you mean "placement.workers"?`},
 		{"key in another table", "[mount]\nworkers = 3", `tiering.toml:2: unknown key "mount.workers": did you mean "placement.workers"?`},
 		{"key below a key", "[mount]\nmode.fast = true", `tiering.toml:2: mount.mode: must be text in double quotes`},
-		{"tier once", "\n[tier]\nname = 'a'", `tiering.toml:2: "tier" is written [[tier]]`},
-		{"tier a number", "tier = [3]", `tiering.toml:1: "tier" is written [[tier]]`},
-		{"source a list", "[[source]]", `tiering.toml:1: "source" is written [source]`},
-		{"source a string", "source = '/a'", `tiering.toml:1: "source" is written [source]`},
+		{"tier once", "\n[tier]\nname = 'a'", `tiering.toml:2: "tier" must be a table, [[tier]]`},
+		{"tier a number", "tier = [3]", `tiering.toml:1: "tier" must be a table, [[tier]]`},
+		{"source a list", "[[source]]", `tiering.toml:1: "source" must be a table, [source]`},
+		{"source a string", "source = '/a'", `tiering.toml:1: "source" must be a table, [source]`},
 		{"inline tier", "tier = [{name = 'a'},\n {nam = 'b'}]", `tiering.toml:1: unknown key "tier.nam": did you mean "name"?`},
 
 		{"text for number", "[placement]\nworkers = '8'", `tiering.toml:2: placement.workers: must be a number without quotes`},
@@ -70,11 +71,11 @@ func TestParseErrors(t *testing.T) {
 		{"bandwidth without quotes", "[source]\nbandwidth = 500", `tiering.toml:2: source.bandwidth: must be text in double quotes`},
 		{"bandwidth with a unit of time", "[source]\nbandwidth = '500MB/s'", `tiering.toml:2: source.bandwidth: "500MB/s" is not a size`},
 		{"negative bandwidth", "[source]\nbandwidth = '-1MB'", `tiering.toml:2: source.bandwidth: "-1MB" is not a size`},
-		{"share of bandwidth", "[source]\nbandwidth = '50%'", `tiering.toml:2: source.bandwidth: "50%" is not a size`},
+		{"percentage of bandwidth", "[source]\nbandwidth = '50%'", `tiering.toml:2: source.bandwidth: "50%" is not a size`},
 		{"operations in quotes", "[source]\noperations = '100'", `tiering.toml:2: source.operations: must be a number without quotes`},
 		{"negative operations", "[source]\noperations = -1", `tiering.toml:2: source.operations: -1 is negative`},
-		{"names a number", "[mount]\nnames = 1", `tiering.toml:2: mount.names: must be text in double quotes`},
-		{"unset variable in names", "[mount]\nnames = '${MILKWEED_TEST_UNSET}/a'", `tiering.toml:2: mount.names: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
+		{"metadata snapshot a number", "[mount]\nmetadata_snapshot = 1", `tiering.toml:2: mount.metadata_snapshot: must be text in double quotes`},
+		{"unset variable in metadata snapshot", "[mount]\nmetadata_snapshot = '${MILKWEED_TEST_UNSET}/a'", `tiering.toml:2: mount.metadata_snapshot: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
 		{"no mode", "[mount]\nmode = 'fast'", `tiering.toml:2: mount.mode: "fast" is not a mode`},
 		{"duration without unit", "[mount]\nattr_timeout = '30'", `tiering.toml:2: mount.attr_timeout: "30" is not a duration`},
 		{"negative duration", "[mount]\nattr_timeout = '-1s'", `tiering.toml:2: mount.attr_timeout: "-1s" is negative`},
@@ -114,7 +115,7 @@ func TestParseQuota(t *testing.T) {
 		{"1048576", "1MiB", Quota{Bytes: 1 << 20}},
 		{"1.5GiB", "1536MiB", Quota{Bytes: 3 << 29}},
 		{"1023", "1023", Quota{Bytes: 1023}},
-		{"9007199254740993", "9007199254740993", Quota{Bytes: 1<<53 + 1}}, // no float64 holds it
+		{"9007199254740993", "9007199254740993", Quota{Bytes: 1<<53 + 1}}, // not representable as float64
 		{"9223372036854775807", "9223372036854775807", Quota{Bytes: 1<<63 - 1}},
 		{"90%", "90%", Quota{Percent: 90}},
 		{"12.5%", "12.5%", Quota{Percent: 12.5}},
@@ -147,7 +148,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-func TestCaps(t *testing.T) {
+func TestRateLimits(t *testing.T) {
 	for _, tt := range []struct {
 		key, text, back string
 		want            Source
@@ -203,7 +204,7 @@ point = "mnt"
 mode = "cached"
 allow_other = true
 attr_timeout = "90s"
-names = "x.names"
+metadata_snapshot = "x.snapshot"
 
 [placement]
 workers = 4
@@ -241,7 +242,7 @@ func TestParse(t *testing.T) {
 		"mount.mode = cached from tiering.toml:19",
 		"mount.allow_other = true from tiering.toml:20",
 		"mount.attr_timeout = 1m30s from tiering.toml:21",
-		"mount.names = " + dir + "/x.names from tiering.toml:22",
+		"mount.metadata_snapshot = " + dir + "/x.snapshot from tiering.toml:22",
 		"placement.workers = 4 from tiering.toml:25",
 		"metrics.listen = 127.0.0.1:9877 from tiering.toml:28",
 		"log.level = debug from tiering.toml:31",
@@ -279,8 +280,8 @@ func TestPathsExpandVariables(t *testing.T) {
 	if got, want := c.Tiers[0].Path, "/scratch/17/milkweed/$x/~"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	c = parse(t, "[[tier]]\nname = 'a'\n[mount]\nnames = '${MILKWEED_TEST_DIR}/names'")
-	if got, want := c.Mount.Names, "/scratch/17/names"; got != want {
+	c = parse(t, "[[tier]]\nname = 'a'\n[mount]\nmetadata_snapshot = '${MILKWEED_TEST_DIR}/snapshot'")
+	if got, want := c.Mount.MetadataSnapshot, "/scratch/17/snapshot"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if err := c.Set("tier.a.path", "/b/${MILKWEED_TEST_DIR}", "flag"); err != nil {
@@ -348,13 +349,13 @@ func TestFind(t *testing.T) {
 	t.Chdir(dir)
 	t.Setenv(Environment, "")
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(dir, "config"))
-	old := system
-	system = filepath.Join(dir, "etc")
-	t.Cleanup(func() { system = old })
+	old := systemFolder
+	systemFolder = filepath.Join(dir, "etc")
+	t.Cleanup(func() { systemFolder = old })
 
 	_, err := Find("")
-	places := []string{"tiering.toml", filepath.Join(dir, "config/milkweed/tiering.toml"), filepath.Join(dir, "etc/milkweed/tiering.toml")}
-	if got, want := userError(t, err), "no configuration: looked for "+strings.Join(places, ", "); got != want {
+	candidates := []string{"tiering.toml", filepath.Join(dir, "config/milkweed/tiering.toml"), filepath.Join(dir, "etc/milkweed/tiering.toml")}
+	if got, want := userError(t, err), "no configuration file: none of "+strings.Join(candidates, ", ")+" exists"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 
@@ -364,7 +365,7 @@ func TestFind(t *testing.T) {
 			t.Errorf("Find(%q) = %q, %v; want %q", explicit, got, err, want)
 		}
 	}
-	for _, p := range slices.Backward(places) { // the last first: each hides those before
+	for _, p := range slices.Backward(candidates) { // the last first: each takes precedence over those before it
 		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -378,9 +379,9 @@ func TestFind(t *testing.T) {
 	check("/from/flag", "/from/flag")
 }
 
-// TestSampleIsComplete: the tiering.toml at the root is valid and mentions
-// every key; with the comments removed from keys it is valid too, and changes
-// no default.
+// TestSampleIsComplete checks the tiering.toml of the repository. It must contain
+// every key, and be valid when the keys that are commented out are made active. The
+// values of those keys must be the defaults.
 func TestSampleIsComplete(t *testing.T) {
 	data, err := os.ReadFile("../../../tiering.toml")
 	if err != nil {
@@ -391,14 +392,14 @@ func TestSampleIsComplete(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, name := range c.names() {
+	for _, name := range c.settableKeys() {
 		if c.Origin(name) == "default" {
-			t.Errorf("%s is not mentioned", name)
+			t.Errorf("%s is missing", name)
 		}
 	}
 	for i := range c.Tiers {
-		if c.origin(tierKey(i, "name")) == "default" {
-			t.Errorf("the name of tier %d is not mentioned", i)
+		if c.originOf(tierKey(i, "name")) == "default" {
+			t.Errorf("the name of tier %d is missing", i)
 		}
 	}
 
@@ -409,7 +410,7 @@ func TestSampleIsComplete(t *testing.T) {
 	for _, c := range []*Config{c, parse(t, string(data))} {
 		c.Each(func(name, value, _ string) {
 			if value != want[name] {
-				t.Errorf("%s is %q, its default %q", name, value, want[name])
+				t.Errorf("%s is %q, but its default is %q", name, value, want[name])
 			}
 		})
 	}
@@ -430,12 +431,12 @@ func TestLines(t *testing.T) {
 		t.Errorf("within an inline table: got line %d, want %d", got, want)
 	}
 	if n, ok := got["no"]; ok {
-		t.Errorf("found a heading in a string or a comment, line %d", n)
+		t.Errorf("a heading in a string or a comment was found on line %d", n)
 	}
 }
 
-// FuzzParse: nothing makes Parse panic; an error is one line and a remedy; and
-// every value that Each shows can be given to Set and stays what it is.
+// FuzzParse checks that Parse does not panic, that each error is one line with a
+// remedy, and that Set accepts every value that Each returns.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte("[[tier]]\nquotta = '1GiB'"))
@@ -446,7 +447,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		scanLines(string(data)) // must return for what is not TOML, too
+		scanLines(string(data)) // must return for invalid TOML, too
 		c, err := Parse("tiering.toml", data)
 		if err != nil {
 			userError(t, err)
@@ -454,19 +455,19 @@ func FuzzParse(f *testing.F) {
 		}
 		if err := c.validateTiers(); err != nil {
 			userError(t, err)
-			return // names may be missing or the same
+			return // the names of tiers may be missing or duplicate
 		}
 		c.Each(func(name, value, _ string) {
 			if value == "" {
-				return // not set
+				return // the value is not set
 			}
 			if err := c.Set(name, value, "flag"); err != nil {
-				t.Errorf("Set does not take what Each gives: %v", err)
+				t.Errorf("Set refuses a value of Each: %v", err)
 			}
 		})
 		c.Each(func(name, value, origin string) {
 			if origin == "default" && value != "" {
-				t.Errorf("%s = %q has lost its origin", name, value)
+				t.Errorf("%s = %q has no origin", name, value)
 			}
 		})
 	})

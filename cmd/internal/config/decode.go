@@ -12,21 +12,22 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// The values are decoded here and not by the library into a struct, because
-// the library knows the line of a key only once: of [[tier]] the last. It
-// parses; this walks what it parsed beside the lines that scanLines found.
+// The TOML library parses the file into maps, and this file converts the maps to
+// a Config. The library could decode into a struct, but it records one line per
+// key: for the keys of several [[tier]] tables, the last one. Errors and origins
+// need the line of each, which scanLines finds.
 
-// An entry is one thing that the file says.
+// An entry is one table or one value of the file.
 type entry struct {
-	table string
-	name  string // "" for the table itself
-	tier  int    // which [[tier]], counted from 0, or notTier
-	full  string // the key in origins: "mount.mode", "tier[0].quota"
-	value any
-	line  int
+	table      string
+	name       string // the name of the value; "" for the table itself
+	tier       int    // the index of the [[tier]] table; notTier for other tables
+	storageKey string // the key in Config.origins: "mount.mode", "tier[0].quota"
+	value      any
+	line       int
 }
 
-const notTier = -1
+const notTier = -1 // the tier of an entry outside of [[tier]]
 
 func (c *Config) decode(file string, tree map[string]any, lines lines) error {
 	for _, e := range entries(tree, lines) {
@@ -40,16 +41,15 @@ func (c *Config) decode(file string, tree map[string]any, lines lines) error {
 	return nil
 }
 
-// entries lists what the file says in the order of its lines.
+// entries returns the tables and values of the file in the order of their lines.
 func entries(tree map[string]any, lines lines) []entry {
 	var all []entry
-	add := func(table, full string, tier int, value any) {
-		all = append(all, entry{table, "", tier, full, value, lines.of(full)})
+	add := func(table, storageKey string, tier int, value any) {
+		all = append(all, entry{table, "", tier, storageKey, value, lines.of(storageKey)})
 		fields, _ := value.(map[string]any)
 		for name, v := range fields {
-			e := entry{table, name, tier, full + "." + name, v, 0}
-			e.line = lines.of(e.full)
-			all = append(all, e)
+			fieldKey := storageKey + "." + name
+			all = append(all, entry{table, name, tier, fieldKey, v, lines.of(fieldKey)})
 		}
 	}
 	for table, value := range tree {
@@ -63,13 +63,13 @@ func entries(tree map[string]any, lines lines) []entry {
 		}
 	}
 	slices.SortFunc(all, func(a, b entry) int {
-		return cmp.Or(cmp.Compare(a.line, b.line), cmp.Compare(a.tier, b.tier), cmp.Compare(a.full, b.full))
+		return cmp.Or(cmp.Compare(a.line, b.line), cmp.Compare(a.tier, b.tier), cmp.Compare(a.storageKey, b.storageKey))
 	})
 	return all
 }
 
-// tables returns the elements of a list of tables, which the library gives
-// as one type from [[tier]] and another from tier = [{…}].
+// tables returns the elements of a list of tables. The library returns a list of
+// one type for [[tier]], and of another type for tier = [{…}].
 func tables(value any) ([]any, bool) {
 	switch v := value.(type) {
 	case []any:
@@ -93,10 +93,10 @@ func (c *Config) decodeEntry(origin string, e entry) error {
 		return unknownKey(origin, e)
 	}
 	s, err := k.text(e.value)
-	remedy := k.hint
-	if err == nil && k.kind == aPath {
+	remedy := k.remedy
+	if err == nil && k.Type.expandsVariables() {
 		s, err = expand(s)
-		remedy = "Set the variable where milkweed is started, or write out what it stands for."
+		remedy = "Set the variable in the environment of milkweed, or replace the reference by its value."
 	}
 	if err != nil {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s: %s: %w", origin, k, err), Remedy: remedy}
@@ -105,17 +105,18 @@ func (c *Config) decodeEntry(origin string, e entry) error {
 	if e.tier != notTier {
 		t = &c.Tiers[e.tier]
 	}
-	return c.set(e.full, k, t, s, origin)
+	return c.set(e.storageKey, k, t, s, origin)
 }
 
-// decodeTable handles the table itself, which stands before its entries.
+// decodeTable checks that a table is known and has the right heading. It is called
+// before the values of the table are decoded.
 func (c *Config) decodeTable(origin string, e entry) error {
 	_, isTable := e.value.(map[string]any)
 	switch {
 	case len(namesIn(e.table)) == 0:
 		return unknownTable(origin, e.table, isTable)
 	case isTable && (e.tier != notTier) == (e.table == tierTable):
-		c.setOrigin(e.full, origin)
+		c.setOrigin(e.storageKey, origin)
 		return nil
 	}
 	heading := "[" + e.table + "]"
@@ -124,28 +125,28 @@ func (c *Config) decodeTable(origin string, e entry) error {
 	}
 	return &exit.Error{
 		Code:   exit.Usage,
-		Err:    fmt.Errorf("%s: %q is written %s", origin, e.table, heading),
-		Remedy: fmt.Sprintf("Write %s on a line of its own, and below it its keys: %s.", heading, list(namesIn(e.table))),
+		Err:    fmt.Errorf("%s: %q must be a table, %s", origin, e.table, heading),
+		Remedy: fmt.Sprintf("Write %s on its own line, followed by its keys: %s.", heading, list(namesIn(e.table))),
 	}
 }
 
-// text returns a value of the file as Set takes it.
-func (k key) text(value any) (string, error) {
+// text converts a value of the file to the text that Set takes.
+func (k Key) text(value any) (string, error) {
 	switch v := value.(type) {
 	case string:
-		if k.kind == aString || k.kind == aPath {
+		if k.Type != integerType && k.Type != booleanType {
 			return v, nil
 		}
 	case int64:
-		if k.kind == anInteger {
+		if k.Type == integerType {
 			return strconv.FormatInt(v, 10), nil
 		}
 	case bool:
-		if k.kind == aBoolean {
+		if k.Type == booleanType {
 			return strconv.FormatBool(v), nil
 		}
 	}
-	return "", fmt.Errorf("must be %s", k.kind)
+	return "", fmt.Errorf("must be %s", k.Type.syntax())
 }
 
 func unknownTable(origin, table string, isTable bool) error {
@@ -153,7 +154,7 @@ func unknownTable(origin, table string, isTable bool) error {
 	if isTable {
 		return unknown(origin, "table", table, nearest(table, tableNames()), remedy)
 	}
-	return unknown(origin, "key", table, nearest(table, fullNames()), "A key stands below the heading of its table. "+remedy)
+	return unknown(origin, "key", table, nearest(table, fullNames()), "Write each key below the heading of its table. "+remedy)
 }
 
 func unknownKey(origin string, e entry) error {
@@ -174,33 +175,35 @@ func unknown(origin, what, name, suggestion, remedy string) error {
 	return &exit.Error{Code: exit.Usage, Err: err, Remedy: remedy}
 }
 
-// nearest returns the candidate that name was probably meant to be, "" if none
-// is near.
+// nearest returns the candidate that is most similar to name, or "" if none is
+// similar enough to be suggested.
 func nearest(name string, candidates []string) string {
-	best, suggestion := 0.59, "" // two letters of five that changed places are 0.6
+	best, suggestion := 0.59, "" // a name of five letters with two of them swapped scores 0.6
 	for _, c := range candidates {
-		likeness := levenshtein.Match(strings.ToLower(name), c, nil)
+		similarity := levenshtein.Match(strings.ToLower(name), c, nil)
 		if c[strings.IndexByte(c, '.')+1:] == name {
-			likeness = 1 // right, but for its table
+			similarity = 1 // the right name in the wrong table
 		}
-		if likeness > best {
-			best, suggestion = likeness, c
+		if similarity > best {
+			best, suggestion = similarity, c
 		}
 	}
 	return suggestion
 }
 
-// namesIn returns the keys of a table, none for one that does not exist.
+// namesIn returns the names of the keys of a table. It returns none for an unknown
+// table.
 func namesIn(table string) []string {
 	var names []string
 	for _, k := range keys {
-		if k.table == table {
-			names = append(names, k.name)
+		if k.Table == table {
+			names = append(names, k.Name)
 		}
 	}
 	return names
 }
 
+// fullNames returns all keys as "table.name".
 func fullNames() []string {
 	var names []string
 	for _, k := range keys {
@@ -209,10 +212,11 @@ func fullNames() []string {
 	return names
 }
 
+// tableNames returns the names of all tables.
 func tableNames() []string {
 	var tables []string
 	for _, k := range keys {
-		tables = append(tables, k.table)
+		tables = append(tables, k.Table)
 	}
-	return slices.Compact(tables) // the keys of a table stand together
+	return slices.Compact(tables) // keys has the keys of a table next to each other
 }

@@ -20,29 +20,28 @@ import (
 
 const (
 	mib         = 1 << 20
-	smallest    = 64 * mib // a tier with less room is not worth having
+	minTierSize = 64 * mib // a smaller tier is not worth its overhead
 	diskPercent = 50
 )
 
-// DefaultTiers returns the tiers of a mount that is given only SOURCE, by its
-// Name, and MOUNTPOINT.
+// DefaultTiers returns the tiers of a mount whose command line has only SOURCE and
+// MOUNTPOINT. Source is the Name of the source.
 //
-// "ram" is a folder in /dev/shm. It may hold half of what that tmpfs has
-// available, but no more than a quarter of the memory available, and no more
-// than a quarter of what the memory limits of this control group leave. What
-// earlier mounts of the same source left there counts as available, so that a
-// restart does not make the quota smaller; only the first tenth of a second of
-// counting counts, because a mount must be ready at once.
+// The tier "ram" is a folder in /dev/shm. Its quota is the smallest of half of the
+// free space of that tmpfs, a quarter of the available memory, and a quarter of the
+// memory that the limits of the control group leave. The copies of earlier mounts
+// of the same source count as free space, so that a restart does not reduce the
+// quota. They are counted for at most a tenth of a second, because a mount must be
+// ready at once.
 //
-// "disk" is a folder in $XDG_CACHE_HOME (~/.cache), with half of what its file
-// system has free for us.
+// The tier "disk" is a folder in $XDG_CACHE_HOME (by default ~/.cache). Its quota is
+// half of the free space of its file system plus the space of its copies.
 //
-// A tier that would have less than 64 MiB is left out; it is an error when
-// none remains.
+// A tier with less than 64 MiB is omitted. It is an error if no tier remains.
 func DefaultTiers(source string) ([]Tier, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		cache = "" // no home: no disk tier
+		cache = "" // no home directory, so no disk tier
 	}
 	h := host{
 		root:  "/",
@@ -54,11 +53,11 @@ func DefaultTiers(source string) ([]Tier, error) {
 	return h.defaultTiers(source)
 }
 
-// A host is the machine as DefaultTiers sees it.
+// A host is the machine that DefaultTiers examines. Tests replace its parts.
 type host struct {
-	root  string // that /proc and /sys are below
+	root  string // the directory that contains /proc and /sys
 	shm   string // the tmpfs
-	cache string // the user's cache folder; "" without one
+	cache string // the user's cache folder; "" if there is none
 	uid   int
 	stat  func(path string) (available int64, isTmpfs bool, err error)
 }
@@ -75,8 +74,8 @@ func (h host) defaultTiers(source string) ([]Tier, error) {
 	if len(tiers) == 0 {
 		return nil, &exit.Error{
 			Code:   exit.Usage,
-			Err:    fmt.Errorf("no room for copies: neither %s nor the cache folder (%s) offers 64 MiB", h.shm, h.cache),
-			Remedy: "Write a tiering.toml with a [[tier]] that has room, and name it with -c.",
+			Err:    fmt.Errorf("no space for copies: neither %s nor the cache folder (%s) has 64 MiB", h.shm, h.cache),
+			Remedy: "Write a tiering.toml with a [[tier]] on a file system with free space, and pass it with -c.",
 		}
 	}
 	return tiers, nil
@@ -92,13 +91,13 @@ func (h host) ramTier(id string) (Tier, bool) {
 		return Tier{}, false
 	}
 	dir := filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid))
-	held := heldIn(filepath.Join(dir, id), 100*time.Millisecond)
-	quota := min((available+held)/2, (memory+held)/4)
-	if left := h.cgroupLeft(); left < math.MaxInt64-held {
-		quota = min(quota, (left+held)/4)
+	copies := diskUsage(filepath.Join(dir, id), 100*time.Millisecond)
+	quota := min((available+copies)/2, (memory+copies)/4)
+	if left := h.cgroupAvailable(); left < math.MaxInt64-copies {
+		quota = min(quota, (left+copies)/4)
 	}
 	quota -= quota % mib
-	return Tier{Name: "ram", Path: dir, Quota: Quota{Bytes: quota}}, quota >= smallest
+	return Tier{Name: "ram", Path: dir, Quota: Quota{Bytes: quota}}, quota >= minTierSize
 }
 
 func (h host) diskTier(id string) (Tier, bool) {
@@ -108,14 +107,15 @@ func (h host) diskTier(id string) (Tier, bool) {
 	dir := filepath.Join(h.cache, "milkweed")
 	t := Tier{Name: "disk", Path: dir, Quota: Quota{Percent: diskPercent}}
 	if _, err := os.Stat(filepath.Join(dir, id)); err == nil {
-		return t, true // it holds copies, whatever is free beside them
+		return t, true // it stores copies already, so the free space does not matter
 	}
-	available, _, err := h.stat(existing(dir))
-	return t, err == nil && t.Quota.Of(available) >= smallest
+	available, _, err := h.stat(nearestExisting(dir))
+	return t, err == nil && t.Quota.Of(available) >= minTierSize
 }
 
-// existing returns the nearest of path and its parents that exists.
-func existing(path string) string {
+// nearestExisting returns path if it exists, and otherwise its nearest parent that
+// does.
+func nearestExisting(path string) string {
 	for {
 		if _, err := os.Stat(path); err == nil || path == filepath.Dir(path) {
 			return path
@@ -132,8 +132,9 @@ func statfs(path string) (available int64, isTmpfs bool, err error) {
 	return int64(st.Bavail) * st.Bsize, st.Type == unix.TMPFS_MAGIC, nil
 }
 
-// heldIn adds up the files below dir for as long as it may take.
-func heldIn(dir string, limit time.Duration) int64 {
+// diskUsage returns the space that the files below dir occupy. After limit it stops
+// and returns the sum so far.
+func diskUsage(dir string, limit time.Duration) int64 {
 	var total int64
 	deadline := time.Now().Add(limit)
 	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
@@ -141,7 +142,7 @@ func heldIn(dir string, limit time.Duration) int64 {
 			return fs.SkipAll
 		}
 		if err != nil {
-			return nil // what cannot be seen is not counted
+			return nil // a file that cannot be read is not counted
 		}
 		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
 			total += info.Sys().(*syscall.Stat_t).Blocks * 512
@@ -151,7 +152,7 @@ func heldIn(dir string, limit time.Duration) int64 {
 	return total
 }
 
-// memAvailable returns the memory that can be had without swapping.
+// memAvailable returns the memory in bytes that is available without swapping.
 func (h host) memAvailable() (int64, error) {
 	const name = "MemAvailable:"
 	file := filepath.Join(h.root, "proc/meminfo")
@@ -161,29 +162,30 @@ func (h host) memAvailable() (int64, error) {
 	}
 	for line := range strings.Lines(string(data)) {
 		if f := strings.Fields(line); len(f) == 3 && f[0] == name {
-			n, err := strconv.ParseInt(f[1], 10, 54) // of KiB, so that bytes fit
+			n, err := strconv.ParseInt(f[1], 10, 54) // in KiB; 54 bits, so that bytes fit into 64
 			return n * 1024, err
 		}
 	}
 	return 0, fmt.Errorf("%s: no %s", file, name)
 }
 
-// A hierarchy is one version of control groups: where its folders are, and
-// what its files are called.
-type hierarchy struct {
+// A cgroupVersion is the layout of one version of control groups: the folder of the
+// hierarchy, the names of two files, and a field of memory.stat.
+type cgroupVersion struct {
 	mount, limit, used, cache string
 }
 
 var (
-	cgroup1 = hierarchy{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
-	cgroup2 = hierarchy{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"}
+	cgroup1 = cgroupVersion{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
+	cgroup2 = cgroupVersion{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"}
 )
 
-// cgroupLeft returns what the memory limits of this process's control group
-// and the groups around it leave, math.MaxInt64 without a limit. Batch systems
-// set them, and end a job that goes beyond; a tmpfs counts. Clusters with
-// control groups of version 1 are still about.
-func (h host) cgroupLeft() int64 {
+// cgroupAvailable returns the memory in bytes that this process may still use
+// under the limits of its control group and the parents of that group. Without a
+// limit it returns math.MaxInt64. Batch systems set such limits and kill a job that
+// exceeds them, and the content of a tmpfs counts. Clusters with version 1 of
+// control groups still exist.
+func (h host) cgroupAvailable() int64 {
 	left := int64(math.MaxInt64)
 	data, err := os.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
 	if err != nil {
@@ -194,25 +196,26 @@ func (h host) cgroupLeft() int64 {
 		controllers, group, _ := strings.Cut(rest, ":")
 		switch {
 		case id == "0" && controllers == "":
-			left = min(left, h.leftIn(cgroup2, group))
+			left = min(left, h.groupAvailable(cgroup2, group))
 		case strings.Contains(","+controllers+",", ",memory,"):
-			left = min(left, h.leftIn(cgroup1, group))
+			left = min(left, h.groupAvailable(cgroup1, group))
 		}
 	}
 	return left
 }
 
-// leftIn walks from a group up to the root. In a container the path may be one
-// of the host, of which only the root is to be seen.
-func (h host) leftIn(v hierarchy, group string) int64 {
+// groupAvailable returns the memory in bytes that a group and its parents leave.
+// In a container the path of the group may be a path of the host, and then only
+// the root of the hierarchy is visible.
+func (h host) groupAvailable(v cgroupVersion, group string) int64 {
 	left := int64(math.MaxInt64)
 	for group = filepath.Clean("/" + group); ; group = filepath.Dir(group) {
 		dir := filepath.Join(h.root, v.mount, group)
 		limit, err1 := readInt(filepath.Join(dir, v.limit))
 		used, err2 := readInt(filepath.Join(dir, v.used))
 		if err1 == nil && err2 == nil {
-			// Pages of files that nobody reads are given up first.
-			used -= statOf(filepath.Join(dir, "memory.stat"), v.cache)
+			// The kernel reclaims inactive pages of the page cache first.
+			used -= readStat(filepath.Join(dir, "memory.stat"), v.cache)
 			left = min(left, max(0, limit-max(0, used)))
 		}
 		if group == "/" {
@@ -221,7 +224,7 @@ func (h host) leftIn(v hierarchy, group string) int64 {
 	}
 }
 
-// readInt reads a file that holds a number; "max" is not one.
+// readInt reads a file that consists of a number. The word "max" is an error.
 func readInt(file string) (int64, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -230,9 +233,9 @@ func readInt(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// statOf returns one number of a file of names and numbers, 0 if it is not
-// there.
-func statOf(file, name string) int64 {
+// readStat returns the number after name in a file of lines with a name and a
+// number, or 0 if there is none.
+func readStat(file, name string) int64 {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return 0
@@ -246,21 +249,21 @@ func statOf(file, name string) int64 {
 	return 0
 }
 
-// DatasetID returns the name of the folder that a source has in every tier, by
-// the Name of the source: the end of its path, for people, and a hash of all of
-// it. Of a path it is the real one.
+// DatasetID returns the name of the folder of a source in every tier. Source is the
+// Name of the source. The result is the last element of the path, for readability,
+// and a hash of the whole path with symbolic links resolved, or of the whole URL.
 func DatasetID(source string) string {
 	if !isURL(source) {
 		if abs, err := filepath.Abs(source); err == nil {
 			source = abs
 		}
-		source = realPath(source)
+		source = RealPath(source)
 	}
 	sum := sha256.Sum256([]byte(source))
 	return safeName(lastElement(source)) + "-" + hex.EncodeToString(sum[:])[:12]
 }
 
-// lastElement is the end of a path, or of a URL without its query.
+// lastElement returns the last element of a path, or of a URL without its query.
 func lastElement(source string) string {
 	if isURL(source) {
 		source, _, _ = strings.Cut(source, "?")
@@ -268,7 +271,8 @@ func lastElement(source string) string {
 	return filepath.Base(source)
 }
 
-// safeName makes a name that is plain in a shell, in a URL and on any disk.
+// safeName converts name to one that needs no escape in a shell, in a URL or in any
+// file system. The result has at most 40 bytes.
 func safeName(name string) string {
 	b := []byte(strings.ToLower(name))
 	for i, c := range b {

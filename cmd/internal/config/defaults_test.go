@@ -12,8 +12,9 @@ import (
 
 const gib = 1 << 30
 
-// testHost returns a host with 10 GiB in its tmpfs, 100 GiB in its cache
-// folder, 32 GiB of memory and no limit. The files are below root.
+// testHost returns a host with 10 GiB of free space in its tmpfs, 100 GiB in its
+// cache folder, 32 GiB of memory and no memory limit. It writes files below the root
+// of the host.
 func testHost(t *testing.T, files map[string]string) host {
 	t.Helper()
 	root := t.TempDir()
@@ -57,10 +58,10 @@ func TestDefaultTiers(t *testing.T) {
 	}{
 		{"half of the tmpfs", nil, func(*host) {}, "ram 5GiB, disk 50%"},
 		{"a quarter of the memory", map[string]string{"proc/meminfo": "MemAvailable: 8388608 kB"}, func(*host) {}, "ram 2GiB, disk 50%"},
-		{"a quarter of what the group leaves", limits("0::/job\n", "sys/fs/cgroup/job", "6442450944\n", "2147483648\n"), func(*host) {}, "ram 1GiB, disk 50%"},
-		{"a limit further up", limits("0::/job/step/task\n", "sys/fs/cgroup/job", "6442450944\n", "2147483648\n"), func(*host) {}, "ram 1GiB, disk 50%"},
+		{"a quarter of the memory below the limit", limits("0::/job\n", "sys/fs/cgroup/job", "6442450944\n", "2147483648\n"), func(*host) {}, "ram 1GiB, disk 50%"},
+		{"limit of a parent group", limits("0::/job/step/task\n", "sys/fs/cgroup/job", "6442450944\n", "2147483648\n"), func(*host) {}, "ram 1GiB, disk 50%"},
 		{"no limit", limits("0::/job\n", "sys/fs/cgroup/job", "max\n", "2147483648\n"), func(*host) {}, "ram 5GiB, disk 50%"},
-		{"page cache is not in the way", map[string]string{
+		{"page cache is reclaimable", map[string]string{
 			"proc/self/cgroup":             "0::/\n",
 			"sys/fs/cgroup/memory.max":     "8589934592",
 			"sys/fs/cgroup/memory.current": "8589934592",
@@ -112,7 +113,7 @@ func TestDefaultTiers(t *testing.T) {
 	}
 }
 
-// setDisk sets what is available everywhere but in the tmpfs.
+// setDisk sets the free space of all file systems except the tmpfs.
 func setDisk(h *host, available int64) {
 	shm := h.shm
 	h.stat = func(path string) (int64, bool, error) {
@@ -137,8 +138,8 @@ func TestDefaultTiersPaths(t *testing.T) {
 	}
 }
 
-// The quota of a restart counts what is held as if it were available, and the
-// disk tier is not lost because it is full of our copies.
+// After a restart the copies count as free space, and a disk tier that is full of
+// copies is not omitted.
 func TestDefaultTiersAfterRestart(t *testing.T) {
 	const copies = 8 * mib
 	id := DatasetID("/data")
@@ -172,7 +173,7 @@ func TestDefaultTiersNone(t *testing.T) {
 func TestDefaultTiersHere(t *testing.T) {
 	tiers, err := DefaultTiers(t.TempDir())
 	if err != nil {
-		userError(t, err) // a machine without room
+		userError(t, err) // this machine has no space
 	}
 	for _, tier := range tiers {
 		if q := tier.Quota; tier.Name == "" || !filepath.IsAbs(tier.Path) || (q.Bytes > 0) == (q.Percent > 0) {
@@ -181,9 +182,9 @@ func TestDefaultTiersHere(t *testing.T) {
 	}
 }
 
-func TestCgroupLeftWithoutFiles(t *testing.T) {
+func TestCgroupAvailableWithoutFiles(t *testing.T) {
 	h := host{root: t.TempDir()}
-	if got := h.cgroupLeft(); got != math.MaxInt64 {
+	if got := h.cgroupAvailable(); got != math.MaxInt64 {
 		t.Errorf("got %d, want no limit", got)
 	}
 }
@@ -215,9 +216,9 @@ func TestDatasetID(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := DatasetID(link), DatasetID(dir+"/./"); got != want {
-		t.Errorf("through a link: got %s, want %s", got, want)
+		t.Errorf("through a symbolic link: got %s, want %s", got, want)
 	}
 	if got, want := DatasetID("/data"), "data-bd47413b5c03"; got != want {
-		t.Errorf("got %s, want %s: copies that users have would be lost", got, want)
+		t.Errorf("got %s, want %s: existing copies would not be found", got, want)
 	}
 }

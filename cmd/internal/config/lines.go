@@ -5,31 +5,31 @@ import (
 	"strings"
 )
 
-// lines is the line, counted from 1, on which each key and each heading of a
-// file stands: "mount", "mount.mode", "tier[0]", "tier[0].quota".
+// lines maps each key and each heading of a file to its line number, which starts
+// at 1. Its keys are like "mount", "mount.mode", "tier[0]" and "tier[0].quota".
 type lines map[string]int
 
-// of returns the line of a key. What is written within an inline table stands,
-// as far as we know, where that table begins.
-func (l lines) of(full string) int {
+// of returns the line of a key. For a key within an inline table it returns the
+// line on which that table begins.
+func (l lines) of(key string) int {
 	for {
-		if n, ok := l[full]; ok {
+		if n, ok := l[key]; ok {
 			return n
 		}
-		i := strings.LastIndexAny(full, ".[")
+		i := strings.LastIndexAny(key, ".[")
 		if i < 0 {
 			return 1
 		}
-		full = full[:i]
+		key = key[:i]
 	}
 }
 
-// scanLines finds the lines in text that is valid TOML; of any other it
-// returns something.
+// scanLines returns the lines of the keys and headings in text, which must be
+// valid TOML. For any other text the result is unspecified.
 func scanLines(text string) lines {
 	s := scanner{text: strings.TrimPrefix(text, "\ufeff"), line: 1}
 	found := make(lines)
-	lists := make(map[string]int) // how many [[heading]] there were
+	lists := make(map[string]int) // the number of [[heading]] lines seen so far
 	prefix := ""
 	for s.toStatement() {
 		line := s.line
@@ -43,36 +43,37 @@ func scanLines(text string) lines {
 			prefix = s.key()
 			found.add(prefix, line)
 		default:
-			full := s.key()
+			key := s.key()
 			if prefix != "" {
-				full = prefix + "." + full
+				key = prefix + "." + key
 			}
-			found.add(full, line)
+			found.add(key, line)
 		}
 		s.toNewline()
 	}
 	return found
 }
 
-// add notes a key and, for a dotted one, the tables that it implies.
-func (l lines) add(full string, line int) {
+// add records the line of a key. For a dotted key it also records the tables that
+// the key implies. The first line of each key counts.
+func (l lines) add(key string, line int) {
 	for {
-		if _, ok := l[full]; !ok {
-			l[full] = line
+		if _, ok := l[key]; !ok {
+			l[key] = line
 		}
-		i := strings.LastIndexByte(full, '.')
+		i := strings.LastIndexByte(key, '.')
 		if i < 0 {
 			return
 		}
-		full = full[:i]
+		key = key[:i]
 	}
 }
 
-// A scanner walks through TOML and knows as much of it as it takes not to
-// mistake the inside of a string or a list for a key.
+// A scanner finds the keys and headings of a TOML file. It parses strings, lists
+// and comments only so that it does not mistake their content for a key.
 type scanner struct {
-	text string // what is left
-	line int
+	text string // the text that follows the current position
+	line int    // the line of the current position
 }
 
 // advance moves over n bytes.
@@ -82,6 +83,7 @@ func (s *scanner) advance(n int) {
 	s.text = s.text[n:]
 }
 
+// skip moves over prefix, and reports whether the text began with it.
 func (s *scanner) skip(prefix string) bool {
 	if !strings.HasPrefix(s.text, prefix) {
 		return false
@@ -90,8 +92,7 @@ func (s *scanner) skip(prefix string) bool {
 	return true
 }
 
-// toStatement moves to the next key or heading, and reports whether there is
-// one.
+// toStatement moves to the next key or heading. It reports whether there is one.
 func (s *scanner) toStatement() bool {
 	for {
 		s.advance(len(s.text) - len(strings.TrimLeft(s.text, " \t\r\n")))
@@ -102,7 +103,7 @@ func (s *scanner) toStatement() bool {
 	}
 }
 
-// key moves over a dotted key and returns it without quotes and blanks.
+// key moves over a dotted key and returns it without quotes and spaces.
 func (s *scanner) key() string {
 	var b strings.Builder
 	for s.text != "" {
@@ -122,8 +123,8 @@ func (s *scanner) key() string {
 	return b.String()
 }
 
-// toNewline moves to the end of a statement, over strings, lists and inline
-// tables that have several lines.
+// toNewline moves to the end of the statement. Strings, lists and inline tables in
+// the statement may span several lines.
 func (s *scanner) toNewline() {
 	depth := 0
 	for s.text != "" {
@@ -157,9 +158,9 @@ func (s *scanner) toNewline() {
 	}
 }
 
-// quoted moves over a string between two times quote, and returns it with
-// both. Of five quotes that end a string of several lines the first two are
-// part of it.
+// quoted moves over a string that begins and ends with quote, and returns the
+// string with its quotes. A multi-line string may end in up to five quotes: the
+// last three are the delimiter, and the others belong to the string.
 func (s *scanner) quoted(quote string) string {
 	i := len(quote)
 	for i < len(s.text) && !strings.HasPrefix(s.text[i:], quote) {

@@ -10,31 +10,31 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// A Quota limits what Milkweed holds in a tier. One of the two is set.
+// A Quota limits the size of the copies in a tier. Exactly one field is set.
 type Quota struct {
-	Bytes   int64   // at most so many bytes
-	Percent float64 // at most this share of what the file system has free for us: available, and held by us already
+	Bytes   int64   // the limit in bytes
+	Percent float64 // the limit as a percentage of the free space and the space that the copies occupy
 }
 
-// sizeForm keeps from humanize.ParseBytes what it takes and we do not mean:
-// commas, which it drops, so that "1,5GiB" is 15 GiB.
-var sizeForm = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?[A-Za-z]*$`)
+// sizePattern is stricter than humanize.ParseBytes, which ignores commas and so
+// would read "1,5GiB" as 15 GiB.
+var sizePattern = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?[A-Za-z]*$`)
 
 // ParseQuota reads "64GiB", "500MB", "1048576" or "90%".
 func ParseQuota(s string) (Quota, error) {
-	if share, ok := strings.CutSuffix(s, "%"); ok {
-		return parsePercent(s, share)
+	if number, ok := strings.CutSuffix(s, "%"); ok {
+		return parsePercent(s, number)
 	}
 	n, err := parseSize(s)
 	if err == nil && n == 0 {
-		err = fmt.Errorf("%q leaves no room", s)
+		err = fmt.Errorf("%q is not above 0", s)
 	}
 	return Quota{Bytes: n}, err
 }
 
 // parseSize reads "64GiB", "500MB" or "1048576".
 func parseSize(s string) (int64, error) {
-	if !sizeForm.MatchString(s) {
+	if !sizePattern.MatchString(s) {
 		return 0, fmt.Errorf("%q is not a size", s)
 	}
 	n, err := humanize.ParseBytes(s)
@@ -44,32 +44,33 @@ func parseSize(s string) (int64, error) {
 	return int64(n), nil
 }
 
-var percentForm = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?$`)
+var percentPattern = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?$`)
 
-func parsePercent(s, share string) (Quota, error) {
-	if !percentForm.MatchString(share) {
+// parsePercent reads the percentage s. Number is s without its percent sign.
+func parsePercent(s, number string) (Quota, error) {
+	if !percentPattern.MatchString(number) {
 		return Quota{}, fmt.Errorf("%q is not a percentage", s)
 	}
-	p, err := strconv.ParseFloat(strings.TrimSpace(share), 64)
+	p, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 	switch {
 	case err != nil || p > 100:
 		return Quota{}, fmt.Errorf("%q is more than 100 %%", s)
 	case p == 0:
-		return Quota{}, fmt.Errorf("%q leaves no room", s)
+		return Quota{}, fmt.Errorf("%q is not above 0", s)
 	}
 	return Quota{Percent: p}, nil
 }
 
-// Of returns the quota in bytes, in a file system that has room bytes for us:
-// those available and those that we hold already.
-func (q Quota) Of(room int64) int64 {
+// Of returns the quota in bytes. Usable is the free space of the file system plus
+// the space that the copies occupy already.
+func (q Quota) Of(usable int64) int64 {
 	if q.Percent > 0 {
-		return int64(float64(room) * (q.Percent / 100))
+		return int64(float64(usable) * (q.Percent / 100))
 	}
 	return q.Bytes
 }
 
-// String gives text that ParseQuota takes.
+// String returns q in a form that ParseQuota accepts.
 func (q Quota) String() string {
 	if q.Percent > 0 {
 		return strconv.FormatFloat(q.Percent, 'f', -1, 64) + "%"
@@ -77,19 +78,21 @@ func (q Quota) String() string {
 	return formatSize(q.Bytes)
 }
 
-// formatSize gives text that parseSize takes: in the largest unit that is exact.
+// formatSize returns n in a form that parseSize accepts, in the largest unit that
+// is exact.
 func formatSize(n int64) string {
-	if s, ok := exactly(n, 1024, "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"); ok {
+	if s, ok := formatExact(n, 1024, "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"); ok {
 		return s
 	}
-	if s, ok := exactly(n, 1000, "kB", "MB", "GB", "TB", "PB", "EB"); ok {
+	if s, ok := formatExact(n, 1000, "kB", "MB", "GB", "TB", "PB", "EB"); ok {
 		return s
 	}
 	return strconv.FormatInt(n, 10)
 }
 
-// exactly writes n in the largest unit that divides it, if one does.
-func exactly(n, base int64, units ...string) (string, bool) {
+// formatExact returns n in the largest of the units that divides it. Each unit is
+// base times the one before. It reports false if no unit divides n.
+func formatExact(n, base int64, units ...string) (string, bool) {
 	unit := ""
 	for _, u := range units {
 		if n == 0 || n%base != 0 {

@@ -10,24 +10,24 @@ import (
 	"strings"
 )
 
-// A dataset is in a folder, which has a path, or in a bucket, which has a URL.
-// What this package knows of URLs is which bucket they name, and that no secret
-// may be in them: they are shown, logged, and kept beside the copies. What else
-// they may say is known to the driver, who is asked when nothing has been shown.
+// A dataset is a directory, which has a path, or a part of a bucket, which has a
+// URL. This package derives the name of the bucket from the URL, and refuses a URL
+// that may contain a secret, because URLs are printed, logged and stored with the
+// copies. The driver checks the other options of the URL, before it is printed.
 
-// schemes are those of URLs, sorted.
+// schemes are the schemes of bucket URLs, sorted.
 var schemes = []string{"azblob", "gs", "s3"}
 
-var urlForm = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*://`)
+var urlPattern = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*://`)
 
-// isURL reports whether s is meant as a URL. A folder of such a name is written
-// with "./" before it.
-func isURL(s string) bool { return urlForm.MatchString(s) }
+// isURL reports whether s begins like a URL. For a directory with such a name, the
+// user writes "./" before it.
+func isURL(s string) bool { return urlPattern.MatchString(s) }
 
 type urlValue string
 
-// Set takes the URL of a bucket, "" for none. Its errors show nothing of what
-// may be a secret.
+// Set accepts the URL of a bucket, or "" for none. Its errors omit the parts of the
+// URL that may be secret.
 func (v *urlValue) Set(s string) error {
 	if s != "" {
 		if err := checkURL(s); err != nil {
@@ -40,120 +40,126 @@ func (v *urlValue) Set(s string) error {
 
 func (v *urlValue) String() string { return string(*v) }
 
-var errCredentials = errors.New("has credentials in it, or what looks like some")
+var errCredentials = errors.New("contains credentials, or a part that looks like credentials")
 
+// checkURL returns an error if s is not the URL of a bucket or may contain a secret.
 func checkURL(s string) error {
 	u, err := url.Parse(s)
-	if err != nil || !isURL(s) { // the text of err has all of s in it
+	if err != nil || !isURL(s) { // err is dropped because its text contains s
 		return errors.New("is not a URL")
 	}
 	switch {
 	case u.User != nil:
 		return errCredentials
 	case !slices.Contains(schemes, u.Scheme):
-		return fmt.Errorf("%s:// is none of %s://", u.Scheme, strings.Join(schemes, "://, "))
+		return fmt.Errorf("%s:// is not one of %s://", u.Scheme, strings.Join(schemes, "://, "))
 	case u.Hostname() == "":
-		return errors.New("names no bucket")
+		return errors.New("has no bucket")
 	case u.Port() != "":
-		return errors.New("has a port: the first name is that of the bucket, and a server is named as in ?endpoint=https://minio.example.org:9000")
+		return errors.New("has a port: the bucket comes first, and a server is an option, such as ?endpoint=https://minio.example.org:9000")
 	case u.Fragment != "" || strings.HasSuffix(s, "#"):
-		return errors.New("has a # in it, which is written %23")
+		return errors.New("contains #, which must be written as %23")
 	}
 	return checkQuery(u.RawQuery)
 }
 
-// secret is part of the names that vendors and people give to secrets.
-var secret = regexp.MustCompile(`(?i)key|secret|sig|token|pass|pwd|cred|sas|auth|bearer|jwt|googleaccessid|connection`)
+// secretPattern matches the names of options that may contain a secret. It lists
+// parts of the names that vendors and users give to secrets.
+var secretPattern = regexp.MustCompile(`(?i)key|secret|sig|token|pass|pwd|cred|sas|auth|bearer|jwt|googleaccessid|connection`)
 
+// checkQuery returns an error if the query of a URL is malformed or may contain a
+// secret.
 func checkQuery(raw string) error {
 	query, err := url.ParseQuery(raw)
 	if err != nil {
-		return errors.New("has something after the ? that is not name=value&name=value")
+		return errors.New("has a query that is not of the form name=value&name=value")
 	}
 	for name := range query {
-		if secret.MatchString(name) {
+		if secretPattern.MatchString(name) {
 			return errCredentials
 		}
 	}
-	if strings.ContainsAny(strings.Join(query["endpoint"], ""), "@?") { // with or without its scheme
+	if strings.ContainsAny(strings.Join(query["endpoint"], ""), "@?") { // an endpoint may have a scheme or none
 		return errCredentials
 	}
 	return nil
 }
 
-// Given is the source as the user wrote it, by which mount(8) knows it again.
+// Given returns the source as the user wrote it. mount(8) compares it with the line
+// of /etc/fstab.
 func (s Source) Given() string { return cmp.Or(s.URL, s.Path) }
 
-// Name is what the source is called where one is told from another, in the tiers,
-// and in logs: its path; or its URL, with as much of the query as says
-// which bucket it is and without what says how to get there. It has no blanks.
+// Name returns the name that identifies the source in tiers and logs. For a
+// directory it is the path. For a bucket it is the URL with the options that
+// identify the bucket, without the options that only affect access to it. The name
+// of a bucket contains no spaces.
 func (s Source) Name() string {
 	u, err := url.Parse(s.URL)
-	if s.URL == "" || err != nil { // Set takes no URL with an error
+	if s.URL == "" || err != nil { // err is nil for every URL that Set accepts
 		return s.Path
 	}
 	name := url.URL{Scheme: u.Scheme, Host: u.Host}
 	if path := strings.Trim(u.Path, "/"); path != "" {
 		name.Path = "/" + path
 	}
-	given, which := u.Query(), url.Values{}
+	given, identifying := u.Query(), url.Values{}
 	if account := given.Get("account"); account != "" {
-		which.Set("account", account)
+		identifying.Set("account", account)
 	}
 	if endpoint := given.Get("endpoint"); endpoint != "" {
-		which.Set("endpoint", server(endpoint))
+		identifying.Set("endpoint", canonicalEndpoint(endpoint))
 	}
-	name.RawQuery = plain.Replace(which.Encode())
+	name.RawQuery = unescapeQuery.Replace(identifying.Encode())
 	return name.String()
 }
 
-// server is the URL of a server in one form.
-func server(endpoint string) string {
+// canonicalEndpoint returns the URL of a server with a scheme and without a final
+// slash.
+func canonicalEndpoint(endpoint string) string {
 	if !strings.Contains(endpoint, "://") {
 		endpoint = "https://" + endpoint
 	}
 	return strings.TrimRight(endpoint, "/")
 }
 
-// plain leaves in a query what people read better so, and what needs no escape
-// there.
-var plain = strings.NewReplacer("%3A", ":", "%2F", "/")
+// unescapeQuery undoes escapes that url.Values.Encode makes and that a query does
+// not need, for readability.
+var unescapeQuery = strings.NewReplacer("%3A", ":", "%2F", "/")
 
-// SetSource is Set for SOURCE of a command line, which is a URL or the path of a
-// folder. What was said of a source before is forgotten.
+// SetSource sets the source to the argument SOURCE, which is a URL or the path of a
+// directory. It replaces a path or URL that was set before.
 func (c *Config) SetSource(source, origin string) error {
-	name, other := "source.path", "source.url"
+	key, other := "source.path", "source.url"
 	if isURL(source) {
-		name, other = other, name
+		key, other = other, key
 	}
-	if err := c.Set(name, source, origin); err != nil {
+	if err := c.Set(key, source, origin); err != nil {
 		return err
 	}
-	if name == "source.path" {
+	if key == "source.path" {
 		c.Source.URL = ""
 	} else {
 		c.Source.Path = ""
 	}
 	delete(c.origins, other)
-	c.derive()
+	c.updateDefaults()
 	return nil
 }
 
-// How many files are copied at the same time, unless it is said. A bucket
-// answers each request only after a while, but many at once.
+// The defaults of placement.workers. Requests to a bucket have a high latency, and
+// many can be in flight at the same time.
 const (
-	workersOfFolder = 8
-	workersOfBucket = 64
+	workersForDirectory = 8
+	workersForBucket    = 64
 )
 
-// derive sets the values that nobody has said to the defaults that suit those
-// that somebody has.
-func (c *Config) derive() {
-	if c.origin("placement.workers") != fromDefault {
+// updateDefaults sets the defaults that depend on other values.
+func (c *Config) updateDefaults() {
+	if c.originOf("placement.workers") != originDefault {
 		return
 	}
-	c.Placement.Workers = workersOfFolder
+	c.Placement.Workers = workersForDirectory
 	if c.Source.URL != "" {
-		c.Placement.Workers = workersOfBucket
+		c.Placement.Workers = workersForBucket
 	}
 }

@@ -29,7 +29,7 @@ func TestSourceName(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", tt.url, name, tt.name)
 		}
 		if again := (Source{URL: name}).Name(); again != name {
-			t.Errorf("%s: the name of that is %s", name, again)
+			t.Errorf("%s: the name of the name is %s", name, again)
 		}
 		if id := DatasetID(name); !strings.HasPrefix(id, tt.dataset+"-") || len(id) != len(tt.dataset)+13 {
 			t.Errorf("%s: dataset %s, want %s-…", name, id, tt.dataset)
@@ -40,11 +40,11 @@ func TestSourceName(t *testing.T) {
 	}
 }
 
-// What is one bucket has one folder in a tier, and what is another has another.
+// Each bucket and prefix has one folder in a tier, whatever the other options.
 func TestDatasetIDOfBuckets(t *testing.T) {
 	id := func(url string) string { return DatasetID(Source{URL: url}.Name()) }
 	if a, b := id("s3://b/p?region=eu-west-1"), id("s3://b/p/?region=us-east-1&hedge=1s"); a != b {
-		t.Errorf("%s and %s for one bucket", a, b)
+		t.Errorf("got %s and %s for one bucket", a, b)
 	}
 	seen := make(map[string]string)
 	for _, url := range []string{
@@ -58,19 +58,19 @@ func TestDatasetIDOfBuckets(t *testing.T) {
 	}
 }
 
-// A URL that is refused may have a secret in it, which no message shows.
+// No message contains the secret of a URL that is refused.
 func TestURLErrors(t *testing.T) {
-	const credentials = "has credentials in it, or what looks like some"
+	const credentials = "contains credentials, or a part that looks like credentials"
 	for _, tt := range []struct{ url, want string }{
-		{"ftp://geheim", "ftp:// is none of azblob://, gs://, s3://"},
-		{"https://geheim.s3.amazonaws.com/x", "https:// is none of azblob://, gs://, s3://"},
+		{"ftp://geheim", "ftp:// is not one of azblob://, gs://, s3://"},
+		{"https://geheim.s3.amazonaws.com/x", "https:// is not one of azblob://, gs://, s3://"},
 		{"geheim", "is not a URL"},
 		{"s3:geheim", "is not a URL"},
-		{"s3:///geheim", "names no bucket"},
-		{"s3://minio:9000/geheim", "has a port: the first name is that of the bucket, and a server is named as in ?endpoint=https://minio.example.org:9000"},
-		{"s3://bucket/a#geheim", "has a # in it, which is written %23"},
-		{"s3://bucket/a#", "has a # in it, which is written %23"},
-		{"s3://bucket/a?geheim;x=%", "has something after the ? that is not name=value&name=value"},
+		{"s3:///geheim", "has no bucket"},
+		{"s3://minio:9000/geheim", "has a port: the bucket comes first, and a server is an option, such as ?endpoint=https://minio.example.org:9000"},
+		{"s3://bucket/a#geheim", "contains #, which must be written as %23"},
+		{"s3://bucket/a#", "contains #, which must be written as %23"},
+		{"s3://bucket/a?geheim;x=%", "has a query that is not of the form name=value&name=value"},
 		{"s3://AKIAIOSFODNN7EXAMPLE:geheim@bucket/a", credentials},
 		{"s3://geheim@bucket/a", credentials},
 		{"https://user:geheim@bucket/a", credentials},
@@ -96,19 +96,19 @@ func TestURLErrors(t *testing.T) {
 			"SetSource": (&Config{}).SetSource(tt.url, "option"),
 		} {
 			if name == "SetSource" && !isURL(tt.url) {
-				continue // it is a path
+				continue // SetSource takes it as a path
 			}
 			if got, want := userError(t, err), "option: source.url: "+tt.want; got != want {
 				t.Errorf("%s %q:\ngot  %s\nwant %s", name, tt.url, got, want)
 			}
 			if strings.Contains(err.Error(), "geheim") {
-				t.Errorf("%s %q: the message shows it: %v", name, tt.url, err)
+				t.Errorf("%s %q: the message contains the secret: %v", name, tt.url, err)
 			}
 		}
 	}
 	var c Config
 	if err := c.Set("source.url", "", "option"); err != nil {
-		t.Errorf("no URL: %v", err)
+		t.Errorf("empty URL: %v", err)
 	}
 }
 
@@ -121,11 +121,11 @@ func TestURLExpandsVariables(t *testing.T) {
 	t.Setenv("MILKWEED_TEST_BUCKET", "AKIA:geheim@data-17")
 	_, err := Parse("tiering.toml", []byte("[source]\nurl = 's3://${MILKWEED_TEST_BUCKET}/a'"))
 	if line := userError(t, err); strings.Contains(line, "geheim") {
-		t.Errorf("the message shows it: %s", line)
+		t.Errorf("the message contains the secret: %s", line)
 	}
 }
 
-// The source of a command line takes the place of any that was said before.
+// SetSource replaces the source that was set before.
 func TestSetSource(t *testing.T) {
 	for _, tt := range []struct {
 		file, source string
@@ -150,29 +150,30 @@ func TestSetSource(t *testing.T) {
 		if tt.want.URL != "" {
 			given, other = other, given
 		}
-		if c.Origin(given) != "argument SOURCE" || c.Origin(other) != fromDefault {
+		if c.Origin(given) != "argument SOURCE" || c.Origin(other) != originDefault {
 			t.Errorf("%s, %s: %s is from %s, %s from %s", tt.file, tt.source, given, c.Origin(given), other, c.Origin(other))
 		}
 	}
 	t.Chdir(t.TempDir())
 	var c Config
 	if err := c.SetSource("./s3://a", "argument SOURCE"); err != nil || !strings.HasSuffix(c.Source.Path, "/s3:/a") {
-		t.Errorf("a folder: got %+v, %v", c.Source, err)
+		t.Errorf("a directory: got %+v, %v", c.Source, err)
 	}
 }
 
-// A bucket has more workers, unless somebody says how many, before or after.
-func TestWorkersOfABucket(t *testing.T) {
+// A bucket has more workers by default. An explicit number takes precedence,
+// whether it is set before or after the URL.
+func TestWorkersForBucket(t *testing.T) {
 	for _, tt := range []struct {
-		file, source string // SOURCE after it, if not ""
+		file, source string // source is the argument SOURCE; "" if there is none
 		want         int
 		origin       string
 	}{
-		{"[source]\npath = '/a'", "", workersOfFolder, fromDefault},
-		{"[source]\nurl = 's3://a'", "", workersOfBucket, fromDefault},
-		{"[source]\nurl = ''", "", workersOfFolder, fromDefault},
-		{"[source]\nurl = 's3://a'", "/b", workersOfFolder, fromDefault},
-		{"[source]\npath = '/a'", "s3://b", workersOfBucket, fromDefault},
+		{"[source]\npath = '/a'", "", workersForDirectory, originDefault},
+		{"[source]\nurl = 's3://a'", "", workersForBucket, originDefault},
+		{"[source]\nurl = ''", "", workersForDirectory, originDefault},
+		{"[source]\nurl = 's3://a'", "/b", workersForDirectory, originDefault},
+		{"[source]\npath = '/a'", "s3://b", workersForBucket, originDefault},
 		{"[placement]\nworkers = 3\n[source]\nurl = 's3://a'", "", 3, "tiering.toml:2"},
 		{"[source]\nurl = 's3://a'\n[placement]\nworkers = 8", "", 8, "tiering.toml:4"},
 		{"[placement]\nworkers = 3", "gs://b", 3, "tiering.toml:2"},
@@ -189,10 +190,10 @@ func TestWorkersOfABucket(t *testing.T) {
 	}
 }
 
-func TestDefaultTiersOfABucket(t *testing.T) {
+func TestDefaultTiersForBucket(t *testing.T) {
 	h := testHost(t, nil)
 	tiers, err := h.defaultTiers("s3://bucket/a")
 	if err != nil || len(tiers) != 2 {
-		t.Errorf("got %+v, %v; want two (exit code %d)", tiers, err, exit.Of(err))
+		t.Errorf("got %+v, %v; want two tiers (exit code %d)", tiers, err, exit.Of(err))
 	}
 }

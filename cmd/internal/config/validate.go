@@ -13,144 +13,150 @@ import (
 
 const maxTiers = 16
 
-// Validate checks what Load and Set cannot: that nothing is missing, and that
-// the source is a folder or a bucket, and that its folder, the tiers and the mount
-// point are different places, none within another, through symbolic links and
-// bind mounts. Milkweed would copy its own
-// copies otherwise, or hide them under its mount. The file of names may lie in
-// a tier, where Milkweed leaves alone what is not a copy of its own, but
-// neither in the source nor under the mount.
+// Validate checks the rules that concern several values: that no required value is
+// missing, that the source is either a directory or a bucket, and that the source
+// directory, the tiers and the mount point are distinct directories, none inside
+// another. Otherwise Milkweed would copy its own copies or hide them under its
+// mount. Symbolic links and bind mounts are taken into account.
 //
-// It calls the file system for that, for five seconds at most: a mount that
-// hangs is for package check to report.
+// The metadata snapshot may be in a tier, where Milkweed does not touch files other
+// than its copies. It may be neither in the source nor below the mount point.
+//
+// Validate calls the file system for at most five seconds. It ignores a file system
+// that hangs, because package check reports that.
 func (c *Config) Validate() error {
 	if err := c.validateSource(); err != nil {
 		return err
 	}
 	if c.Mount.Point == "" {
-		return c.wrong("mount.point", "is missing",
-			"Give MOUNTPOINT on the command line, or point in the table [mount].")
+		return c.invalid("mount.point", "is missing",
+			"Give MOUNTPOINT on the command line, or set point in the table [mount].")
 	}
 	if err := c.validateTiers(); err != nil {
 		return err
 	}
-	return c.validatePlaces()
+	return c.validatePaths()
 }
 
 func (c *Config) validateSource() error {
 	switch s := c.Source; {
 	case s.Path == "" && s.URL == "":
-		return c.wrong("source.path", "is missing",
-			"Give SOURCE on the command line, or path or url in the table [source].")
+		return c.invalid("source.path", "is missing",
+			"Give SOURCE on the command line, or set path or url in the table [source].")
 	case s.Path != "" && s.URL != "":
-		return c.wrong("source.url", fmt.Sprintf("there is source.path too, from %s", c.Origin("source.path")),
-			"Leave one of them out: a dataset is in a folder or in a bucket.")
+		return c.invalid("source.url", fmt.Sprintf("source.path is set too, by %s", c.Origin("source.path")),
+			"Remove one of the two: a dataset is in a directory or in a bucket.")
 	}
 	return nil
 }
 
-// wrong is the error for the value of a full key. A value that nobody set has
-// no place to name.
-func (c *Config) wrong(full, what, remedy string) error {
-	name := full
-	if i := strings.IndexByte(full, '['); i >= 0 {
-		name = full[:i] + full[strings.IndexByte(full, ']')+1:]
+// invalid returns the error for the value with a storage key. The error begins with
+// the origin of the value, or else with the origin of its table, if either has one.
+func (c *Config) invalid(storageKey, problem, remedy string) error {
+	key := storageKey
+	if i := strings.IndexByte(key, '['); i >= 0 { // "tier[0].quota" is shown as "tier.quota"
+		key = key[:i] + key[strings.IndexByte(key, ']')+1:]
 	}
-	where := ""
-	for f := full; where == "" && f != ""; f = f[:max(0, strings.LastIndexByte(f, '.'))] {
-		if o, ok := c.origins[f]; ok { // else that of its table
-			where = o + ": "
+	prefix := ""
+	for k := storageKey; prefix == "" && k != ""; k = k[:max(0, strings.LastIndexByte(k, '.'))] {
+		if o, ok := c.origins[k]; ok {
+			prefix = o + ": "
 		}
 	}
-	return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s%s: %s", where, name, what), Remedy: remedy}
+	return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s%s: %s", prefix, key, problem), Remedy: remedy}
 }
 
 func (c *Config) validateTiers() error {
 	if len(c.Tiers) == 0 {
-		return c.wrong(tierTable, "there is none",
-			"Add a [[tier]] with a name, a path and a quota; or give SOURCE and MOUNTPOINT and no file, for tiers in memory and in the cache folder.")
+		return c.invalid(tierTable, "no tier is configured",
+			"Add a [[tier]] with a name, a path and a quota; or give SOURCE and MOUNTPOINT without a file, for tiers in memory and in the cache folder.")
 	}
 	if len(c.Tiers) > maxTiers {
-		return c.wrong(tierTable+fmt.Sprintf("[%d]", maxTiers), fmt.Sprintf("there are %d, more than %d", len(c.Tiers), maxTiers),
-			"Two or three are what a node has: memory, an SSD, a disk.")
+		return c.invalid(tierTable+fmt.Sprintf("[%d]", maxTiers), fmt.Sprintf("%d tiers are more than %d", len(c.Tiers), maxTiers),
+			"Use one tier for each kind of storage of the node: memory, an SSD, a disk.")
 	}
 	named := make(map[string]int)
 	for i, t := range c.Tiers {
 		for _, k := range keys {
-			if k.table == tierTable && k.field(c, &t).String() == k.field(c, &Tier{}).String() {
-				return c.wrong(tierKey(i, k.name), "is missing", k.hint)
+			if k.Table == tierTable && k.field(c, &t).String() == k.field(c, &Tier{}).String() {
+				return c.invalid(tierKey(i, k.Name), "is missing", k.remedy)
 			}
 		}
 		if first, ok := named[t.Name]; ok {
-			return c.wrong(tierKey(i, "name"), fmt.Sprintf("%q is also the name of tier %d", t.Name, first+1),
-				"Give each tier a name of its own: commands and metrics tell them apart by it.")
+			return c.invalid(tierKey(i, "name"), fmt.Sprintf("%q is also the name of tier %d", t.Name, first+1),
+				"Give each tier a unique name: commands and metrics identify tiers by name.")
 		}
 		named[t.Name] = i
 	}
 	return nil
 }
 
-// A place is a directory, or the file of names, that the configuration names.
-// It may not exist yet.
-type place struct {
-	full  string        // its full key
-	what  string        // what the user calls it
-	role  role          // what it is for
-	paths []string      // as given, and with symbolic links resolved
-	self  os.FileInfo   // nil while it does not exist
-	chain []os.FileInfo // it and its parents, as far as they exist
+// A configuredPath is a directory or file of the configuration. It may not exist
+// yet.
+type configuredPath struct {
+	storageKey  string
+	description string // such as "the source", for messages
+	role        pathRole
+	paths       []string      // as configured and, after resolve, with symbolic links resolved
+	info        os.FileInfo   // set by resolve; nil if it does not exist
+	ancestors   []os.FileInfo // set by resolve: the path and its parents, those that exist
 }
 
-// A role is what a place is for, as far as that decides where it may lie.
-type role int
+// A pathRole determines which other paths a path may contain.
+type pathRole int
 
 const (
-	dataset role = iota // the source or the mount point
-	tier
-	names
+	datasetRole  pathRole = iota // the source or the mount point
+	tierRole                     // the directory of a tier
+	snapshotRole                 // the file of the metadata snapshot
 )
 
-func (c *Config) places() []place {
-	var all []place
+// configuredPaths returns all paths whose relation Validate checks.
+func (c *Config) configuredPaths() []configuredPath {
+	var all []configuredPath
+	add := func(storageKey, description string, role pathRole, path string) {
+		all = append(all, configuredPath{storageKey: storageKey, description: description, role: role, paths: []string{path}})
+	}
 	if c.Source.Path != "" {
-		all = append(all, place{full: "source.path", what: "the source", paths: []string{c.Source.Path}})
+		add("source.path", "the source", datasetRole, c.Source.Path)
 	}
 	for i, t := range c.Tiers {
-		all = append(all, place{full: tierKey(i, "path"), what: fmt.Sprintf("the tier %q", t.Name), role: tier, paths: []string{t.Path}})
+		add(tierKey(i, "path"), fmt.Sprintf("the tier %q", t.Name), tierRole, t.Path)
 	}
-	all = append(all, place{full: "mount.point", what: "the mount point", paths: []string{c.Mount.Point}})
-	if c.Mount.Names != "" {
-		all = append(all, place{full: "mount.names", role: names, paths: []string{c.Mount.Names}})
+	add("mount.point", "the mount point", datasetRole, c.Mount.Point)
+	if c.Mount.MetadataSnapshot != "" {
+		add("mount.metadata_snapshot", "the metadata snapshot", snapshotRole, c.Mount.MetadataSnapshot)
 	}
 	return all
 }
 
-var patience = 5 * time.Second // that a file system is given to answer; a variable for the test
+var resolveTimeout = 5 * time.Second // limits the calls to the file system; a variable so that the test can shorten it
 
-func (c *Config) validatePlaces() error {
-	if err := c.compare(c.places()); err != nil { // by name alone first, which cannot hang
+func (c *Config) validatePaths() error {
+	if err := c.compare(c.configuredPaths()); err != nil { // compares the text only, so it cannot hang
 		return err
 	}
-	looked := make(chan []place, 1)
-	go func() { // a hung file system keeps it for as long as it hangs
-		places := c.places()
-		for i := range places {
-			places[i].look()
+	resolved := make(chan []configuredPath, 1)
+	go func() { // blocks as long as a file system hangs
+		paths := c.configuredPaths()
+		for i := range paths {
+			paths[i].resolve()
 		}
-		looked <- places
+		resolved <- paths
 	}()
 	select {
-	case places := <-looked:
-		return c.compare(places)
-	case <-time.After(patience):
+	case paths := <-resolved:
+		return c.compare(paths)
+	case <-time.After(resolveTimeout):
 		return nil
 	}
 }
 
-func (c *Config) compare(places []place) error {
-	for i, later := range places {
-		for _, earlier := range places[:i] {
-			if later.role == names && earlier.role == tier {
+// compare returns an error if one of the paths is equal to another or inside it.
+func (c *Config) compare(paths []configuredPath) error {
+	for i, later := range paths {
+		for _, earlier := range paths[:i] {
+			if later.role == snapshotRole && earlier.role == tierRole {
 				continue
 			}
 			relation := ""
@@ -164,27 +170,27 @@ func (c *Config) compare(places []place) error {
 			default:
 				continue
 			}
-			return c.wrong(later.full, fmt.Sprintf("%q %s %s %q", later.paths[0], relation, earlier.what, earlier.paths[0]),
+			return c.invalid(later.storageKey, fmt.Sprintf("%q %s %s %q", later.paths[0], relation, earlier.description, earlier.paths[0]),
 				later.remedy())
 		}
 	}
 	return nil
 }
 
-func (p place) remedy() string {
-	if p.role == names {
-		return "Choose a file outside of the source, which is only read, and of the mount point, which hides what is below."
+func (p configuredPath) remedy() string {
+	if p.role == snapshotRole {
+		return "Choose a file outside of the source, which is read-only, and of the mount point, which hides the files below it."
 	}
-	return "The source, each tier and the mount point must be directories of their own, none inside another."
+	return "The source, each tier and the mount point must be separate directories, none inside another."
 }
 
-// look asks the file system what the place really is.
-func (p *place) look() {
-	p.paths = append(p.paths, realPath(p.paths[0]))
-	p.self, _ = os.Stat(p.paths[1])
+// resolve reads from the file system which directory or file the path refers to.
+func (p *configuredPath) resolve() {
+	p.paths = append(p.paths, RealPath(p.paths[0]))
+	p.info, _ = os.Stat(p.paths[1])
 	for dir := p.paths[1]; ; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(dir); err == nil {
-			p.chain = append(p.chain, info)
+			p.ancestors = append(p.ancestors, info)
 		}
 		if dir == filepath.Dir(dir) {
 			return
@@ -192,8 +198,9 @@ func (p *place) look() {
 	}
 }
 
-// realPath resolves the symbolic links in as much of path as exists.
-func realPath(path string) string {
+// RealPath returns path with its symbolic links resolved. It resolves the part of
+// path that exists, and leaves the rest unchanged.
+func RealPath(path string) string {
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
 		return resolved
 	}
@@ -201,20 +208,21 @@ func realPath(path string) string {
 	if parent == path {
 		return path
 	}
-	return filepath.Join(realPath(parent), filepath.Base(path))
+	return filepath.Join(RealPath(parent), filepath.Base(path))
 }
 
-// within reports whether p is q or lies inside it, by path, or because p or
-// one of its parents is the same directory as q under another name, as a bind
-// mount makes it. A bind mount of a directory inside q is not noticed.
-func (p place) within(q place) bool {
+// within reports whether p is equal to q or inside it. It compares the paths, and
+// also whether p or one of its parents is the same directory as q under another
+// name, as with a bind mount. It does not detect a bind mount of a directory
+// inside q.
+func (p configuredPath) within(q configuredPath) bool {
 	for i, path := range p.paths {
 		if i < len(q.paths) && hasPrefix(path, q.paths[i]) {
 			return true
 		}
 	}
-	return q.self != nil && slices.ContainsFunc(p.chain, func(dir os.FileInfo) bool {
-		return os.SameFile(dir, q.self)
+	return q.info != nil && slices.ContainsFunc(p.ancestors, func(dir os.FileInfo) bool {
+		return os.SameFile(dir, q.info)
 	})
 }
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// valid returns a configuration that is valid, below dir.
+// valid returns a valid configuration with all paths below dir.
 func valid(dir string) *Config {
 	c := Default()
 	c.Source.Path = filepath.Join(dir, "source")
@@ -38,20 +38,20 @@ func TestValidate(t *testing.T) {
 	tests := []struct {
 		name string
 		edit func(c *Config)
-		want string // $ is dir
+		want string // $ stands for dir
 	}{
 		{"valid", func(*Config) {}, ""},
 		{"similar names", func(c *Config) { c.Tiers[0].Path = dir + "/source-2" }, ""},
 		{"no source", func(c *Config) { c.Source.Path = "" }, `source.path: is missing`},
 		{"bucket", func(c *Config) { c.Source = Source{URL: "s3://bucket"} }, ""},
-		{"bucket of the name of a tier", func(c *Config) { c.Source = Source{URL: "s3:/" + dir + "/ram"} }, ""},
-		{"two sources", func(c *Config) { c.Source.URL = "s3://bucket" }, `source.url: there is source.path too, from default`},
+		{"bucket with the path of a tier as its name", func(c *Config) { c.Source = Source{URL: "s3:/" + dir + "/ram"} }, ""},
+		{"two sources", func(c *Config) { c.Source.URL = "s3://bucket" }, `source.url: source.path is set too, by default`},
 		{"tier in tier beside a bucket", func(c *Config) {
 			c.Source = Source{URL: "s3://bucket"}
 			c.Tiers[1].Path = dir + "/ram/x"
 		}, `tier.path: "$/ram/x" lies inside the tier "ram" "$/ram"`},
 		{"no mount point", func(c *Config) { c.Mount.Point = "" }, `mount.point: is missing`},
-		{"no tier", func(c *Config) { c.Tiers = nil }, `tier: there is none`},
+		{"no tier", func(c *Config) { c.Tiers = nil }, `tier: no tier is configured`},
 		{"no name", func(c *Config) { c.Tiers[1].Name = "" }, `tier.name: is missing`},
 		{"no tier path", func(c *Config) { c.Tiers[1].Path = "" }, `tier.path: is missing`},
 		{"no quota", func(c *Config) { c.Tiers[0].Quota = Quota{} }, `tier.quota: is missing`},
@@ -60,11 +60,11 @@ func TestValidate(t *testing.T) {
 			for i := range 15 {
 				c.Tiers = append(c.Tiers, Tier{fmt.Sprint(i), fmt.Sprintf("%s/t%d", dir, i), Quota{Bytes: 1}})
 			}
-		}, `tier: there are 17, more than 16`},
+		}, `tier: 17 tiers are more than 16`},
 
 		{"same tier", func(c *Config) { c.Tiers[1].Path = dir + "/ram" }, `tier.path: "$/ram" is the tier "ram" "$/ram"`},
 		{"same tier by link", func(c *Config) { c.Tiers[1].Path = dir + "/to-ram" }, `tier.path: "$/to-ram" is the tier "ram" "$/ram"`},
-		{"same tier by link, not there yet", func(c *Config) {
+		{"same tier by link, missing", func(c *Config) {
 			c.Tiers[0].Path, c.Tiers[1].Path = dir+"/x/y", dir+"/to-dir/x/y"
 		}, `tier.path: "$/to-dir/x/y" is the tier "ram" "$/x/y"`},
 		{"tier in tier", func(c *Config) { c.Tiers[1].Path = dir + "/ram/x" }, `tier.path: "$/ram/x" lies inside the tier "ram" "$/ram"`},
@@ -75,12 +75,12 @@ func TestValidate(t *testing.T) {
 		{"mount point is source", func(c *Config) { c.Mount.Point = dir + "/source" }, `mount.point: "$/source" is the source "$/source"`},
 		{"mount point in source", func(c *Config) { c.Mount.Point = dir + "/source/sub" }, `mount.point: "$/source/sub" lies inside the source "$/source"`},
 		{"mount point in tier", func(c *Config) { c.Mount.Point = dir + "/ram/m" }, `mount.point: "$/ram/m" lies inside the tier "ram" "$/ram"`},
-		{"names beside all", func(c *Config) { c.Mount.Names = dir + "/names" }, ""},
-		{"names in tier", func(c *Config) { c.Mount.Names = dir + "/ram/names" }, ""},
-		{"names in source", func(c *Config) { c.Mount.Names = dir + "/source/names" }, `mount.names: "$/source/names" lies inside the source "$/source"`},
-		{"names in source by link", func(c *Config) { c.Mount.Names = dir + "/to-source/names" }, `mount.names: "$/to-source/names" lies inside the source "$/source"`},
-		{"names are source", func(c *Config) { c.Mount.Names = dir + "/source" }, `mount.names: "$/source" is the source "$/source"`},
-		{"names under mount point", func(c *Config) { c.Mount.Names = dir + "/mnt/x/names" }, `mount.names: "$/mnt/x/names" lies inside the mount point "$/mnt"`},
+		{"snapshot outside of all", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/snapshot" }, ""},
+		{"snapshot in tier", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/ram/snapshot" }, ""},
+		{"snapshot in source", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/source/snapshot" }, `mount.metadata_snapshot: "$/source/snapshot" lies inside the source "$/source"`},
+		{"snapshot in source by link", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/to-source/snapshot" }, `mount.metadata_snapshot: "$/to-source/snapshot" lies inside the source "$/source"`},
+		{"snapshot is source", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/source" }, `mount.metadata_snapshot: "$/source" is the source "$/source"`},
+		{"snapshot under mount point", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/mnt/x/snapshot" }, `mount.metadata_snapshot: "$/mnt/x/snapshot" lies inside the mount point "$/mnt"`},
 		{"mount point around all", func(c *Config) { c.Mount.Point = dir }, `mount.point: "$" contains the source "$/source"`},
 	}
 	for _, tt := range tests {
@@ -102,12 +102,13 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A message names the line, which for a missing key is that of its table.
+// A message contains the line of the value. For a missing key it contains the line
+// of the table.
 func TestValidateNamesTheLine(t *testing.T) {
 	for _, tt := range []struct{ data, want string }{
 		{"[mount]\npoint = '/m'\n[source]", "tiering.toml:3: source.path: is missing"},
 		{"[source]\npath = '/s'\n[mount]\nmode = 'auto'", "tiering.toml:3: mount.point: is missing"},
-		{"[source]\nurl = 's3://b'\n#\npath = '/s'\n[mount]\npoint = '/m'", "tiering.toml:2: source.url: there is source.path too, from tiering.toml:4"},
+		{"[source]\nurl = 's3://b'\n#\npath = '/s'\n[mount]\npoint = '/m'", "tiering.toml:2: source.url: source.path is set too, by tiering.toml:4"},
 		{"mount.point = '/m'\nsource.path = '/s'\n[[tier]]\n[[tier]]\n", "tiering.toml:3: tier.name: is missing"},
 		{"mount.point = '/m'\nsource.path = '/s'\n[[tier]]\nname = 'a'\nquota = '1%'\npath = '/s/a'", `tiering.toml:6: tier.path: "/s/a" lies inside the source "/s"`},
 	} {
@@ -117,7 +118,7 @@ func TestValidateNamesTheLine(t *testing.T) {
 	}
 }
 
-func TestValidateSeesBindMounts(t *testing.T) {
+func TestValidateDetectsBindMounts(t *testing.T) {
 	dir := t.TempDir()
 	source, other := filepath.Join(dir, "source"), filepath.Join(dir, "other")
 	for _, d := range []string{source, other} {
@@ -137,7 +138,7 @@ func TestValidateSeesBindMounts(t *testing.T) {
 	}
 }
 
-// A mount that hangs is reported by package check: Validate leaves it be.
+// Validate returns while a file system hangs. Package check reports the file system.
 func TestValidateDoesNotHang(t *testing.T) {
 	dir := t.TempDir()
 	c := valid(dir)
@@ -154,11 +155,11 @@ func TestValidateDoesNotHang(t *testing.T) {
 		t.Skipf("needs the right to mount: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(c.Mount.Point, unix.MNT_DETACH) })
-	t.Cleanup(func() { device.Close() }) // ends the requests that hang
+	t.Cleanup(func() { device.Close() }) // fails the requests that hang
 
-	old := patience
-	patience = 50 * time.Millisecond
-	t.Cleanup(func() { patience = old })
+	old := resolveTimeout
+	resolveTimeout = 50 * time.Millisecond
+	t.Cleanup(func() { resolveTimeout = old })
 	if err := c.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// The values are flag.Values: Set refuses text that is wrong by itself and
-// leaves the value alone then; String gives text that Set takes.
+// Each type of value is a flag.Value. Set returns an error for invalid text and then
+// leaves the value unchanged. String returns text that Set accepts.
 
 type (
 	pathValue         string
@@ -34,8 +34,8 @@ type (
 
 var errEmpty = errors.New("is empty")
 
-// Set makes a relative path absolute, from the current directory. It does not
-// show what is a URL, since a secret may be in that.
+// Set makes a relative path absolute, based on the current directory. The error for
+// a URL does not contain it, because a URL may contain a secret.
 func (v *pathValue) Set(s string) error {
 	if s == "" {
 		return errEmpty
@@ -66,10 +66,12 @@ func (v *optionalPathValue) Set(s string) error {
 
 func (v *optionalPathValue) String() string { return string(*v) }
 
-var nameForm = regexp.MustCompile(`^[a-z0-9_-]{1,64}$`)
+const maxName = 64 // bytes of the name of a tier
+
+var namePattern = regexp.MustCompile(fmt.Sprintf(`^[a-z0-9_-]{1,%d}$`, maxName))
 
 func (v *nameValue) Set(s string) error {
-	if !nameForm.MatchString(s) {
+	if !namePattern.MatchString(s) {
 		return fmt.Errorf("%q is not a name", s)
 	}
 	*v = nameValue(s)
@@ -157,7 +159,7 @@ func (v *durationValue) Set(s string) error {
 	return nil
 }
 
-// String leaves out the zeros that time.Duration ends in: "1h", not "1h0m0s".
+// String returns "1h" where time.Duration returns "1h0m0s".
 func (v *durationValue) String() string {
 	s := time.Duration(*v).String()
 	if strings.HasSuffix(s, "m0s") {
@@ -185,8 +187,8 @@ func (v *workersValue) Set(s string) error {
 
 func (v *workersValue) String() string { return strconv.Itoa(int(*v)) }
 
-// Set takes any address, and 127.0.0.1 where the host is left out: the numbers
-// name files, and who wants the network to see them says so with 0.0.0.0.
+// Set accepts any address. Without a host the address is on 127.0.0.1, because the
+// metrics contain paths: to expose them to the network, the user writes 0.0.0.0.
 func (v *addressValue) Set(s string) error {
 	if s == "" {
 		*v = ""
@@ -229,13 +231,14 @@ func (v *formatValue) Set(s string) error {
 
 func (v *formatValue) String() string { return string(*v) }
 
-var variable = regexp.MustCompile(`\$\{[^}]*\}?`)
+var variablePattern = regexp.MustCompile(`\$\{[^}]*\}?`)
 
-// expand replaces each ${VARIABLE} in s. One that is not set is an error, and
-// so is an empty one: "${SLURM_TMPDIR}/milkweed" must not become "/milkweed".
+// expand replaces each ${NAME} in s by the environment variable NAME. A variable
+// that is unset or empty is an error: "${SLURM_TMPDIR}/milkweed" must not become
+// "/milkweed".
 func expand(s string) (string, error) {
 	var err error
-	s = variable.ReplaceAllStringFunc(s, func(ref string) string {
+	s = variablePattern.ReplaceAllStringFunc(s, func(ref string) string {
 		name, closed := strings.CutSuffix(ref[2:], "}")
 		value := os.Getenv(name)
 		switch {

@@ -1,0 +1,220 @@
+package config
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+)
+
+// A Key describes one value that the user can set. Set, Each, the decoder and the
+// suggestions for misspelled keys use it, and so do the flags, the mount options
+// and docs/configuration.md. To add a key, add it to keys.
+type Key struct {
+	Table, Name string // [Table] Name = …
+	Type        Type
+	Unit        string // the unit of the value, such as "files"; "" if it has none or the value contains it
+	Bounds      string // the values that are accepted; "" if there is no bound
+	Default     string // the default in words; "" if Default returns it
+	Meaning     string // for the documentation; ends in a full stop
+
+	Argument string // the command-line argument that sets the value; "" if none does
+	Flag     string // the flag without "--"; "" if there is none
+	Usage    string // the help of Flag, with the placeholder of its value in backquotes
+	Option   string // the option for -o and /etc/fstab; "" if there is none
+
+	remedy string // a sentence that describes a valid value, printed with errors
+
+	// field returns the value in c. For a key of the table tier, it returns the
+	// value in t.
+	field func(c *Config, t *Tier) flag.Value
+}
+
+// A Type is the type of a value.
+type Type string
+
+// The types. integerType and booleanType are integers and booleans of TOML. All
+// others are strings.
+const (
+	integerType  Type = "integer"
+	booleanType  Type = "boolean"
+	pathType     Type = "path"
+	urlType      Type = "URL"
+	sizeType     Type = "size"
+	quotaType    Type = "size or percentage"
+	durationType Type = "duration"
+	addressType  Type = "host:port"
+	choiceType   Type = "choice" // one of the words in Key.Bounds
+	nameType     Type = "name"
+)
+
+// syntax describes how a value of the type is written in TOML.
+func (t Type) syntax() string {
+	switch t {
+	case integerType:
+		return "a number without quotes"
+	case booleanType:
+		return "true or false without quotes"
+	default:
+		return "text in double quotes"
+	}
+}
+
+// expandsVariables reports whether ${NAME} in a value of the file is replaced by
+// the environment variable NAME.
+func (t Type) expandsVariables() bool { return t == pathType || t == urlType }
+
+// IsBoolean reports whether the value is true or false.
+func (k Key) IsBoolean() bool { return k.Type == booleanType }
+
+// String returns the key as "table.name".
+func (k Key) String() string { return k.Table + "." + k.Name }
+
+// Keys returns all keys in the order of tiering.toml.
+func Keys() []Key { return slices.Clone(keys) }
+
+const tierTable = "tier" // the only table that may occur several times
+
+const (
+	sizeBounds   = "below 8 EiB"
+	oneSource    = "none; exactly one of `source.path` and `source.url` is required"
+	required     = "none; required"
+	tierArgument = "--tier NAME:PATH:QUOTA"
+)
+
+var keys = []Key{
+	{
+		Table: "source", Name: "path", Type: pathType, Default: oneSource, Argument: "SOURCE",
+		Meaning: "The directory that holds the complete dataset; Milkweed only reads it.",
+		remedy:  `A source is a directory, such as path = "/lustre/imagenet", or a bucket, such as url = "s3://bucket/prefix".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*pathValue)(&c.Source.Path) },
+	},
+	{
+		Table: "source", Name: "url", Type: urlType, Default: oneSource, Argument: "SOURCE",
+		Bounds:  "scheme `s3`, `gs` or `azblob`; no credentials",
+		Meaning: "The bucket and prefix that hold the complete dataset, with options after a `?`.",
+		remedy:  `A bucket has a URL, such as url = "s3://bucket/prefix?region=eu-west-1". Supply credentials as for the vendor's own tools.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*urlValue)(&c.Source.URL) },
+	},
+	{
+		Table: "source", Name: "bandwidth", Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds, Default: "`\"\"`, no limit",
+		Option:  "source_bandwidth",
+		Meaning: "The rate limit of this mount for reads from the source.",
+		remedy:  `A bandwidth is a size, the bytes that may be read per second, such as "500MB"; "" is no limit.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*bandwidthValue)(&c.Source.Bandwidth) },
+	},
+	{
+		Table: "source", Name: "operations", Type: integerType, Unit: "operations per second", Bounds: "0 or more", Default: "`0`, no limit",
+		Option:  "source_operations",
+		Meaning: "The rate limit of this mount for operations of all kinds on the source.",
+		remedy:  `Use the number of operations that may start per second, such as 1000; 0 is no limit.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*operationsValue)(&c.Source.Operations) },
+	},
+
+	{
+		Table: tierTable, Name: "name", Type: nameType, Default: required, Argument: tierArgument,
+		Bounds:  fmt.Sprintf("1 to %d of `a-z`, `0-9`, `_` and `-`; unique", maxName),
+		Meaning: "The name of the tier in commands and metrics.",
+		remedy:  `A name has lower-case letters, digits, "_" and "-", such as name = "ssd".`,
+		field:   func(_ *Config, t *Tier) flag.Value { return (*nameValue)(&t.Name) },
+	},
+	{
+		Table: tierTable, Name: "path", Type: pathType, Default: required, Argument: tierArgument,
+		Meaning: "The directory for the copies; Milkweed creates it if it is missing.",
+		remedy:  `A tier is a directory, such as path = "/local/milkweed".`,
+		field:   func(_ *Config, t *Tier) flag.Value { return (*pathValue)(&t.Path) },
+	},
+	{
+		Table: tierTable, Name: "quota", Type: quotaType, Default: required, Argument: tierArgument,
+		Bounds: "above 0; at most 100%; " + sizeBounds,
+		Meaning: "The limit on the size of the copies; a percentage refers to the free space of the file system " +
+			"plus the space that the copies occupy already.",
+		remedy: `A quota is a size, such as "64GiB", or a percentage of the free space of the file system, such as "90%".`,
+		field:  func(_ *Config, t *Tier) flag.Value { return (*quotaValue)(&t.Quota) },
+	},
+
+	{
+		Table: "mount", Name: "point", Type: pathType, Default: required, Argument: "MOUNTPOINT",
+		Meaning: "The empty directory on which the dataset is mounted.",
+		remedy:  `A mount point is an empty directory, such as point = "/mnt/imagenet".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*pathValue)(&c.Mount.Point) },
+	},
+	{
+		Table: "mount", Name: "mode", Type: choiceType, Bounds: "`auto`, `passthrough`, `stateless` or `cached`",
+		Option:  "mode",
+		Meaning: "How the kernel reads the content of files; `auto` chooses at mount.",
+		remedy:  `Use "auto", "passthrough", "stateless" or "cached".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*modeValue)(&c.Mount.Mode) },
+	},
+	{
+		Table: "mount", Name: "allow_other", Type: booleanType, Bounds: "`true` or `false`",
+		Flag: "allow-other", Option: "allow_other", Usage: "let other users read the mount",
+		Meaning: "Whether other users may read the mount; an ordinary user needs `user_allow_other` in `/etc/fuse.conf`.",
+		remedy:  `Use true or false.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Mount.AllowOther) },
+	},
+	{
+		Table: "mount", Name: "attr_timeout", Type: durationType, Bounds: "0 or more",
+		Flag: "attr-timeout", Option: "attr_timeout", Usage: "cache names and attributes for `DURATION`, such as 30s; the default is 1h",
+		Meaning: "The TTL of cached names, sizes and modification times.",
+		remedy:  `A duration is a number with a unit, such as "30s", "10m" or "1h".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Mount.AttrTimeout) },
+	},
+	{
+		Table: "mount", Name: "metadata_snapshot", Type: pathType, Default: "`\"\"`, no snapshot",
+		Option:  "metadata_snapshot",
+		Bounds:  "neither in the source nor below the mount point; its folder must exist",
+		Meaning: "The file in which the names and attributes of the dataset are saved at unmount, for the next mount.",
+		remedy:  `A metadata snapshot is a file, such as metadata_snapshot = "/var/lib/milkweed/imagenet.snapshot"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Mount.MetadataSnapshot) },
+	},
+
+	{
+		Table: "placement", Name: "workers", Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers),
+		Default: fmt.Sprintf("`%d`; `%d` if the source is a bucket", workersForDirectory, workersForBucket),
+		Flag:    "workers", Option: "workers",
+		Usage:   fmt.Sprintf("copy `N` files at the same time; the default is %d, and %d for a bucket", workersForDirectory, workersForBucket),
+		Meaning: "The number of files that are copied at the same time.",
+		remedy:  fmt.Sprintf("Use a number from 1 to %d.", maxWorkers),
+		field:   func(c *Config, _ *Tier) flag.Value { return (*workersValue)(&c.Placement.Workers) },
+	},
+
+	{
+		Table: "metrics", Name: "listen", Type: addressType, Bounds: "port 0 to 65535", Default: "`\"\"`, no metrics",
+		Flag: "metrics-listen", Option: "metrics", Usage: "serve Prometheus metrics at `ADDRESS`, such as 127.0.0.1:9877",
+		Meaning: "The address at which Prometheus reads the metrics; without a host it is `127.0.0.1`.",
+		remedy:  `An address is host:port, such as "127.0.0.1:9877"; "" turns the metrics off.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*addressValue)(&c.Metrics.Listen) },
+	},
+
+	{
+		Table: "log", Name: "level", Type: choiceType, Bounds: "`debug`, `info`, `warn` or `error`",
+		Flag: "log-level", Option: "log_level", Usage: "log messages of `LEVEL` and above: debug, info, warn or error; the default is info",
+		Meaning: "The lowest severity of the messages that are logged.",
+		remedy:  `Use "debug", "info", "warn" or "error".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*levelValue)(&c.Log.Level) },
+	},
+	{
+		Table: "log", Name: "format", Type: choiceType, Bounds: "`text` or `json`",
+		Flag: "log-format", Option: "log_format", Usage: "log in `FORMAT`: text or json; the default is text",
+		Meaning: "The format of the log, with one message per line.",
+		remedy:  `Use "text" or "json".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*formatValue)(&c.Log.Format) },
+	},
+	{
+		Table: "log", Name: "file", Type: pathType,
+		Default: "`\"\"`, standard error in the foreground, and in the background a file in `$XDG_STATE_HOME/milkweed`",
+		Flag:    "log-file", Option: "log_file", Usage: "log to `FILE`",
+		Meaning: "The file to which the daemon logs.",
+		remedy:  `A log file is a path, such as file = "/var/log/milkweed.log"; "" selects the default file.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Log.File) },
+	},
+}
+
+// keyOf returns the key of a table with a name. It reports false if there is none.
+func keyOf(table, name string) (Key, bool) {
+	i := slices.IndexFunc(keys, func(k Key) bool { return k.Table == table && k.Name == name })
+	if i < 0 {
+		return Key{}, false
+	}
+	return keys[i], true
+}
