@@ -1,7 +1,7 @@
-# make demo    shows what Milkweed does, on this machine, in under a minute
-# make test    runs every test; on Debian 12 it installs what they need, as root
+# make demo    demonstrates Milkweed on this machine in under a minute
+# make test    runs all tests; on Debian 12, as root, it first installs their packages
 #
-# RACE=1 runs the tests under the race detector, as CI does.
+# RACE=1 runs the tests with the race detector, as CI does.
 
 GO        ?= go
 FUZZTIME  ?= 10s
@@ -28,7 +28,7 @@ test: deps
 race:
 	$(MAKE) test RACE=1
 
-# The tests that need a distributed file system, on a MooseFS of their own.
+# Runs the tests that need a distributed file system, on a MooseFS that it starts.
 .PHONY: test-pfs
 test-pfs: deps
 	.ci/moosefs.sh up build/moosefs
@@ -46,7 +46,7 @@ lint:
 	$(GO) tool staticcheck -checks all ./...
 	$(GO) mod tidy -diff
 
-# Every fuzz target for FUZZTIME each.
+# Runs each fuzz target for FUZZTIME.
 .PHONY: fuzz
 fuzz:
 	@set -e; for package in $$($(GO) list ./...); do \
@@ -55,8 +55,8 @@ fuzz:
 		done; \
 	done
 
-# docs/performance.md says what is measured, and keeps the results. Beside these
-# there is `milkweed bench`, which compares with what others use.
+# docs/performance.md describes these benchmarks and has results. See also
+# `milkweed bench`, which compares Milkweed with other tools.
 .PHONY: bench
 bench:
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 60m ./fs ./metadata ./placement ./drivers/posix ./drivers/blob ./cmd/milkweed

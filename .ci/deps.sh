@@ -1,7 +1,8 @@
 #!/bin/bash
-# deps.sh [NAME...]: installs what the tests need on Debian 12; with names, only those. A name is a package of
-# Debian, or a server of an object store, which goes into the user's cache folder: drivers/blob/blobtest looks there.
-# Go itself is not among them: go.mod says which one.
+# deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
+# ones. A name is a package of Debian or a server of an object store. The servers are
+# installed in the user's cache folder, where drivers/blob/blobtest finds them. Go itself
+# is not installed; go.mod has its version.
 set -euo pipefail
 
 packages=(
@@ -17,7 +18,7 @@ packages=(
 go=${GO:-go}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/milkweed-test
 
-# module PACKAGE VERSION: installs a program of a Go module.
+# module PACKAGE VERSION installs a program of a Go module.
 module() {
 	local program=$cache/bin/${1##*/}
 	if ! "$go" version -m "$program" 2>/dev/null | grep --quiet $'^\tmod\t.*\t'"$2"$'\t'; then
@@ -25,7 +26,7 @@ module() {
 	fi
 }
 
-# azurite VERSION: installs Azurite, which is a program of Node.js.
+# azurite VERSION installs Azurite, a Node.js program.
 azurite() {
 	local folder=$cache/azurite@$1
 	if [ ! -d "$folder" ]; then
@@ -54,7 +55,7 @@ done
 
 if [ ${#missing[@]} -gt 0 ]; then
 	if [ "$(id -u)" -ne 0 ]; then
-		echo "deps.sh: not root; run: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
+		echo "deps.sh: root is required; run: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
 		exit 1
 	fi
 	export DEBIAN_FRONTEND=noninteractive

@@ -1,12 +1,14 @@
 #!/bin/bash
-# moosefs.sh up DIR      a MooseFS on this machine, mounted at DIR/mnt; prints that path when it is writable
-# moosefs.sh down DIR    unmounts and stops it; the files stay in DIR, and the next up shows them again
+# moosefs.sh up DIR      starts a MooseFS, mounts it at DIR/mnt and prints that path
+# moosefs.sh down DIR    unmounts and stops it; the next "up" finds its files again
 #
-# Root on Debian 12. Everything is under DIR: configuration, metadata, chunks, logs. Both may be repeated.
+# The script needs root on Debian 12. It keeps configuration, metadata, chunks and logs in
+# DIR. Both commands may be repeated. "up" returns when the mount is writable.
 #
-# The chunk server refuses loopback addresses, so master, chunk server and client live in a network namespace
-# of their own, whose lo has one more address. Only the network is entered, not the mount name space that
-# "ip netns exec" would make: the mount is visible to everybody.
+# The chunk server refuses loopback addresses, so the master, the chunk server and the
+# client run in a network namespace whose interface lo has another address. They enter
+# only the network namespace. "ip netns exec" would also create a mount namespace, and
+# other processes would not see the mount.
 set -euo pipefail
 
 address=10.99.0.1
@@ -20,7 +22,8 @@ say() { echo "moosefs.sh: $*" >&2; }
 
 inside() { nsenter --net="/run/netns/$netns" "$@"; }
 
-mounted() { grep -qF " $dir/mnt " /proc/self/mounts; }    # mountpoint(1) would ask a daemon that may be dead
+# mounted does not use mountpoint(1), which hangs if the daemon of the mount has died.
+mounted() { grep -qF " $dir/mnt " /proc/self/mounts; }
 
 writable() {
 	mounted && {
@@ -29,7 +32,7 @@ writable() {
 	} 2>/dev/null
 }
 
-# within SECONDS COMMAND: repeats the command until it succeeds.
+# within SECONDS COMMAND repeats the command until it succeeds or the time is over.
 within() {
 	local end=$((SECONDS + $1))
 	shift
@@ -39,7 +42,7 @@ within() {
 	done
 }
 
-# start NAME COMMAND: runs a daemon in the namespace; it holds none of our descriptors but its log.
+# start NAME COMMAND starts a daemon in the namespace. The daemon inherits only its log.
 start() {
 	local name=$1
 	shift
@@ -86,7 +89,7 @@ boot() {
 	configure
 	network
 	start master mfsmaster -f -a -c "$dir/etc/mfsmaster.cfg" start
-	within 30 listens 9421                  # clients; 9420 is for chunk servers
+	within 30 listens 9421                  # the port for clients; chunk servers use 9420
 	start chunkserver mfschunkserver -f -c "$dir/etc/mfschunkserver.cfg" start
 	within 30 listens 9422
 	start mount mfsmount -f -H "$address" -o nonempty,mfsnice=0 "$dir/mnt"
@@ -95,9 +98,9 @@ boot() {
 	inside mfssettrashtime -r 0 "$dir/mnt" >>"$dir/log/tools"
 }
 
-# undo: what up does when a command of boot has failed.
+# undo prints the logs and stops the daemons after a command of boot failed.
 undo() {
-	say "not up; the last lines of $dir/log:"
+	say "cannot start; the last lines of $dir/log:"
 	tail -n 5 "$dir"/log/* >&2 || true
 	down
 }
@@ -141,7 +144,7 @@ down() {
 [ $# -eq 2 ] || usage
 dir=$(realpath -m "$2")
 netns=moosefs-$(printf %s "$dir" | cksum | cut -d' ' -f1)
-[ "$(id -u)" -eq 0 ] || { say "not root"; exit 1; }
+[ "$(id -u)" -eq 0 ] || { say "root is required"; exit 1; }
 
 case $1 in
 up) up ;;

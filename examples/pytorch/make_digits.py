@@ -3,9 +3,10 @@
 
     make_digits.py OUT      writes OUT/train/<class>/<number>.png
 
-The images are the test set of "Optical Recognition of Handwritten Digits" (UCI), which scikit-learn carries
-in its package: nothing is downloaded. Each has 8x8 pixels with values 0 to 16; here they become 32x32 pixels
-with values 0 to 255. The same versions of scikit-learn and Pillow write the same bytes on every run.
+The images are the test set of "Optical Recognition of Handwritten Digits" (UCI). The scikit-learn
+package contains it, so nothing is downloaded. An image of 8x8 pixels with values 0 to 16 becomes one
+of 32x32 pixels with values 0 to 255. The same versions of scikit-learn and Pillow write the same
+bytes on every run.
 """
 import argparse
 from pathlib import Path
@@ -18,14 +19,14 @@ SIDE = 32   # pixels
 
 
 def png(pixels):
-    """Returns one 8x8 array of 0..16 as a grey image of SIDE x SIDE pixels."""
+    """Returns an 8x8 array of values 0 to 16 as a grey image of SIDE x SIDE pixels."""
     grey = numpy.rint(pixels * (255 / 16)).astype(numpy.uint8)
     return Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the dataset; made if absent")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the dataset; created if it is missing")
     args = parser.parse_args()
 
     digits = load_digits()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Train a small network on an ImageFolder dataset: torchvision, a DataLoader with workers, nothing else.
+"""Train a small network on an ImageFolder dataset with torchvision and a DataLoader with workers.
 
     train.py DATA           reads DATA/train/<class>/*.png
 
-The same seed, number of workers and batch size give the same losses, digit for digit, on the same machine.
+On one machine, the same seed, number of workers and batch size give exactly the same losses.
 """
 import argparse
 import os
 import sys
 import time
 
-# cuBLAS repeats its results only with a fixed workspace; it reads this when CUDA starts.
+# cuBLAS is deterministic only with a fixed workspace. It reads this variable when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -22,20 +22,20 @@ from torchvision.datasets import ImageFolder
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", metavar="DATA", help="folder that holds train/<class>/<image>")
+    parser.add_argument("data", metavar="DATA", help="folder with train/<class>/<image>")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=2, help="processes that read and decode (default 2)")
-    parser.add_argument("--batch", type=int, default=64, help="images in a step (default 64)")
+    parser.add_argument("--workers", type=int, default=2, help="processes that read and decode images (default 2)")
+    parser.add_argument("--batch", type=int, default=64, help="images per step (default 64)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--losses", metavar="FILE", help="write the loss of each step as a hexadecimal float")
+    parser.add_argument("--losses", metavar="FILE", help="write the loss of each step to FILE as a hexadecimal float")
     parser.add_argument("--verbose", action="store_true", help="print the loss of each step")
     return parser.parse_args()
 
 
-def repeatable(seed):
+def make_deterministic(seed):
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)    # sums in another order round differently
+    torch.set_num_threads(1)    # with several threads the order of sums varies, and with it the rounding
 
 
 def dataset(folder):
@@ -61,7 +61,7 @@ def network(classes):
 
 
 def steps(model, optimizer, batches, device):
-    """Trains one epoch; yields the loss, the hits and the size of each batch."""
+    """Trains one epoch. Yields the loss, the number of correct predictions and the size of each batch."""
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         scores = model(images)
@@ -74,7 +74,7 @@ def steps(model, optimizer, batches, device):
 
 def main():
     args = arguments()
-    repeatable(args.seed)
+    make_deterministic(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = dataset(args.data)
     batches = loader(images, args, device)

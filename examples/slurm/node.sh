@@ -1,25 +1,26 @@
 #!/bin/bash
-# node.sh: what one node does in the step. It mounts the dataset, trains, and
-# takes everything away again, also when the job is cancelled or out of time.
+# node.sh runs on each node of the step. It mounts the dataset, trains, unmounts and
+# removes the copies, also if the job is cancelled or reaches its time limit.
 set -euo pipefail
 
-# Not every site gives a job a scratch folder of its own.
-own=
+# Some sites do not create a scratch folder for each job.
+scratch=
 if [ -z "${SLURM_TMPDIR:-}" ]; then
-	own=/tmp/$USER-$SLURM_JOB_ID
-	export SLURM_TMPDIR=$own
+	scratch=/tmp/$USER-$SLURM_JOB_ID
+	export SLURM_TMPDIR=$scratch
 fi
 data=$SLURM_TMPDIR/imagenet
 mkdir -p "$data"
 
 finish() {
-	milkweed status || true     # into the job's output: what each tier held and served
+	milkweed status || true     # prints the use of each tier to the output of the job
 	milkweed umount "$data" || fusermount3 -u -z "$data" || true
 	rm -rf "/dev/shm/milkweed-$SLURM_JOB_ID"
-	[ -z "$own" ] || rm -rf --one-file-system "$own"
+	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
 }
 trap finish EXIT
-trap 'exit 143' TERM                # Slurm signals every process of the step, then waits 30 s (KillWait)
+# Slurm sends SIGTERM to every process of the step, and SIGKILL after 30 s (KillWait).
+trap 'exit 143' TERM
 
 milkweed mount -c hpc-node.toml     # returns when the mount is ready
 

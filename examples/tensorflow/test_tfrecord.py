@@ -1,4 +1,4 @@
-"""Run with: python3 -m unittest test_tfrecord (in this folder)."""
+"""Tests of tfrecord.py. Run them in this folder with: python3 -m unittest test_tfrecord"""
 import contextlib
 import io
 import os
@@ -13,7 +13,7 @@ import tfrecord
 
 
 def bitwise_crc32c(data):
-    """The definition, one bit at a time."""
+    """Computes CRC-32C by its definition, one bit at a time."""
     state = 0xFFFFFFFF
     for byte in data:
         state ^= byte
@@ -27,7 +27,7 @@ class CRC32C(unittest.TestCase):
         for data, want in (
                 (b"", 0x00000000),
                 (b"123456789", 0xE3069283),             # the check value of CRC catalogues
-                (bytes(32), 0x8A9136AA),                # the rest: RFC 3720, appendix B.4
+                (bytes(32), 0x8A9136AA),                # this and the rest: RFC 3720, appendix B.4
                 (b"\xff" * 32, 0x62A8AB43),
                 (bytes(range(32)), 0x46DD794E),
                 (bytes(range(31, -1, -1)), 0x113FDB5C),
@@ -58,22 +58,22 @@ class Records(unittest.TestCase):
     def test_layout(self):
         raw = Path(self.path).read_bytes()
         self.assertEqual(len(raw), sum(16 + len(data) for data in self.RECORDS))
-        # An empty record: the length 0, the checksum of 8 zero bytes, the checksum of nothing.
+        # An empty record: the length 0, the checksum of 8 zero bytes, the checksum of no bytes.
         crc = bitwise_crc32c(bytes(8))
         masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
         self.assertEqual(raw[:16], bytes(8) + struct.pack("<II", masked, 0xA282EAD8))
 
-    def test_any_flipped_bit_is_found_where_it_is(self):
+    def test_flipped_bit_is_found_at_the_offset_of_its_record(self):
         raw = Path(self.path).read_bytes()
-        starts = [0, 16, 35]    # of the records
-        for at in [*range(36 + 12), len(raw) // 2, len(raw) - 1]:
-            Path(self.path).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1:])
+        starts = [0, 16, 35]    # offsets of the records
+        for flipped in [*range(36 + 12), len(raw) // 2, len(raw) - 1]:
+            Path(self.path).write_bytes(raw[:flipped] + bytes([raw[flipped] ^ 1]) + raw[flipped + 1:])
             with self.assertRaises(tfrecord.CorruptRecord) as caught:
                 list(tfrecord.read_records(self.path))
-            self.assertEqual(caught.exception.offset, max(s for s in starts if s <= at), at)
+            self.assertEqual(caught.exception.offset, max(s for s in starts if s <= flipped), flipped)
             self.assertIn(f"offset {caught.exception.offset}:", str(caught.exception))
 
-    def test_a_cut_is_found_unless_it_is_between_records(self):
+    def test_truncation_is_found_unless_it_is_between_records(self):
         raw = Path(self.path).read_bytes()
         for end in range(1, 60):
             Path(self.path).write_bytes(raw[:end])
@@ -91,13 +91,13 @@ class Example(unittest.TestCase):
             self.assertEqual(tfrecord.decode_example(data), {"image": [b"\x00\xff" * 300], "label": [label]})
 
     def test_bytes_that_protobuf_writes(self):
-        # tf.train.Example with image: "ab" and label: 300, serialized by python3-protobuf 3.21.
+        # A tf.train.Example with image "ab" and label 300, serialized by python3-protobuf 3.21.
         want = bytes.fromhex("0a22"                                             # features
                              "0a0f" "0a05" "696d616765" "1206" "0a04" "0a02" "6162"   # image
                              "0a0f" "0a05" "6c6162656c" "1206" "1a04" "0a02" "ac02")  # label
         self.assertEqual(tfrecord.encode_example({"image": b"ab", "label": 300}), want)
 
-    def test_unpacked_numbers_and_what_is_not_read(self):
+    def test_unpacked_numbers_and_truncated_example(self):
         label = b"\x0a\x05label"
         unpacked = b"\x12\x06\x1a\x04\x08\x07\x08\x09"
         data = b"\x0a\x11\x0a\x0f" + label + unpacked
@@ -139,7 +139,7 @@ class Commands(unittest.TestCase):
             status, text, errors = self.run_main("verify", *files)
             self.assertEqual(status, 1)
             self.assertIn(str(files[1]), errors)
-            self.assertIn(str(files[2]), text)      # a corrupt file does not end the check
+            self.assertIn(str(files[2]), text)      # verify continues after a corrupt file
             self.assertEqual(self.run_main("read", *files)[0], 1)
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""TFRecord files of images and labels, written, read and verified without TensorFlow.
+"""Write, read and verify TFRecord files of images and labels without TensorFlow.
 
-    tfrecord.py write DIR --from IMAGES [--shards N]   IMAGES holds <class>/<image>, as ImageFolder wants it
-    tfrecord.py read FILE...                           counts, and the SHA-256 of the records
-    tfrecord.py verify FILE...                         every checksum; each corrupt file by name and offset
+    tfrecord.py write DIR --from IMAGES [--shards N]   packs IMAGES/<class>/<image>, the layout of ImageFolder
+    tfrecord.py read FILE...                           prints counts and the SHA-256 of the records
+    tfrecord.py verify FILE...                         verifies all checksums; prints the offset of corrupt records
 
-A TFRecord file is a sequence of records and nothing else. Numbers are little-endian:
+A TFRecord file is a sequence of records. Numbers are little-endian:
 
     8 bytes   length of the data
-    4 bytes   masked CRC-32C of these 8 bytes
+    4 bytes   masked CRC-32C of the length
     length    data, here a serialized tf.train.Example
     4 bytes   masked CRC-32C of the data
 """
@@ -20,22 +20,22 @@ from pathlib import Path
 
 import numpy
 
-BLOCK = 4096    # bytes whose checksum is one gather of numpy; the table for it takes 4 MiB
+BLOCK = 4096    # bytes that are processed by one numpy operation; its table takes 4 MiB
 
 
 class CorruptRecord(ValueError):
-    """A record that is cut short or has a wrong checksum. Its offset is the first byte of its length."""
+    """A record that is truncated or has a wrong checksum. Its offset is that of its first byte."""
 
     def __init__(self, path, offset, reason):
         super().__init__(f"{path}: record at offset {offset}: {reason}")
         self.path, self.offset, self.reason = path, offset, reason
 
 
-# CRC-32C. The checksum is linear: that of a block is the exclusive or of what each byte contributes, and a byte
-# contributes a value that depends only on itself and on how many bytes follow it.
+# CRC-32C. The checksum is linear: the checksum of a block is the exclusive or of one value for each
+# byte. This value depends only on the byte and on the number of bytes that follow it.
 
 def _contributions():
-    """Returns T with T[k][b] = the checksum's state after byte b and k zero bytes."""
+    """Returns T, where T[k][b] is the state of the checksum after byte b and k zero bytes."""
     table = numpy.empty((BLOCK, 256), numpy.uint32)
     table[0] = numpy.arange(256)
     for _ in range(8):
@@ -46,7 +46,7 @@ def _contributions():
 
 
 _TABLE = _contributions().ravel()
-_ROWS = numpy.arange(BLOCK - 1, -1, -1) * 256   # where in _TABLE the contribution of each byte of a block starts
+_ROWS = numpy.arange(BLOCK - 1, -1, -1) * 256   # the index in _TABLE of the row for each byte of a block
 
 
 def crc32c(data):
@@ -56,14 +56,17 @@ def crc32c(data):
     for start in range(0, len(data), BLOCK):
         block = data[start:start + BLOCK]
         index = _ROWS[BLOCK - len(block):] + block
-        # The state so far acts as if it were part of the first 4 bytes, as far as there are 4.
+        # To continue from a state, combine it with the first 4 bytes, or fewer in a short block.
         index[:4] ^= numpy.frombuffer(struct.pack("<I", state), numpy.uint8)[:len(block)]
         state = state >> 8 * len(block) ^ int(numpy.bitwise_xor.reduce(_TABLE[index]))
     return state ^ 0xFFFFFFFF
 
 
 def masked_crc32c(data):
-    """Returns the checksum as TFRecord stores it, so that checksummed data can itself hold checksums."""
+    """Returns the checksum as TFRecord stores it.
+
+    The checksum is masked, because a CRC of data that contains CRCs is weak.
+    """
     crc = crc32c(data)
     return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
@@ -71,13 +74,14 @@ def masked_crc32c(data):
 # Records.
 
 def write_record(file, data):
+    """Appends a record with the given data to an open file."""
     length = struct.pack("<Q", len(data))
     file.write(length + struct.pack("<I", masked_crc32c(length)))
     file.write(data + struct.pack("<I", masked_crc32c(data)))
 
 
 def read_records(path):
-    """Yields the data of each record in turn; raises CorruptRecord at the first that is not whole."""
+    """Yields the data of each record. Raises CorruptRecord at the first invalid record."""
     with open(path, "rb") as file:
         offset = 0
         while header := file.read(12):
@@ -96,16 +100,18 @@ def read_records(path):
             offset += 12 + length + 4
 
 
-# tf.train.Example in the wire format of protocol buffers. Every message here is a sequence of fields, each a key
-# (field number << 3 | wire type) and a value; wire type 0 is a varint, 2 is a length and that many bytes.
+# tf.train.Example in the wire format of protocol buffers. A message is a sequence of fields. A field
+# is a key (field number << 3 | wire type) and a value. A value of wire type 0 is a varint. A value of
+# wire type 2 is a length and as many bytes.
 #
 #   Example  { Features features = 1; }
-#   Features { map<string, Feature> feature = 1; }         a map entry is { string key = 1; Feature value = 2; }
-#   Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
+#   Features { map<string, Feature> feature = 1; }    an entry is { string key = 1; Feature value = 2; }
+#   Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2;
+#                      Int64List int64_list = 3; } }
 #   …List    { repeated … value = 1; }
 
 def _varint(number):
-    number &= 0xFFFFFFFFFFFFFFFF    # a negative int64 is its two's complement
+    number &= 0xFFFFFFFFFFFFFFFF    # a negative int64 is encoded as its two's complement
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -131,37 +137,39 @@ def encode_example(features):
     return _field(1, bytes(entries))
 
 
-def _read_varint(data, at):
+def _read_varint(data, offset):
+    """Returns the varint at an offset, and the offset of the byte after it."""
     number = shift = 0
     while True:
-        if at == len(data) or shift > 63:
+        if offset == len(data) or shift > 63:
             raise ValueError("varint does not end")
-        number |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 0x80:
-            return number, at
+        number |= (data[offset] & 0x7F) << shift
+        offset, shift = offset + 1, shift + 7
+        if data[offset - 1] < 0x80:
+            return number, offset
 
 
 def _fields(message):
-    """Yields (number, value) for each field; the value is an int or bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _read_varint(message, at)
-        value, at = _read_varint(message, at)
+    """Yields (number, value) for each field. The value is an int or bytes."""
+    offset = 0
+    while offset < len(message):
+        key, offset = _read_varint(message, offset)
+        value, offset = _read_varint(message, offset)
         if key & 7 == 2:
-            value, at = message[at:at + value], at + value
+            value, offset = message[offset:offset + value], offset + value
         elif key & 7 != 0:
             raise ValueError(f"wire type {key & 7} in field {key >> 3}")
-        if at > len(message):
-            raise ValueError(f"field {key >> 3} is cut short")
+        if offset > len(message):
+            raise ValueError(f"field {key >> 3} is truncated")
         yield key >> 3, value
 
 
 def _int64s(values):
+    """Yields the numbers of an Int64List, packed or not."""
     for value in values:
-        packed, at = (value, 0) if isinstance(value, bytes) else (_varint(value), 0)
-        while at < len(packed):
-            number, at = _read_varint(packed, at)
+        packed, offset = (value, 0) if isinstance(value, bytes) else (_varint(value), 0)
+        while offset < len(packed):
+            number, offset = _read_varint(packed, offset)
             yield number - (1 << 64) if number >> 63 else number
 
 
@@ -172,12 +180,12 @@ def _values(feature):
             return values
         if kind == 3:
             return list(_int64s(values))
-        raise ValueError(f"feature of kind {kind}: only bytes_list and int64_list are read")
+        raise ValueError(f"feature of kind {kind}: only bytes_list and int64_list are supported")
     return []
 
 
 def decode_example(data):
-    """Returns {name: list of bytes or of int} of a serialized tf.train.Example."""
+    """Returns {name: list of bytes or int} of a serialized tf.train.Example."""
     features = {}
     for _, message in _fields(data):
         for _, entry in _fields(message):
@@ -189,7 +197,10 @@ def decode_example(data):
 # The commands.
 
 def labelled_images(folder):
-    """Returns [(path, label)] of folder/<class>/<image>; labels number the classes in alphabetical order."""
+    """Returns [(path, label)] of folder/<class>/<image>.
+
+    The label is the index of the class in alphabetical order.
+    """
     classes = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     return [(path, label) for label, name in enumerate(classes) for path in sorted(name.iterdir())]
 
@@ -207,12 +218,12 @@ def write(args):
 
 def read(args):
     records = size = 0
-    everything = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in args.files:
         for data in read_records(path):
-            everything.update(data)
+            digest.update(data)
             records, size = records + 1, size + len(data)
-    print(f"{records} records, {size} bytes of data, sha256 {everything.hexdigest()}")
+    print(f"{records} records, {size} bytes of data, sha256 {digest.hexdigest()}")
 
 
 def verify(args):
@@ -236,7 +247,7 @@ def main():
     command.add_argument("--shards", type=int, default=4, help="number of files (default 4)")
     command.set_defaults(run=write)
 
-    for run, text in (read, "count the records and hash them"), (verify, "check every checksum of every file"):
+    for run, text in (read, "count and hash the records"), (verify, "verify all checksums"):
         command = commands.add_parser(run.__name__, help=text)
         command.add_argument("files", nargs="+", metavar="FILE")
         command.set_defaults(run=run)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Train a small network on TFRecord files: tf.data and Keras, nothing else.
+"""Train a small network on TFRecord files with tf.data and Keras.
 
-    train.py DATA           reads DATA/*.tfrecord as tfrecord.py writes them
+    train.py DATA           reads DATA/*.tfrecord, which tfrecord.py writes
 """
 import argparse
 import os
@@ -41,9 +41,9 @@ def network():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", metavar="DATA", help="folder that holds *.tfrecord")
+    parser.add_argument("data", metavar="DATA", help="folder with *.tfrecord")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=64, help="images in a step (default 64)")
+    parser.add_argument("--batch", type=int, default=64, help="images per step (default 64)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

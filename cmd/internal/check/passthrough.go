@@ -141,7 +141,8 @@ func passthroughRemedy(err error) string {
 		return "Use Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH."
 	case errors.Is(err, milkweed.ErrStacked):
 		return "Use a file system that is not stacked on another, such as a volume of the container."
-	case errors.Is(err, os.ErrPermission): // to open the device or to create a file; other findings have the details
+	case errors.Is(err, os.ErrPermission):
+		// The device may not be opened, or a file may not be created.
 		return "See the findings of fuse and of the tiers."
 	}
 	return "Use another file system there, or ignore this: reads then go through the daemon."

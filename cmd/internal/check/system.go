@@ -97,7 +97,9 @@ func (h host) mayMount() []Finding {
 	case err != nil:
 		return problem(exit.Fuse, name, `Install it, on Debian and Ubuntu with "apt-get install fuse3".`,
 			"not found in PATH, and only root can mount without it")
-	case h.uid == 0: // a warning only: some clusters have a fusermount3 that calls a daemon outside of the container
+	case h.uid == 0:
+		// This is only a warning, because the fusermount3 of some clusters calls a daemon
+		// outside of the container.
 		return warning(name, rootRemedy, "root cannot mount without CAP_SYS_ADMIN, and %s probably cannot either", path)
 	}
 	if h.processStatus("NoNewPrivs") == "1" {

@@ -130,7 +130,9 @@ func (c *Config) configuredPaths() []configuredPath {
 	return all
 }
 
-var resolveTimeout = 5 * time.Second // limits the calls to the file system; a variable so that the test can shorten it
+// resolveTimeout limits the calls to the file system. It is a variable so that the test
+// can shorten it.
+var resolveTimeout = 5 * time.Second
 
 func (c *Config) validatePaths() error {
 	if err := c.compare(c.configuredPaths()); err != nil { // compares the text only, so it cannot hang

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Read a tree through a mount as the processes of a training job do, and compare it with its source.
+"""Read a tree through a mount, as a training job does, and compare it with the source.
 
-    epoch.py SOURCE MOUNT              one epoch: every file once, in random order, shared among the readers
-    epoch.py SOURCE MOUNT --pieces     every reader on every file: small ones whole, a third of the large ones,
-                                       in pieces of odd sizes and in random order
-    --readers N                        processes (default 4)
+    epoch.py SOURCE MOUNT              reads each file once, in random order, with several readers
+    epoch.py SOURCE MOUNT --pieces     each reader reads all files in random order: small files
+                                       whole, and a third of each large file in odd pieces
+    --readers N                        number of processes (default 4)
     --seed N                           varies the orders
 
-What the kernel's page cache has of a file is dropped before the file is read, so that reads ask the mount. The
-first difference or error of each reader is printed, and makes the status 1.
+The page cache of a file is dropped before the file is read, so that the mount serves the reads.
+Each reader prints its first difference or error, and the exit status is then 1.
 """
 import argparse
 import os
@@ -19,13 +19,14 @@ LARGE = 1 << 20
 
 
 def names(top):
-    """Returns the names of the files below top, in an order that every run has."""
+    """Returns the names of the files below top, sorted."""
     return sorted(os.path.relpath(os.path.join(folder, name), top)
                   for folder, _, found in os.walk(top) for name in found)
 
 
 def whole(size, rng):
-    return [(at, 1 << 18) for at in range(0, size, 1 << 18)]
+    """Returns the ranges of a sequential read of the whole file."""
+    return [(offset, 1 << 18) for offset in range(0, size, 1 << 18)]
 
 
 def pieces(size, rng):
@@ -43,9 +44,9 @@ def compare(source, mount, ranges, rng):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if (size := os.fstat(fd).st_size) != len(want):
             sys.exit(f"{mount}: {size} bytes, at the source {len(want)}")
-        for at, length in ranges(size, rng):
-            if os.pread(fd, length, at) != want[at:at + length]:
-                sys.exit(f"{mount}: wrong bytes at {at}+{length}")
+        for offset, length in ranges(size, rng):
+            if os.pread(fd, length, offset) != want[offset:offset + length]:
+                sys.exit(f"{mount}: wrong bytes at {offset}+{length}")
     finally:
         os.close(fd)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Read an ImageFolder dataset of JPEG files with a PyTorch DataLoader, as a training does.
+"""Read an ImageFolder dataset of JPEG files with a PyTorch DataLoader, as a training job does.
 
     imagefolder.py make OUT N    writes N images of 500x375 pixels, about 110 KB each, in 10 classes
-    imagefolder.py epoch DATA    reads DATA once, in random order, and prints its seconds
+    imagefolder.py epoch DATA    reads DATA once, in random order, and prints the time in seconds
 
-An epoch decodes each image, crops and scales it to 224x224, and makes batches of 32, with 2 workers. The time is
-from the first batch that is asked for to the last that is there, with the workers started before.
+An epoch decodes each image, crops and scales it to 224x224, and makes batches of 32, with 2
+workers. The time begins when the workers have started, and ends with the last batch.
 """
 import sys
 import time
@@ -37,9 +37,9 @@ def epoch(data):
     batches = iter(loader)
     start = time.monotonic()
     images = sum(len(labels) for _, labels in batches)
-    took = time.monotonic() - start
+    seconds = time.monotonic() - start
     assert images == len(loader.dataset)
-    print(took)
+    print(seconds)
 
 
 if __name__ == "__main__":

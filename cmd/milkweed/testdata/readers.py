@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Read a tree through a mount in every way that programs read, and compare it with its source.
+"""Read a tree through a mount with various methods, and compare it with the source.
 
-    readers.py METHOD[,METHOD...] SOURCE MOUNT     "all" is every method; --seed N varies orders and offsets
+    readers.py METHOD[,METHOD...] SOURCE MOUNT [--seed N]    "all" runs all methods
     readers.py make DIR [--seed N] [--small N] [--large N] [--large-mib N] [--special]
-    readers.py list                                the methods, one a line, with what they do
+    readers.py list                                          lists the methods
 
-One line for each method says how many files and bytes it compared. The first difference or error is printed
-with its file and offset, and ends the program with status 1; so does a method that found no file to read.
+The seed varies orders and offsets. Each method prints a line with the number of files and bytes that
+it compared. The program prints the first difference or error with its file and offset, and exits
+with status 1. A method that finds no file to read is an error.
 """
 import argparse
 import concurrent.futures
@@ -35,11 +36,12 @@ PAGE = mmap.PAGESIZE
 
 
 class Difference(Exception):
-    """What MOUNT shows is not what SOURCE holds."""
+    """The mount differs from the source."""
 
 
-# Methods that work on the bytes of any file. Each takes the path in the mount, the size at the source and a
-# random.Random, and yields (offset, bytes) pieces, in any order, that together must be the whole file.
+# Methods that read the bytes of any file. Each takes the path in the mount, the size of the file in
+# the source and a random.Random. It yields (offset, bytes) in any order, which together must cover
+# the whole file.
 
 def read(path, size, rng):
     """open(path, "rb").read()"""
@@ -48,35 +50,35 @@ def read(path, size, rng):
 
 
 def readinto(path, size, rng):
-    """readinto one buffer of an odd size, without buffering"""
+    """readinto a buffer of an odd size, without buffering"""
     buffer = bytearray(65537)
     with open(path, "rb", buffering=0) as file:
-        at = 0
+        offset = 0
         while n := file.readinto(buffer):
-            yield at, bytes(buffer[:n])
-            at += n
+            yield offset, bytes(buffer[:n])
+            offset += n
 
 
 def pread_random(path, size, rng):
     """pread of overlapping ranges in random order"""
     step = max(1, min(size // 64, MIB))
-    # Each starts at most step early and is at least 2 steps long, so it covers its own step.
-    ranges = [(max(0, at - rng.randrange(step)), rng.randrange(2 * step, 3 * step)) for at in range(0, size, step)]
+    # Each range starts at most one step early and is at least 2 steps long, so it covers its step.
+    ranges = [(max(0, offset - rng.randrange(step)), rng.randrange(2 * step, 3 * step)) for offset in range(0, size, step)]
     rng.shuffle(ranges)
     fd = os.open(path, os.O_RDONLY)
     try:
-        for at, length in ranges:
-            yield at, pread(fd, length, at)
-        yield size, os.pread(fd, 4096, size)            # at the end and beyond it: nothing
+        for offset, length in ranges:
+            yield offset, pread(fd, length, offset)
+        yield size, os.pread(fd, 4096, size)            # at the end of the file and beyond it: no bytes
         yield size, os.pread(fd, 4096, size + 12345)
     finally:
         os.close(fd)
 
 
-def pread(fd, length, at):
-    """Returns length bytes, or what there is until the end of the file."""
+def pread(fd, length, offset):
+    """Returns length bytes, or fewer at the end of the file."""
     out = b""
-    while len(out) < length and (more := os.pread(fd, length - len(out), at + len(out))):
+    while len(out) < length and (more := os.pread(fd, length - len(out), offset + len(out))):
         out += more
     return out
 
@@ -92,36 +94,36 @@ def seek(path, size, rng):
         if end != size:
             raise Difference(f"the end is at {end}, not at {size}")
         for order in starts[::-1], starts[::3] + starts[1::3] + starts[2::3]:
-            for at in order:
-                file.seek(at)
-                yield at, file.read(step)
+            for offset in order:
+                file.seek(offset)
+                yield offset, file.read(step)
         file.seek(0)
-        at = 0
+        offset = 0
         while line := file.readline(1 << 16):
-            yield at, line
-            at += len(line)
+            yield offset, line
+            offset += len(line)
 
 
 def seek_hole(path, size, rng):
-    """only what SEEK_DATA and SEEK_HOLE call data; the rest are zeros, as cp and tar take it"""
+    """only the data that SEEK_DATA and SEEK_HOLE report, with zeros for holes, as cp and tar do"""
     fd = os.open(path, os.O_RDONLY)
     try:
-        at = 0
-        while at < size:
-            data = data_from(fd, at, size)
-            yield at, bytes(data - at)
-            at = os.lseek(fd, data, os.SEEK_HOLE) if data < size else size
-            if not data <= at <= size or at == data < size:
-                raise Difference(f"data at {data} ends at {at}, in a file of {size} bytes")
-            yield data, pread(fd, at - data, data)
+        offset = 0
+        while offset < size:
+            data = data_from(fd, offset, size)
+            yield offset, bytes(data - offset)
+            offset = os.lseek(fd, data, os.SEEK_HOLE) if data < size else size
+            if not data <= offset <= size or offset == data < size:
+                raise Difference(f"data at {data} ends at {offset}, in a file of {size} bytes")
+            yield data, pread(fd, offset - data, data)
     finally:
         os.close(fd)
 
 
-def data_from(fd, at, size):
-    """Returns where the next data is, size if there are none."""
+def data_from(fd, offset, size):
+    """Returns the offset of the next data, or size if there is none."""
     try:
-        return os.lseek(fd, at, os.SEEK_DATA)
+        return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
@@ -139,7 +141,7 @@ def map_private(path, size, rng):
 
 
 def mapped(path, size, rng, flags):
-    if size == 0:                       # mmap(2) refuses it for any file
+    if size == 0:                       # mmap(2) refuses an empty file
         yield from read(path, size, rng)
         return
     fd = os.open(path, os.O_RDONLY)
@@ -152,20 +154,20 @@ def mapped(path, size, rng, flags):
             raise Difference(f"the mapping has {len(view)} bytes, not {size}")
         pages = list(range(0, size, PAGE))
         rng.shuffle(pages)
-        for at in pages:
-            yield at, view[at:at + PAGE]
+        for offset in pages:
+            yield offset, view[offset:offset + PAGE]
 
 
 def odirect(path, size, rng):
     """O_DIRECT into an aligned buffer"""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
-        with mmap.mmap(-1, 256 * 1024) as buffer:       # aligned to a page
-            at = 0
-            while n := os.preadv(fd, [buffer], at):
-                yield at, buffer[:n]
-                at += n
-                if n % PAGE:                            # an offset that is not aligned may be refused
+        with mmap.mmap(-1, 256 * 1024) as buffer:       # a mapping is aligned to a page
+            offset = 0
+            while n := os.preadv(fd, [buffer], offset):
+                yield offset, buffer[:n]
+                offset += n
+                if n % PAGE:                            # an unaligned offset may be refused
                     break
     finally:
         os.close(fd)
@@ -175,20 +177,21 @@ def sendfile_socket(path, size, rng):
     """sendfile(2) to a socket, as a web server does"""
     ours, theirs = socket.socketpair()
     with concurrent.futures.ThreadPoolExecutor(1) as pool, ours, theirs, open(path, "rb") as file:
-        # The pool is left last: closing ours ends a sender that nobody listens to any more.
+        # The sockets are closed before the pool waits for its thread, so that a sender whose peer has
+        # stopped reading fails.
         sent = pool.submit(sendfile_all, theirs, file)
-        at = 0
+        offset = 0
         while data := ours.recv(1 << 18):
-            yield at, data
-            at += len(data)
+            yield offset, data
+            offset += len(data)
         sent.result()
 
 
 def sendfile_all(sock, file):
     try:
-        at = 0
-        while n := os.sendfile(sock.fileno(), file.fileno(), at, MIB):
-            at += n
+        offset = 0
+        while n := os.sendfile(sock.fileno(), file.fileno(), offset, MIB):
+            offset += n
     finally:
         sock.shutdown(socket.SHUT_WR)
 
@@ -198,19 +201,19 @@ def splice(path, size, rng):
     out, into = os.pipe()
     try:
         with open(path, "rb") as file:
-            at = 0
-            while n := os.splice(file.fileno(), into, 65536, offset_src=at):
+            offset = 0
+            while n := os.splice(file.fileno(), into, 65536, offset_src=offset):
                 while n:
                     data = os.read(out, n)
-                    yield at, data
-                    at, n = at + len(data), n - len(data)
+                    yield offset, data
+                    offset, n = offset + len(data), n - len(data)
     finally:
         os.close(out)
         os.close(into)
 
 
-def copied(copy):
-    """Makes a method of a function that copies one path to another."""
+def copy_method(copy):
+    """Returns a method for a function that copies a path to another."""
     def method(path, size, rng):
         with tempfile.TemporaryDirectory() as folder:
             target = os.path.join(folder, "copy")
@@ -221,7 +224,7 @@ def copied(copy):
 
 
 def copy_range(path, target):
-    """Uses copy_file_range(2); read and write where the kernel answers EXDEV, as cp does."""
+    """Uses copy_file_range(2), or read and write if the kernel returns EXDEV, as cp does."""
     with open(path, "rb") as source, open(target, "wb") as out:
         try:
             while os.copy_file_range(source.fileno(), out.fileno(), MIB):
@@ -233,29 +236,29 @@ def copy_range(path, target):
 def cp(path, target):
     subprocess.run(["cp", "--preserve=timestamps", "--", path, target], check=True)
     if os.stat(path).st_mtime_ns != os.stat(target).st_mtime_ns:
-        raise Difference("cp --preserve gave the copy another modification time")
+        raise Difference("the copy of cp --preserve has another modification time")
 
 
 def cat(path, size, rng):
-    """cat in a process of its own"""
+    """cat in a separate process"""
     yield 0, subprocess.run(["cat", "--", path], check=True, stdout=subprocess.PIPE).stdout
 
 
 def fromfile(path, size, rng):
-    """numpy.fromfile: fread of the C library"""
+    """numpy.fromfile, which uses fread of the C library"""
     import numpy
     yield 0, numpy.fromfile(path, numpy.uint8).tobytes()
 
 
 def threads(path, size, rng):
-    """8 threads, each with a descriptor and an order of its own, at the same time"""
+    """8 threads at the same time, each with its own descriptor and order"""
     start = threading.Barrier(8)
 
     def one(seed):
         start.wait()
         whole = bytearray(size)
-        for at, data in pread_random(path, size, random.Random(seed)):
-            whole[at:at + len(data)] = data
+        for offset, data in pread_random(path, size, random.Random(seed)):
+            whole[offset:offset + len(data)] = data
         return whole
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -264,7 +267,7 @@ def threads(path, size, rng):
 
 
 def fork(path, size, rng):
-    """a descriptor opened before fork and read after it, by the child and by the parent"""
+    """a descriptor opened before fork and read by both the child and the parent"""
     fd = os.open(path, os.O_RDONLY)
     out, into = os.pipe()
     child = os.fork()
@@ -291,16 +294,17 @@ def fork(path, size, rng):
 BYTES = {
     "read": read, "readinto": readinto, "pread_random": pread_random, "seek": seek, "seek_hole": seek_hole,
     "mmap": map_shared, "mmap_private": map_private, "odirect": odirect, "sendfile": sendfile_socket,
-    "splice": splice, "copyfile": copied(shutil.copyfile), "copy_file_range": copied(copy_range), "cp": copied(cp),
+    "splice": splice, "copyfile": copy_method(shutil.copyfile), "copy_file_range": copy_method(copy_range),
+    "cp": copy_method(cp),
     "cat": cat, "fromfile": fromfile, "threads": threads, "fork": fork,
 }
 BYTES["copyfile"].__doc__ = "shutil.copyfile: sendfile(2) to a file"
-BYTES["copy_file_range"].__doc__ = "copy_file_range(2), or what cp does when the kernel answers EXDEV"
+BYTES["copy_file_range"].__doc__ = "copy_file_range(2), or read and write if the kernel returns EXDEV"
 BYTES["cp"].__doc__ = "cp --preserve=timestamps"
 
 
-# Methods that read a format through its library. Each takes the path at the source, the path in the mount and a
-# random.Random, and yields (what, bytes from the mount, bytes from the source).
+# Methods that read a format through its library. Each takes the path in the source, the path in the
+# mount and a random.Random. It yields (description, bytes from the mount, bytes from the source).
 
 def numpy_load(source, mount, rng):
     """numpy.load of .npy and .npz"""
@@ -327,7 +331,7 @@ def numpy_mmap(source, mount, rng):
 
 
 def hdf5(source, mount, rng):
-    """h5py: slices of every dataset in random order, then each whole"""
+    """h5py: random slices of each dataset, then the whole dataset"""
     import h5py
     with h5py.File(source, "r") as want, h5py.File(mount, "r") as got:
         names = []
@@ -350,7 +354,7 @@ def torch_load(source, mount, rng):
 
 
 def tfrecord_read(source, mount, rng):
-    """records of TFRecord files, with their checksums"""
+    """records of TFRecord files, with checksums"""
     import tfrecord
     records = itertools.zip_longest(tfrecord.read_records(mount), tfrecord.read_records(source), fillvalue=b"")
     for number, (got, want) in enumerate(records):
@@ -358,7 +362,7 @@ def tfrecord_read(source, mount, rng):
 
 
 def zip_read(source, mount, rng):
-    """members of zip archives in random order: .npz and .pt are such"""
+    """members of zip archives, such as .npz and .pt, in random order"""
     with zipfile.ZipFile(source) as want, zipfile.ZipFile(mount) as got:
         names = want.namelist()
         rng.shuffle(names)
@@ -376,10 +380,10 @@ FORMATS = {
 }
 
 
-# Methods that take the whole tree.
+# Methods that read the whole tree.
 
 def dataloader(source, mount, rng):
-    """torch DataLoader: 2 epochs of random order with 2 forked, persistent workers"""
+    """torch DataLoader: 2 epochs in random order with 2 forked, persistent workers"""
     import torch
     from torch.utils.data import DataLoader
     names = files(source)
@@ -398,14 +402,14 @@ def dataloader(source, mount, rng):
     count = total = 0
     for _ in range(2):
         for index, data in itertools.chain.from_iterable(loader):
-            with naming(names[index]):
-                compare(data, contents(source, names[index]))
+            with prefix_errors(names[index]):
+                compare(data, read_file(source, names[index]))
             count, total = count + 1, total + len(data)
     return count, total
 
 
 def tree(source, mount, rng):
-    """names, types, permissions, owners, sizes, times, links and extended attributes, and no byte of content"""
+    """names, types, permissions, owners, sizes, times, links and extended attributes"""
     count = total = 0
     for folder, folders, names in os.walk(source, onerror=raise_error):
         relative = os.path.relpath(folder, source)
@@ -414,7 +418,7 @@ def tree(source, mount, rng):
             raise Difference(f"{relative}: names differ: {sorted(set(want) ^ set(got))[:8]}")
         for name in [".", *want] if relative == "." else want:
             name = os.path.normpath(os.path.join(relative, name))
-            want_one, got_one = (description(os.path.join(top, name)) for top in (source, mount))
+            want_one, got_one = (describe(os.path.join(top, name)) for top in (source, mount))
             for key in want_one:
                 if want_one[key] != got_one.get(key):
                     raise Difference(f"{name}: {key} is {got_one.get(key)}, at the source {want_one[key]}")
@@ -426,11 +430,11 @@ def raise_error(error):
     raise error
 
 
-def description(path):
+def describe(path):
     info = os.lstat(path)
     out = {"type": stat.S_IFMT(info.st_mode), "permissions": oct(stat.S_IMODE(info.st_mode)),
            "owner": (info.st_uid, info.st_gid), "modification time": info.st_mtime_ns}
-    if not stat.S_ISDIR(info.st_mode):      # of a directory they depend on the file system
+    if not stat.S_ISDIR(info.st_mode):      # for a directory they depend on the file system
         out.update(size=info.st_size, links=info.st_nlink)
     if stat.S_ISLNK(info.st_mode):
         out["target"] = os.readlink(path)
@@ -442,7 +446,7 @@ def description(path):
 def attributes(path):
     try:
         return [name for name in os.listxattr(path) if name.startswith("user.")]
-    except OSError:                         # a file system without them has none
+    except OSError:                         # a file system without extended attributes
         return []
 
 
@@ -452,34 +456,34 @@ TREES = {"tree": tree, "dataloader": dataloader}
 # Comparing.
 
 def files(top, suffixes=("",)):
-    """Returns the names of the files below top that can be read, links to files included."""
+    """Returns the names of the regular files below top, and of links to such files."""
     names = [os.path.relpath(os.path.join(folder, name), top)
              for folder, _, found in os.walk(top, onerror=raise_error) for name in found]
     return sorted(name for name in names if name.endswith(suffixes) and os.path.isfile(os.path.join(top, name)))
 
 
-def contents(top, name):
+def read_file(top, name):
     with open(os.path.join(top, name), "rb") as file:
         return file.read()
 
 
 @contextlib.contextmanager
-def naming(what):
-    """Puts a name before whatever goes wrong in the block, and makes it a Difference."""
+def prefix_errors(what):
+    """Converts an error in the block to a Difference whose message begins with a name."""
     try:
         yield
     except (Difference, OSError) as error:
         raise Difference(f"{what}: {error}") from error
-    except Exception as error:              # a library that could not read what it got
+    except Exception as error:              # a library that could not read the data
         raise Difference(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def compare_piece(at, got, want):
-    """Raises Difference unless got is what want has at offset at."""
-    part = want[at:at + len(got)]
+def compare_piece(offset, got, want):
+    """Raises Difference unless got equals the bytes of want at an offset."""
+    part = want[offset:offset + len(got)]
     if got != part:
         first = next((n for n, (a, b) in enumerate(zip(got, part)) if a != b), len(part))
-        raise Difference(f"differs at offset {at + first}")
+        raise Difference(f"differs at offset {offset + first}")
 
 
 def compare(got, want):
@@ -488,43 +492,43 @@ def compare(got, want):
         raise Difference(f"ends at offset {len(got)} instead of {len(want)}")
 
 
-def by_bytes(method, source, mount, rng):
+def check_bytes(method, source, mount, rng):
     names, total = files(source), 0
     for name in names:
-        with naming(name):
-            want = contents(source, name)
+        with prefix_errors(name):
+            want = read_file(source, name)
             missing = bytearray(b"\1") * len(want)
-            for at, got in method(os.path.join(mount, name), len(want), rng):
-                compare_piece(at, got, want)
-                missing[at:at + len(got)] = bytes(len(got))
+            for offset, got in method(os.path.join(mount, name), len(want), rng):
+                compare_piece(offset, got, want)
+                missing[offset:offset + len(got)] = bytes(len(got))
                 total += len(got)
-            if (at := missing.find(1)) >= 0:
-                raise Difference(f"ends at offset {at} instead of {len(want)}")
+            if (offset := missing.find(1)) >= 0:
+                raise Difference(f"ends at offset {offset} instead of {len(want)}")
     return len(names), total
 
 
-def by_format(method, suffixes, source, mount, rng):
+def check_format(method, suffixes, source, mount, rng):
     names, total = files(source, suffixes), 0
     for name in names:
-        with naming(name):
+        with prefix_errors(name):
             for what, got, want in method(os.path.join(source, name), os.path.join(mount, name), rng):
-                with naming(what):
+                with prefix_errors(what):
                     compare(got, want)
                 total += len(got)
     return len(names), total
 
 
 def check(method, source, mount, seed):
-    """Runs one method and prints its line; raises Difference."""
+    """Runs one method and prints its line. Raises Difference."""
     rng, start = random.Random(f"{method} {seed}"), time.perf_counter()
     if method in BYTES:
-        count, total = by_bytes(BYTES[method], source, mount, rng)
+        count, total = check_bytes(BYTES[method], source, mount, rng)
     elif method in FORMATS:
-        count, total = by_format(*FORMATS[method], source, mount, rng)
+        count, total = check_format(*FORMATS[method], source, mount, rng)
     else:
         count, total = TREES[method](source, mount, rng)
     if count == 0:
-        raise Difference(f"no file in {source} that it reads")
+        raise Difference(f"no file in {source} that the method reads")
     print(f"{method}: {count} files, {total} bytes, {time.perf_counter() - start:.2f} s", flush=True)
 
 
@@ -547,19 +551,19 @@ def make(top, seed, small, large, large_mib, special):
 
 
 def make_small(top, rng, count):
-    """Files of 0.1 to 200 KB, as many small ones as large ones on a logarithmic scale, 100 in a folder."""
+    """Writes files of 0.1 to 200 KB, uniform on a logarithmic scale, 100 in a folder."""
     for number in range(count):
-        put(top / f"{number // 100:03}" / f"{number:05}.bin", rng.randbytes(int(100 * 2000 ** rng.random())))
+        write_file(top / f"{number // 100:03}" / f"{number:05}.bin", rng.randbytes(int(100 * 2000 ** rng.random())))
 
 
 def make_edges(top, rng):
     for size in EDGES:
-        put(top / f"{size}-bytes", rng.randbytes(size))
+        write_file(top / f"{size}-bytes", rng.randbytes(size))
 
 
 def make_large(top, rng, count, mib):
     for number in range(count):
-        put(top / f"{number}.bin", rng.randbytes(mib * MIB + number * 4097))
+        write_file(top / f"{number}.bin", rng.randbytes(mib * MIB + number * 4097))
 
 
 def make_formats(top, seed):
@@ -587,18 +591,18 @@ def make_formats(top, seed):
 
 
 def make_odd(top, rng):
-    """Names and files that are legal and rare."""
+    """Writes files with unusual names and attributes."""
     (top / "empty-folder").mkdir(parents=True, exist_ok=True)
     for name in (b"not-utf8-\xff\xfe\x80", b"n" * 255, "ünïcödé-名前".encode(), b" space ", b"new\nline",
                  b"quote'\"\\", b"-rf", b".hidden", b"...", b"*?[a]"):
-        put(top / os.fsdecode(name), rng.randbytes(5000))
-    put(top / os.fsdecode(b"folder-\xff") / "file", rng.randbytes(5000))
-    put(top.joinpath(*["deep"] * 60, "file"), rng.randbytes(5000))
+        write_file(top / os.fsdecode(name), rng.randbytes(5000))
+    write_file(top / os.fsdecode(b"folder-\xff") / "file", rng.randbytes(5000))
+    write_file(top.joinpath(*["deep"] * 60, "file"), rng.randbytes(5000))
     for number in range(3):
-        put(top / f"mode-{number}", rng.randbytes(5000))
+        write_file(top / f"mode-{number}", rng.randbytes(5000))
         (top / f"mode-{number}").chmod([0o400, 0o755, 0o6444][number])
     sparse = top / "sparse"
-    put(sparse, rng.randbytes(5000))
+    write_file(sparse, rng.randbytes(5000))
     with open(sparse, "r+b") as file:
         file.seek(8 * MIB + 12345)
         file.write(rng.randbytes(5000))
@@ -608,7 +612,7 @@ def make_odd(top, rng):
     try:
         os.setxattr(top / "mode-0", "user.milkweed", b"a value")
     except OSError:
-        pass                                # the file system has none: one thing fewer to compare
+        pass                                # the file system has no extended attributes
 
 
 def make_links(top, dataset):
@@ -626,13 +630,13 @@ def make_special(top):
         os.mknod(top / "socket", stat.S_IFSOCK | 0o644)
 
 
-def put(path, data):
+def write_file(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
 def set_times(top, rng):
-    """Gives everything a modification time between 2001 and 2017 that has nanoseconds, folders last."""
+    """Sets modification times between 2001 and 2017 with nanoseconds. Folders come last."""
     for folder, _, names in os.walk(top, topdown=False):
         for path in [os.path.join(folder, name) for name in sorted(names)] + [folder]:
             when = rng.randrange(10**18, 3 * 10**18 // 2)
@@ -647,8 +651,8 @@ def run_make(words):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", type=int, default=500, metavar="N", help="files up to 200 KB (default 500)")
     parser.add_argument("--large", type=int, default=2, metavar="N", help="large files (default 2)")
-    parser.add_argument("--large-mib", type=int, default=40, metavar="N", help="size of a large file (default 40)")
-    parser.add_argument("--special", action="store_true", help="also a FIFO and a socket")
+    parser.add_argument("--large-mib", type=int, default=40, metavar="N", help="MiB of a large file (default 40)")
+    parser.add_argument("--special", action="store_true", help="also create a FIFO and a socket")
     make(**vars(parser.parse_args(words)))
 
 
@@ -678,7 +682,7 @@ def run_check(words):
 
 
 def main(words):
-    sys.stdout.reconfigure(errors="backslashreplace")   # names need not be UTF-8
+    sys.stdout.reconfigure(errors="backslashreplace")   # names may not be UTF-8
     if words[:1] == ["make"]:
         return run_make(words[1:])
     if words[:1] == ["list"]:
