@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -54,6 +55,15 @@ func TestParseOptions(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// The help of mount lists every option.
+func TestHelpListsOptions(t *testing.T) {
+	for _, name := range ownOptions() {
+		if !regexp.MustCompile(`\b` + name + `\b`).MatchString(mountLong) {
+			t.Errorf("option %s is missing", name)
+		}
 	}
 }
 

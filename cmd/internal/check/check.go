@@ -35,12 +35,12 @@ const (
 
 // A Finding is the result of one check.
 type Finding struct {
-	Name   string      `json:"name"`             // the subject of the check, such as "source" or "tier ssd"
+	Name   string      `json:"name"`             // such as "source" or "tier ssd"
 	Status Status      `json:"status"`           // the severity
 	Detail string      `json:"detail"`           // the result, on one line
 	Remedy string      `json:"remedy,omitempty"` // a sentence; "" if the status is OK
-	Code   exit.Code   `json:"code,omitempty"`   // the exit code of a mount; 0 unless the status is Problem
-	Err    *exit.Error `json:"-"`                // the finding as an error; nil unless the status is Problem
+	Code   exit.Code   `json:"code,omitempty"`   // the exit code of a mount; 0 if not a Problem
+	Err    *exit.Error `json:"-"`                // the finding as an error; nil if not a Problem
 }
 
 func ok(name, format string, args ...any) []Finding {

@@ -42,7 +42,8 @@ func (h host) inspectTier(name string, t config.Tier, source string) []Finding {
 		return fail("Choose a directory of your own: its owner could change the copies.", "%s belongs to user %d", dir, owner(info))
 	}
 	switch err := tryWriting(dir); {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT): // only a warning: existing copies can be read
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		// This is only a warning, because existing copies can still be read.
 		return warning(name, "Remove files that are not needed there, or choose another directory.", "cannot write to %s: %v", dir, reason(err))
 	case errors.Is(err, unix.EROFS):
 		return fail("Choose a directory on a file system that is mounted for writing.", "cannot write to %s: %w", dir, reason(err))

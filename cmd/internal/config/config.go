@@ -66,9 +66,9 @@ type Mode string
 
 // The modes.
 const (
-	Auto        Mode = "auto"        // chosen at mount from the dataset and the abilities of the machine
+	Auto        Mode = "auto"        // chosen at mount by the dataset and the machine
 	Passthrough Mode = "passthrough" // the kernel reads files on tiers directly, where it can
-	Stateless   Mode = "stateless"   // opens need no FUSE round trip, and pages stay cached across opens
+	Stateless   Mode = "stateless"   // opens need no FUSE round trip; pages stay cached
 	Cached      Mode = "cached"      // opens and page-cache misses go through the daemon
 )
 

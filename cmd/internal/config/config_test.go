@@ -365,7 +365,8 @@ func TestFind(t *testing.T) {
 			t.Errorf("Find(%q) = %q, %v; want %q", explicit, got, err, want)
 		}
 	}
-	for _, p := range slices.Backward(candidates) { // the last first: each takes precedence over those before it
+	// The last candidate comes first. Each candidate takes precedence over those before it.
+	for _, p := range slices.Backward(candidates) {
 		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -167,8 +167,8 @@ func unknownKey(origin string, e entry) error {
 	return unknown(origin, "key", e.table+"."+e.name, suggestion, remedy)
 }
 
-func unknown(origin, what, name, suggestion, remedy string) error {
-	err := fmt.Errorf("%s: unknown %s %q", origin, what, name)
+func unknown(origin, kind, name, suggestion, remedy string) error {
+	err := fmt.Errorf("%s: unknown %s %q", origin, kind, name)
 	if suggestion != "" {
 		err = fmt.Errorf("%w: did you mean %q?", err, suggestion)
 	}

@@ -74,10 +74,14 @@ func code(s string) string {
 	return "`" + s + "`"
 }
 
-// A default in words contains the default value, if that is not empty.
+// A default in words, and the default in the help of a flag, contain the value that
+// Default returns, if that is not empty.
 func TestKeyDefaultsInWords(t *testing.T) {
 	for _, k := range Keys() {
 		value := defaultOf(k)
+		if _, inHelp, ok := strings.Cut(k.Usage, "the default is "); ok && !strings.HasPrefix(inHelp, value) {
+			t.Errorf("%s: the default in the help is %q, want %s", k, inHelp, value)
+		}
 		switch {
 		case k.Default == "" && value == "":
 			t.Errorf("%s: no default is documented", k)

@@ -12,7 +12,7 @@ import (
 type Key struct {
 	Table, Name string // [Table] Name = …
 	Type        Type
-	Unit        string // the unit of the value, such as "files"; "" if it has none or the value contains it
+	Unit        string // such as "files"; "" if there is none or the value contains it
 	Bounds      string // the values that are accepted; "" if there is no bound
 	Default     string // the default in words; "" if Default returns it
 	Meaning     string // for the documentation; ends in a full stop

@@ -79,7 +79,8 @@ func checkQuery(raw string) error {
 			return errCredentials
 		}
 	}
-	if strings.ContainsAny(strings.Join(query["endpoint"], ""), "@?") { // an endpoint may have a scheme or none
+	// The endpoint may lack a scheme, so url.Parse would not find its credentials.
+	if strings.ContainsAny(strings.Join(query["endpoint"], ""), "@?") {
 		return errCredentials
 	}
 	return nil

@@ -5,9 +5,9 @@
     readers.py make DIR [--seed N] [--small N] [--large N] [--large-mib N] [--special]
     readers.py list                                          lists the methods
 
-The seed varies orders and offsets. Each method prints a line with the number of files and bytes that
-it compared. The program prints the first difference or error with its file and offset, and exits
-with status 1. A method that finds no file to read is an error.
+The seed varies orders and offsets. Each method prints a line with the number of files and bytes
+that it compared. The program prints the first difference or error with its file and offset, and
+exits with status 1. A method that finds no file to read is an error.
 """
 import argparse
 import concurrent.futures
