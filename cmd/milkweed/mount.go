@@ -297,7 +297,7 @@ func setDefaultTiers(c *config.Config, stderr io.Writer) error {
 		return err
 	}
 	c.Tiers = tiers
-	fmt.Fprintln(stderr, "milkweed: there is no configuration file; copies go to")
+	fmt.Fprintln(stderr, "milkweed: no configuration file is used; copies go to")
 	t := tabwriter.NewWriter(stderr, 0, 0, 2, ' ', 0)
 	for _, tier := range tiers {
 		fmt.Fprintf(t, "  %s\t%s\tup to %s\n", tier.Name, text(tier.Path), describeQuota(tier.Quota))

@@ -115,7 +115,7 @@ var bucketRemedies = []struct {
 	remedy string
 }{
 	{syscall.EINVAL, exit.Usage, "Add the missing setting to the URL or to the environment of this command. `milkweed mount --help` lists the options of a URL."},
-	{fs.ErrPermission, exit.Source, "Supply credentials that may list it where the vendor's own tools look for them. For a public bucket, add anonymous=true to the URL."},
+	{fs.ErrPermission, exit.Source, "Supply credentials with the right to list it, where the vendor's own tools look for them. For a public bucket, add anonymous=true to the URL."},
 	{fs.ErrNotExist, exit.Source, "Check the names of the bucket and of the prefix, and the endpoint if there is one."},
 	{syscall.ENXIO, exit.Source, "Add region=REGION, the region of the bucket, to the URL."},
 	{syscall.EPROTO, exit.Source, "Check whether the endpoint begins with http:// or https://, and whether this machine trusts its certificate; SSL_CERT_FILE sets the trusted certificates."},

@@ -417,6 +417,28 @@ func TestSampleIsComplete(t *testing.T) {
 	}
 }
 
+// The files in examples/tiering are valid.
+func TestExamplesAreValid(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("HOME", dir)
+	t.Setenv("SLURM_JOB_ID", "17")
+	t.Setenv("SLURM_TMPDIR", dir)
+	files, err := filepath.Glob("../../../examples/tiering/*.toml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("got %v, %v; want files", files, err)
+	}
+	for _, file := range files {
+		c, err := Load(file)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if err := c.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestLines(t *testing.T) {
 	text := "\ufeff# [no]\r\na = [ # ]\n 1, '[x]',\n]\n\"b.c\" . d = \"\"\"\n[no]\n\\\"\"\"\"\"\"\ne = { f = [1], g = \"}\\\"\" }\n" +
 		"[h] # x\ni.j = '''\nk = 1'''\n[[l]]\nm = 1\n[[l]]\n\n'm' = 2\n[l.n]\no = 1 # end"
