@@ -230,7 +230,7 @@ func TestLoadBucketRefuses(t *testing.T) {
 		"s3://bucket?hedge=geheim":               "source.url: option hedge:",
 		"s3://bucket/a//b":                       "source.url: prefix",
 		"s3://bucket?endpoint=ftp://geheim":      "source.url: option endpoint:",
-		"s3://bucket?region=geheim&region=other": "source.url: option region is there twice",
+		"s3://bucket?region=geheim&region=other": "source.url: option region is given twice",
 	} {
 		for _, command := range [][]string{{"mount", "--fake"}, {"check"}} {
 			out, stderr, err := runMilkweed(t, append(command, "--tier", "ram:/dev/shm/milkweed-test:1GiB", url, point)...)

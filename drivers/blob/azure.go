@@ -24,13 +24,13 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// azure is Azure Blob Storage. Its credentials are those that the environment
-// has when the process starts, of which Azure's own library renews what expires.
+// azure is Azure Blob Storage. It reads the credentials from the environment once,
+// when the process starts. Azure's library renews tokens that expire.
 type azure struct {
 	client  *container.Client
 	blob    *cdk.Bucket
-	tokens  *tokens // nil: requests are signed with something that cannot be renewed
-	signing string  // how requests are signed
+	tokens  *tokenProvider // nil: the credentials cannot be refreshed
+	signing string         // how requests are signed
 }
 
 var _ vendor = (*azure)(nil)
@@ -38,11 +38,11 @@ var _ vendor = (*azure)(nil)
 func connectAzure(l Location, t *transport) (vendor, error) {
 	a := &azure{}
 	var err error
-	client := &http.Client{Transport: t, CheckRedirect: stay}
+	client := &http.Client{Transport: t, CheckRedirect: noRedirect}
 	if a.client, a.signing, err = azureClient(l, &container.ClientOptions{ClientOptions: azcore.ClientOptions{
 		Transport:       client,
 		Retry:           policy.RetryOptions{MaxRetries: -1}, // see retry.go
-		PerCallPolicies: []policy.Policy{pages{}},
+		PerCallPolicies: []policy.Policy{listingCheck{}},
 	}}); err != nil {
 		return nil, err
 	}
@@ -58,72 +58,73 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 	return a, nil
 }
 
-// azureClient returns a client with the credentials that the environment has, in
-// the order in which the vendor's own tools look for them, and their kind: "" if
-// there are none, and requests are to be signed with tokens.
+// azureClient returns a client with the credentials of the environment, in the order
+// in which Azure's own tools look for them, and a description of these. The
+// description is "" if there are none; then requests are signed with tokens.
 func azureClient(l Location, opts *container.ClientOptions) (c *container.Client, signing string, err error) {
 	if l.Account == "" && l.Endpoint == "" {
-		said := "no storage account is named"
+		text := "no storage account is set: add account= to the URL"
 		if account := os.Getenv("AZURE_STORAGE_ACCOUNT"); account != "" {
-			said = "the environment names the storage account " + account
+			text = "AZURE_STORAGE_ACCOUNT names the storage account " + account + ": add account= to the URL, which must identify the dataset"
 		}
-		return nil, "", invalid(said + ": add account= to the URL, which says what dataset it is")
+		return nil, "", invalid(text)
 	}
+	// The errors below do not contain the values of the variables, which are secrets.
 	connection := cmp.Or(os.Getenv("AZURE_STORAGE_CONNECTION_STRING"), os.Getenv("AZURE_STORAGEBLOB_CONNECTIONSTRING"))
 	if strings.Contains(";"+connection+";", ";AccountName="+l.Account+";") && !l.Anonymous && l.Endpoint == "" {
 		if c, err = container.NewClientFromConnectionString(connection, l.Bucket, opts); err != nil {
-			return nil, "", invalid("AZURE_STORAGE_CONNECTION_STRING is not one") // and not what it is
+			return nil, "", invalid("AZURE_STORAGE_CONNECTION_STRING is not a connection string")
 		}
 		return c, "connection string of account " + l.Account, nil
 	}
 	account := cmp.Or(l.Account, os.Getenv("AZURE_STORAGE_ACCOUNT"))
-	at, err := url.JoinPath(cmp.Or(l.Endpoint, "https://"+account+".blob.core.windows.net"), l.Bucket)
+	containerURL, err := url.JoinPath(cmp.Or(l.Endpoint, "https://"+account+".blob.core.windows.net"), l.Bucket)
 	if err != nil {
 		return nil, "", err
 	}
 	key, sas := os.Getenv("AZURE_STORAGE_KEY"), os.Getenv("AZURE_STORAGE_SAS_TOKEN")
 	switch {
 	case l.Anonymous:
-		c, err = container.NewClientWithNoCredential(at, opts)
+		c, err = container.NewClientWithNoCredential(containerURL, opts)
 		return c, "anonymous", err
 	case account != "" && key != "":
 		shared, err := azblob.NewSharedKeyCredential(account, key)
 		if err != nil {
-			return nil, "", invalid("AZURE_STORAGE_KEY is not a key in base64") // and not what it is
+			return nil, "", invalid("AZURE_STORAGE_KEY is not a key in base64")
 		}
-		c, err = container.NewClientWithSharedKeyCredential(at, shared, opts)
+		c, err = container.NewClientWithSharedKeyCredential(containerURL, shared, opts)
 		return c, "shared key of account " + account, err
-	case !private(l.Endpoint):
-		return nil, "", invalid("the endpoint is not https://, and would be sent a token that anybody can read")
+	case !confidential(l.Endpoint):
+		return nil, "", invalid("the endpoint is not https://, so others could read the token in transit: use https://")
 	case sas != "":
-		c, err = container.NewClientWithNoCredential(at+"?"+strings.TrimPrefix(sas, "?"), opts)
+		c, err = container.NewClientWithNoCredential(containerURL+"?"+strings.TrimPrefix(sas, "?"), opts)
 		return c, "shared access signature", err
 	}
-	c, err = container.NewClientWithNoCredential(at, opts)
+	c, err = container.NewClientWithNoCredential(containerURL, opts)
 	return c, "", err
 }
 
-// azureTokens returns the tokens that the vendor's default credential gets. The
-// library would have whoever wants one while another asks wait for as long as that
-// takes, whether or not it wants to go away.
-func azureTokens() (*tokens, error) {
-	t := &tokens{}
+// azureTokens returns the tokens of Azure's default credential. The tokenProvider
+// lets each request wait for a token only until its own context is done: with the
+// library alone, all requests wait until the first one has a token.
+func azureTokens() (*tokenProvider, error) {
+	p := &tokenProvider{}
 	credential, err := azidentity.NewDefaultAzureCredential(&azidentity.DefaultAzureCredentialOptions{
-		ClientOptions: azcore.ClientOptions{Transport: &http.Client{Transport: &t.way}},
+		ClientOptions: azcore.ClientOptions{Transport: &http.Client{Transport: &p.transport}},
 	})
 	if err != nil {
 		return nil, err
 	}
-	t.find = func() (oauth2.TokenSource, error) {
-		return oauth2.ReuseTokenSourceWithExpiry(nil, azureSource{credential, &t.way}, time.Minute), nil
+	p.findCredentials = func() (oauth2.TokenSource, error) {
+		return oauth2.ReuseTokenSourceWithExpiry(nil, azureSource{credential, &p.transport}, time.Minute), nil
 	}
-	return t, nil
+	return p, nil
 }
 
-// An azureSource asks a credential for tokens.
+// An azureSource is an oauth2.TokenSource whose tokens are from an Azure credential.
 type azureSource struct {
 	credential azcore.TokenCredential
-	way        *way
+	transport  *tokenTransport // used by the credential
 }
 
 // Token implements oauth2.TokenSource.
@@ -138,36 +139,38 @@ func (s azureSource) Token() (*oauth2.Token, error) {
 		return nil, ctx.Err()
 	}
 	if _, ok := errors.AsType[*azidentity.AuthenticationFailedError](err); !ok {
-		// There are no credentials. Whether this machine is one of Azure's, which has
-		// some, is found out by a request; elsewhere that has no answer.
-		s.way.unanswered.Store(nil)
+		// There are no credentials. The library sends a request to find out whether
+		// this is a machine of Azure, which has some. Other machines get no response
+		// to it, which is not a reason to retry.
+		s.transport.noResponse.Store(nil)
 	}
 	return nil, err
 }
 
-// pages looks whether an answer to a request for keys is a page of them, which
-// the portable library takes for granted.
-type pages struct{}
+// listingCheck rejects responses to a listing request that are not a page of keys.
+// The portable library does not check that.
+type listingCheck struct{}
 
 // Do implements policy.Policy.
-func (pages) Do(r *policy.Request) (*http.Response, error) {
+func (listingCheck) Do(r *policy.Request) (*http.Response, error) {
 	resp, err := r.Next()
 	if err != nil || resp.StatusCode != http.StatusOK || r.Raw().URL.Query().Get("comp") != "list" {
 		return resp, err
 	}
-	body, err := runtime.Payload(resp) // and leaves it to be read again
+	body, err := runtime.Payload(resp) // rewinds the body
 	if err != nil {
 		return nil, err
 	}
-	if !isPage(body) {
+	if !isAzureListing(body) {
 		return nil, errNoListing
 	}
 	return resp, nil
 }
 
-// isPage reports whether a page has its list of keys, and each key what the
-// portable library reads of it. Pages are long: this does not decode all of one.
-func isPage(body []byte) bool {
+// isAzureListing reports whether body is a page with a list of keys, and each key has
+// the properties that the portable library reads. Pages are long, so only the
+// beginning is decoded.
+func isAzureListing(body []byte) bool {
 	blobs := bytes.Count(body, []byte("<Blob>"))
 	for _, property := range []string{"<Last-Modified>", "<Content-Length>"} {
 		if bytes.Count(body, []byte(property)) < blobs {
@@ -197,7 +200,7 @@ func (a *azure) list(prefix string) func(as func(any) bool) error {
 	return func(as func(any) bool) error {
 		var in *container.ListBlobsHierarchyOptions
 		if !as(&in) {
-			return errNoAs
+			return errVendorType
 		}
 		in.Prefix = &prefix
 		return nil
@@ -215,17 +218,17 @@ func (a *azure) item(o *cdk.ListObject) item {
 	case !o.IsDir && o.As(&blob) && blob.Name != nil:
 		i := item{key: *blob.Name, size: o.Size, mtime: o.ModTime}
 		if blob.Properties != nil && blob.Properties.ETag != nil {
-			i.version = tag(string(*blob.Properties.ETag))
+			i.version = etagVersion(string(*blob.Properties.ETag))
 		}
 		return i
 	}
 	return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime}
 }
 
-// read goes past the portable library, which cannot be kept from escaping keys.
+// read does not use the portable library, which always escapes keys.
 func (a *azure) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
 	opts := &azblob.DownloadStreamOptions{Range: azblob.HTTPRange{Offset: off, Count: n}}
-	if match := azcore.ETag(quoted(version)); match != "" {
+	if match := azcore.ETag(ifMatch(version)); match != "" {
 		opts.AccessConditions = &azblob.AccessConditions{
 			ModifiedAccessConditions: &azblob.ModifiedAccessConditions{IfMatch: &match},
 		}
@@ -237,7 +240,7 @@ func (a *azure) read(ctx context.Context, key, version string, off, n int64) (io
 	return resp.Body, nil
 }
 
-func (a *azure) version(h http.Header) string { return tag(h.Get("ETag")) }
+func (a *azure) version(h http.Header) string { return etagVersion(h.Get("ETag")) }
 
 func (a *azure) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[*azcore.ResponseError](err); ok {
@@ -249,12 +252,6 @@ func (a *azure) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *azure) renew(began time.Time) bool {
-	if a.tokens == nil {
-		return false
-	}
-	a.tokens.renew(began)
-	return true
-}
+func (a *azure) refreshCredentials(began time.Time) bool { return a.tokens.refresh(began) }
 
 func (a *azure) identity(context.Context) (string, error) { return a.signing, nil }

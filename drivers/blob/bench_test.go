@@ -23,9 +23,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
-// What the way by the portable library costs against the vendor's own, and what
-// with all that this driver adds, in turn in one run, from a server that takes no
-// time.
+// BenchmarkAgainstSDK compares the driver, the portable library and Amazon's library,
+// in turn in one run, with a server without latency.
 func BenchmarkAgainstSDK(b *testing.B) {
 	page := listPage(1000)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -41,7 +40,7 @@ func BenchmarkAgainstSDK(b *testing.B) {
 	b.Setenv("AWS_ACCESS_KEY_ID", "id")
 	b.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	bucket := openURL(b, "s3://bucket?endpoint="+server.URL)
-	transport := &http.Transport{MaxIdleConnsPerHost: maxIdle}
+	transport := &http.Transport{MaxIdleConnsPerHost: maxIdleConns}
 	b.Cleanup(transport.CloseIdleConnections)
 	sdk := s3.New(s3.Options{Region: "us-east-1", BaseEndpoint: &server.URL, UsePathStyle: true, HTTPClient: &http.Client{Transport: transport},
 		Credentials: credentials.NewStaticCredentialsProvider("id", "secret", "")})
@@ -70,33 +69,34 @@ func BenchmarkAgainstSDK(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				defer s.Close()
-				_, err = io.ReadFull(s, buf[:size])
-				return err
+				return readFull(s, buf[:size])
 			}, func() error {
 				r, err := bucket.vendor.bucket().NewRangeReader(context.Background(), "object", 0, size, nil)
 				if err != nil {
 					return err
 				}
-				defer r.Close()
-				_, err = io.ReadFull(r, buf[:size])
-				return err
+				return readFull(r, buf[:size])
 			}, func() error {
 				out, err := sdk.GetObject(context.Background(), &s3.GetObjectInput{Bucket: aws.String("bucket"), Key: aws.String("object"), Range: &span})
 				if err != nil {
 					return err
 				}
-				defer out.Body.Close()
-				_, err = io.ReadFull(out.Body, buf[:size])
-				return err
+				return readFull(out.Body, buf[:size])
 			})
 		})
 	}
 }
 
+// readFull fills p from r and closes r.
+func readFull(r io.ReadCloser, p []byte) error {
+	defer r.Close()
+	_, err := io.ReadFull(r, p)
+	return err
+}
+
 var content = make([]byte, 8<<20)
 
-// listPage is a page of so many keys, as S3 lists them.
+// listPage returns a page of n keys in the format of S3.
 func listPage(n int) []byte {
 	var b strings.Builder
 	b.WriteString(`<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">`)
@@ -107,9 +107,9 @@ func listPage(n int) []byte {
 	return []byte(b.String())
 }
 
-// against does three things in turn, so many times each: the driver's, the
-// portable library's, and the vendor's. It reports the medians, and their ratios to
-// the last.
+// against runs three functions in turn, times times each: that of the driver, of the
+// portable library, and of the vendor's library. It reports medians and their ratios
+// to the last one.
 func against(b *testing.B, times int, sides ...func() error) {
 	b.Helper()
 	took := make([][]float64, len(sides))
@@ -136,8 +136,8 @@ func against(b *testing.B, times int, sides ...func() error) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// How much comes when objects are read in ranges of a length, so many at once,
-// from a store that takes 20 ms to begin and gives each connection 60 MB/s.
+// BenchmarkRanges measures the throughput of concurrent reads of ranges, by length and
+// number, from a store with a latency of 20 ms and 60 MB/s per connection.
 func BenchmarkRanges(b *testing.B) {
 	const size = 256 << 20
 	s := newStore(b, size)

@@ -1,12 +1,19 @@
-// Package blob reads datasets that are in a bucket: of Amazon S3 and servers
-// like it, Google Cloud Storage, or Azure Blob Storage.
+// Package blob is the driver for datasets in a bucket of Amazon S3, of a server with
+// the same protocol, of Google Cloud Storage, or of Azure Blob Storage.
 //
-// A bucket has no directories, costs money for each request and tens of
-// milliseconds too, and hands out no open files. So names are listed and not
-// looked up (names.go), a file is opened without a question, its version is part
-// of each request for its content (object.go), what fails for the moment is asked
-// for again (retry.go), and each request is counted (transport.go). What stores
-// answer becomes an error that programs know in one place (errors.go).
+// A bucket has no directories and no open files, and each request costs money and
+// tens of milliseconds. The driver therefore
+//
+//   - lists names instead of looking them up (names.go),
+//   - opens a listed file without a request, and names its version in each request
+//     for its content (object.go),
+//   - prefetches for sequential readers (readahead.go, detector.go),
+//   - retries requests (retry.go), and bounds how long each may stall (watchdog.go),
+//   - counts requests (transport.go),
+//   - turns the errors of all stores into errors that programs understand, in one
+//     place (errors.go).
+//
+// The kinds of store are vendors (vendor.go): s3.go, gcs.go and azure.go.
 package blob
 
 import (
@@ -28,58 +35,62 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// A Bucket is what is below one prefix of a bucket. Its methods may be called
+// A Bucket is the part of a bucket below one prefix. Its methods may be called
 // concurrently.
 //
-// Errors of operations on it match a syscall.Errno or drivers.ErrChanged, and say
-// what the store said. What may be otherwise when asked again is asked again, for
-// up to two minutes; a method returns before that only when its context is done.
+// An error of a method matches a syscall.Errno or drivers.ErrChanged, and contains
+// the message of the store. Requests that fail with a transient error are retried
+// for up to two minutes, or until the context is done.
 type Bucket struct {
 	location Location
 	vendor   vendor
 	net      *transport
 	log      *slog.Logger
-	stall    time.Duration // how long a request may have nothing come
 	uid, gid uint32
-	since    time.Time // when it was opened
+	opened   time.Time // when Open was called
+
+	stallTimeout time.Duration // how long a request may wait without receiving data
 
 	counters Counters // updated atomically
-	hidden   hidden
+	hidden   hiddenKeys
 
-	// Of what is read ahead.
-	chunks  *semaphore.Weighted // how many there may be
-	windows atomic.Int64        // objects that have some
-	buffers sync.Pool           // of *[chunkSize]byte
-	streams sync.WaitGroup      // that bring them
+	// Read-ahead; see readahead.go.
+	chunkSlots    *semaphore.Weighted // one for each chunk in memory
+	chunkBuffers  sync.Pool           // of *[chunkSize]byte
+	activeWindows atomic.Int64        // objects that have chunks in memory
+	fetches       sync.WaitGroup      // goroutines that fetch chunks
 
-	first atomic.Pointer[page] // that by which it was opened, until Sample
+	firstPage atomic.Pointer[page] // listed by Open; nil after Sample
 }
 
 var (
-	_ drivers.Driver  = (*Bucket)(nil)
-	_ drivers.Lister  = (*Bucket)(nil)
-	_ drivers.Sampler = (*Bucket)(nil)
+	_ drivers.Driver        = (*Bucket)(nil)
+	_ drivers.Lister        = (*Bucket)(nil)
+	_ drivers.VersionOpener = (*Bucket)(nil)
+	_ drivers.Profiler      = (*Bucket)(nil)
+	_ drivers.Sampler       = (*Bucket)(nil)
 )
 
-// How long nothing may come from a store before it is asked again; while it is
-// opened somebody waits at a terminal.
+// A request is cancelled and retried when no data arrives for stallTimeout. While the
+// bucket is being opened the time-out is openStallTimeout, because a user waits at a
+// terminal.
 const (
-	stall        = 30 * time.Second
-	openingStall = 10 * time.Second
+	stallTimeout     = 30 * time.Second
+	openStallTimeout = 10 * time.Second
 )
 
-// Open opens a bucket. It asks for one page of keys, to see that this works. A
-// nil log is told nothing. The error matches fs.ErrNotExist if there is no such
-// bucket, or nothing below the prefix.
+// Open opens a bucket. It lists one page of keys to test the access. If log is nil
+// nothing is logged. The error matches fs.ErrNotExist if the bucket does not exist
+// or has no key below the prefix. The caller closes the Bucket.
 func Open(ctx context.Context, l Location, log *slog.Logger) (*Bucket, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	b := &Bucket{
 		location: l, log: log,
-		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), since: time.Now().Round(0),
-		chunks:  semaphore.NewWeighted(maxChunks),
-		buffers: sync.Pool{New: func() any { return new([chunkSize]byte) }},
+		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), opened: time.Now().Round(0),
+		chunkSlots:   semaphore.NewWeighted(maxChunks),
+		chunkBuffers: sync.Pool{New: func() any { return new([chunkSize]byte) }},
 	}
 	b.net = newTransport(&b.counters)
 	err := b.connect(ctx)
@@ -90,31 +101,32 @@ func Open(ctx context.Context, l Location, log *slog.Logger) (*Bucket, error) {
 	return b, nil
 }
 
-// connect finds the store, and looks whether there is anything.
+// connect connects to the store and lists the first page of keys.
 func (b *Bucket) connect(ctx context.Context) error {
 	var err error
 	if b.vendor, err = connect(ctx, b.location, b.net, b.log); err != nil {
 		if _, ok := errors.AsType[*storeError](err); ok {
 			return err
 		}
-		return &storeError{errno: syscall.EACCES, text: message(&trace{}, "", "", err)} // credentials that cannot be used
+		// The credentials are unusable.
+		return &storeError{errno: syscall.EACCES, text: message(&trace{}, "", "", err)}
 	}
-	b.stall = openingStall
-	p, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, pageSize, opening)
+	b.stallTimeout = openStallTimeout
+	p, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, pageSize, openRetries)
 	if err != nil {
 		return err
 	}
-	b.stall = stall
+	b.stallTimeout = stallTimeout
 	if len(p.items) == 0 && b.location.Prefix != "" {
-		return &storeError{errno: syscall.ENOENT, text: "the bucket is there, and has no key that begins with " + b.location.Prefix}
+		return &storeError{errno: syscall.ENOENT, text: "the bucket has no key that begins with " + b.location.Prefix}
 	}
-	b.first.Store(&p)
+	b.firstPage.Store(&p)
 	return nil
 }
 
-// Close lets go of the connections. All Objects must have been closed.
+// Close closes the connections to the store. All Objects must have been closed.
 func (b *Bucket) Close() error {
-	b.streams.Wait()
+	b.fetches.Wait()
 	defer b.net.inner.CloseIdleConnections()
 	if b.vendor == nil {
 		return nil
@@ -122,11 +134,8 @@ func (b *Bucket) Close() error {
 	return b.vendor.bucket().Close()
 }
 
-// Identity says how requests are signed, without what is secret.
+// Identity describes how requests are signed, without secrets.
 func (b *Bucket) Identity(ctx context.Context) (string, error) { return b.vendor.identity(ctx) }
-
-// effort begins to ask for something.
-func (b *Bucket) effort(p patience) effort { return effort{patience: p, retries: &b.counters.Retries} }
 
 // Counters count the requests to the store since the bucket was opened. Stores charge for
 // requests. Counters only grow. The tags json, metric, labels, help and family document a
@@ -142,7 +151,7 @@ type Counters struct {
 }
 
 // request returns the counter of requests of kind k.
-func (c *Counters) request(k kind) *int64 {
+func (c *Counters) request(k requestKind) *int64 {
 	switch k {
 	case list:
 		return &c.Lists
@@ -165,11 +174,11 @@ func (b *Bucket) Stats() Stats {
 }
 
 var (
-	errName   = fmt.Errorf("%w: not a name", syscall.EINVAL)
-	errAbsent = &storeError{errno: syscall.ENOENT, text: "no key is there, or below it"}
+	errName     = fmt.Errorf("%w: invalid name", syscall.EINVAL)
+	errNotFound = &storeError{errno: syscall.ENOENT, text: "the bucket has neither this key nor keys below it"}
 )
 
-// Open implements drivers.Driver. It costs the requests of Stat.
+// Open implements drivers.Driver. It sends the requests of Stat.
 func (b *Bucket) Open(ctx context.Context, name string) (drivers.Object, error) {
 	info, err := b.stat(ctx, name)
 	if err == nil && info.IsDir() {
@@ -199,8 +208,8 @@ func (b *Bucket) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 	return all, err
 }
 
-// Stat implements drivers.Driver. It costs one or two requests for keys, but
-// none for the root soon after Open.
+// Stat implements drivers.Driver. It sends one or two listing requests, but none for
+// the root within rootTTL of opening the bucket.
 func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	info, err := b.stat(ctx, name)
 	return info, wrap(ctx, "stat", name, err)
@@ -210,21 +219,21 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 	switch {
 	case !drivers.ValidName(name):
 		return drivers.Info{}, errName
-	case name == "." && time.Since(b.since) < fresh:
+	case name == "." && time.Since(b.opened) < rootTTL:
 		return b.directory("."), nil
 	case name == ".":
-		_, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, 1, reading)
+		_, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, 1, readRetries)
 		return b.directory("."), err
 	}
 	key := b.location.Prefix + name
-	p, err := b.page(ctx, key, "/", cdk.FirstPageToken, 2, reading)
+	p, err := b.page(ctx, key, "/", cdk.FirstPageToken, 2, readRetries)
 	if err != nil {
 		return drivers.Info{}, err
 	}
 	file, isFile := find(p.items, key)
 	_, isDir := find(p.items, key+"/")
 	if last := len(p.items) - 1; !isDir && len(p.next) > 0 && last >= 0 && p.items[last].key < key+"/" {
-		if p, err = b.page(ctx, key+"/", "/", cdk.FirstPageToken, 1, reading); err != nil {
+		if p, err = b.page(ctx, key+"/", "/", cdk.FirstPageToken, 1, readRetries); err != nil {
 			return drivers.Info{}, err
 		}
 		isDir = len(p.items) > 0
@@ -238,13 +247,13 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 	case isFile:
 		return b.file(file), nil
 	}
-	return drivers.Info{}, errAbsent
+	return drivers.Info{}, errNotFound
 }
 
-// fresh is for how long after Open it is known that the root is there.
-const fresh = 10 * time.Second
+// rootTTL is how long the listing of Open counts as evidence that the root exists.
+const rootTTL = 10 * time.Second
 
-// find returns the item of a key.
+// find returns the item with a key.
 func find(items []item, key string) (item, bool) {
 	for _, i := range items {
 		if i.key == key {
@@ -254,13 +263,13 @@ func find(items []item, key string) (item, bool) {
 	return item{}, false
 }
 
-// Sample implements drivers.Sampler, at no cost: it returns files of the page of
-// keys by which the bucket was opened, which are the first in the order of keys.
-// It returns them once.
+// Sample implements drivers.Sampler without a request: it returns files from the page
+// of keys that Open has listed, which is the first in key order. Only the first call
+// returns files.
 func (b *Bucket) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
 	found := make(map[string]drivers.Info)
 	var items []item
-	if p := b.first.Swap(nil); p != nil {
+	if p := b.firstPage.Swap(nil); p != nil {
 		items = p.items
 	}
 	for step := max(1, len(items)/max(1, n)); len(items) > 0 && len(found) < n; items = items[min(step, len(items)):] {

@@ -13,11 +13,11 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// maxKey is how long a key may be, in bytes, for every vendor.
+// maxKey is the length of the longest key that every vendor accepts, in bytes.
 const maxKey = 1024
 
-// Each test of the contract has a bucket of its own, of which it sees what is
-// below a prefix.
+// The driver fulfils the contract. Each test of the contract uses the keys below a
+// prefix in a bucket of its own.
 func TestConformance(t *testing.T) {
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
@@ -27,15 +27,16 @@ func TestConformance(t *testing.T) {
 			buckets++
 			server.MakeBucket(t, bucket)
 			server.Put(t, bucket, "prefixed", []byte("not below the prefix"))
-			server.Put(t, bucket, prefix, nil) // what makes an empty folder, which the driver can open
+			server.Put(t, bucket, prefix, nil) // an empty directory, so that Open finds a key
 			return subject(t, server, bucket)
 		})
 	})
 }
 
-// prefix is what all keys of a subject begin with.
+// prefix is the prefix of all keys of a subject.
 const prefix = "prefix/"
 
+// subject returns a driver for a bucket, and functions that change the bucket.
 func subject(t *testing.T, server *blobtest.Server, bucket string) drivertest.Subject {
 	l, err := blob.Parse(server.BucketURL(bucket, prefix, ""))
 	if err != nil {
@@ -54,7 +55,7 @@ func subject(t *testing.T, server *blobtest.Server, bucket string) drivertest.Su
 	return drivertest.Subject{
 		Driver:    b,
 		Put:       put,
-		Overwrite: put, // there are no old versions: what was is gone
+		Overwrite: put, // the bucket keeps no old versions
 		Remove:    func(name string) { server.Remove(t, bucket, prefix+name) },
 		PutMany: func(files map[string][]byte) {
 			keys := make(map[string][]byte)
@@ -67,11 +68,11 @@ func subject(t *testing.T, server *blobtest.Server, bucket string) drivertest.Su
 	}
 }
 
-// allowed reports whether a vendor lets a key have a name in it. Those names that
-// it does not are no loss: no file can have them.
+// allowed reports whether a vendor accepts a name in a key. No object can have the
+// other names, so nothing is lost.
 func allowed(kind blobtest.Kind, name string) bool {
 	if !utf8.ValidString(name) || len(prefix+name) > maxKey {
 		return false
 	}
-	return kind != blobtest.Azure || !strings.Contains(name, `\`) // Azure's for /
+	return kind != blobtest.Azure || !strings.Contains(name, `\`) // Azure replaces it with /
 }

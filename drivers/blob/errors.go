@@ -22,41 +22,41 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// A storeError is what a store, or the way to it, said of a request that did not
-// succeed, and what a program is told of it.
+// A storeError is the error of a request that did not succeed, whether the store
+// returned it or the network.
 type storeError struct {
-	errno error  // what it is to a program: a syscall.Errno, or drivers.ErrChanged
-	text  string // what the store said
+	errno error  // for programs: a syscall.Errno, or drivers.ErrChanged
+	text  string // for people: the message of the store
 
-	again bool          // it may be otherwise when asked again
-	after time.Duration // how long the store wants to be left alone
-	renew bool          // with other credentials it may be otherwise
-	began time.Time     // when the request did
+	retryable  bool          // a retry may succeed
+	retryAfter time.Duration // minimum delay of a retry, 0 if the store gave none
+	refresh    bool          // a retry with other credentials may succeed
+	began      time.Time     // when the request began
 }
 
-// Error says what the store said, as well.
+// Error returns the errno and the message of the store.
 func (e *storeError) Error() string { return fmt.Sprintf("%v: %s", e.errno, e.text) }
 
 func (e *storeError) Unwrap() error { return e.errno }
 
-// explain is the one place where what went wrong with a request becomes an
-// error that programs know; docs/SEMANTICS.md has the table.
-func explain(v vendor, t *trace, err error) *storeError {
+// classify is the one place that turns the error of a request into an error that
+// programs understand. docs/SEMANTICS.md has the table.
+func classify(v vendor, t *trace, err error) *storeError {
 	code, text := v.failure(err)
 	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), began: t.began}
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged
 	case errors.Is(err, errStalled) && !t.sent:
-		e.errno, e.again, e.text = syscall.ETIMEDOUT, true, "no credentials in time"
+		e.errno, e.retryable, e.text = syscall.ETIMEDOUT, true, "no credentials in time"
 	case errors.Is(err, errStalled):
-		e.errno, e.again = syscall.ETIMEDOUT, true
-	case t.status == http.StatusOK, t.status == http.StatusPartialContent: // and yet: the answer was not whole, or not what it said
-		e.again = true
+		e.errno, e.retryable = syscall.ETIMEDOUT, true
+	case t.status == http.StatusOK, t.status == http.StatusPartialContent:
+		e.retryable = true // the body was incomplete, or not the one requested
 	case t.status == 0:
-		e.unanswered(t, err)
-	case expired[code] || t.status == http.StatusUnauthorized:
-		e.errno, e.renew = syscall.EACCES, true
+		e.classifyNoResponse(t, err)
+	case credentialCodes[code] || t.status == http.StatusUnauthorized:
+		e.errno, e.refresh = syscall.EACCES, true
 	case t.status == http.StatusForbidden:
 		e.errno = syscall.EACCES
 	case code == "NoSuchBucket", code == "ContainerNotFound":
@@ -66,32 +66,35 @@ func explain(v vendor, t *trace, err error) *storeError {
 		e.errno = drivers.ErrChanged
 	case t.status == http.StatusNotFound:
 		e.errno = syscall.ENOENT
-	case elsewhere(t, code):
+	case wrongRegion(t, code):
 		e.errno = syscall.ENXIO
-	case passing(t.status), code == "RequestTimeout", code == "SlowDown":
-		e.again, e.after = true, retryAfter(t.header)
+	case transient(t.status), code == "RequestTimeout", code == "SlowDown":
+		e.retryable, e.retryAfter = true, retryAfter(t.header)
 	}
 	return e
 }
 
-// invalid is the error of a location that nothing can be asked of.
+// invalid returns the error for a location that is incomplete or unsafe. No request
+// was sent.
 func invalid(text string) error { return &storeError{errno: syscall.EINVAL, text: text} }
 
-// errVersion is an answer with another version than was asked for.
+// errVersion is the error for a response that has another version of the object
+// than the one that was requested.
 var errVersion = errors.New("the object has changed")
 
-// errNoListing is an answer of somebody else than the store, such as a load
-// balancer: it does not say that nothing is there.
-var errNoListing = errors.New("the answer is no listing")
+// errNoListing is the error for a response that is not a listing. A load balancer
+// may have sent it in place of the store, so it does not mean an empty directory.
+var errNoListing = errors.New("the response is not a listing")
 
-// expired are the names that stores have for credentials that were good once.
-var expired = map[string]bool{
+// credentialCodes are the error codes for credentials that may have been valid
+// before: new credentials may help.
+var credentialCodes = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "RequestExpired": true, "TokenRefreshRequired": true, "InvalidToken": true,
 	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "AuthenticationFailed": true, "InvalidAuthenticationInfo": true,
 }
 
-// passing reports whether a status is one that passes.
-func passing(status int) bool {
+// transient reports whether a retry of a request with this status may succeed.
+func transient(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return true
@@ -101,16 +104,17 @@ func passing(status int) bool {
 	return status >= 500
 }
 
-// elsewhere reports whether the bucket is in another region than was asked.
-func elsewhere(t *trace, code string) bool {
+// wrongRegion reports whether the bucket is in another region than the one that
+// the request was sent to.
+func wrongRegion(t *trace, code string) bool {
 	return t.status == http.StatusMovedPermanently || t.status == http.StatusTemporaryRedirect || code == "AuthorizationHeaderMalformed"
 }
 
-// region returns the region that a store says a bucket is in.
+// region returns the region of the bucket from a response, "" if it has none.
 func region(t *trace) string { return t.header.Get("X-Amz-Bucket-Region") }
 
-// unanswered explains an error of a request that got no answer.
-func (e *storeError) unanswered(t *trace, err error) {
+// classifyNoResponse classifies the error of a request without a response.
+func (e *storeError) classifyNoResponse(t *trace, err error) {
 	var (
 		dns      *net.DNSError
 		op       *net.OpError
@@ -122,54 +126,55 @@ func (e *storeError) unanswered(t *trace, err error) {
 		timeout  interface{ Timeout() bool }
 	)
 	if unsigned, ok := errors.AsType[*tokenError](err); ok {
-		err = unsigned.err // and not what made of it an error of the network
+		err = unsigned.err // without the *url.Error around it, which is a net.Error
 	}
 	switch {
 	case errors.As(err, &verify), errors.As(err, &record), errors.As(err, &alert), errors.As(err, &unknown), errors.As(err, &hostname),
 		strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		e.errno = syscall.EPROTO
-	case !t.sent && !unreachable(err): // there are no credentials, or the library would not send it
-		e.errno, e.renew = syscall.EACCES, true
+	case !t.sent && !transientCredentialError(err):
+		// There are no credentials, or the library rejected the request.
+		e.errno, e.refresh = syscall.EACCES, true
 	case errors.As(err, &dns) && dns.IsNotFound:
-		e.errno, e.again = syscall.EHOSTUNREACH, true
+		e.errno, e.retryable = syscall.EHOSTUNREACH, true
 	case errors.As(err, &timeout) && timeout.Timeout():
-		e.errno, e.again = syscall.ETIMEDOUT, true
+		e.errno, e.retryable = syscall.ETIMEDOUT, true
 	case errors.As(err, &op) && op.Op == "dial":
-		e.errno, e.again = syscall.EHOSTUNREACH, true
+		e.errno, e.retryable = syscall.EHOSTUNREACH, true
 		if errno := syscall.Errno(0); errors.As(err, &errno) {
 			e.errno = errno
 		}
-	default: // reset, or closed in the middle
-		e.again = true
+	default: // the connection was reset, or closed too early
+		e.retryable = true
 	}
 }
 
-// unreachable reports whether an error is that of a server that gives credentials,
-// and may be otherwise soon.
-func unreachable(err error) bool {
+// transientCredentialError reports whether err is an error of a server that issues
+// credentials, and a retry may succeed.
+func transientCredentialError(err error) bool {
 	var (
-		answered interface{ HTTPStatusCode() int } // of Amazon's libraries
-		token    *oauth2.RetrieveError
-		machine  *metadata.Error
-		identity *azidentity.AuthenticationFailedError
-		unsent   *url.Error
-		network  net.Error
+		amazonErr  interface{ HTTPStatusCode() int }
+		oauthErr   *oauth2.RetrieveError
+		googleErr  *metadata.Error
+		azureErr   *azidentity.AuthenticationFailedError
+		requestErr *url.Error
+		netErr     net.Error
 	)
 	switch {
-	case errors.As(err, &answered):
-		return passing(answered.HTTPStatusCode())
-	case errors.As(err, &token):
-		return passing(token.Response.StatusCode)
-	case errors.As(err, &machine):
-		return passing(machine.Code)
-	case errors.As(err, &identity):
-		return identity.RawResponse != nil && passing(identity.RawResponse.StatusCode)
+	case errors.As(err, &amazonErr):
+		return transient(amazonErr.HTTPStatusCode())
+	case errors.As(err, &oauthErr):
+		return transient(oauthErr.Response.StatusCode)
+	case errors.As(err, &googleErr):
+		return transient(googleErr.Code)
+	case errors.As(err, &azureErr):
+		return azureErr.RawResponse != nil && transient(azureErr.RawResponse.StatusCode)
 	}
-	return errors.As(err, &unsent) || errors.As(err, &network)
+	return errors.As(err, &requestErr) || errors.As(err, &netErr)
 }
 
-// message is what the store said, for people, on one line and without what may
-// be secret: URLs can be signed.
+// message returns the message of the store for people: one line, without the queries
+// of URLs, because a query may be a signature.
 func message(t *trace, code, text string, err error) string {
 	if code == "" && text == "" {
 		text = err.Error()
@@ -183,36 +188,38 @@ func message(t *trace, code, text string, err error) string {
 	if t.status != 0 && t.status != http.StatusOK && t.status != http.StatusPartialContent {
 		text = fmt.Sprintf("HTTP %d: %s", t.status, text)
 	}
-	if r := region(t); r != "" && elsewhere(t, code) {
+	if r := region(t); r != "" && wrongRegion(t, code) {
 		text += fmt.Sprintf(" (the bucket is in %s: add region=%s to the URL)", r, r)
 	}
-	text = query.ReplaceAllString(strings.Join(strings.Fields(text), " "), "?...")
-	if len(text) > longest {
-		text = strings.ToValidUTF8(text[:longest], "") + "..."
+	text = urlQuery.ReplaceAllString(strings.Join(strings.Fields(text), " "), "?...")
+	if len(text) > maxMessage {
+		text = strings.ToValidUTF8(text[:maxMessage], "") + "..."
 	}
 	return text
 }
 
-// query is that of a URL.
-var query = regexp.MustCompile(`\?[^\s"]*=[^\s"]*`)
+// urlQuery matches the query of a URL.
+var urlQuery = regexp.MustCompile(`\?[^\s"]*=[^\s"]*`)
 
-// longest is how much of a message is shown, in bytes: a proxy may send a page.
-const longest = 500
+// maxMessage is the length of the longest message, in bytes. A proxy may send a
+// whole page.
+const maxMessage = 500
 
-// retryAfter is how long an answer asks to wait, 0 if it does not.
+// retryAfter returns the time that a response requests before a retry, 0 if it
+// requests none.
 func retryAfter(h http.Header) time.Duration {
 	value := h.Get("Retry-After")
 	if seconds, err := time.ParseDuration(value + "s"); err == nil && seconds > 0 {
 		return seconds
 	}
-	if at, err := http.ParseTime(value); err == nil {
-		return max(0, time.Until(at))
+	if date, err := http.ParseTime(value); err == nil {
+		return max(0, time.Until(date))
 	}
 	return 0
 }
 
-// wrap says what was being done when err came. The error of a caller that does
-// not want an answer any more is the caller's own.
+// wrap adds the operation and the name to err. If ctx is done it returns the cause
+// of that in place of err. It returns nil if err is nil.
 func wrap(ctx context.Context, op, name string, err error) error {
 	if err == nil {
 		return nil

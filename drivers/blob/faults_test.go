@@ -18,10 +18,10 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
-// Every kind of fault, one request in four, on the way to each kind of server:
-// all that is read is right, and all of it comes.
-func TestFaultsOnTheWay(t *testing.T) {
-	impatient(t, patience{first: time.Millisecond, most: 20 * time.Millisecond, limit: time.Minute})
+// One request in four fails, with faults of every kind, for each kind of server. All
+// reads succeed with the right data.
+func TestReadsWithFaults(t *testing.T) {
+	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 20 * time.Millisecond, timeout: time.Minute})
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
 		const bucket = "faulty"
@@ -52,30 +52,31 @@ func TestFaultsOnTheWay(t *testing.T) {
 			}
 			readers.Wait()
 			if st := b.Stats(); st.Retries == 0 || st.Throttled == 0 || query != "" && st.Hedges == 0 {
-				t.Errorf("counted %+v", st)
+				t.Errorf("Stats: got %+v", st)
 			}
 		}
 		if faults := proxy.Stats().Faults; len(faults) < 7 {
-			t.Errorf("of all faults there were only %v", faults)
+			t.Errorf("only these faults occurred: %v", faults)
 		}
 	})
 }
 
-// impatient changes how long is waited, until the test ends.
-func impatient(t testing.TB, p patience) {
-	old := reading
-	reading = p
-	t.Cleanup(func() { reading = old })
+// setReadRetries replaces readRetries until the test ends.
+func setReadRetries(t testing.TB, p retryPolicy) {
+	old := readRetries
+	readRetries = p
+	t.Cleanup(func() { readRetries = old })
 }
 
+// random returns n pseudo-random bytes.
 func random(n int, seed byte) []byte {
 	p := make([]byte, n)
 	rand.NewChaCha8([32]byte{seed}).Read(p)
 	return p
 }
 
-// readBack opens a file by its listing and reads it, in streams or as a kernel
-// does.
+// readBack reads a file and compares it with want. It reads streams of one stride, or
+// blocks of 256 KiB as the kernel does.
 func readBack(t *testing.T, b *Bucket, name string, want []byte, streams bool) error {
 	o, err := b.Open(t.Context(), name)
 	if err != nil {
@@ -103,15 +104,16 @@ func readBack(t *testing.T, b *Bucket, name string, want []byte, streams bool) e
 			}
 		}
 		if !bytes.Equal(got, want[off:off+n]) {
-			return fmt.Errorf("%s: wrong bytes at %d", name, off)
+			return fmt.Errorf("%s: wrong data at offset %d", name, off)
 		}
 	}
 	return nil
 }
 
-// What a store says of a version that is gone, through each vendor's library.
+// The errors of each vendor's library match the documented errors, and a version that
+// was overwritten or removed is ErrChanged.
 func TestVendorsErrors(t *testing.T) {
-	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: 100 * time.Millisecond})
+	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 5 * time.Millisecond, timeout: 100 * time.Millisecond})
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
 		server.MakeBucket(t, "errors")
@@ -132,7 +134,7 @@ func TestVendorsErrors(t *testing.T) {
 			}
 			_, err := b.ReadDir(t.Context(), ".")
 			if fault != blobtest.StaleETag && (err == nil || errors.Is(err, drivers.ErrChanged)) {
-				t.Errorf("%s of a listing: got error %v", fault, err)
+				t.Errorf("%s of a listing request: got error %v", fault, err)
 			}
 		}
 		proxy.SetPlan(blobtest.Plan{})
@@ -147,28 +149,28 @@ func TestVendorsErrors(t *testing.T) {
 	})
 }
 
-// A reader who goes away does not wait for a store that does not answer.
-func TestContextEndsRequests(t *testing.T) {
+// A read returns when its context is cancelled, although the store does not respond,
+// and the request is cancelled at the store too.
+func TestContextCancelsRequest(t *testing.T) {
 	s := newStore(t, 1<<20)
 	for _, query := range []string{"", "&hedge=5ms"} {
 		b := s.open(t, query)
-		b.stall = time.Hour
+		b.stallTimeout = time.Hour
 		o := b.object(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var ended atomic.Int64
-		s.answer(func(w http.ResponseWriter, r *http.Request) {
-			w.(*answered).done = true
-			cancel() // the reader goes away when the store has been asked
-			<-r.Context().Done()
+		s.onGet(func(w http.ResponseWriter, r *http.Request) {
+			cancel()
+			hang(w, r)
 			ended.Add(1)
 		})
 		if _, err := o.ReadAt(ctx, make([]byte, 100), 500_000); !errors.Is(err, context.Canceled) {
 			t.Errorf("got error %v", err)
 		}
 		for ended.Load() == 0 {
-			time.Sleep(time.Millisecond) // or this hangs: the request is ended at the store too
+			time.Sleep(time.Millisecond)
 		}
-		s.answer(func(http.ResponseWriter, *http.Request) {})
+		s.reset()
 	}
 }

@@ -25,52 +25,53 @@ import (
 // googleCloud is Google Cloud Storage.
 type googleCloud struct {
 	blob   *cdk.Bucket
-	tokens *tokens // nil: requests are not signed
+	tokens *tokenProvider // nil: requests are not signed
 }
 
 var _ vendor = (*googleCloud)(nil)
 
-// readOnly is all that may be done with the tokens.
-const readOnly = "https://www.googleapis.com/auth/devstorage.read_only"
+// readOnlyScope is the scope of the tokens.
+const readOnlyScope = "https://www.googleapis.com/auth/devstorage.read_only"
 
 func connectGCS(ctx context.Context, l Location, t *transport) (vendor, error) {
 	g := &googleCloud{}
 	var signed http.RoundTripper = t
-	// The library looks for credentials of its own, even if the client that it is
-	// given signs requests or is to be anonymous; where Google's metadata server
-	// does not answer that takes seconds.
+	// By default the library searches for credentials of its own, even if its HTTP
+	// client signs requests or is anonymous. The search takes seconds on a machine where
+	// Google's metadata server does not respond.
 	options := []option.ClientOption{option.WithoutAuthentication()}
 	if l.Endpoint != "" {
 		options = append(options, option.WithEndpoint(l.Endpoint+"/storage/v1/"))
 	}
 	if !l.Anonymous {
-		if !private(l.Endpoint) {
-			return nil, invalid("the endpoint is not https://, and would be sent credentials that anybody can read: add anonymous=true if it needs none")
+		if !confidential(l.Endpoint) {
+			return nil, invalid("the endpoint is not https://, so others could read the credentials in transit: use https://, or add anonymous=true if the endpoint needs no credentials")
 		}
-		g.tokens = &tokens{}
-		g.tokens.find = func() (oauth2.TokenSource, error) { return googleSource(&g.tokens.way) }
+		g.tokens = &tokenProvider{}
+		g.tokens.findCredentials = func() (oauth2.TokenSource, error) { return googleCredentials(&g.tokens.transport) }
 		if _, err := g.tokens.source(); err != nil {
 			return nil, err
 		}
 		signed = &signer{g.tokens, t}
 	}
 	client := gcp.NewAnonymousHTTPClient(signed)
-	client.CheckRedirect = stay
+	client.CheckRedirect = noRedirect
 	bucket, err := gcsblob.OpenBucket(ctx, client, l.Bucket, &gcsblob.Options{ClientOptions: options})
 	if err != nil {
 		return nil, err
 	}
 	var storageClient *storage.Client
 	if !bucket.As(&storageClient) {
-		return nil, errNoAs
+		return nil, errVendorType
 	}
 	storageClient.SetRetry(storage.WithPolicy(storage.RetryNever)) // see retry.go
 	g.blob = bucket
 	return g, nil
 }
 
-// private reports whether nobody on the way to an endpoint can read along.
-func private(endpoint string) bool {
+// confidential reports whether requests to an endpoint stay secret in transit: they
+// are encrypted, or do not leave this machine.
+func confidential(endpoint string) bool {
 	u, err := url.Parse(endpoint)
 	if err != nil {
 		return false
@@ -79,11 +80,11 @@ func private(endpoint string) bool {
 	return u.Scheme != "http" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// googleSource returns the vendor's Application Default Credentials, with which
-// tokens are asked for by a way.
-func googleSource(w *way) (oauth2.TokenSource, error) {
-	client := &http.Client{Transport: w, Timeout: credentialsTimeout}
-	c, err := google.FindDefaultCredentials(context.WithValue(context.Background(), oauth2.HTTPClient, client), readOnly)
+// googleCredentials returns Google's Application Default Credentials. They request
+// tokens through t.
+func googleCredentials(t *tokenTransport) (oauth2.TokenSource, error) {
+	client := &http.Client{Transport: t, Timeout: credentialsTimeout}
+	c, err := google.FindDefaultCredentials(context.WithValue(context.Background(), oauth2.HTTPClient, client), readOnlyScope)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +97,7 @@ func (g *googleCloud) list(prefix string) func(as func(any) bool) error {
 	return func(as func(any) bool) error {
 		var q *storage.Query
 		if !as(&q) {
-			return errNoAs
+			return errVendorType
 		}
 		q.Prefix = prefix
 		return q.SetAttrSelection([]string{"Name", "Size", "Created", "Generation"})
@@ -111,7 +112,7 @@ func (g *googleCloud) item(o *cdk.ListObject) item {
 	case o.IsDir:
 		return item{key: a.Prefix, dir: true}
 	}
-	// Created, and not Updated, which changes with what is said of the object.
+	// Created and not Updated, which also changes with the metadata of the object.
 	return item{key: a.Name, size: a.Size, mtime: a.Created, version: strconv.FormatInt(a.Generation, 10)}
 }
 
@@ -122,10 +123,10 @@ func (g *googleCloud) read(ctx context.Context, key, version string, off, n int6
 			client *storage.Client
 		)
 		if !as(&object) || !g.blob.As(&client) {
-			return errNoAs
+			return errVendorType
 		}
-		// Compressed objects come as they are stored, and not unpacked: their
-		// ranges and sizes would be others.
+		// Without ReadCompressed, Google decompresses some objects. Their ranges and
+		// sizes would not match the listing.
 		h := client.Bucket((*object).BucketName()).Object(key).ReadCompressed(true)
 		if generation, err := strconv.ParseInt(version, 10, 64); err == nil {
 			h = h.If(storage.Conditions{GenerationMatch: generation})
@@ -147,19 +148,14 @@ func (g *googleCloud) failure(err error) (code, text string) {
 		}
 		return code, e.Message
 	}
-	if e, ok := errors.AsType[*oauth2.RetrieveError](err); ok { // which has all that was answered in its text
+	if e, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+		// Not e.Error(), which contains the whole response body.
 		return cmp.Or(e.ErrorCode, "no token"), cmp.Or(e.ErrorDescription, e.Response.Status)
 	}
 	return "", ""
 }
 
-func (g *googleCloud) renew(began time.Time) bool {
-	if g.tokens == nil {
-		return false
-	}
-	g.tokens.renew(began)
-	return true
-}
+func (g *googleCloud) refreshCredentials(began time.Time) bool { return g.tokens.refresh(began) }
 
 func (g *googleCloud) identity(context.Context) (string, error) {
 	if g.tokens == nil {

@@ -6,60 +6,60 @@ import (
 	"time"
 )
 
-// race sends a request, and another one if the first is not answered after
-// hedge. It returns the first answer that is no error, and ends the other
-// request. Stores answer one request in a hundred much more slowly than the
+// sendHedged sends a request, and a second one if the first has no response after
+// delay. It returns the first response that is no error, and cancels the other
+// request. Stores answer about one request in a hundred much more slowly than the
 // rest, and an epoch waits for all of them (Dean and Barroso, The Tail at Scale,
 // CACM 2013).
-func (o *object) race(ctx context.Context, off, n int64, hedge time.Duration) (*body, *storeError) {
-	type answer struct {
-		racer int
-		body  *body
-		err   *storeError
+func (o *object) sendHedged(ctx context.Context, off, n int64, delay time.Duration) (*body, *storeError) {
+	type result struct {
+		attempt int
+		body    *body
+		err     *storeError
 	}
 	var (
-		answers = make(chan answer, 2)
-		ends    []context.CancelFunc // of the racers
+		results = make(chan result, 2)
+		cancels []context.CancelFunc // of the attempts
 	)
 	send := func() {
-		ctx, end := context.WithCancel(ctx)
-		racer := len(ends)
-		ends = append(ends, end)
+		ctx, cancel := context.WithCancel(ctx)
+		attempt := len(cancels)
+		cancels = append(cancels, cancel)
 		go func() {
-			b, err := o.request(ctx, off, n)
-			answers <- answer{racer, b, err}
+			b, err := o.send(ctx, off, n)
+			results <- result{attempt, b, err}
 		}()
 	}
 	send()
-	late := time.NewTimer(hedge)
-	defer late.Stop()
-	for got := 0; ; {
+	hedge := time.NewTimer(delay)
+	defer hedge.Stop()
+	for received := 0; ; {
 		select {
-		case <-late.C:
+		case <-hedge.C:
 			atomic.AddInt64(&o.bucket.counters.Hedges, 1)
 			send()
 			continue
-		case a := <-answers:
-			got++
-			end := ends[a.racer]
-			if a.err != nil {
-				end()
-				if got < len(ends) {
-					continue // the other one may do better
+		case r := <-results:
+			received++
+			cancelAttempt := cancels[r.attempt]
+			if r.err != nil {
+				cancelAttempt()
+				if received < len(cancels) {
+					continue // the other attempt may succeed
 				}
-				return nil, a.err
+				return nil, r.err
 			}
-			if got < len(ends) {
-				ends[1-a.racer]()
-				go func() { // it returns soon, because it was ended
-					if loser := <-answers; loser.body != nil {
-						loser.body.Close()
+			if received < len(cancels) {
+				cancels[1-r.attempt]()
+				go func() { // returns soon, because the attempt is cancelled
+					if other := <-results; other.body != nil {
+						other.body.Close()
 					}
 				}()
 			}
-			cancel := a.body.cancel
-			a.body.cancel = func() { cancel(); end() }
-			return a.body, nil
+			cancel := r.body.cancel
+			r.body.cancel = func() { cancel(); cancelAttempt() }
+			return r.body, nil
 		}
 	}
 }

@@ -11,34 +11,37 @@ import (
 	"time"
 )
 
-// A Location says where a dataset is, and how to get there.
+// A Location identifies a dataset in a bucket, and how to reach the bucket.
 type Location struct {
 	Scheme string // "s3", "gs" or "azblob"
-	Bucket string // or container
-	Prefix string // what all keys begin with: "" or something that ends in "/"
+	Bucket string // Azure: the container
+	Prefix string // common prefix of the keys: "", or ends in "/"
 
-	// What the query of the URL may say. Credentials are not among it.
-	Region    string        // s3: of the bucket; "" leaves it to the environment
-	Endpoint  string        // URL of a server that is not the vendor's own
-	PathStyle bool          // s3: the bucket is in the path and not in the name of the host
-	Account   string        // azblob: the storage account; "" leaves it to the environment
-	Profile   string        // s3: of the shared configuration; "" leaves it to the environment
+	// The options in the query of the URL. Credentials are not among them.
+	Region    string        // s3: of the bucket; "" selects that of the environment
+	Endpoint  string        // URL of a server other than the vendor's
+	PathStyle bool          // s3: the bucket is part of the path, not of the host name
+	Account   string        // azblob: the storage account; "" selects that of the environment
+	Profile   string        // s3: in the shared configuration; "" selects that of the environment
 	Anonymous bool          // requests are not signed
-	Hedge     time.Duration // a read that has not begun after so long is asked for once more; 0 for never
+	Hedge     time.Duration // delay before a second request for a read without response; 0: none
 }
 
-// options are the names of what the query may say, and what they set.
+// options has a function for each option of the query, which parses the value.
 var options = map[string]func(l *Location, value string) error{
-	"region":     func(l *Location, v string) error { l.Region = v; return only(l, "s3") },
-	"profile":    func(l *Location, v string) error { l.Profile = v; return only(l, "s3") },
-	"path_style": func(l *Location, v string) error { return errors.Join(parseBool(&l.PathStyle, v), only(l, "s3")) },
-	"account":    func(l *Location, v string) error { l.Account = v; return only(l, "azblob") },
-	"anonymous":  func(l *Location, v string) error { return parseBool(&l.Anonymous, v) },
-	"endpoint":   setEndpoint,
-	"hedge":      setHedge,
+	"region":  func(l *Location, v string) error { l.Region = v; return requireScheme(l, "s3") },
+	"profile": func(l *Location, v string) error { l.Profile = v; return requireScheme(l, "s3") },
+	"path_style": func(l *Location, v string) error {
+		return errors.Join(parseBool(&l.PathStyle, v), requireScheme(l, "s3"))
+	},
+	"account":   func(l *Location, v string) error { l.Account = v; return requireScheme(l, "azblob") },
+	"anonymous": func(l *Location, v string) error { return parseBool(&l.Anonymous, v) },
+	"endpoint":  setEndpoint,
+	"hedge":     setHedge,
 }
 
-func only(l *Location, scheme string) error {
+// requireScheme returns an error unless the location has the scheme.
+func requireScheme(l *Location, scheme string) error {
 	if l.Scheme != scheme {
 		return fmt.Errorf("is for %s:// only", scheme)
 	}
@@ -61,11 +64,11 @@ func setEndpoint(l *Location, value string) error {
 		return errors.New("is not the URL of a server, such as https://minio.example.org:9000")
 	}
 	if u.User != nil {
-		return errors.New("has credentials in it")
+		return errors.New("contains credentials")
 	}
 	l.Endpoint = strings.TrimSuffix(u.String(), "/")
 	if l.Scheme == "s3" {
-		l.PathStyle = true // what servers other than Amazon's understand; path_style=false says otherwise
+		l.PathStyle = true // most other servers require it; path_style=false overrides it
 	}
 	return nil
 }
@@ -77,11 +80,11 @@ func setHedge(l *Location, value string) (err error) {
 	return nil
 }
 
-// Parse reads a URL such as "s3://bucket/prefix?region=eu-west-1". Its errors do
-// not show what might be a secret.
+// Parse parses a URL such as "s3://bucket/prefix?region=eu-west-1". Its errors do not
+// contain parts of the URL that may be secret.
 func Parse(raw string) (Location, error) {
 	u, err := url.Parse(raw)
-	if err != nil { // its text has all of the URL in it
+	if err != nil { // without err, which contains the URL
 		return Location{}, errors.New("not a URL")
 	}
 	l := Location{Scheme: u.Scheme, Bucket: u.Host}
@@ -89,27 +92,27 @@ func Parse(raw string) (Location, error) {
 	case l.Scheme != "s3" && l.Scheme != "gs" && l.Scheme != "azblob":
 		return l, fmt.Errorf("%s:// is none of s3://, gs:// and azblob://", l.Scheme)
 	case u.User != nil:
-		return l, errors.New("credentials do not belong into the URL: they come from the environment, as the vendor's own tools find them")
+		return l, errors.New("credentials must not be in the URL: set them in the environment, as for the vendor's own tools")
 	case l.Bucket == "":
-		return l, errors.New("has no bucket: it begins as in s3://bucket/prefix")
+		return l, errors.New("has no bucket: write it as in s3://bucket/prefix")
 	case u.Fragment != "" || strings.HasSuffix(raw, "#"):
-		return l, errors.New("has a # in it: write %23")
+		return l, errors.New("contains #: write it as %23")
 	}
 	if l.Prefix, err = parsePrefix(u.Path); err != nil {
 		return l, err
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return l, errors.New("what follows the ? is not name=value&name=value")
+		return l, errors.New("has an invalid query: write it as ?name=value&name=value")
 	}
-	// In the order of names, in which endpoint comes before path_style.
+	// Sorted, so that path_style follows endpoint and overrides its default.
 	for _, name := range slices.Sorted(maps.Keys(query)) {
 		set, ok := options[name]
 		if !ok {
-			return l, fmt.Errorf("unknown option %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
+			return l, fmt.Errorf("unknown option %q: the options are %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 		}
 		if values := query[name]; len(values) > 1 {
-			return l, fmt.Errorf("option %s is there twice", name)
+			return l, fmt.Errorf("option %s is given twice", name)
 		} else if err := set(&l, values[0]); err != nil {
 			return l, fmt.Errorf("option %s: %w", name, err)
 		}
@@ -117,21 +120,21 @@ func Parse(raw string) (Location, error) {
 	return l, nil
 }
 
-// parsePrefix returns the prefix that the path of a URL stands for.
+// parsePrefix returns the key prefix for the path of a URL.
 func parsePrefix(path string) (string, error) {
 	path = strings.Trim(path, "/")
 	if path == "" {
 		return "", nil
 	}
 	for elem := range strings.SplitSeq(path, "/") {
-		if !showable(elem) {
-			return "", fmt.Errorf("prefix %q has an element that is no name of a folder", path)
+		if !isFileName(elem) {
+			return "", fmt.Errorf("prefix %q has an element that is not a valid directory name", path)
 		}
 	}
 	return path + "/", nil
 }
 
-// String is the URL without its query, which tells people which bucket it is.
+// String returns the URL without its query.
 func (l Location) String() string {
 	return strings.TrimSuffix(l.Scheme+"://"+l.Bucket+"/"+l.Prefix, "/")
 }

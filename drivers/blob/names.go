@@ -14,65 +14,65 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// An object store has keys, and no directories. What a key has before each "/"
-// is shown as a directory, and the rest of it as a file in there. A key that ends
-// in "/" is a directory that somebody has made, which may be empty. Some keys
-// have no place among names like these, and are hidden; docs/SEMANTICS.md says
-// which.
+// An object store has keys and no directories. This file maps "/" in keys to
+// directories: the elements of a key before a "/" are directories, the last element
+// is a file. An empty object whose key ends in "/" marks a directory, which may have
+// no files. Keys that cannot be file names are hidden. docs/SEMANTICS.md has the
+// rules.
 
-// showable reports whether an element of a key can be a name in a file system.
-func showable(elem string) bool {
+// isFileName reports whether an element of a key can be a name in a file system.
+func isFileName(elem string) bool {
 	return elem != "" && elem != "." && elem != ".." && len(elem) <= 255 && strings.IndexByte(elem, 0) < 0 && utf8.ValidString(elem)
 }
 
-// A page is one answer to a request for keys.
+// A page is the response to one listing request.
 type page struct {
-	items []item
-	next  []byte // what asks for the page after; empty: there is none
+	items []item // in key order
+	next  []byte // token of the next page; empty: this is the last one
 }
 
-// page asks for one page of at most so many keys that begin with prefix. With a
-// delimiter, keys that have one after the prefix are shown as the one directory
+// page lists one page of up to maxKeys keys that begin with prefix. If delimiter is
+// not "", the keys that contain it after the prefix are replaced by the directory
 // that they are in.
-func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byte, most int, p patience) (page, error) {
+func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byte, maxKeys int, p retryPolicy) (page, error) {
 	opts := &cdk.ListOptions{Prefix: prefix, Delimiter: delimiter, BeforeList: b.vendor.list(prefix)}
-	for effort := b.effort(p); ; {
-		objects, next, t, err := b.listPage(ctx, token, most, opts)
+	for retry := b.retrier(p); ; {
+		objects, next, t, err := b.listPage(ctx, token, maxKeys, opts)
 		if err == nil {
 			found := page{items: make([]item, len(objects)), next: next}
 			for i, o := range objects {
 				found.items[i] = b.vendor.item(o)
 			}
 			if byKey := func(a, b item) int { return strings.Compare(a.key, b.key) }; !slices.IsSortedFunc(found.items, byKey) {
-				slices.SortFunc(found.items, byKey) // the library sorts keys that it has changed
+				slices.SortFunc(found.items, byKey) // the library sorted by its escaped keys
 			}
 			return found, nil
 		}
-		if err := effort.again(ctx, b.vendor, explain(b.vendor, t, err)); err != nil {
+		if err := retry.wait(ctx, b.vendor, classify(b.vendor, t, err)); err != nil {
 			return page{}, err
 		}
 	}
 }
 
-// listPage sends the request.
-func (b *Bucket) listPage(ctx context.Context, token []byte, most int, opts *cdk.ListOptions) ([]*cdk.ListObject, []byte, *trace, error) {
-	ctx, dog, cancel := watched(ctx, b.stall)
+// listPage sends one listing request.
+func (b *Bucket) listPage(ctx context.Context, token []byte, maxKeys int, opts *cdk.ListOptions) ([]*cdk.ListObject, []byte, *trace, error) {
+	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
 	defer cancel()
-	ctx, t := traced(ctx, list, dog)
-	objects, next, err := b.vendor.bucket().ListPage(ctx, token, most, opts)
-	return objects, next, t, dog.rest(err)
+	ctx, t := withTrace(ctx, list, watchdog)
+	objects, next, err := b.vendor.bucket().ListPage(ctx, token, maxKeys, opts)
+	return objects, next, t, watchdog.disarm(err)
 }
 
-// pageSize is how many keys are asked for at once: as many as stores give.
+// pageSize is the number of keys per listing request: the maximum of the stores.
 const pageSize = 1000
 
-// Profile implements drivers.Profiler. 16 streams carry 128 MiB, which is what
-// 10 Gb/s transfer in a tenth of a second; docs/performance.md has the measurement.
+// Profile implements drivers.Profiler. 16 streams carry 128 MiB, which 10 Gb/s transfer in
+// a tenth of a second; docs/performance.md has the measurement.
 func (b *Bucket) Profile() drivers.Profile {
 	return drivers.Profile{Latency: drivers.LatencyRequest, Concurrency: 16, Stride: stride}
 }
 
-// List implements drivers.Lister. A part is what a page of keys has in it.
+// List implements drivers.Lister. It calls part once for each page of keys.
 func (b *Bucket) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
 	if err := b.list(ctx, dir, part); err != nil {
 		return wrap(ctx, "list", dir, err)
@@ -87,14 +87,14 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 	l := listing{bucket: b, prefix: b.prefix(dir)}
 	var exists bool
 	for token := cdk.FirstPageToken; len(token) > 0; {
-		p, err := b.page(ctx, l.prefix, "/", token, pageSize, reading)
+		p, err := b.page(ctx, l.prefix, "/", token, pageSize, readRetries)
 		if err != nil {
 			return err
 		}
 		exists = exists || len(p.items) > 0
 		infos := l.infos(p.items)
 		if token = p.next; len(token) == 0 {
-			infos = l.end(infos)
+			infos = l.finish(infos)
 		}
 		if len(infos) == 0 {
 			continue
@@ -105,32 +105,32 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 	}
 	b.hidden.set(dir, l.hidden)
 	if !exists && dir != "." {
-		return errAbsent
+		return errNotFound
 	}
 	return nil
 }
 
-// A listing turns the keys of one directory, which come by name, into names.
+// A listing turns the keys of one directory, which arrive in key order, into names.
 type listing struct {
 	bucket  *Bucket
 	prefix  string
-	pending []item // files that may turn out to be directories too, each a prefix of the next
+	pending []item // files that may also be directories; each key is a prefix of the next one
 	hidden  int64
 }
 
-// infos returns what is known of the names when items have come.
+// infos returns the names that are certain after the keys of items.
 func (l *listing) infos(items []item) []drivers.Info {
 	infos := make([]drivers.Info, 0, len(items))
 	for _, i := range items {
-		infos = l.settle(infos, i.key)
+		infos = l.flushPending(infos, i.key)
 		rest, below := strings.CutPrefix(i.key, l.prefix)
 		name, slash := strings.CutSuffix(rest, "/")
 		switch {
-		case below && rest == "" && i.size == 0: // the directory itself, as somebody made it
-		case !below || slash != i.dir || !showable(name):
+		case below && rest == "" && i.size == 0: // marks the directory itself
+		case !below || slash != i.dir || !isFileName(name):
 			l.hide(i.key)
 		case i.dir:
-			infos = append(l.shadow(infos, name), l.bucket.directory(name))
+			infos = append(l.hideShadowed(infos, name), l.bucket.directory(name))
 		default:
 			l.pending = append(l.pending, i)
 		}
@@ -138,9 +138,9 @@ func (l *listing) infos(items []item) []drivers.Info {
 	return infos
 }
 
-// settle adds the pending files that are no directories, since keys have got
-// past those that would be in them.
-func (l *listing) settle(infos []drivers.Info, key string) []drivers.Info {
+// flushPending appends the pending files that are not directories: key is past the
+// keys that would be in them.
+func (l *listing) flushPending(infos []drivers.Info, key string) []drivers.Info {
 	for n := len(l.pending); n > 0; n-- {
 		i := l.pending[n-1]
 		if key <= i.key+"/" && strings.HasPrefix(key, i.key) {
@@ -152,9 +152,9 @@ func (l *listing) settle(infos []drivers.Info, key string) []drivers.Info {
 	return infos
 }
 
-// shadow hides the file that has the name of a directory, if there is one: what
-// is in the directory could not be reached otherwise.
-func (l *listing) shadow(infos []drivers.Info, name string) []drivers.Info {
+// hideShadowed hides the pending file with the same name as a directory, if there is
+// one. If the file were shown, the files of the directory could not be reached.
+func (l *listing) hideShadowed(infos []drivers.Info, name string) []drivers.Info {
 	if n := len(l.pending); n > 0 && l.pending[n-1].key == l.prefix+name {
 		l.hide(l.pending[n-1].key)
 		l.pending = l.pending[:n-1]
@@ -162,8 +162,8 @@ func (l *listing) shadow(infos []drivers.Info, name string) []drivers.Info {
 	return infos
 }
 
-// end adds what is still pending.
-func (l *listing) end(infos []drivers.Info) []drivers.Info {
+// finish appends the files that are still pending after the last key.
+func (l *listing) finish(infos []drivers.Info) []drivers.Info {
 	for _, i := range l.pending {
 		infos = append(infos, l.bucket.file(i))
 	}
@@ -171,45 +171,47 @@ func (l *listing) end(infos []drivers.Info) []drivers.Info {
 	return infos
 }
 
-// hide counts a key that is not shown.
+// hide counts a key that is not shown, and logs the first one of the bucket.
 func (l *listing) hide(key string) {
 	l.hidden++
 	l.bucket.hidden.once.Do(func() {
-		l.bucket.log.Warn("keys that no file system can show are hidden; this is the first of them", "key", key)
+		l.bucket.log.Warn("hid a key that is not a valid file name; later ones are only counted", "key", key)
 	})
 }
 
-// A hidden counts the keys that are not shown, by directory: those that were
-// found when it was last listed.
-type hidden struct {
+// hiddenKeys counts the keys that are not shown. A directory counts with the number
+// of its last listing. The methods may be called concurrently.
+type hiddenKeys struct {
 	once sync.Once // for the log
 
 	mu    sync.Mutex // guards the following
-	in    map[string]int64
+	byDir map[string]int64
 	total int64
 }
 
-func (h *hidden) set(dir string, n int64) {
+// set replaces the number of hidden keys of a directory.
+func (h *hiddenKeys) set(dir string, n int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.total += n - h.in[dir]
+	h.total += n - h.byDir[dir]
 	if n == 0 {
-		delete(h.in, dir)
+		delete(h.byDir, dir)
 		return
 	}
-	if h.in == nil {
-		h.in = make(map[string]int64)
+	if h.byDir == nil {
+		h.byDir = make(map[string]int64)
 	}
-	h.in[dir] = n
+	h.byDir[dir] = n
 }
 
-func (h *hidden) load() int64 {
+// load returns the number of hidden keys of all directories.
+func (h *hiddenKeys) load() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.total
 }
 
-// prefix returns what the keys in a directory begin with.
+// prefix returns the common prefix of the keys in a directory.
 func (b *Bucket) prefix(dir string) string {
 	if dir == "." {
 		return b.location.Prefix
@@ -217,36 +219,36 @@ func (b *Bucket) prefix(dir string) string {
 	return b.location.Prefix + dir + "/"
 }
 
-// The modes of what is shown. Nobody may write, and everybody read whom the mount
-// lets in.
+// The modes of files and directories: readable for every user that the mount admits,
+// writable for none.
 const (
 	fileMode = 0o100444
 	dirMode  = 0o040555
 )
 
-// directory describes a directory. It has no times of its own.
+// directory describes a directory. Buckets store no times for directories: they get
+// the time when the bucket was opened.
 func (b *Bucket) directory(name string) drivers.Info {
 	return drivers.Info{
 		Name: name, Mode: dirMode, Nlink: 2, UID: b.uid, GID: b.gid,
-		Mtime: b.since, Ctime: b.since, Atime: b.since,
+		Mtime: b.opened, Ctime: b.opened, Atime: b.opened,
 	}
 }
 
 // file describes an object.
 func (b *Bucket) file(i item) drivers.Info {
-	mtime := stamp(i)
+	mtime := versionedTime(i)
 	return drivers.Info{
 		Name: i.key[strings.LastIndexByte(i.key, '/')+1:], Mode: fileMode, Nlink: 1, UID: b.uid, GID: b.gid,
 		Size: i.size, Mtime: mtime, Ctime: mtime, Atime: mtime, Version: i.version,
 	}
 }
 
-// stamp returns the time of an object in whole seconds, as stores tell it, and in
-// the nanoseconds a digest of its version. So a copy, which has the time and the
-// size of its object and nothing else to be known by, is told from that of
-// another version also if the object was overwritten within the second; of two
-// versions, one in a billion would pass for the other.
-func stamp(i item) time.Time {
+// versionedTime returns the modification time of an object: the store's time in whole
+// seconds, and a digest of the version in the nanoseconds. A copy in a tier records
+// only the size and the time of its object. The digest distinguishes two versions of
+// the same size within one second, except for one pair in a billion.
+func versionedTime(i item) time.Time {
 	var digest int64
 	if i.version != "" {
 		h := fnv.New64a()

@@ -24,7 +24,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// memory is a store that keeps any key in this process, without a network.
+// memory is a vendor whose store is in memory and accepts any key.
 type memory struct{ blob *cdk.Bucket }
 
 func (m memory) bucket() *cdk.Bucket                    { return m.blob }
@@ -37,11 +37,11 @@ func (m memory) read(ctx context.Context, key, _ string, off, n int64) (io.ReadC
 }
 func (m memory) version(http.Header) string               { return "" }
 func (m memory) failure(error) (string, string)           { return "", "" }
-func (m memory) renew(time.Time) bool                     { return false }
+func (m memory) refreshCredentials(time.Time) bool        { return false }
 func (m memory) identity(context.Context) (string, error) { return "", nil }
 
-// inMemory returns a bucket that has keys, of one byte but for those that are
-// said to be empty by a "/" at their end.
+// inMemory returns a bucket in memory with keys. Their objects have one byte; those of
+// keys that end in "/" are empty.
 func inMemory(t testing.TB, prefix string, keys ...string) *Bucket {
 	store := memblob.OpenBucket(nil)
 	for _, key := range keys {
@@ -54,14 +54,14 @@ func inMemory(t testing.TB, prefix string, keys ...string) *Bucket {
 		}
 	}
 	b := &Bucket{
-		location: Location{Prefix: prefix}, vendor: memory{store}, net: newTransport(new(Counters)), stall: stall,
-		log: slog.New(slog.DiscardHandler), chunks: semaphore.NewWeighted(maxChunks),
+		location: Location{Prefix: prefix}, vendor: memory{store}, net: newTransport(new(Counters)), stallTimeout: stallTimeout,
+		log: slog.New(slog.DiscardHandler), chunkSlots: semaphore.NewWeighted(maxChunks),
 	}
 	t.Cleanup(func() { b.Close() })
 	return b
 }
 
-// tree returns all names that b shows, directories with a "/" behind.
+// tree returns all names below dir, sorted. Names of directories end in "/".
 func tree(t *testing.T, b *Bucket, dir string) []string {
 	t.Helper()
 	infos, err := b.ReadDir(context.Background(), dir)
@@ -92,18 +92,18 @@ func TestHiddenKeys(t *testing.T) {
 	}{
 		{"plain", []string{"a", "d/b", "d/e/c"}, []string{"a", "d/", "d/b", "d/e/", "d/e/c"}, 0},
 		{"empty element", []string{"a//b", "a/c"}, []string{"a/", "a/c"}, 1},
-		{"slash at the start", []string{"/a", "b"}, []string{"b"}, 1},
+		{"leading slash", []string{"/a", "b"}, []string{"b"}, 1},
 		{"dot", []string{"./a", "d/./b", "d/c"}, []string{"d/", "d/c"}, 2},
 		{"dot dot", []string{"../a", "d/../b", "d/c", "..", "."}, []string{"d/", "d/c"}, 4},
-		{"names that begin with dots", []string{"...", ".a", "..b/c"}, []string{"...", "..b/", "..b/c", ".a"}, 0},
+		{"names with leading dots", []string{"...", ".a", "..b/c"}, []string{"...", "..b/", "..b/c", ".a"}, 0},
 		{"NUL", []string{"a\x00b", "c"}, []string{"c"}, 1},
 		{"256 bytes", []string{long, long + "/a", long[:255]}, []string{long[:255]}, 2},
-		{"marker of a directory", []string{"d/", "d/a", "e/"}, []string{"d/", "d/a", "e/"}, 0},
-		{"key that is a prefix too", []string{"d", "d/a"}, []string{"d/", "d/a"}, 1},
-		{"key beside a marker", []string{"d", "d/"}, []string{"d/"}, 1},
-		{"keys between a key and what it is a prefix of", []string{"d", "d!", "d-1", "d.jpg", "d/a", "d0"}, []string{"d!", "d-1", "d.jpg", "d/", "d/a", "d0"}, 1},
+		{"directory marker", []string{"d/", "d/a", "e/"}, []string{"d/", "d/a", "e/"}, 0},
+		{"key that is also a directory", []string{"d", "d/a"}, []string{"d/", "d/a"}, 1},
+		{"key beside a directory marker", []string{"d", "d/"}, []string{"d/"}, 1},
+		{"keys between a key and its directory", []string{"d", "d!", "d-1", "d.jpg", "d/a", "d0"}, []string{"d!", "d-1", "d.jpg", "d/", "d/a", "d0"}, 1},
 		{"chain of prefixes", []string{"a", "a!", "a!!", "a!!/x", "a!/x", "a/x"}, []string{"a!!/", "a!!/x", "a!/", "a!/x", "a/", "a/x"}, 3},
-		{"characters of all kinds", []string{"new\nline", "tab\t", "sp ace", "%41", "a+b", "日本語", "__0x41__", "back\\slash", "q?#"},
+		{"special characters", []string{"new\nline", "tab\t", "sp ace", "%41", "a+b", "日本語", "__0x41__", "back\\slash", "q?#"},
 			[]string{"%41", "__0x41__", "a+b", "back\\slash", "new\nline", "q?#", "sp ace", "tab\t", "日本語"}, 0},
 	} {
 		for _, prefix := range []string{"", "some/where/"} {
@@ -118,22 +118,22 @@ func TestHiddenKeys(t *testing.T) {
 					t.Errorf("got %q, want %q", got, want)
 				}
 				if got := b.Stats().Hidden; got != tt.hidden {
-					t.Errorf("%d keys are hidden, want %d", got, tt.hidden)
+					t.Errorf("got %d hidden keys, want %d", got, tt.hidden)
 				}
 				tree(t, b, ".")
 				if got := b.Stats().Hidden; got != tt.hidden {
-					t.Errorf("listed again, %d keys are hidden, want %d", got, tt.hidden)
+					t.Errorf("after a second listing: got %d hidden keys, want %d", got, tt.hidden)
 				}
 				for _, name := range got {
-					stated(t, b, name)
+					checkStat(t, b, name)
 				}
 			})
 		}
 	}
 }
 
-// stated checks that a name is found, as what it was listed as.
-func stated(t *testing.T, b *Bucket, name string) {
+// checkStat checks that Stat returns a name of tree with the same type.
+func checkStat(t *testing.T, b *Bucket, name string) {
 	t.Helper()
 	dir := strings.HasSuffix(name, "/")
 	i, err := b.Stat(context.Background(), strings.TrimSuffix(name, "/"))
@@ -142,7 +142,7 @@ func stated(t *testing.T, b *Bucket, name string) {
 	}
 }
 
-// A listing is the same however it is cut into pages.
+// A listing does not depend on the size of its pages.
 func TestPagesOfAListing(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -158,24 +158,24 @@ func TestPagesOfAListing(t *testing.T) {
 		whole := b.scan(t, pageSize)
 		for _, size := range []int{1, 2, 3} {
 			if got := b.scan(t, size); !slices.Equal(got, whole) {
-				t.Fatalf("keys %q: in pages of %d %q, in one %q", keys, size, got, whole)
+				t.Fatalf("keys %q: pages of %d list %q, one page %q", keys, size, got, whole)
 			}
 		}
 	}
 }
 
-// scan lists the root in pages of a size.
+// scan lists the root in pages of size keys.
 func (b *Bucket) scan(t *testing.T, size int) []string {
 	l := listing{bucket: b}
 	var names []string
 	for token := cdk.FirstPageToken; len(token) > 0; {
-		p, err := b.page(context.Background(), "", "/", token, size, reading)
+		p, err := b.page(context.Background(), "", "/", token, size, readRetries)
 		if err != nil {
 			t.Fatal(err)
 		}
 		infos := l.infos(p.items)
 		if token = p.next; len(token) == 0 {
-			infos = l.end(infos)
+			infos = l.finish(infos)
 		}
 		for _, i := range infos {
 			names = append(names, fmt.Sprint(i.Name, i.IsDir()))
@@ -189,50 +189,50 @@ func TestMissingDirectory(t *testing.T) {
 	b := inMemory(t, "p/", "p/a")
 	for _, name := range []string{"missing", "a/b", "a"} {
 		if err := b.List(context.Background(), name, func([]drivers.Info) error { return nil }); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("List of %s: %v", name, err)
+			t.Errorf("List of %s: got error %v", name, err)
 		}
 	}
 	if _, err := b.ReadDir(context.Background(), "../x"); err == nil {
-		t.Error("ReadDir leaves the prefix")
+		t.Error("ReadDir of ../x succeeds")
 	}
 }
 
-// An answer that is no listing is not one of nothing: names are not gone because
-// a load balancer has answered in the place of the store.
+// A response that is not a listing is retried, and is never an empty directory: a load
+// balancer may have sent it in place of the store.
 func TestNoListing(t *testing.T) {
 	for _, body := range []string{"", "<html></html>", "<Error><Code>InternalError</Code></Error>"} {
 		t.Run(body, func(t *testing.T) {
 			s := newStore(t, 1)
 			b := s.open(t, "")
-			var others atomic.Int64 // such answers to come
+			var invalidLeft atomic.Int64 // invalid responses to send
 			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if others.Add(-1) >= 0 {
+				if invalidLeft.Add(-1) >= 0 {
 					io.WriteString(w, body)
 					return
 				}
 				s.ServeHTTP(w, r)
 			})
-			others.Store(1)
+			invalidLeft.Store(1)
 			if infos, err := b.ReadDir(t.Context(), "dir"); err != nil || len(infos) != 1 {
-				t.Errorf("ReadDir found %v, %v", infos, err)
+				t.Errorf("ReadDir: got %v, error %v", infos, err)
 			}
-			others.Store(1)
+			invalidLeft.Store(1)
 			if _, err := b.Stat(t.Context(), "dir/object"); err != nil {
 				t.Error(err)
 			}
 			if got := b.Stats().Retries; got != 2 {
-				t.Errorf("%d retries are counted, want 2", got)
+				t.Errorf("counted %d retries, want 2", got)
 			}
-			reading.limit = 10 * time.Millisecond
-			others.Store(1 << 40)
+			readRetries.timeout = 10 * time.Millisecond
+			invalidLeft.Store(1 << 40)
 			if infos, err := b.ReadDir(t.Context(), "."); !errors.Is(err, syscall.EIO) {
-				t.Errorf("ReadDir found %v, %v", infos, err)
+				t.Errorf("ReadDir: got %v, error %v", infos, err)
 			}
 		})
 	}
 }
 
-// What servers say of nothing, each in its way.
+// Servers differ in the elements of an empty listing. Each is accepted.
 func TestEmptyListing(t *testing.T) {
 	for _, element := range []string{
 		"<Name>bucket</Name>", "<IsTruncated>false</IsTruncated>", "<KeyCount>0</KeyCount>", "<MaxKeys>1000</MaxKeys>", "<EncodingType>url</EncodingType>",
@@ -243,49 +243,49 @@ func TestEmptyListing(t *testing.T) {
 			io.WriteString(w, "<ListBucketResult>"+element+"</ListBucketResult>")
 		})
 		if infos, err := b.ReadDir(t.Context(), "."); err != nil || len(infos) != 0 {
-			t.Errorf("%s: ReadDir found %v, %v", element, infos, err)
+			t.Errorf("%s: ReadDir: got %v, error %v", element, infos, err)
 		}
 		if _, err := b.Stat(t.Context(), "dir/object"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: Stat: %v", element, err)
+			t.Errorf("%s: Stat: got error %v", element, err)
 		}
 	}
 }
 
-// Two versions of the same size within one second are told apart by their times
-// alone, which is what copies have.
+// Two versions of the same size within one second have different modification times,
+// which is all that a copy in a tier records of a version.
 func TestStampTellsVersions(t *testing.T) {
 	b := inMemory(t, "", "a")
 	seen := make(map[int64]string)
 	for i := range 1000 {
 		info := b.file(item{key: "a", size: 1, mtime: time.Unix(1_700_000_000, 999), version: fmt.Sprint("version-", i)})
-		at := info.Mtime.UnixNano()
-		if other, ok := seen[at]; ok {
+		mtime := info.Mtime.UnixNano()
+		if other, ok := seen[mtime]; ok {
 			t.Errorf("version-%d has the time of %s", i, other)
 		}
-		seen[at] = info.Version
+		seen[mtime] = info.Version
 		if info.Mtime.Unix() != 1_700_000_000 {
-			t.Fatalf("the seconds are not the object's: %v", info.Mtime)
+			t.Fatalf("got time %v, want the seconds of the object", info.Mtime)
 		}
 	}
 }
 
-// A version asks for the ETag that it was made of, whatever that is.
-func TestTags(t *testing.T) {
+// The If-Match header of a version is the ETag that the version was made of.
+func TestETagVersions(t *testing.T) {
 	for etag, size := range map[string]int{
 		`"d41d8cd98f00b204e9800998ecf8427e"`: 17, `"d41d8cd98f00b204e9800998ecf8427e-12"`: 35, `"D41D8CD98F00B204E9800998ECF8427E"`: 32,
 		`"0x8DCAB1C2D3E4F50"`: 17, `"abc"`: 3, `"d41d8cd98f00b204e9800998ecf8427"`: 31, `"abcd"`: 4,
 	} {
-		version := tag(etag)
-		if got := quoted(version); got != etag || len(version) != size {
-			t.Errorf("%s is kept in %d bytes and asked for as %s; want %d", etag, len(version), got, size)
+		version := etagVersion(etag)
+		if got := ifMatch(version); got != etag || len(version) != size {
+			t.Errorf("%s: the version has %d bytes and If-Match %s; want %d bytes", etag, len(version), got, size)
 		}
-		if tag(strings.Trim(etag, `"`)) != version {
-			t.Errorf("%s without quotes is another version", etag)
+		if etagVersion(strings.Trim(etag, `"`)) != version {
+			t.Errorf("%s and the same without quotes are different versions", etag)
 		}
 	}
 	for _, etag := range []string{"", `W/"abc"`} {
-		if got := quoted(tag(etag)); got != "" {
-			t.Errorf("%s is asked for as %s", etag, got)
+		if got := ifMatch(etagVersion(etag)); got != "" {
+			t.Errorf("%s: got If-Match %s, want none", etag, got)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// An object is one version of one object of the bucket. It holds nothing at the
-// store: each read asks for its version by name.
+// An object is one version of one object in the bucket. It keeps no state at the
+// store: each request names the version.
 type object struct {
 	bucket *Bucket
 	name   string
@@ -30,13 +30,13 @@ var (
 func (o *object) Info() drivers.Info { return o.info }
 
 func (o *object) Close() error {
-	o.empty(true)
+	o.emptyWindow(true)
 	return nil
 }
 
-// stride is how much is asked for at once, in bytes. docs/performance.md says
-// how it was chosen: at 20 ms a request, one stream then spends most of its time
-// on bytes and not on waiting.
+// stride is the preferred length of a request, in bytes. docs/performance.md has the
+// measurement: with a latency of 20 ms, a stream of such requests spends most of
+// its time on the transfer.
 const stride = 8 << 20
 
 // ReadAt implements drivers.Object.
@@ -56,7 +56,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	ok, err := o.readAhead(ctx, p[:n], off)
 	if !ok {
-		n, err = o.readHere(ctx, p[:n], off)
+		n, err = o.readDirect(ctx, p[:n], off)
 	} else if err != nil {
 		n = 0
 	}
@@ -66,8 +66,8 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return int(n), err
 }
 
-// readHere asks for p, and for nothing else.
-func (o *object) readHere(ctx context.Context, p []byte, off int64) (int64, error) {
+// readDirect fills p with one request for exactly that range.
+func (o *object) readDirect(ctx context.Context, p []byte, off int64) (int64, error) {
 	s, err := o.Stream(ctx, off, int64(len(p)))
 	if err != nil {
 		return 0, err
@@ -77,23 +77,23 @@ func (o *object) readHere(ctx context.Context, p []byte, off int64) (int64, erro
 	return int64(n), err
 }
 
-// Stream implements drivers.Streamer. It asks for nothing until it is read.
+// Stream implements drivers.Streamer. The first Read sends the first request.
 func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	if off < 0 || n < 0 || off+n > o.info.Size {
-		return nil, wrap(ctx, "read", o.name, fmt.Errorf("%d bytes at %d of %d", n, off, o.info.Size))
+		return nil, wrap(ctx, "read", o.name, fmt.Errorf("range of %d bytes from offset %d is outside the %d bytes of the object", n, off, o.info.Size))
 	}
-	return &stream{object: o, ctx: ctx, off: off, end: off + n, effort: o.bucket.effort(reading)}, nil
+	return &stream{object: o, ctx: ctx, off: off, end: off + n, retry: o.bucket.retrier(readRetries)}, nil
 }
 
-// A stream reads a range of an object. Where the answer ends too early it asks
-// for the rest, of the same version.
+// A stream reads a range of an object. After a response that ends too early it
+// requests the remaining range of the same version.
 type stream struct {
 	object   *object
 	ctx      context.Context
-	off, end int64 // what is yet to be read
-	effort   effort
-	body     *body       // nil: there is no request under way
-	failed   *storeError // what ended the last answer, until it is dealt with
+	off, end int64 // the remaining range
+	retry    retrier
+	body     *body       // nil: no request is in flight
+	err      *storeError // ended the last response together with data; the next Read handles it
 }
 
 // Read implements io.Reader.
@@ -103,27 +103,27 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 	p = p[:min(int64(len(p)), s.end-s.off)]
 	for {
-		n, err := s.read(p)
+		n, err := s.readBody(p)
 		s.off += int64(n)
 		atomic.AddInt64(&s.object.bucket.counters.Bytes, int64(n))
 		if n > 0 {
-			s.effort.succeeded()
-			s.failed = err // for the next call, like one that comes without bytes
+			s.retry.succeeded()
+			s.err = err
 			return n, nil
 		}
 		if err == nil {
 			continue
 		}
-		if err := s.effort.again(s.ctx, s.object.bucket.vendor, err); err != nil {
+		if err := s.retry.wait(s.ctx, s.object.bucket.vendor, err); err != nil {
 			return 0, wrap(s.ctx, "read", s.object.name, err)
 		}
 	}
 }
 
-// read reads from the body of an answer, for which it asks if there is none.
-func (s *stream) read(p []byte) (int, *storeError) {
-	if err := s.failed; err != nil {
-		s.failed = nil
+// readBody reads from the body of a response. It sends a request if there is none.
+func (s *stream) readBody(p []byte) (int, *storeError) {
+	if err := s.err; err != nil {
+		s.err = nil
 		return 0, err
 	}
 	if s.body == nil {
@@ -139,7 +139,7 @@ func (s *stream) read(p []byte) (int, *storeError) {
 		}
 		t := s.body.trace
 		s.Close()
-		return n, explain(s.object.bucket.vendor, t, err)
+		return n, classify(s.object.bucket.vendor, t, err)
 	}
 	return n, nil
 }
@@ -154,72 +154,72 @@ func (s *stream) Close() error {
 	return b.Close()
 }
 
-// A body is what an answer brings.
+// A body is the body of a response. Its watchdog cancels a Read that stalls.
 type body struct {
 	io.ReadCloser
-	trace  *trace
-	dog    *watchdog
-	cancel context.CancelFunc
+	trace    *trace
+	watchdog *watchdog
+	cancel   context.CancelFunc
 }
 
 func (b *body) Read(p []byte) (int, error) {
-	b.dog.watch()
+	b.watchdog.arm()
 	n, err := b.ReadCloser.Read(p)
-	return n, b.dog.rest(err)
+	return n, b.watchdog.disarm(err)
 }
 
-// Close ends the request, also one that is not at its end.
+// Close ends the request. It cancels a request that is still in flight.
 func (b *body) Close() error {
 	err := b.ReadCloser.Close()
 	b.cancel()
 	return err
 }
 
-// get sends a request for n bytes from offset off, and a second one if the first
-// is not answered soon and the location says so.
+// get requests n bytes from offset off. It hedges the request if the location
+// enables that.
 func (o *object) get(ctx context.Context, off, n int64) (*body, *storeError) {
-	if hedge := o.bucket.location.Hedge; hedge > 0 {
-		return o.race(ctx, off, n, hedge)
+	if delay := o.bucket.location.Hedge; delay > 0 {
+		return o.sendHedged(ctx, off, n, delay)
 	}
-	return o.request(ctx, off, n)
+	return o.send(ctx, off, n)
 }
 
-// request sends one request for n bytes from offset off.
-func (o *object) request(ctx context.Context, off, n int64) (*body, *storeError) {
+// send sends one request for n bytes from offset off.
+func (o *object) send(ctx context.Context, off, n int64) (*body, *storeError) {
 	b := o.bucket
-	ctx, dog, cancel := watched(ctx, b.stall)
-	asking, t := traced(ctx, get, dog)
-	r, err := b.vendor.read(asking, o.key, o.info.Version, off, n)
-	if err = dog.rest(err); err == nil {
-		if err = o.check(t, off, n); err == nil {
-			return &body{r, t, dog, cancel}, nil
+	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
+	traceCtx, t := withTrace(ctx, get, watchdog)
+	r, err := b.vendor.read(traceCtx, o.key, o.info.Version, off, n)
+	if err = watchdog.disarm(err); err == nil {
+		if err = o.checkResponse(t, off, n); err == nil {
+			return &body{r, t, watchdog, cancel}, nil
 		}
 		r.Close()
 	}
 	cancel()
-	return nil, explain(b.vendor, t, err)
+	return nil, classify(b.vendor, t, err)
 }
 
-// check finds out whether an answer is the one that was asked for. A server, or
-// a proxy before it, may know nothing of conditions or ranges.
-func (o *object) check(t *trace, off, n int64) error {
+// checkResponse returns an error if a response does not have the requested version
+// and range. A server, or a proxy before it, may ignore conditions and ranges.
+func (o *object) checkResponse(t *trace, off, n int64) error {
 	if v := o.bucket.vendor.version(t.header); v != "" && o.info.Version != "" && v != o.info.Version {
-		return fmt.Errorf("%w: it is %s now, and was %s", errVersion, bare(v), bare(o.info.Version))
+		return fmt.Errorf("%w: its version is %s, want %s", errVersion, unquotedETag(v), unquotedETag(o.info.Version))
 	}
 	from, size, ranged := contentRange(t.header.Get("Content-Range"))
 	switch {
 	case ranged && size >= 0 && size != o.info.Size:
-		return fmt.Errorf("%w: it has %d bytes now, and had %d", errVersion, size, o.info.Size)
+		return fmt.Errorf("%w: its size is %d bytes, want %d", errVersion, size, o.info.Size)
 	case ranged && from != off, !ranged && (off != 0 || n != o.info.Size):
-		return fmt.Errorf("asked for %d bytes from %d, and answered with the range %q", n, off, t.header.Get("Content-Range"))
+		return fmt.Errorf("requested %d bytes from offset %d, received the range %q", n, off, t.header.Get("Content-Range"))
 	case t.length >= 0 && t.length != n:
-		return fmt.Errorf("asked for %d bytes, and answered with %d", n, t.length)
+		return fmt.Errorf("requested %d bytes, received %d", n, t.length)
 	}
 	return nil
 }
 
-// contentRange reads the header of that name: "bytes 0-99/1000", whose size may
-// be "*", which is -1.
+// contentRange parses a Content-Range header, such as "bytes 0-99/1000". An unknown
+// size, "*", is returned as -1.
 func contentRange(h string) (from, size int64, ok bool) {
 	span, total, ok := strings.Cut(strings.TrimPrefix(h, "bytes "), "/")
 	first, _, dash := strings.Cut(span, "-")

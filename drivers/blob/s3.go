@@ -24,44 +24,58 @@ import (
 	"gocloud.dev/blob/s3blob"
 )
 
-// amazon is Amazon S3, or a server that speaks its language.
+// amazon is Amazon S3, or a server with the same protocol.
 type amazon struct {
 	blob        *cdk.Bucket
 	credentials *aws.CredentialsCache // nil: requests are not signed
-	chain       *chain                // where they are from
+	chain       *credentialChain      // behind credentials
 }
 
 var _ vendor = (*amazon)(nil)
 
 func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) (vendor, error) {
-	load := []func(*config.LoadOptions) error{
+	options := []func(*config.LoadOptions) error{
 		config.WithLogger(logging.LoggerFunc(func(_ logging.Classification, format string, v ...any) {
 			log.Debug("S3 library", "message", fmt.Sprintf(format, v...))
 		})),
 	}
 	if l.Profile != "" {
-		load = append(load, config.WithSharedConfigProfile(l.Profile))
+		options = append(options, config.WithSharedConfigProfile(l.Profile))
 	}
-	cfg, err := config.LoadDefaultConfig(ctx, load...)
+	cfg, err := config.LoadDefaultConfig(ctx, options...)
 	if err != nil {
 		return nil, err
 	}
+	// AWS_CA_BUNDLE sets the root certificates of the library's own HTTP client.
 	if client, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok {
-		if known := client.GetTransport().TLSClientConfig; known != nil && known.RootCAs != nil { // by AWS_CA_BUNDLE
-			t.inner.TLSClientConfig = &tls.Config{RootCAs: known.RootCAs}
+		if tlsConfig := client.GetTransport().TLSClientConfig; tlsConfig != nil && tlsConfig.RootCAs != nil {
+			t.inner.TLSClientConfig = &tls.Config{RootCAs: tlsConfig.RootCAs}
 		}
 	}
 	a := &amazon{}
-	var credentials *aws.CredentialsCache
 	if !l.Anonymous {
-		c := &chain{load: load, found: cfg.Credentials}
-		credentials = aws.NewCredentialsCache(c, func(o *aws.CredentialsCacheOptions) {
+		a.chain = &credentialChain{options: options, first: cfg.Credentials}
+		a.credentials = aws.NewCredentialsCache(a.chain, func(o *aws.CredentialsCacheOptions) {
 			o.ExpiryWindow, o.ExpiryWindowJitterFrac = time.Minute, 0.5
 		})
-		a.chain = c
 	}
-	client := s3.NewFromConfig(cfg, func(o *s3.Options) {
-		o.HTTPClient = &http.Client{Transport: t, CheckRedirect: stay}
+	client := a.newClient(cfg, l, t)
+	if found := client.Options().BaseEndpoint; l.Endpoint == "" && found != nil {
+		return nil, invalid("the environment or the profile names the endpoint " + *found + ": add endpoint= to the URL, which must identify the dataset")
+	}
+	if client.Options().Region == "" {
+		return nil, invalid("no region is set: add region= to the URL, or set AWS_REGION")
+	}
+	if a.blob, err = s3blob.OpenBucket(ctx, client, l.Bucket, nil); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// newClient returns a client of a location, whose requests t sends.
+func (a *amazon) newClient(cfg aws.Config, l Location, t *transport) *s3.Client {
+	return s3.NewFromConfig(cfg, func(o *s3.Options) {
+		o.HTTPClient = &http.Client{Transport: t, CheckRedirect: noRedirect}
 		o.Retryer = aws.NopRetryer{} // see retry.go
 		o.UsePathStyle = l.PathStyle
 		if l.Endpoint != "" {
@@ -71,54 +85,44 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 			o.Region = l.Region
 		}
 		if o.Region == "" && l.Endpoint != "" {
-			o.Region = "us-east-1" // what servers other than Amazon's take for theirs
+			o.Region = "us-east-1" // the default of servers other than Amazon's
 		}
-		// No checksum is there for a part of an object, and few servers but
-		// Amazon's have one for the whole.
+		// A range of an object has no checksum, and most servers other than Amazon's
+		// have none for the whole object.
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Credentials = aws.AnonymousCredentials{}
-		if credentials != nil {
-			o.Credentials = credentials
+		if a.credentials != nil {
+			o.Credentials = a.credentials
 		}
 		o.APIOptions = append(o.APIOptions, decodeKeys)
 	})
-	if found := client.Options().BaseEndpoint; l.Endpoint == "" && found != nil {
-		return nil, invalid("the environment or the profile names the endpoint " + *found + ": add endpoint= to the URL, which says what dataset it is")
-	}
-	if client.Options().Region == "" {
-		return nil, invalid("no region is set: add region= to the URL, or set AWS_REGION")
-	}
-	bucket, err := s3blob.OpenBucket(ctx, client, l.Bucket, nil)
-	if err != nil {
-		return nil, err
-	}
-	a.blob, a.credentials = bucket, credentials
-	return a, nil
 }
 
-// stay follows no redirection: a request is signed for one place.
-func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+// noRedirect makes an HTTP client follow no redirects: the signature of a request is
+// valid for one host only.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// A chain is the vendor's standard chain of places where credentials are. It is
-// gone through again each time that new ones are needed, since a file that was
-// read once may have others now.
-type chain struct {
-	load  []func(*config.LoadOptions) error
-	found aws.CredentialsProvider // by the last look, and not used yet
-	at    atomic.Int64            // when the last look began, in ns since 1970
+// A credentialChain is Amazon's default chain of credential providers. It evaluates
+// the chain again each time that new credentials are needed, because files may have
+// changed since they were read.
+type credentialChain struct {
+	options  []func(*config.LoadOptions) error
+	first    aws.CredentialsProvider // result of the first evaluation; nil after its use
+	lookedUp atomic.Int64            // start of the last lookup, in ns since 1970
 }
 
-// Retrieve implements aws.CredentialsProvider. The cache calls it one at a time,
-// for all who wait, with a context that is never done: this must not hang.
-func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
+// Retrieve implements aws.CredentialsProvider. The cache does not call it
+// concurrently; all waiting requests share one call. Its ctx is never done, so
+// Retrieve needs a time-out of its own.
+func (c *credentialChain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	ctx, cancel := context.WithTimeout(ctx, credentialsTimeout)
 	defer cancel()
-	c.at.Store(time.Now().UnixNano())
-	provider := c.found
-	c.found = nil
+	c.lookedUp.Store(time.Now().UnixNano())
+	provider := c.first
+	c.first = nil
 	if provider == nil {
-		cfg, err := config.LoadDefaultConfig(ctx, c.load...)
+		cfg, err := config.LoadDefaultConfig(ctx, c.options...)
 		if err != nil {
 			return aws.Credentials{}, err
 		}
@@ -127,9 +131,9 @@ func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	return provider.Retrieve(ctx)
 }
 
-// decodeKeys has listings be sent with the keys encoded, since XML cannot hold
-// every character that a key can, and decodes them where the server has done so.
-// An answer that is no listing is an error.
+// decodeKeys adds middleware that requests URL-encoded keys in listings, because XML
+// cannot represent every character of a key. It decodes the keys if the server has
+// encoded them. A response that is not a listing is an error.
 func decodeKeys(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("DecodeKeys",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -141,11 +145,11 @@ func decodeKeys(stack *middleware.Stack) error {
 			if !ok || err != nil {
 				return out, metadata, err
 			}
-			if !isListing(page) {
+			if !isS3Listing(page) {
 				return out, metadata, errNoListing
 			}
 			for i := range page.Contents {
-				if page.Contents[i].LastModified == nil { // which the portable library takes to be there
+				if page.Contents[i].LastModified == nil { // the portable library dereferences it
 					page.Contents[i].LastModified = new(time.Time)
 				}
 			}
@@ -156,9 +160,9 @@ func decodeKeys(stack *middleware.Stack) error {
 		}), middleware.After)
 }
 
-// isListing reports whether an answer is a listing, if only one of nothing. The
-// library takes any document for one, and no document too.
-func isListing(page *s3.ListObjectsV2Output) bool {
+// isS3Listing reports whether a response is a listing, which may be empty. The
+// library accepts any document, and also an empty body.
+func isS3Listing(page *s3.ListObjectsV2Output) bool {
 	return len(page.Contents) > 0 || len(page.CommonPrefixes) > 0 || page.Name != nil || page.IsTruncated != nil ||
 		page.KeyCount != nil || page.MaxKeys != nil || page.EncodingType != ""
 }
@@ -167,7 +171,7 @@ func decodePage(page *s3.ListObjectsV2Output) error {
 	decode := func(s *string) (*string, error) {
 		key, err := url.QueryUnescape(aws.ToString(s))
 		if err != nil {
-			return nil, fmt.Errorf("key in a listing: %w", err)
+			return nil, fmt.Errorf("decode a key of a listing: %w", err)
 		}
 		return &key, nil
 	}
@@ -187,14 +191,14 @@ func decodePage(page *s3.ListObjectsV2Output) error {
 
 func (a *amazon) bucket() *cdk.Bucket { return a.blob }
 
-// The portable library escapes keys that it takes to be difficult, and finds
-// only what it has written itself. They are given to the vendor's as they are.
-
+// list passes the prefix to Amazon's library unchanged. The portable library would
+// escape some characters, and find only keys that it has written itself. The other
+// vendors, and read, do the same.
 func (a *amazon) list(prefix string) func(as func(any) bool) error {
 	return func(as func(any) bool) error {
 		var in *s3.ListObjectsV2Input
 		if !as(&in) {
-			return errNoAs
+			return errVendorType
 		}
 		if prefix != "" {
 			in.Prefix = &prefix
@@ -203,8 +207,9 @@ func (a *amazon) list(prefix string) func(as func(any) bool) error {
 	}
 }
 
-// errNoAs is a library that is not the one that this was written for.
-var errNoAs = errors.New("the portable library does not give out the vendor's types")
+// errVendorType means that the portable library is not the version that this package was
+// written for.
+var errVendorType = errors.New("the portable library does not expose the vendor's types")
 
 func (a *amazon) item(o *cdk.ListObject) item {
 	var (
@@ -215,7 +220,7 @@ func (a *amazon) item(o *cdk.ListObject) item {
 	case o.IsDir && o.As(&prefix):
 		return item{key: aws.ToString(prefix.Prefix), dir: true}
 	case o.As(&object):
-		return item{key: aws.ToString(object.Key), size: o.Size, mtime: o.ModTime, version: tag(aws.ToString(object.ETag))}
+		return item{key: aws.ToString(object.Key), size: o.Size, mtime: o.ModTime, version: etagVersion(aws.ToString(object.ETag))}
 	}
 	return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime}
 }
@@ -224,17 +229,17 @@ func (a *amazon) read(ctx context.Context, key, version string, off, n int64) (i
 	return a.blob.NewRangeReader(ctx, key, off, n, &cdk.ReaderOptions{BeforeRead: func(as func(any) bool) error {
 		var in *s3.GetObjectInput
 		if !as(&in) {
-			return errNoAs
+			return errVendorType
 		}
 		in.Key = &key
-		if match := quoted(version); match != "" {
+		if match := ifMatch(version); match != "" {
 			in.IfMatch = &match
 		}
 		return nil
 	}})
 }
 
-func (a *amazon) version(h http.Header) string { return tag(h.Get("ETag")) }
+func (a *amazon) version(h http.Header) string { return etagVersion(h.Get("ETag")) }
 
 func (a *amazon) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[smithy.APIError](err); ok {
@@ -242,17 +247,17 @@ func (a *amazon) failure(err error) (code, text string) {
 	}
 	if e, ok := errors.AsType[*smithy.OperationError](err); ok {
 		if _, ok := errors.AsType[*url.Error](err); !ok {
-			return "", e.Err.Error() // without which operation it was
+			return "", e.Err.Error() // without the name of the operation
 		}
 	}
 	return "", ""
 }
 
-func (a *amazon) renew(began time.Time) bool {
+func (a *amazon) refreshCredentials(began time.Time) bool {
 	if a.credentials == nil {
 		return false
 	}
-	if a.chain.at.Load() < began.UnixNano() {
+	if a.chain.lookedUp.Load() < began.UnixNano() {
 		a.credentials.Invalidate()
 	}
 	return true

@@ -20,7 +20,7 @@ func TestStatusNotRetried(t *testing.T) {
 	for _, status := range []int{http.StatusNotImplemented, http.StatusHTTPVersionNotSupported} {
 		s := newStore(t, 1000)
 		o := s.open(t, "").object(t)
-		s.answer(func(w http.ResponseWriter, r *http.Request) { fail(w, status, "NotImplemented", "x") })
+		s.onGet(func(w http.ResponseWriter, r *http.Request) { fail(w, status, "NotImplemented", "x") })
 		s.gets.Store(0)
 		if _, err := readAll(o); !errors.Is(err, syscall.EIO) {
 			t.Errorf("%d: got %v, want EIO", status, err)
@@ -38,7 +38,7 @@ func TestStatusRetried(t *testing.T) {
 		b := s.open(t, "")
 		o := b.object(t)
 		var failures atomic.Int64
-		s.answer(func(w http.ResponseWriter, r *http.Request) {
+		s.onGet(func(w http.ResponseWriter, r *http.Request) {
 			if failures.Add(1) <= 2 {
 				fail(w, status, "Transient", "x")
 			}

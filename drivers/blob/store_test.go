@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -25,16 +24,15 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// A store is a server that has one object, "dir/object", and answers as S3 does
-// except where a test says otherwise.
+// A store is an S3 server with one object, "dir/object". Tests can replace its
+// responses.
 type store struct {
 	*httptest.Server
-	t      testing.TB
-	data   []byte
-	etag   atomic.Pointer[string]
-	before atomic.Pointer[http.HandlerFunc] // answers a request for content, unless it does nothing
-	gets   atomic.Int64
-	after  time.Duration // before each answer
+	t       testing.TB
+	data    []byte
+	etag    atomic.Pointer[string]
+	getHook atomic.Pointer[http.HandlerFunc] // called first for each request for content
+	gets    atomic.Int64
 }
 
 func newStore(t testing.TB, size int) *store {
@@ -51,12 +49,16 @@ func newStore(t testing.TB, size int) *store {
 
 func (s *store) overwrite(etag string) { s.etag.Store(&etag) }
 
-// answer has requests for content be answered by f. What f does not answer is.
-func (s *store) answer(f http.HandlerFunc) { s.before.Store(&f) }
+// onGet calls f for each request for content. If f writes no response, the store
+// does.
+func (s *store) onGet(f http.HandlerFunc) { s.getHook.Store(&f) }
+
+// reset removes the function of onGet.
+func (s *store) reset() { s.getHook.Store(nil) }
 
 func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
-		s.t.Errorf("a request of the method %s: a source is only read", r.Method)
+		s.t.Errorf("method %s: the driver must only read", r.Method)
 	}
 	etag := `"` + *s.etag.Load() + `"`
 	if r.URL.Query().Has("list-type") {
@@ -65,10 +67,9 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.gets.Add(1)
-	time.Sleep(s.after)
-	if f := s.before.Load(); f != nil {
-		a := &answered{ResponseWriter: w}
-		if (*f)(a, r); a.done {
+	if f := s.getHook.Load(); f != nil {
+		recorder := &responseRecorder{ResponseWriter: w}
+		if (*f)(recorder, r); recorder.done {
 			return
 		}
 	}
@@ -81,27 +82,39 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(s.data))
 }
 
-// answered notices whether something was answered.
-type answered struct {
+// A responseRecorder records whether a response was written.
+type responseRecorder struct {
 	http.ResponseWriter
 	done bool
 }
 
-func (a *answered) WriteHeader(code int)        { a.done = true; a.ResponseWriter.WriteHeader(code) }
-func (a *answered) Write(p []byte) (int, error) { a.done = true; return a.ResponseWriter.Write(p) }
-func (a *answered) Flush()                      { http.NewResponseController(a.ResponseWriter).Flush() }
-func (a *answered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+func (r *responseRecorder) WriteHeader(code int) { r.done = true; r.ResponseWriter.WriteHeader(code) }
 
-// fail answers as S3 does when it cannot.
+func (r *responseRecorder) Write(p []byte) (int, error) {
+	r.done = true
+	return r.ResponseWriter.Write(p)
+}
+
+func (r *responseRecorder) Flush() { http.NewResponseController(r.ResponseWriter).Flush() }
+
+func (r *responseRecorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// hang blocks until the client has cancelled the request. It writes no response.
+func hang(w http.ResponseWriter, r *http.Request) {
+	w.(*responseRecorder).done = true
+	<-r.Context().Done()
+}
+
+// fail writes an error response of S3.
 func fail(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
 	fmt.Fprintf(w, `<?xml version="1.0"?><Error><Code>%s</Code><Message>%s</Message><RequestId>1</RequestId></Error>`, code, message)
 }
 
-// cut ends the connection in the middle of an answer.
-func cut(w http.ResponseWriter) {
-	w.(*answered).done = true
+// resetConn resets the connection, possibly in the middle of a response.
+func resetConn(w http.ResponseWriter) {
+	w.(*responseRecorder).done = true
 	c, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(err)
@@ -110,13 +123,13 @@ func cut(w http.ResponseWriter) {
 	c.Close()
 }
 
-// open opens the bucket of a store, and makes it impatient, but for answers: a
-// busy machine can be as slow as any store.
+// open opens the bucket of a store, with short backoffs and a long time-out for
+// stalled requests: on a busy machine responses are slow.
 func (s *store) open(t testing.TB, query string) *Bucket {
 	t.Helper()
-	impatient(t, patience{first: time.Millisecond, most: 5 * time.Millisecond, limit: time.Second})
+	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 5 * time.Millisecond, timeout: time.Second})
 	b := openURL(t, "s3://bucket?endpoint="+s.URL+query)
-	b.stall = time.Minute
+	b.stallTimeout = time.Minute
 	return b
 }
 
@@ -156,61 +169,62 @@ func readAll(o drivers.Object) ([]byte, error) {
 	return io.ReadAll(s)
 }
 
-// What a store answers, and goes on answering, and what a program is told.
+// Each permanent response of a store has the documented errno, message and number of
+// requests. When the store works again, reads succeed.
 func TestErrors(t *testing.T) {
 	status := func(code int, name string) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) { fail(w, code, name, "the store says why") }
+		return func(w http.ResponseWriter, r *http.Request) { fail(w, code, name, "store's message") }
 	}
 	for _, tt := range []struct {
-		name   string
-		answer http.HandlerFunc
-		want   error
-		text   string
-		gets   int64 // requests; 0: more than two
+		name string
+		get  http.HandlerFunc
+		want error
+		text string
+		gets int64 // requests; 0: more than two
 	}{
-		{"403", status(403, "AccessDenied"), syscall.EACCES, "HTTP 403: AccessDenied: the store says why", 1},
+		{"403", status(403, "AccessDenied"), syscall.EACCES, "HTTP 403: AccessDenied: store's message", 1},
 		{"403 of an archived object", status(403, "InvalidObjectState"), syscall.EACCES, "InvalidObjectState", 1},
-		{"expired credentials", status(400, "ExpiredToken"), syscall.EACCES, "HTTP 400: ExpiredToken: the store says why", 2},
+		{"expired credentials", status(400, "ExpiredToken"), syscall.EACCES, "HTTP 400: ExpiredToken: store's message", 2},
 		{"401", status(401, "Unauthorized"), syscall.EACCES, "HTTP 401", 2},
-		{"404", status(404, "NoSuchKey"), drivers.ErrChanged, "HTTP 404: NoSuchKey: the store says why", 1},
+		{"404", status(404, "NoSuchKey"), drivers.ErrChanged, "HTTP 404: NoSuchKey: store's message", 1},
 		{"412", status(412, "PreconditionFailed"), drivers.ErrChanged, "HTTP 412", 1},
 		{"416", status(416, "InvalidRange"), drivers.ErrChanged, "HTTP 416", 1},
 		{"429", status(429, "TooManyRequests"), syscall.EIO, "HTTP 429", 0},
-		{"500", status(500, "InternalError"), syscall.EIO, "HTTP 500: InternalError: the store says why", 0},
-		{"503", status(503, "SlowDown"), syscall.EIO, "HTTP 503: SlowDown: the store says why", 0},
-		{"400", status(400, "InvalidArgument"), syscall.EIO, "HTTP 400: InvalidArgument: the store says why", 1},
+		{"500", status(500, "InternalError"), syscall.EIO, "HTTP 500: InternalError: store's message", 0},
+		{"503", status(503, "SlowDown"), syscall.EIO, "HTTP 503: SlowDown: store's message", 0},
+		{"400", status(400, "InvalidArgument"), syscall.EIO, "HTTP 400: InvalidArgument: store's message", 1},
 		{"another region", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("X-Amz-Bucket-Region", "eu-west-7")
-			fail(w, 301, "PermanentRedirect", "the store says where")
+			fail(w, 301, "PermanentRedirect", "message")
 		}, syscall.ENXIO, "add region=eu-west-7 to the URL", 1},
-		{"reset", func(w http.ResponseWriter, r *http.Request) { cut(w) }, syscall.EIO, "", 0},
-		{"nothing", func(w http.ResponseWriter, r *http.Request) { w.(*answered).done = true; <-r.Context().Done() }, syscall.ETIMEDOUT, "no answer in time", 0},
+		{"reset", func(w http.ResponseWriter, r *http.Request) { resetConn(w) }, syscall.EIO, "", 0},
+		{"stalled", hang, syscall.ETIMEDOUT, "no response in time", 0},
 		{"another version", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("ETag", `"another"`)
 			w.WriteHeader(206)
-		}, drivers.ErrChanged, "it is another now, and was first", 1},
+		}, drivers.ErrChanged, "its version is another, want first", 1},
 		{"another size", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 0-99999/100001")
 			w.WriteHeader(206)
-		}, drivers.ErrChanged, "has 100001 bytes now, and had 100000", 1},
+		}, drivers.ErrChanged, "its size is 100001 bytes, want 100000", 1},
 		{"another range", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 5-100004/100000")
 			w.WriteHeader(206)
-		}, syscall.EIO, "answered with the range", 0},
+		}, syscall.EIO, "received the range", 0},
 		{"too short", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 0-99999/100000")
 			w.Header().Set("Content-Length", "5")
 			w.WriteHeader(206)
 			w.Write([]byte("12345"))
-		}, syscall.EIO, "answered with 5", 0},
+		}, syscall.EIO, "received 5", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStore(t, 100_000)
 			b := s.open(t, "")
 			o := b.object(t)
-			s.answer(tt.answer)
-			if tt.name == "nothing" {
-				b.stall = 50 * time.Millisecond
+			s.onGet(tt.get)
+			if tt.name == "stalled" {
+				b.stallTimeout = 50 * time.Millisecond
 			}
 			s.gets.Store(0)
 			_, err := readAll(o)
@@ -218,24 +232,24 @@ func TestErrors(t *testing.T) {
 				t.Errorf("got error %v, want %v with %q", err, tt.want, tt.text)
 			}
 			if e, ok := errors.AsType[*fs.PathError](err); !ok || e.Path != "dir/object" {
-				t.Errorf("%v does not say of which file it is", err)
+				t.Errorf("%v is not a fs.PathError of dir/object", err)
 			}
 			if got := s.gets.Load(); got != tt.gets && (tt.gets > 0 || got <= 2) {
-				t.Errorf("%d requests were sent, want %d", got, tt.gets)
+				t.Errorf("got %d requests, want %d", got, tt.gets)
 			}
 			if strings.Contains(err.Error(), "Signature=") || strings.Contains(err.Error(), "secret") {
-				t.Errorf("a secret is shown: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
-			s.answer(func(http.ResponseWriter, *http.Request) {})
-			b.stall = time.Minute
+			s.reset()
+			b.stallTimeout = time.Minute
 			if got, err := readAll(o); err != nil || !bytes.Equal(got, s.data) {
-				t.Errorf("when the store is well again: %v, or other bytes", err)
+				t.Errorf("when the store works again: got error %v, or wrong data", err)
 			}
 		})
 	}
 }
 
-// What passes is not seen, and not a byte is wrong.
+// Readers do not see transient failures: every read succeeds with the right data.
 func TestRetries(t *testing.T) {
 	const size = 3<<20 + 17
 	var n atomic.Int64
@@ -247,7 +261,7 @@ func TestRetries(t *testing.T) {
 		}
 	}
 	s := newStore(t, size)
-	partly := func(w http.ResponseWriter, r *http.Request, length int) {
+	partial := func(w http.ResponseWriter, r *http.Request, length int) {
 		var from, to int
 		fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to)
 		w.Header().Set("ETag", `"first"`)
@@ -261,43 +275,42 @@ func TestRetries(t *testing.T) {
 		f    http.HandlerFunc
 	}{
 		{"503", func(w http.ResponseWriter, r *http.Request) { fail(w, 503, "SlowDown", "x") }},
-		{"reset", func(w http.ResponseWriter, r *http.Request) { cut(w) }},
-		{"truncated", func(w http.ResponseWriter, r *http.Request) { partly(w, r, 70_001) }},
+		{"reset", func(w http.ResponseWriter, r *http.Request) { resetConn(w) }},
+		{"truncated", func(w http.ResponseWriter, r *http.Request) { partial(w, r, 70_001) }},
 		{"stalled in the middle", func(w http.ResponseWriter, r *http.Request) {
-			partly(w, r, 70_001)
+			partial(w, r, 70_001)
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		}},
-		{"reset in the middle", func(w http.ResponseWriter, r *http.Request) { partly(w, r, 70_001); cut(w) }},
+		{"reset in the middle", func(w http.ResponseWriter, r *http.Request) { partial(w, r, 70_001); resetConn(w) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := s.open(t, "")
-			reading.limit = time.Minute
+			readRetries.timeout = time.Minute
 			if strings.HasPrefix(tt.name, "stalled") {
-				b.stall = 200 * time.Millisecond
+				b.stallTimeout = 200 * time.Millisecond
 			}
 			o := b.object(t)
-			s.answer(every(2, tt.f))
+			s.onGet(every(2, tt.f))
 			for range 3 {
 				if got, err := readAll(o); err != nil || !bytes.Equal(got, s.data) {
-					t.Fatalf("%d bytes, %v, or other bytes", len(got), err)
+					t.Fatalf("got %d bytes, error %v, or wrong data", len(got), err)
 				}
 			}
-			// The Go library itself sends again what a connection that was idle
-			// did not take.
+			// After a reset of an idle connection net/http itself repeats the request.
 			if st := b.Stats(); st.Retries == 0 && tt.name != "reset" || st.Bytes != 3*size || st.Others != 0 || (tt.name == "503") != (st.Throttled > 0) {
-				t.Errorf("counted %+v", st)
+				t.Errorf("Stats: got %+v", st)
 			}
 		})
 	}
 }
 
-// An eager is a vendor whose answers end together with the last bytes of them,
-// and not after those.
-type eager struct{ vendor }
+// An eofVendor is a vendor whose bodies return the last bytes and the error, such as
+// io.EOF, in one Read.
+type eofVendor struct{ vendor }
 
-func (e eager) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
-	r, err := e.vendor.read(ctx, key, version, off, n)
+func (v eofVendor) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
+	r, err := v.vendor.read(ctx, key, version, off, n)
 	if err != nil {
 		return nil, err
 	}
@@ -305,44 +318,45 @@ func (e eager) read(ctx context.Context, key, version string, off, n int64) (io.
 	if err == nil {
 		err = io.EOF
 	}
-	return &eagerBody{r, data, err}, nil
+	return &eofBody{r, data, err}, nil
 }
 
-type eagerBody struct {
+type eofBody struct {
 	io.Closer
 	data []byte
-	end  error
+	err  error
 }
 
-func (b *eagerBody) Read(p []byte) (int, error) {
+func (b *eofBody) Read(p []byte) (int, error) {
 	n := copy(p, b.data)
 	if b.data = b.data[n:]; len(b.data) > 0 {
 		return n, nil
 	}
-	return n, b.end
+	return n, b.err
 }
 
-// An error that comes together with bytes is dealt with as one after them.
-func TestErrorsTogetherWithBytes(t *testing.T) {
-	const size, most = 100_000, 10_000
+// A Read that returns data and an error is handled like one that returns the data,
+// followed by one that returns the error.
+func TestErrorWithData(t *testing.T) {
+	const size, maxBody = 100_000, 10_000
 	s := newStore(t, size)
 	b := s.open(t, "")
-	b.vendor = eager{b.vendor}
+	b.vendor = eofVendor{b.vendor}
 	o := b.object(t)
-	s.answer(func(w http.ResponseWriter, r *http.Request) {
+	s.onGet(func(w http.ResponseWriter, r *http.Request) {
 		var from int
 		fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &from)
 		w.Header().Set("ETag", `"first"`)
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, size-1, size))
 		w.Header().Set("Content-Length", strconv.Itoa(size-from))
 		w.WriteHeader(206)
-		w.Write(s.data[from:min(from+most, size)])
+		w.Write(s.data[from:min(from+maxBody, size)])
 	})
 	if got, err := readAll(o); err != nil || !bytes.Equal(got, s.data) {
-		t.Errorf("%d bytes, %v, or other bytes", len(got), err)
+		t.Errorf("got %d bytes, error %v, or wrong data", len(got), err)
 	}
-	if st := b.Stats(); st.Gets != size/most || st.Retries != st.Gets-1 {
-		t.Errorf("counted %+v", st)
+	if st := b.Stats(); st.Gets != size/maxBody || st.Retries != st.Gets-1 {
+		t.Errorf("Stats: got %+v", st)
 	}
 }
 
@@ -359,42 +373,42 @@ func TestRetryAfter(t *testing.T) {
 		t.Errorf("Retry-After in an hour: got %v", got)
 	}
 	var retries int64
-	e := effort{patience: patience{first: 1, most: 1, limit: time.Hour}, retries: &retries}
+	retry := retrier{retryPolicy: retryPolicy{firstBackoff: 1, maxBackoff: 1, timeout: time.Hour}, retries: &retries}
 	start := time.Now()
-	if err := e.again(context.Background(), nil, &storeError{again: true, after: 50 * time.Millisecond}); err != nil || time.Since(start) < 50*time.Millisecond {
-		t.Errorf("asked again after %v, %v", time.Since(start), err)
+	if err := retry.wait(context.Background(), nil, &storeError{retryable: true, retryAfter: 50 * time.Millisecond}); err != nil || time.Since(start) < 50*time.Millisecond {
+		t.Errorf("retried after %v, error %v", time.Since(start), err)
 	}
-	slow := &storeError{errno: syscall.EIO, again: true, after: 2 * time.Hour}
-	if err := e.again(context.Background(), nil, slow); err != error(slow) {
-		t.Errorf("waits longer than the limit: %v", err)
+	slow := &storeError{errno: syscall.EIO, retryable: true, retryAfter: 2 * time.Hour}
+	if err := retry.wait(context.Background(), nil, slow); err != error(slow) {
+		t.Errorf("a Retry-After beyond the time-out: got error %v, want %v", err, slow)
 	}
 	if retries != 1 {
-		t.Errorf("%d retries are counted", retries)
+		t.Errorf("counted %d retries, want 1", retries)
 	}
 }
 
-// A stream that was begun with one version never ends with another.
+// A stream that starts with one version never returns data of another version.
 func TestNeverAMixtureInOneStream(t *testing.T) {
 	s := newStore(t, 1<<20)
 	b := s.open(t, "")
 	o := b.object(t)
-	s.answer(func(w http.ResponseWriter, r *http.Request) {
+	s.onGet(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", `"first"`)
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", 1<<20-1, 1<<20))
 		w.Header().Set("Content-Length", strconv.Itoa(1<<20))
 		w.WriteHeader(206)
 		w.Write(s.data[:1000])
 		s.overwrite("second")
-		s.answer(func(http.ResponseWriter, *http.Request) {})
+		s.reset()
 	})
 	got, err := readAll(o)
 	if !errors.Is(err, drivers.ErrChanged) || !bytes.Equal(got, s.data[:len(got)]) {
-		t.Errorf("%d bytes, %v", len(got), err)
+		t.Errorf("got %d bytes, error %v", len(got), err)
 	}
 }
 
-// Credentials that a file has new are found when those that were read have
-// expired.
+// When credentials have expired, the driver reads the file with the credentials
+// again.
 func TestCredentialsAreRenewed(t *testing.T) {
 	s := newStore(t, 1000)
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
@@ -412,7 +426,7 @@ func TestCredentialsAreRenewed(t *testing.T) {
 	if _, err := readAll(o); err != nil {
 		t.Fatal(err)
 	}
-	s.answer(func(w http.ResponseWriter, r *http.Request) {
+	s.onGet(func(w http.ResponseWriter, r *http.Request) {
 		if !strings.Contains(r.Header.Get("Authorization"), "Credential=new/") {
 			fail(w, 400, "ExpiredToken", "The provided token has expired.")
 		}
@@ -425,49 +439,49 @@ func TestCredentialsAreRenewed(t *testing.T) {
 		t.Errorf("with new credentials: %v", err)
 	}
 	if id, err := b.Identity(context.Background()); err != nil || !strings.Contains(id, "new") || strings.Contains(id, "secret ") {
-		t.Errorf("identity %q, %v", id, err)
+		t.Errorf("Identity: got %q, error %v", id, err)
 	}
 }
 
-// A request that is answered slowly is overtaken by another.
+// A slow request is hedged by a second one, and cancelled when that has a response.
 func TestHedge(t *testing.T) {
 	s := newStore(t, 1000)
 	b := s.open(t, "&hedge=20ms")
 	o := b.object(t)
-	var asked atomic.Int64
-	lost := make(chan struct{})
-	s.answer(func(w http.ResponseWriter, r *http.Request) {
-		if asked.Add(1) == 1 {
-			w.(*answered).done = true
-			<-r.Context().Done()
-			close(lost)
+	var gets atomic.Int64
+	cancelled := make(chan struct{})
+	s.onGet(func(w http.ResponseWriter, r *http.Request) {
+		if gets.Add(1) == 1 {
+			hang(w, r)
+			close(cancelled)
 		}
 	})
 	if got, err := readAll(o); err != nil || !bytes.Equal(got, s.data) {
-		t.Errorf("%v, or other bytes", err)
+		t.Errorf("got error %v, or wrong data", err)
 	}
-	<-lost // or this hangs: the slow request is ended
+	<-cancelled
 	if st := b.Stats(); st.Hedges != 1 || st.Retries != 0 {
-		t.Errorf("counted %+v", st)
+		t.Errorf("Stats: got %+v", st)
 	}
-	s.answer(func(w http.ResponseWriter, r *http.Request) { fail(w, 403, "AccessDenied", "x") })
+	s.onGet(func(w http.ResponseWriter, r *http.Request) { fail(w, 403, "AccessDenied", "x") })
 	if _, err := readAll(o); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("when the first answer is an error: %v", err)
+		t.Errorf("the first response is an error: got error %v", err)
 	}
 }
 
 func TestOpenErrors(t *testing.T) {
-	old := opening
-	opening = patience{first: time.Millisecond, most: time.Millisecond, limit: 5 * time.Millisecond}
-	t.Cleanup(func() { opening = old })
+	old := openRetries
+	openRetries = retryPolicy{firstBackoff: time.Millisecond, maxBackoff: time.Millisecond, timeout: 5 * time.Millisecond}
+	t.Cleanup(func() { openRetries = old })
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
-	nobody := "http://" + l.Addr().String()
-	noHost := strings.Repeat("x", 64) + ".invalid" // no name has such a part, so no server is asked
-	lists := func(f http.HandlerFunc) string {
+	noServer := "http://" + l.Addr().String()
+	// A label has at most 63 bytes, so no name server is queried.
+	noHost := strings.Repeat("x", 64) + ".invalid"
+	serve := func(f http.HandlerFunc) string {
 		s := httptest.NewServer(f)
 		t.Cleanup(s.Close)
 		return s.URL
@@ -483,21 +497,21 @@ func TestOpenErrors(t *testing.T) {
 		name, url, text string
 		want            error
 	}{
-		{"nobody there", "s3://b?endpoint=" + nobody, "refused", syscall.ECONNREFUSED},
+		{"no server", "s3://b?endpoint=" + noServer, "refused", syscall.ECONNREFUSED},
 		{"no such host", "s3://b?endpoint=http://" + noHost, noHost, syscall.EHOSTUNREACH},
 		{"certificate", "s3://b?endpoint=" + secure.URL, "certificate", syscall.EPROTO},
-		{"no TLS", "s3://b?endpoint=" + strings.Replace(lists(nil), "http:", "https:", 1), "server gave HTTP response", syscall.EPROTO},
-		{"no bucket", "s3://b?endpoint=" + lists(func(w http.ResponseWriter, r *http.Request) {
+		{"no TLS", "s3://b?endpoint=" + strings.Replace(serve(nil), "http:", "https:", 1), "server gave HTTP response", syscall.EPROTO},
+		{"no bucket", "s3://b?endpoint=" + serve(func(w http.ResponseWriter, r *http.Request) {
 			fail(w, 404, "NoSuchBucket", "The specified bucket does not exist")
 		}), "NoSuchBucket: The specified bucket does not exist", fs.ErrNotExist},
-		{"forbidden", "s3://b?endpoint=" + lists(func(w http.ResponseWriter, r *http.Request) { fail(w, 403, "AccessDenied", "Not you") }), "AccessDenied: Not you", fs.ErrPermission},
-		{"nothing there", "s3://b/p?endpoint=" + lists(func(w http.ResponseWriter, r *http.Request) {
+		{"forbidden", "s3://b?endpoint=" + serve(func(w http.ResponseWriter, r *http.Request) { fail(w, 403, "AccessDenied", "message") }), "AccessDenied: message", fs.ErrPermission},
+		{"no key below the prefix", "s3://b/p?endpoint=" + serve(func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(w, "<ListBucketResult><Name>b</Name></ListBucketResult>")
 		}), "no key that begins with p/", fs.ErrNotExist},
-		{"no S3", "s3://b?endpoint=" + lists(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "<html>Hello") }), "", syscall.EIO},
+		{"not an S3 server", "s3://b?endpoint=" + serve(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "<html>Hello") }), "", syscall.EIO},
 		{"region", "s3://b", "add region= to the URL", syscall.EINVAL},
 		{"account", "azblob://b", "add account= to the URL", syscall.EINVAL},
-		{"token in the clear", "gs://b?endpoint=http://example.org", "add anonymous=true", syscall.EINVAL},
+		{"unencrypted token", "gs://b?endpoint=http://example.org", "add anonymous=true", syscall.EINVAL},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l, err := Parse(tt.url)
@@ -512,130 +526,15 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// The query of a URL can be a signature.
+// Messages never contain the query of a URL, which can be a signature.
 func TestMessagesShowNoQuery(t *testing.T) {
 	err := &url.Error{Op: "Get", URL: "https://x.example/y?sig=SECRET", Err: errors.New("redirect to https://x.example/z?sp=r&sig=SECRET failed")}
-	for _, err := range []error{err, fmt.Errorf("asking: %w", err), errors.New("GET https://x.example/y?a=b&sig=SECRET: no")} {
+	for _, err := range []error{err, fmt.Errorf("get: %w", err), errors.New("GET https://x.example/y?a=b&sig=SECRET: no")} {
 		if got := message(&trace{}, "", "", err); strings.Contains(got, "SECRET") || strings.Contains(got, "\n") {
-			t.Errorf("%q shows a secret", got)
+			t.Errorf("%q contains a secret", got)
 		}
 	}
-	if got := message(&trace{}, "", strings.Repeat("é", 1000), errors.New("x")); len(got) > longest+3 {
-		t.Errorf("a message has %d bytes", len(got))
-	}
-}
-
-// What is read in order comes in long requests, and whoever jumps about is not
-// sent what nobody has asked for.
-func TestReadAhead(t *testing.T) {
-	const size = 40<<20 + 12345
-	s := newStore(t, size)
-	b := s.open(t, "")
-	t.Run("in order", func(t *testing.T) {
-		o := b.object(t)
-		s.gets.Store(0)
-		before := b.Stats().Bytes
-		p := make([]byte, 128<<10)
-		for off := int64(0); off < size; off += int64(len(p)) {
-			n, err := o.ReadAt(context.Background(), p, off)
-			if err != nil && err != io.EOF || !bytes.Equal(p[:n], s.data[off:off+int64(n)]) || n < len(p) && off+int64(n) != size {
-				t.Fatalf("at %d: %d, %v, or other bytes", off, n, err)
-			}
-		}
-		if got := s.gets.Load(); got > 10 {
-			t.Errorf("%d requests for %d bytes", got, size)
-		}
-		if got := b.Stats().Bytes - before; got != size {
-			t.Errorf("%d bytes came for %d", got, size)
-		}
-	})
-	t.Run("here and there", func(t *testing.T) {
-		o := b.object(t)
-		before := b.Stats().Bytes
-		r := rand.New(rand.NewPCG(1, 2))
-		p := make([]byte, 4096)
-		for range 200 {
-			off := 4096 * r.Int64N(size/4096)
-			n, err := o.ReadAt(context.Background(), p, off)
-			if err != nil && err != io.EOF || !bytes.Equal(p[:n], s.data[off:off+int64(n)]) {
-				t.Fatalf("at %d: %d, %v, or other bytes", off, n, err)
-			}
-		}
-		if got := b.Stats().Bytes - before; got > 20<<20 {
-			t.Errorf("%d bytes came for %d", got, 200*len(p))
-		}
-	})
-	t.Run("by many", func(t *testing.T) {
-		o := b.object(t)
-		var readers sync.WaitGroup
-		for i := range 8 {
-			readers.Go(func() {
-				r := rand.New(rand.NewPCG(3, uint64(i)))
-				p := make([]byte, 300_000)
-				off := r.Int64N(size)
-				for range 150 {
-					if r.IntN(20) == 0 {
-						off = r.Int64N(size)
-					}
-					n, err := o.ReadAt(context.Background(), p[:1+r.IntN(len(p))], off)
-					if err != nil && err != io.EOF || !bytes.Equal(p[:n], s.data[off:off+int64(n)]) {
-						t.Errorf("at %d: %d, %v, or other bytes", off, n, err)
-						return
-					}
-					if off += int64(n); off >= size {
-						off = 0
-					}
-				}
-			})
-		}
-		readers.Wait()
-	})
-	t.Run("errors", func(t *testing.T) {
-		o := b.object(t)
-		s.answer(func(w http.ResponseWriter, r *http.Request) { fail(w, 403, "AccessDenied", "x") })
-		p := make([]byte, 4096)
-		if _, err := o.ReadAt(context.Background(), p, 0); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("got %v", err)
-		}
-		s.answer(func(http.ResponseWriter, *http.Request) {})
-		if _, err := o.ReadAt(context.Background(), p, 0); err != nil || !bytes.Equal(p, s.data[:4096]) {
-			t.Errorf("after an error: %v", err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		if _, err := o.ReadAt(ctx, p, 30<<20); !errors.Is(err, context.Canceled) {
-			t.Errorf("with a context that is done: %v", err)
-		}
-	})
-	// All memory is given back: whoever is last can have it.
-	b.streams.Wait()
-	o := b.object(t)
-	if _, err := o.ReadAt(context.Background(), make([]byte, 10), 0); err != nil {
-		t.Error(err)
-	}
-	o.Close()
-	b.streams.Wait()
-}
-
-// When all objects are closed no memory is held for reading ahead.
-func TestReadAheadGivesBack(t *testing.T) {
-	s := newStore(t, 20<<20)
-	b := s.open(t, "")
-	for range 30 {
-		o, err := b.Open(context.Background(), "dir/object")
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := make([]byte, 1<<20)
-		for off := range int64(5) {
-			if _, err := o.ReadAt(context.Background(), p, off<<20); err != nil {
-				t.Fatal(err)
-			}
-		}
-		o.Close()
-	}
-	b.streams.Wait()
-	if !b.chunks.TryAcquire(maxChunks) {
-		t.Error("memory is held that nobody reads")
+	if got := message(&trace{}, "", strings.Repeat("é", 1000), errors.New("x")); len(got) > maxMessage+3 {
+		t.Errorf("the message has %d bytes, want at most %d", len(got), maxMessage+3)
 	}
 }

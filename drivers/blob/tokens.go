@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// A signer signs requests. The libraries' own would wait for a token for ever, or
-// for as long as somebody else does, and sign for whomever a request is redirected
-// to.
+// A signer adds a token to each request. It replaces the signers of the libraries,
+// which wait for a token without a time-out or for as long as another request
+// does, and which sign requests that follow a redirect to another host.
 type signer struct {
-	tokens *tokens
+	tokens *tokenProvider
 	inner  http.RoundTripper
 }
 
@@ -31,63 +31,65 @@ func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return s.inner.RoundTrip(r)
 }
 
-// A tokenError is why a request could not be signed, and was not sent.
+// A tokenError is the reason why a request could not be signed. The request was not
+// sent.
 type tokenError struct{ err error }
 
 func (e *tokenError) Error() string { return "no token: " + e.err.Error() }
 
 func (e *tokenError) Unwrap() error { return e.err }
 
-// A way is that to whoever gives tokens. It keeps why the last request for one had
-// no answer: the libraries tell that as text, which looks like that of credentials
-// that are no good.
-type way struct {
-	unanswered atomic.Pointer[url.Error] // nil: it had one
+// A tokenTransport sends requests to the server that issues tokens. It records the
+// error of the last request if there was no response. The libraries return that
+// error only as text, which looks the same as the text for invalid credentials.
+type tokenTransport struct {
+	noResponse atomic.Pointer[url.Error] // nil: there was a response
 }
 
 // RoundTrip implements http.RoundTripper.
-func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *tokenTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := http.DefaultTransport.RoundTrip(r)
 	if err != nil {
-		w.unanswered.Store(&url.Error{Op: r.Method, URL: r.URL.Redacted(), Err: err})
+		t.noResponse.Store(&url.Error{Op: r.Method, URL: r.URL.Redacted(), Err: err})
 		return nil, err
 	}
-	w.unanswered.Store(nil)
+	t.noResponse.Store(nil)
 	return resp, nil
 }
 
-// tokens are what requests are signed with. The credentials for them are looked
-// for again after renew.
-type tokens struct {
-	find   func() (oauth2.TokenSource, error) // looks for credentials
-	way    way                                // by which they ask
-	asking singleflight.Group
+// A tokenProvider returns the tokens that requests are signed with. Its methods may
+// be called concurrently.
+type tokenProvider struct {
+	findCredentials func() (oauth2.TokenSource, error)
+	transport       tokenTransport // used by the credentials
+	flight          singleflight.Group
 
-	mu    sync.Mutex // guards the following
-	found oauth2.TokenSource
-	at    time.Time // when it was
+	mu          sync.Mutex // guards the following
+	credentials oauth2.TokenSource
+	foundAt     time.Time // when credentials were found
 }
 
-// source returns what gives tokens.
-func (t *tokens) source() (oauth2.TokenSource, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.found == nil {
-		found, err := t.find()
+// source returns the credentials, which issue tokens. It finds them on the first
+// call and on the first call after refresh.
+func (p *tokenProvider) source() (oauth2.TokenSource, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.credentials == nil {
+		credentials, err := p.findCredentials()
 		if err != nil {
 			return nil, err
 		}
-		t.found, t.at = found, time.Now()
+		p.credentials, p.foundAt = credentials, time.Now()
 	}
-	return t.found, nil
+	return p.credentials, nil
 }
 
-// token returns a token that is good. One is asked for at a time, for all who
-// want one, each of whom waits until its context is done.
-func (t *tokens) token(ctx context.Context) (*oauth2.Token, error) {
-	asked := t.asking.DoChan("", func() (any, error) { return t.ask() })
+// token returns a valid token. Concurrent calls share one request for it (single
+// flight). Each call returns when its own context is done.
+func (p *tokenProvider) token(ctx context.Context) (*oauth2.Token, error) {
+	result := p.flight.DoChan("", func() (any, error) { return p.request() })
 	select {
-	case r := <-asked:
+	case r := <-result:
 		if r.Err != nil {
 			return nil, r.Err
 		}
@@ -97,27 +99,32 @@ func (t *tokens) token(ctx context.Context) (*oauth2.Token, error) {
 	}
 }
 
-// ask asks for a token, and waits for it.
-func (t *tokens) ask() (*oauth2.Token, error) {
-	source, err := t.source()
+// request gets a token from the credentials.
+func (p *tokenProvider) request() (*oauth2.Token, error) {
+	source, err := p.source()
 	if err != nil {
 		return nil, err
 	}
-	t.way.unanswered.Store(nil)
+	p.transport.noResponse.Store(nil)
 	token, err := source.Token()
-	if lost := t.way.unanswered.Load(); err != nil && lost != nil {
+	if lost := p.transport.noResponse.Load(); err != nil && lost != nil {
 		return nil, lost
 	}
 	return token, err
 }
 
-// renew has the credentials be looked for again, unless they were since then. Who
-// wants a token after that does not wait for one that was asked for before.
-func (t *tokens) renew(began time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.at.Before(began) {
-		t.found = nil
-		t.asking.Forget("")
+// refresh discards the credentials, unless they were found after began. Later calls
+// of token do not wait for a request that was started before. It reports whether
+// requests are signed with tokens: a nil *tokenProvider has none.
+func (p *tokenProvider) refresh(began time.Time) bool {
+	if p == nil {
+		return false
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.foundAt.Before(began) {
+		p.credentials = nil
+		p.flight.Forget("")
+	}
+	return true
 }

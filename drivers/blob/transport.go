@@ -9,39 +9,38 @@ import (
 	"time"
 )
 
-// A kind is what a request is for, in the way that stores charge for it.
-type kind int
+// A requestKind is a class of requests, as stores charge for them.
+type requestKind int
 
-// The kinds of requests.
 const (
-	other kind = iota // none that this package sends
+	other requestKind = iota // not sent by this package
 	list
 	get
 )
 
-// A trace is what is known of the one request that was sent with its context:
-// the answer as it came, whichever library asked.
+// A trace records one request that was sent with its context, and the response as
+// it arrived. It does not depend on the library that sent the request.
 type trace struct {
-	kind   kind
-	dog    *watchdog // of whoever waits for the answer
-	began  time.Time // before it was signed
-	sent   bool
-	status int         // of the answer; 0: there was none
-	header http.Header // of the answer
-	length int64       // of its body, as it says; -1: it does not
+	kind     requestKind
+	watchdog *watchdog // of the caller that waits for the response
+	began    time.Time // before the request was signed
+	sent     bool
+	status   int         // of the response; 0: there was none
+	header   http.Header // of the response
+	length   int64       // Content-Length of the response; -1: unknown
 }
 
 type traceKey struct{}
 
-// traced returns a context for one request, and what will be known of it.
-func traced(ctx context.Context, k kind, dog *watchdog) (context.Context, *trace) {
-	t := &trace{kind: k, dog: dog, began: time.Now()}
+// withTrace returns a context for one request, and the trace that records it.
+func withTrace(ctx context.Context, k requestKind, watchdog *watchdog) (context.Context, *trace) {
+	t := &trace{kind: k, watchdog: watchdog, began: time.Now()}
 	return context.WithValue(ctx, traceKey{}, t), t
 }
 
-// A transport sends all requests to a store, and counts them. Connections are
-// used again; there are as many as there are requests at once, since one that
-// all share, as in HTTP/2, has the bandwidth of one.
+// A transport sends all requests to a store, and counts them. It reuses
+// connections. Each concurrent request has a connection of its own: requests that
+// share one, as in HTTP/2, share the bandwidth of one.
 type transport struct {
 	inner    *http.Transport
 	counters *Counters
@@ -55,16 +54,16 @@ func newTransport(counters *Counters) *transport {
 		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		TLSHandshakeTimeout:   10 * time.Second,
 		ExpectContinueTimeout: time.Second,
-		MaxIdleConnsPerHost:   maxIdle,
+		MaxIdleConnsPerHost:   maxIdleConns,
 		IdleConnTimeout:       90 * time.Second,
-		DisableCompression:    true, // content is what was stored, compressed or not
+		DisableCompression:    true, // an object is returned as it is stored, compressed or not
 		Protocols:             protocols,
 		ReadBufferSize:        64 << 10,
 	}}
 }
 
-// maxIdle is how many connections are kept for the next request.
-const maxIdle = 256
+// maxIdleConns is the number of idle connections to a store that stay open.
+const maxIdleConns = 256
 
 // RoundTrip implements http.RoundTripper.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -74,11 +73,11 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return t.inner.RoundTrip(r)
 	}
 	if tr.kind == get && tr.status != 0 {
-		return nil, errTwice
+		return nil, errResumed
 	}
 	atomic.AddInt64(t.counters.request(tr.kind), 1)
 	tr.sent = true
-	tr.dog.watch()
+	tr.watchdog.arm()
 	resp, err := t.inner.RoundTrip(r)
 	if err != nil {
 		return nil, err
@@ -90,12 +89,12 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// errTwice is the error of a library that goes on by itself where an answer ended
-// early: without a pause, and unseen by whoever compares answers with what was
-// asked for.
-var errTwice = errors.New("the answer ended early")
+// errResumed refuses the second request of a library that resumes a response which
+// ended early. The library sends it without a pause, and its response would
+// bypass checkResponse.
+var errResumed = errors.New("the response ended early")
 
-// throttled reports whether the answer asks to slow down.
+// throttled reports whether the response requests a lower rate.
 func (t *trace) throttled() bool {
 	return t.status == http.StatusTooManyRequests || t.status == http.StatusServiceUnavailable
 }

@@ -13,55 +13,62 @@ import (
 	cdk "gocloud.dev/blob"
 )
 
-// A vendor is what differs between the kinds of store. Listing and reading go
-// by way of the portable library; what it has no word for (versions, keys as
-// they are, its vendor's credentials) by way of the vendor's own types, which it
-// gives out.
+// A vendor is one kind of store. This package lists and reads through the portable
+// library (gocloud.dev/blob). That library has no versions, escapes keys, and does
+// not select credentials. For these a vendor uses the types of the vendor's own
+// library, which the portable library exposes.
+//
+// The methods may be called concurrently.
 type vendor interface {
-	// bucket is the bucket as the portable library has it.
+	// bucket returns the bucket of the portable library.
 	bucket() *cdk.Bucket
 
-	// list prepares a request for keys that begin with prefix.
+	// list returns a function that prepares a request for keys that begin with
+	// prefix.
 	list(prefix string) func(as func(any) bool) error
 
-	// item returns a key of a listing.
+	// item returns one entry of a listing.
 	item(o *cdk.ListObject) item
 
-	// read asks for n bytes of one version of an object, from offset off. It
-	// fails if the object is of another version by now.
+	// read requests n bytes of one version of an object, from offset off. It
+	// fails if the object no longer has that version. The caller closes the
+	// reader.
 	read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error)
 
-	// version is that of the object that an answer brings, "" if it does not say.
+	// version returns the version of the object in a response, "" if the
+	// response does not name it.
 	version(h http.Header) string
 
-	// failure returns what the store itself says of an error, "" if it does not:
-	// its name for it, and a text.
+	// failure returns the error code and the message of the store, "" if err has
+	// none.
 	failure(err error) (code, text string)
 
-	// renew has credentials be looked for again, unless they were since a request
-	// began that was refused: what it was signed with may be older. It reports
-	// whether there are any: if not, the request will be refused again.
-	renew(began time.Time) bool
+	// refreshCredentials discards the credentials, so that the next request looks
+	// them up again. A request that began at began was refused; credentials that
+	// were looked up later are kept. It returns false if there is nothing to look
+	// up, and the store would refuse a retry too.
+	refreshCredentials(began time.Time) bool
 
-	// identity says how requests are signed, without what is secret.
+	// identity describes how requests are signed, without secrets.
 	identity(ctx context.Context) (string, error)
 }
 
-// An item is one key of a listing.
+// An item is one entry of a listing.
 type item struct {
-	key     string // of a directory, what all keys in it begin with
+	key     string // of a directory: the common prefix of its keys
 	dir     bool
 	size    int64
 	mtime   time.Time
 	version string
 }
 
-// credentialsTimeout is how long it may take to get credentials: less than stall,
-// so that who waits for them is told why there are none. Who opens a bucket waits
-// less long, and is told only that they did not come.
+// credentialsTimeout bounds a lookup of credentials. It is shorter than
+// stallTimeout, so that a reader gets the reason of a failed lookup. It is longer
+// than openStallTimeout: Open reports only that the credentials were not there in
+// time.
 const credentialsTimeout = 20 * time.Second
 
-// connect returns the vendor of a location. This is where all are.
+// connect returns the vendor of a location. All vendors are listed here.
 func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (vendor, error) {
 	switch l.Scheme {
 	case "s3":
@@ -71,14 +78,14 @@ func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (v
 	case "azblob":
 		return connectAzure(l, t)
 	}
-	return nil, fmt.Errorf("no store has URLs that begin with %s://", l.Scheme)
+	return nil, fmt.Errorf("unknown scheme %s://", l.Scheme)
 }
 
-// tag returns an ETag as a version: without the quotes that are not always there,
-// and where it is a checksum in hexadecimal, which most are, as the bytes of the
-// checksum after a NUL. A name space has millions of them. A weak one stays as it
-// is.
-func tag(etag string) string {
+// etagVersion returns an ETag as a version. It removes the quotes, which some
+// responses omit. Most ETags are checksums in hexadecimal; their version is a NUL
+// and the bytes of the checksum, to save memory in namespaces with millions of
+// files. A weak ETag keeps its prefix W/.
+func etagVersion(etag string) string {
 	unquoted := strings.TrimSuffix(strings.TrimPrefix(etag, `"`), `"`)
 	if sum, err := hex.DecodeString(unquoted); err == nil && len(sum) >= 16 && hex.EncodeToString(sum) == unquoted {
 		return "\x00" + string(sum)
@@ -86,19 +93,19 @@ func tag(etag string) string {
 	return unquoted
 }
 
-// bare is the ETag that a version was made of, without quotes.
-func bare(version string) string {
+// unquotedETag returns the ETag of a version, without quotes.
+func unquotedETag(version string) string {
 	if sum, ok := strings.CutPrefix(version, "\x00"); ok {
 		return hex.EncodeToString([]byte(sum))
 	}
 	return version
 }
 
-// quoted returns a version as a request asks for it. It returns "" for a weak
-// ETag, with which no request can ask.
-func quoted(version string) string {
+// ifMatch returns the value of an If-Match header for a version. It returns "" for
+// a weak ETag, which If-Match does not support.
+func ifMatch(version string) string {
 	if version == "" || strings.HasPrefix(version, "W/") {
 		return ""
 	}
-	return `"` + bare(version) + `"`
+	return `"` + unquotedETag(version) + `"`
 }

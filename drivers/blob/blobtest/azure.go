@@ -9,13 +9,13 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob"
 )
 
-// The account that every Azurite has. Its key is in its manual, and no secret.
+// The default account of Azurite. Its key is public: it is in Azurite's manual.
 const (
 	azureAccount = "devstoreaccount1"
 	azureKey     = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
 
-// startAzure starts Azurite, whose account is the first element of paths.
+// startAzure starts Azurite. The first element of a path is the account.
 func startAzure(t testing.TB) *Server {
 	t.Helper()
 	path := program(t, "azurite-blob")
@@ -29,19 +29,19 @@ func startAzure(t testing.TB) *Server {
 	return s
 }
 
-// An azureStore changes a server of Azure Blob Storage.
+// An azureStore is the store of a server of Azure Blob Storage.
 type azureStore struct{ client *azblob.Client }
 
 func newAzureStore(t testing.TB, endpoint string) *azureStore {
 	t.Helper()
 	credential, err := azblob.NewSharedKeyCredential(azureAccount, azureKey)
 	if err != nil {
-		t.Fatalf("read the key of %s: %v", azureAccount, err)
+		t.Fatalf("decode the key of %s: %v", azureAccount, err)
 	}
 	opts := &azblob.ClientOptions{ClientOptions: policy.ClientOptions{Transport: httpClient(t)}}
 	client, err := azblob.NewClientWithSharedKeyCredential(endpoint+"/"+azureAccount, credential, opts)
 	if err != nil {
-		t.Fatalf("reach %s: %v", endpoint, err)
+		t.Fatalf("make a client of %s: %v", endpoint, err)
 	}
 	return &azureStore{client}
 }

@@ -11,10 +11,9 @@ import (
 	"google.golang.org/api/option"
 )
 
-// startGCS starts fake-gcs-server. Its public host has no port, so that requests
-// that come by way of a Proxy are for it too. It is not all that Google's is: a
-// page of a listing repeats the folders of those before it that come after its
-// first name.
+// startGCS starts fake-gcs-server. Its public host has no port, so that it accepts
+// requests through a Proxy too. One difference to Google's server: a page of a listing
+// repeats those directories of earlier pages that sort after its first name.
 func startGCS(t testing.TB) *Server {
 	t.Helper()
 	path := program(t, "fake-gcs-server")
@@ -26,7 +25,7 @@ func startGCS(t testing.TB) *Server {
 	return s
 }
 
-// A gcsStore changes a server of Google Cloud Storage.
+// A gcsStore is the store of a server of Google Cloud Storage.
 type gcsStore struct{ client *storage.Client }
 
 func newGCSStore(t testing.TB, endpoint string) *gcsStore {
@@ -34,7 +33,7 @@ func newGCSStore(t testing.TB, endpoint string) *gcsStore {
 	client, err := storage.NewClient(t.Context(), option.WithHTTPClient(httpClient(t)), option.WithoutAuthentication(),
 		option.WithEndpoint(endpoint+"/storage/v1/"))
 	if err != nil {
-		t.Fatalf("reach %s: %v", endpoint, err)
+		t.Fatalf("make a client of %s: %v", endpoint, err)
 	}
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil {
@@ -50,7 +49,7 @@ func (s *gcsStore) makeBucket(ctx context.Context, bucket string) error {
 
 func (s *gcsStore) put(ctx context.Context, bucket, key string, data []byte) error {
 	w := s.client.Bucket(bucket).Object(key).NewWriter(ctx)
-	w.ChunkSize = 0 // all in one request
+	w.ChunkSize = 0 // send one request
 	_, err := w.Write(data)
 	return errors.Join(err, w.Close())
 }

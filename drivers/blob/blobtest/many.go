@@ -12,41 +12,42 @@ import (
 	"time"
 )
 
-// What the server of Many has.
+// The contents of a server that Many has started.
 const (
-	ManyBucket = "many" // the only bucket
-	ManyPrefix = "keys/"
+	ManyBucket = "many"  // the only bucket
+	ManyPrefix = "keys/" // prefix of all keys
 )
 
-// manyPage is how many keys Amazon puts into an answer at most.
-const manyPage = 1000
+// maxPage is the largest number of keys in a response of Amazon's.
+const maxPage = 1000
 
-// Many starts an S3 server that has n objects below ManyPrefix, and makes each up
-// when it is asked for: listing a million takes it no longer than sending the
-// answers. (Of the real ones, versitygw and fake-gcs-server look at all keys for
-// each page of a listing.) It takes any signature, and cannot be written to.
+// Many starts an S3 server with n objects below ManyPrefix. It generates each object
+// on request, so that listing a million keys takes only the time to send the
+// responses. (versitygw and fake-gcs-server scan all keys for each page of a listing.)
+// The server accepts any signature, and is read-only. It is closed when the test ends.
 func Many(t testing.TB, n int) *Server {
 	t.Helper()
-	server := httptest.NewServer(many(n))
+	server := httptest.NewServer(manyObjects(n))
 	t.Cleanup(server.Close)
 	return (&Server{Kind: S3, URL: server.URL}).At(t, server.URL)
 }
 
-// many is a bucket of so many objects, whose keys are in order.
-type many int
+// manyObjects is the number of objects in the bucket. Object i has the i-th key in key
+// order.
+type manyObjects int
 
-func (m many) key(i int) string { return fmt.Sprintf("%s%09d", ManyPrefix, i) }
+func (m manyObjects) key(i int) string { return fmt.Sprintf("%s%09d", ManyPrefix, i) }
 
-// content is that of an object: its key.
-func (m many) content(i int) string { return m.key(i) }
+// content returns the content of an object, which is its key.
+func (m manyObjects) content(i int) string { return m.key(i) }
 
-func (m many) etag(i int) string { return fmt.Sprintf("%x", md5.Sum([]byte(m.content(i)))) }
+func (m manyObjects) etag(i int) string { return fmt.Sprintf("%x", md5.Sum([]byte(m.content(i)))) }
 
-// manyTime is when all the objects were made.
+// manyTime is the modification time of all objects.
 var manyTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // ServeHTTP implements http.Handler.
-func (m many) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (m manyObjects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	bucket, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch {
 	case bucket != ManyBucket:
@@ -56,11 +57,11 @@ func (m many) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case KindOf(r) == Get || KindOf(r) == Head && key != "":
 		m.get(w, r, key)
 	default:
-		http.Error(w, "the bucket cannot be changed", http.StatusNotImplemented)
+		http.Error(w, "the bucket is read-only", http.StatusNotImplemented)
 	}
 }
 
-func (m many) get(w http.ResponseWriter, r *http.Request, key string) {
+func (m manyObjects) get(w http.ResponseWriter, r *http.Request, key string) {
 	i, err := strconv.Atoi(strings.TrimPrefix(key, ManyPrefix))
 	if err != nil || i < 0 || i >= int(m) || m.key(i) != key {
 		w.WriteHeader(http.StatusNotFound)
@@ -71,8 +72,8 @@ func (m many) get(w http.ResponseWriter, r *http.Request, key string) {
 	http.ServeContent(w, r, "", manyTime, strings.NewReader(m.content(i)))
 }
 
-// list answers ListObjectsV2. A token is the index of the next object.
-func (m many) list(w http.ResponseWriter, r *http.Request) {
+// list handles ListObjectsV2. A continuation token is the index of the next object.
+func (m manyObjects) list(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	prefix := query.Get("prefix")
 	begin := sort.Search(int(m), func(i int) bool { return m.key(i) >= prefix })
@@ -89,9 +90,9 @@ func (m many) list(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	page := manyPage
-	if most, err := strconv.Atoi(query.Get("max-keys")); err == nil {
-		page = min(page, most)
+	page := maxPage
+	if maxKeys, err := strconv.Atoi(query.Get("max-keys")); err == nil {
+		page = min(page, maxKeys)
 	}
 	if last := begin + page; last < end {
 		end = last

@@ -9,16 +9,17 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
+// Amazon's library lists and reads the objects of Many, and cannot change them.
 func TestMany(t *testing.T) {
 	s := Many(t, 2500)
 	p := NewProxy(t, s.URL, Plan{})
 	s = s.At(t, p.URL)
 	keys := s.Keys(t, ManyBucket)
 	if len(keys) != 2500 || !slices.IsSorted(keys) || keys[2499] != "keys/000002499" {
-		t.Errorf("%d keys, or other ones", len(keys))
+		t.Errorf("got %d keys, want 2500, or wrong keys", len(keys))
 	}
 	if got := p.Stats().Lists; got != 3 {
-		t.Errorf("%d requests, want 3", got)
+		t.Errorf("got %d listing requests, want 3", got)
 	}
 	if err := s.store.put(t.Context(), ManyBucket, "key", nil); err == nil {
 		t.Error("put succeeds")
@@ -30,7 +31,7 @@ func TestMany(t *testing.T) {
 	}
 	defer object.Body.Close()
 	if got, err := io.ReadAll(object.Body); err != nil || !bytes.Equal(got, []byte(keys[7])) {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, error %v", got, err)
 	}
 	for _, test := range []struct {
 		prefix, delimiter string
@@ -43,9 +44,9 @@ func TestMany(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(page.Contents) != test.keys || len(page.CommonPrefixes) != test.prefixes {
-			t.Errorf("prefix %q: %d keys, %d prefixes; want %d, %d", test.prefix, len(page.Contents), len(page.CommonPrefixes), test.keys, test.prefixes)
-		} else if test.keys > 0 && *page.Contents[0].ETag != `"`+many(0).etag(slices.Index(keys, *page.Contents[0].Key))+`"` {
-			t.Errorf("prefix %q: ETag %s", test.prefix, *page.Contents[0].ETag)
+			t.Errorf("prefix %q: got %d keys, %d prefixes; want %d, %d", test.prefix, len(page.Contents), len(page.CommonPrefixes), test.keys, test.prefixes)
+		} else if test.keys > 0 && *page.Contents[0].ETag != `"`+manyObjects(0).etag(slices.Index(keys, *page.Contents[0].Key))+`"` {
+			t.Errorf("prefix %q: got ETag %s", test.prefix, *page.Contents[0].ETag)
 		}
 	}
 }

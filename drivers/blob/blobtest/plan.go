@@ -15,41 +15,41 @@ import (
 	"time"
 )
 
-// A Fault is something that goes wrong with a request.
+// A Fault is a failure of a request.
 type Fault string
 
-// What can go wrong. A Fault that a request cannot have, such as half a body
-// where there is none, leaves it alone.
+// The faults. A fault that does not apply to a request, such as a truncated body if
+// there is no body, has no effect.
 const (
-	// The connection.
+	// Faults of the connection.
 
-	Reset     Fault = "reset"             // is reset before any byte of the answer
-	ResetBody Fault = "reset in the body" // is reset after some of the body
-	Truncated Fault = "truncated body"    // is closed, in good order, after some of the body
+	Reset     Fault = "reset"             // reset before the response
+	ResetBody Fault = "reset in the body" // reset after a part of the body
+	Truncated Fault = "truncated body"    // closed normally after a part of the body
 
-	// The answer, which is the Proxy's own. Its text has Message in it.
+	// Error responses of the Proxy. Their text contains Message.
 
 	Unavailable  Fault = "503"                  // without Retry-After
-	RetryAfter   Fault = "503 with Retry-After" // of Plan.RetryAfter
+	RetryAfter   Fault = "503 with Retry-After" // see Plan.RetryAfter
 	TooMany      Fault = "429"
 	Forbidden    Fault = "403"
 	NotFound     Fault = "404"
 	Precondition Fault = "412"
 
-	// The answer of the server.
+	// Changes of the server's response.
 
-	Late        Fault = "late"         // it comes Plan.Lateness later
-	Slow        Fault = "slow body"    // it comes at Plan.SlowRate
-	ShortLength Fault = "short length" // Content-Length says about half of the bytes that come
-	StaleETag   Fault = "stale ETag"   // it has the ETag, and the generation, of another version
+	Late        Fault = "late"         // delayed by Plan.Lateness
+	Slow        Fault = "slow body"    // sent at Plan.SlowRate
+	ShortLength Fault = "short length" // Content-Length is about half of the length of the body
+	StaleETag   Fault = "stale ETag"   // with the ETag and the generation of another version
 )
 
-// Message is in the text of each error that a Proxy makes up.
-const Message = "This is a fault of the plan."
+// Message is part of the text of each error response of a Proxy.
+const Message = "This fault was injected by the plan."
 
-// answers are the faults that are an answer: its status, and the name that the
-// vendors have for it.
-var answers = map[Fault]struct {
+// errorResponses has the status and the vendors' error code of the faults that are
+// error responses.
+var errorResponses = map[Fault]struct {
 	status int
 	code   string
 }{
@@ -61,25 +61,26 @@ var answers = map[Fault]struct {
 	Precondition: {http.StatusPreconditionFailed, "PreconditionFailed"},
 }
 
-// A Plan is what a Proxy does to requests. The zero Plan does nothing.
+// A Plan describes the delays and faults that a Proxy adds to requests. The zero Plan
+// adds none.
 type Plan struct {
-	// What is done to all requests.
+	// For all requests.
 
-	Latency  time.Duration // each request waits this long before it is sent on
-	Rate     int64         // bytes per second of all bodies together; 0 is no limit
-	ConnRate int64         // and of the bodies on one connection
+	Latency  time.Duration // delay before a request is forwarded
+	Rate     int64         // limit of all bodies together, in bytes per second; 0: none
+	ConnRate int64         // limit of the bodies on one connection, in bytes per second; 0: none
 
-	// What is done to some. The same Seed does the same to the same order of
-	// those that Match.
+	// For the requests that Match selects. With the same Seed and the same order of
+	// requests, the faults are the same.
 
 	Seed   uint64
-	Match  func(*http.Request) bool // which requests; nil is all
-	Jitter time.Duration            // they wait up to this much longer
-	Faults map[Fault]float64        // how probable each is; together at most 1
+	Match  func(*http.Request) bool // nil selects all requests
+	Jitter time.Duration            // upper bound of an additional random delay
+	Faults map[Fault]float64        // probability of each fault; the sum is at most 1
 
-	// What the faults need.
+	// Parameters of the faults.
 
-	RetryAfter time.Duration // for RetryAfter, in whole seconds
+	RetryAfter time.Duration // for RetryAfter; rounded down to seconds, 0 is one second
 	Lateness   time.Duration // for Late
 	SlowRate   int64         // for Slow: bytes per second
 }
@@ -87,8 +88,8 @@ type Plan struct {
 // A plan is a Plan in use.
 type plan struct {
 	Plan
-	faults  []Fault       // those that there are, in order
-	matched atomic.Uint64 // requests so far
+	faults  []Fault       // the keys of Plan.Faults, sorted
+	matched atomic.Uint64 // requests that Match has selected so far
 }
 
 func newPlan(p Plan) *plan {
@@ -100,54 +101,54 @@ func newPlan(p Plan) *plan {
 		sum += chance
 	}
 	if sum > 1+1e-9 {
-		panic(fmt.Sprintf("blobtest: the probabilities of all faults are %v together", sum))
+		panic(fmt.Sprintf("blobtest: the sum of the probabilities of all faults is %v", sum))
 	}
 	p.Faults = maps.Clone(p.Faults)
 	return &plan{Plan: p, faults: slices.Sorted(maps.Keys(p.Faults))}
 }
 
-// A fate is what happens to one request.
-type fate struct {
-	fault   Fault         // or ""
-	latency time.Duration // before it is sent on
-	where   float64       // from 0 to 1: how far into a body
+// An outcome is what a plan does to one request.
+type outcome struct {
+	fault   Fault         // "": none
+	latency time.Duration // before the request is forwarded
+	where   float64       // position of the fault in the body, from 0 to 1
 }
 
-// draw decides about a request.
-func (p *plan) draw(r *http.Request) fate {
-	f := fate{latency: p.Latency}
+// decide returns the outcome of a request.
+func (p *plan) decide(r *http.Request) outcome {
+	o := outcome{latency: p.Latency}
 	if p.Match != nil && !p.Match(r) {
-		return f
+		return o
 	}
 	random := rand.New(rand.NewPCG(p.Seed, p.matched.Add(1)))
-	at := random.Float64()
-	f.latency += time.Duration(random.Float64() * float64(p.Jitter))
-	f.where = random.Float64()
+	sample := random.Float64()
+	o.latency += time.Duration(random.Float64() * float64(p.Jitter))
+	o.where = random.Float64()
 	for _, fault := range p.faults {
-		if at -= p.Faults[fault]; at < 0 {
-			f.fault = fault
+		if sample -= p.Faults[fault]; sample < 0 {
+			o.fault = fault
 			break
 		}
 	}
-	if f.fault == Late {
-		f.latency += p.Lateness
+	if o.fault == Late {
+		o.latency += p.Lateness
 	}
-	return f
+	return o
 }
 
-// A RequestKind is what a request asks for.
+// A RequestKind is a class of requests.
 type RequestKind int
 
 // The kinds of requests.
 const (
 	Other RequestKind = iota
-	Get               // the content of an object, or a part of it
-	List              // names
+	Get               // content of an object, or a range of it
+	List              // a page of keys
 	Head              // attributes of an object
 )
 
-// KindOf tells what a request asks for, in any of the three protocols. What
-// only describes one object is Head, whatever its method.
+// KindOf returns the kind of a request of any of the three protocols. A request for
+// the attributes of one object is Head, whatever its method.
 func KindOf(r *http.Request) RequestKind {
 	query := r.URL.Query()
 	switch {
@@ -169,8 +170,8 @@ func KindOf(r *http.Request) RequestKind {
 	return Other
 }
 
-// kindOfJSON is KindOf for a GET of Google's JSON API, whose paths are
-// b/BUCKET/o and b/BUCKET/o/KEY.
+// kindOfJSON is KindOf for a GET of Google's JSON API. Its paths are b/BUCKET/o and
+// b/BUCKET/o/KEY.
 func kindOfJSON(elems []string, alt string) RequestKind {
 	switch {
 	case len(elems) < 3 || elems[2] != "o":
@@ -186,27 +187,26 @@ func kindOfJSON(elems []string, alt string) RequestKind {
 // ObjectGets matches the requests for the content of objects.
 func ObjectGets(r *http.Request) bool { return KindOf(r) == Get }
 
-// answer sends a fault that is an answer of its own, as the protocol of the
-// request has it.
-func answer(w http.ResponseWriter, r *http.Request, fault Fault, retryAfter time.Duration) {
-	a := answers[fault]
+// writeError writes the error response of a fault, in the protocol of the request.
+func writeError(w http.ResponseWriter, r *http.Request, fault Fault, retryAfter time.Duration) {
+	e := errorResponses[fault]
 	if fault == RetryAfter {
 		w.Header().Set("Retry-After", strconv.Itoa(int(cmp.Or(retryAfter, time.Second).Seconds())))
 	}
-	body, contentType := errorXML(a.code), "application/xml"
+	body, contentType := errorXML(e.code), "application/xml"
 	if strings.HasPrefix(r.URL.Path, "/storage/v1/") || strings.HasPrefix(r.URL.Path, "/b/") {
-		body, contentType = errorJSON(a.status, a.code), "application/json"
+		body, contentType = errorJSON(e.status, e.code), "application/json"
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.Header().Set("x-ms-error-code", a.code)
-	w.WriteHeader(a.status)
+	w.Header().Set("x-ms-error-code", e.code)
+	w.WriteHeader(e.status)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // a client that has gone needs no answer
+		_, _ = w.Write(body) // an error means that the client has gone
 	}
 }
 
-// errorXML is an error of S3, Azure, and Google's XML API.
+// errorXML returns an error response of S3, Azure, or Google's XML API.
 func errorXML(code string) []byte {
 	return must(xml.Marshal(struct {
 		XMLName       xml.Name `xml:"Error"`
@@ -214,7 +214,7 @@ func errorXML(code string) []byte {
 	}{Code: code, Message: Message}))
 }
 
-// errorJSON is an error of Google's JSON API.
+// errorJSON returns an error response of Google's JSON API.
 func errorJSON(status int, reason string) []byte {
 	type object = map[string]any
 	return must(json.Marshal(object{"error": object{
@@ -222,7 +222,7 @@ func errorJSON(status int, reason string) []byte {
 	}}))
 }
 
-// must is for values that cannot fail to be marshalled.
+// must returns data. It panics on an error, which these values cannot cause.
 func must(data []byte, err error) []byte {
 	if err != nil {
 		panic(err)

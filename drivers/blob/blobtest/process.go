@@ -15,35 +15,36 @@ import (
 	"time"
 )
 
-// Folder is where in the user's cache folder .ci/deps.sh installs the servers.
-const Folder = "milkweed-test"
+// installDir is the directory, below the user's cache directory, into which .ci/deps.sh
+// installs the servers.
+const installDir = "milkweed-test"
 
-// What the tests must have done within, on a machine that is busy.
+// Time-outs for servers, long enough for a busy machine.
 const (
-	startTime = 60 * time.Second
-	stopTime  = 10 * time.Second
+	startTimeout = 60 * time.Second
+	stopTimeout  = 10 * time.Second
 )
 
-// cache is the user's cache folder, as it was before a test changed HOME.
+// cache is the user's cache directory. It is read before a test can change HOME.
 var cache, cacheErr = os.UserCacheDir()
 
-// program returns the path of a server. If there is none the test fails.
+// program returns the path of a server. The test fails if it is not installed.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	if cacheErr != nil {
 		t.Fatalf("find %s: %v", name, cacheErr)
 	}
-	path, err := find(filepath.Join(cache, Folder), name)
+	path, err := find(filepath.Join(cache, installDir), name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-// find returns the path of a program that .ci/deps.sh has installed in folder, or
-// of one that is in $PATH.
-func find(folder, name string) (string, error) {
-	if path, err := exec.LookPath(filepath.Join(folder, "bin", name)); err == nil {
+// find returns the path of a program, which .ci/deps.sh has installed in dir or
+// which is in $PATH.
+func find(dir, name string) (string, error) {
+	if path, err := exec.LookPath(filepath.Join(dir, "bin", name)); err == nil {
 		return path, nil
 	}
 	path, err := exec.LookPath(name)
@@ -53,30 +54,31 @@ func find(folder, name string) (string, error) {
 	return path, nil
 }
 
-// A process is a server that runs until the test ends, or until this process
-// does, however it ends.
+// A process is a server that runs until the test ends. It is killed too when this
+// process dies.
 type process struct {
 	cmd  *exec.Cmd
-	out  tail
+	out  tailBuffer
 	done chan struct{} // closed when the process has ended
 }
 
-// launch runs a server that listens at an address of its own, and returns the
-// address when the server answers there.
+// launch starts a server on a free port. It returns the address when the server
+// responds there.
 func launch(t testing.TB, command func(host, port string) *exec.Cmd) string {
 	t.Helper()
 	var p *process
-	for range 3 { // somebody else can take the port before the server does
+	for range 3 { // another process can take the port before the server does
 		host, port := freePort(t)
 		p = run(t, command(host, port))
-		if address := net.JoinHostPort(host, port); p.answers(address) {
+		if address := net.JoinHostPort(host, port); p.waitReady(address) {
 			return address
 		}
 	}
-	t.Fatalf("%s does not answer, %v:\n%s", p.cmd.Path, p.cmd.ProcessState, p.out.String())
+	t.Fatalf("%s does not respond, %v:\n%s", p.cmd.Path, p.cmd.ProcessState, p.out.String())
 	return ""
 }
 
+// freePort returns an address that no process listens on.
 func freePort(t testing.TB) (host, port string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -91,31 +93,31 @@ func freePort(t testing.TB) (host, port string) {
 	return host, port
 }
 
-// run starts cmd. At the end of the test it is killed, with all that it started.
+// run starts cmd. Its process group is killed when the test ends.
 func run(t testing.TB, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = stopTime
+	cmd.WaitDelay = stopTimeout
 	started := make(chan error)
-	go p.live(started)
+	go p.supervise(started)
 	if err := <-started; err != nil {
 		t.Fatalf("start a server: %v", err)
 	}
 	t.Cleanup(func() {
 		p.stop()
 		if t.Failed() {
-			t.Logf("the last words of %s:\n%s", cmd.Path, p.out.String())
+			t.Logf("end of the output of %s:\n%s", cmd.Path, p.out.String())
 		}
 	})
 	return p
 }
 
-// live starts the process and returns when it has ended. It keeps a thread to
-// itself: the kernel sends Pdeathsig when the thread that started the process
-// ends, and Go ends threads.
-func (p *process) live(started chan<- error) {
+// supervise starts the process and returns when it has ended. It sends the result of
+// the start to started. It locks its thread: the kernel sends Pdeathsig when the thread
+// that started the process ends, and the Go runtime may end threads.
+func (p *process) supervise(started chan<- error) {
 	defer close(p.done)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -129,20 +131,21 @@ func (p *process) live(started chan<- error) {
 	}
 }
 
+// stop kills the process group and waits for the process.
 func (p *process) stop() {
-	// That it has ended before is no error.
+	// It is no error if the process has ended already.
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	<-p.done
 }
 
-// answers waits until the server answers an HTTP request, whatever it says. It
-// reports false when the process has ended or the time is up.
-func (p *process) answers(address string) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+// waitReady waits until the server sends any response to an HTTP request. It reports
+// false if the process ends first, or after startTimeout.
+func (p *process) waitReady(address string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for ctx.Err() == nil {
-		if ask(ctx, client, "http://"+address+"/") == nil {
+		if ping(ctx, client, "http://"+address+"/") == nil {
 			return true
 		}
 		select {
@@ -154,7 +157,8 @@ func (p *process) answers(address string) bool {
 	return false
 }
 
-func ask(ctx context.Context, client *http.Client, url string) error {
+// ping returns nil if the server sends a response.
+func ping(ctx context.Context, client *http.Client, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
@@ -166,16 +170,17 @@ func ask(ctx context.Context, client *http.Client, url string) error {
 	return resp.Body.Close()
 }
 
-// A tail keeps the end of what is written to it.
-type tail struct {
+// A tailBuffer keeps the end of the data that is written to it. Its methods may be
+// called concurrently.
+type tailBuffer struct {
 	mu   sync.Mutex // guards the following
 	data []byte
 }
 
-// tailSize is how much a tail keeps, at least.
+// tailSize is the number of bytes that a tailBuffer keeps, at least.
 const tailSize = 16 << 10
 
-func (b *tail) Write(p []byte) (int, error) {
+func (b *tailBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.data = append(b.data, p...)
@@ -185,7 +190,7 @@ func (b *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (b *tail) String() string {
+func (b *tailBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return string(b.data)

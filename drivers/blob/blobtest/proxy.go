@@ -20,45 +20,46 @@ import (
 	"time"
 )
 
-// A Proxy stands between clients and a server, and does with requests what its
-// Plan says. What it sends on is as it came, down to the Host, so that
-// signatures hold. Its methods may be called concurrently.
+// A Proxy is a reverse proxy that adds the delays and faults of its Plan. It forwards
+// requests unchanged, including the Host, so that signatures stay valid. Its methods may
+// be called concurrently.
 type Proxy struct {
-	URL string // where it answers
+	URL string // for clients
 
 	server    *httptest.Server
 	backend   *url.URL
 	transport *http.Transport
 	plan      atomic.Pointer[plan]
-	closing   context.Context // done when the test is over
+	closing   context.Context // done when the test ends
 
 	kinds         [Head + 1]atomic.Int64
 	bytes         atomic.Int64
 	conns, broken atomic.Int64
-	total         pacer
+	total         rateLimiter
 
 	mu     sync.Mutex // guards the following
 	faults map[Fault]int64
 }
 
-// idleTime is less than any of the servers keeps a connection that is not used.
-const idleTime = 3 * time.Second
+// idleTimeout is shorter than the idle time-outs of the servers, so that the Proxy never
+// sends a request on a connection that the server closes.
+const idleTimeout = 3 * time.Second
 
-// ProxyStats is what a Proxy has seen since it was started.
+// ProxyStats has the counters of a Proxy since its start.
 type ProxyStats struct {
-	Gets   int64 // requests of the kinds that KindOf knows
+	Gets   int64 // requests by kind; see KindOf
 	Lists  int64
 	Heads  int64
 	Others int64
 
-	Bytes  int64           // of the bodies of all answers that were sent on
-	Conns  int64           // connections that clients have made
-	Broken int64           // requests that the server did not answer; the client's connection is reset
-	Faults map[Fault]int64 // those that happened
+	Bytes  int64           // of the bodies that were forwarded
+	Conns  int64           // connections from clients
+	Broken int64           // requests without a response from the server: the client gets a reset
+	Faults map[Fault]int64 // injected faults
 }
 
-// NewProxy starts a Proxy before the server at the URL backend. It ends with the
-// test.
+// NewProxy starts a Proxy for the server at the URL backend. The Proxy is closed when
+// the test ends.
 func NewProxy(t testing.TB, backend string, plan Plan) *Proxy {
 	t.Helper()
 	p := newProxy(t, backend, plan)
@@ -67,12 +68,11 @@ func NewProxy(t testing.TB, backend string, plan Plan) *Proxy {
 	return p
 }
 
-// NewTLSProxy is NewProxy at an https:// URL. Nobody who does not know its
-// Certificate trusts it.
+// NewTLSProxy is NewProxy with an https:// URL. Clients must trust its Certificate.
 func NewTLSProxy(t testing.TB, backend string, plan Plan) *Proxy {
 	t.Helper()
 	p := newProxy(t, backend, plan)
-	p.server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that are meant to fail
+	p.server.Config.ErrorLog = log.New(io.Discard, "", 0) // some tests make handshakes fail
 	p.server.StartTLS()
 	p.URL = p.server.URL
 	return p
@@ -87,7 +87,7 @@ func newProxy(t testing.TB, backend string, plan Plan) *Proxy {
 	closing, cancel := context.WithCancel(context.Background())
 	p := &Proxy{
 		backend:   u,
-		transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 1 << 10, IdleConnTimeout: idleTime},
+		transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 1 << 10, IdleConnTimeout: idleTimeout},
 		closing:   closing,
 		faults:    make(map[Fault]int64),
 	}
@@ -103,14 +103,13 @@ func newProxy(t testing.TB, backend string, plan Plan) *Proxy {
 	return p
 }
 
-// Certificate is that of a Proxy with TLS.
+// Certificate returns the certificate of a Proxy with TLS.
 func (p *Proxy) Certificate() *x509.Certificate { return p.server.Certificate() }
 
-// SetPlan has the requests that come from now on follow another plan, from its
-// beginning.
+// SetPlan replaces the plan for all later requests.
 func (p *Proxy) SetPlan(plan Plan) { p.plan.Store(newPlan(plan)) }
 
-// Stats returns what was seen so far.
+// Stats returns the current counters.
 func (p *Proxy) Stats() ProxyStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,19 +121,19 @@ func (p *Proxy) Stats() ProxyStats {
 	}
 }
 
-// count counts a fault that happens.
+// count counts an injected fault.
 func (p *Proxy) count(f Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.faults[f]++
 }
 
-// connKey is the key of the pacer of a connection.
+// connKey is the context key of the rateLimiter of a connection.
 type connKey struct{}
 
 func (p *Proxy) connContext(ctx context.Context, _ net.Conn) context.Context {
 	p.conns.Add(1)
-	return context.WithValue(ctx, connKey{}, new(pacer))
+	return context.WithValue(ctx, connKey{}, new(rateLimiter))
 }
 
 // ServeHTTP implements http.Handler.
@@ -144,69 +143,70 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(p.closing, cancel)()
-	x := &exchange{Proxy: p, plan: plan, fate: plan.draw(r), w: w, r: r.WithContext(ctx)}
-	if !sleep(ctx, x.fate.latency) {
+	x := &exchange{Proxy: p, plan: plan, outcome: plan.decide(r), w: w, r: r.WithContext(ctx)}
+	if !sleep(ctx, x.outcome.latency) {
 		panic(http.ErrAbortHandler)
 	}
 	x.serve()
 }
 
-// An exchange is one request and its answer.
+// An exchange is one request and its response.
 type exchange struct {
 	*Proxy
-	plan *plan
-	fate fate
-	w    http.ResponseWriter
-	r    *http.Request
+	plan    *plan
+	outcome outcome
+	w       http.ResponseWriter
+	r       *http.Request
 }
 
+// serve forwards the request and the response, with the fault of the outcome.
 func (x *exchange) serve() {
-	fault := x.fate.fault
-	if _, ok := answers[fault]; ok {
+	fault := x.outcome.fault
+	if _, ok := errorResponses[fault]; ok {
 		x.count(fault)
-		answer(x.w, x.r, fault, x.plan.RetryAfter)
+		writeError(x.w, x.r, fault, x.plan.RetryAfter)
 		return
 	}
 	if fault == Reset {
 		x.count(fault)
-		x.hangUp(true)
+		x.closeConn(true)
 		return
 	}
-	resp, err := x.transport.RoundTrip(x.onward())
+	resp, err := x.transport.RoundTrip(x.forwarded())
 	if err != nil {
 		x.broken.Add(1)
-		x.hangUp(true)
+		x.closeConn(true)
 		return
 	}
 	defer resp.Body.Close()
 	x.send(resp)
 }
 
-// onward is the request as it goes to the server.
-func (x *exchange) onward() *http.Request {
+// forwarded returns the request for the server.
+func (x *exchange) forwarded() *http.Request {
 	r := x.r.Clone(x.r.Context())
-	r.RequestURI = "" // of servers, not of clients
+	r.RequestURI = "" // must be empty in client requests
 	r.URL.Scheme, r.URL.Host = x.backend.Scheme, x.backend.Host
 	dropHopByHop(r.Header)
 	if _, ok := r.Header["User-Agent"]; !ok {
-		r.Header["User-Agent"] = nil // none, and not that of net/http
+		r.Header["User-Agent"] = nil // or net/http would add its own
 	}
 	return r
 }
 
-// dropHopByHop removes what is about one connection.
+// dropHopByHop removes the headers that apply to a single connection.
 func dropHopByHop(h http.Header) {
 	for _, name := range []string{"Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade"} {
 		h.Del(name)
 	}
 }
 
-// send sends the answer of the server, with the fault that it is to have.
+// send sends the server's response to the client, with the fault of the outcome.
 func (x *exchange) send(resp *http.Response) {
 	dropHopByHop(resp.Header)
 	rate, length := int64(0), resp.ContentLength
 	body := x.r.Method != http.MethodHead && length != 0
-	switch fault := x.fate.fault; {
+	switch fault := x.outcome.fault; {
 	case fault == Late:
 		x.count(fault)
 	case fault == Slow && body:
@@ -222,8 +222,8 @@ func (x *exchange) send(resp *http.Response) {
 	case (fault == ResetBody || fault == Truncated) && body && length != 1:
 		x.count(fault)
 		x.sendHead(resp)
-		x.copy(x.w, io.LimitReader(resp.Body, x.cut(length)), 0)
-		x.hangUp(fault == ResetBody)
+		x.copy(x.w, io.LimitReader(resp.Body, x.truncatedLength(length)), 0)
+		x.closeConn(fault == ResetBody)
 		return
 	}
 	x.sendHead(resp)
@@ -232,26 +232,27 @@ func (x *exchange) send(resp *http.Response) {
 	}
 }
 
+// sendHead sends the status and the headers of a response.
 func (x *exchange) sendHead(resp *http.Response) {
 	h := x.w.Header()
 	maps.Copy(h, resp.Header)
 	if _, ok := h["Content-Type"]; !ok {
-		h["Content-Type"] = nil // not to be guessed
+		h["Content-Type"] = nil // or net/http would guess it
 	}
 	x.w.WriteHeader(resp.StatusCode)
 }
 
-// cut is after how many bytes a body ends too early: at least 1, and less than
-// all. Where nobody knows how many there are, it is soon.
-func (x *exchange) cut(length int64) int64 {
+// truncatedLength returns the number of bytes after which a body ends too early: at
+// least 1, and fewer than all. If the length is unknown, -1, it is less than 64.
+func (x *exchange) truncatedLength(length int64) int64 {
 	if length < 0 {
 		length = 64
 	}
-	return 1 + int64(x.fate.where*float64(length-1))
+	return 1 + int64(x.outcome.where*float64(length-1))
 }
 
-// makeStale gives an answer the ETag of another version, and the generation that
-// Google's servers have beside it.
+// makeStale replaces the ETag by that of another version, and decrements the generation,
+// which Google's servers send too.
 func makeStale(h http.Header) {
 	h.Set("Etag", `"stale"`)
 	if generation, err := strconv.ParseInt(h.Get("X-Goog-Generation"), 10, 64); err == nil {
@@ -259,16 +260,16 @@ func makeStale(h http.Header) {
 	}
 }
 
-// sendShortLength sends more than it announces, which net/http does not do. It
-// announces the end of the connection: a client that used it again would log what
-// it finds there.
+// sendShortLength sends a body that is longer than its Content-Length, which net/http
+// does not allow. It also sends "Connection: close": a client that reused the connection
+// would log the unexpected bytes.
 func (x *exchange) sendShortLength(resp *http.Response) {
 	conn, out := x.hijack()
 	defer conn.Close()
 	head := resp.Header.Clone()
 	head.Set("Content-Length", strconv.FormatInt(resp.ContentLength/2, 10))
 	head.Set("Connection", "close")
-	// An error of out stays, and is found by the copy.
+	// out keeps its first error, and returns it to copy.
 	fmt.Fprintf(out, "HTTP/1.1 %s\r\n", resp.Status)
 	head.Write(out)
 	out.WriteString("\r\n")
@@ -276,7 +277,7 @@ func (x *exchange) sendShortLength(resp *http.Response) {
 	out.Flush()
 }
 
-// hijack takes the connection from the HTTP server.
+// hijack takes over the connection from the HTTP server.
 func (x *exchange) hijack() (net.Conn, *bufio.Writer) {
 	conn, buf, err := http.NewResponseController(x.w).Hijack()
 	if err != nil {
@@ -285,14 +286,14 @@ func (x *exchange) hijack() (net.Conn, *bufio.Writer) {
 	return conn, buf.Writer
 }
 
-// hangUp ends the connection, after what was written to it: by a reset, or in
-// good order.
-func (x *exchange) hangUp(reset bool) {
+// closeConn sends the buffered bytes and closes the connection, with a reset or
+// normally.
+func (x *exchange) closeConn(reset bool) {
 	conn, out := x.hijack()
 	defer conn.Close()
-	out.Flush() // if it fails the client has gone, and cannot be hung up on
+	out.Flush() // an error means that the client has gone
 	if secure, ok := conn.(*tls.Conn); ok && reset {
-		conn = secure.NetConn() // so that no close_notify announces the end
+		conn = secure.NetConn() // without a close_notify alert
 		defer conn.Close()
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok && reset {
@@ -300,23 +301,23 @@ func (x *exchange) hangUp(reset bool) {
 	}
 }
 
-// buffers are what bodies are copied with. Large ones save system calls.
+// buffers has buffers for copy. Large buffers save system calls.
 var buffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}
 
-// copy copies a body, not faster than all rates allow and rate is, if it is not
-// 0. It reports whether all came, and went.
+// copy copies a body at the lowest of rate and the rates of the plan; 0 is no limit. It
+// reports whether the whole body was received and sent.
 func (x *exchange) copy(dst io.Writer, src io.Reader, rate int64) bool {
 	buffer := buffers.Get().(*[256 << 10]byte)
 	defer buffers.Put(buffer)
-	conn, own := x.r.Context().Value(connKey{}).(*pacer), new(pacer)
+	conn, body := x.r.Context().Value(connKey{}).(*rateLimiter), new(rateLimiter)
 	chunk := buffer[:chunkSize(len(buffer), rate, x.plan.Rate, x.plan.ConnRate)]
 	for {
 		n, err := src.Read(chunk)
-		wait := max(own.pass(n, rate), conn.pass(n, x.plan.ConnRate), x.total.pass(n, x.plan.Rate))
+		wait := max(body.reserve(n, rate), conn.reserve(n, x.plan.ConnRate), x.total.reserve(n, x.plan.Rate))
 		if wait > 0 && !sleep(x.r.Context(), wait) {
 			return false
 		}
-		x.bytes.Add(int64(n)) // before the client can have them all
+		x.bytes.Add(int64(n)) // before Write: then a client may check the counter
 		if _, err := dst.Write(chunk[:n]); err != nil {
 			return false
 		}
@@ -329,8 +330,8 @@ func (x *exchange) copy(dst io.Writer, src io.Reader, rate int64) bool {
 	}
 }
 
-// chunkSize is how much is copied at once: no more than passes in 20 ms at the
-// lowest of the rates, so that bytes come one after the other.
+// chunkSize returns the number of bytes to copy at once: at most those of 20 ms at the
+// lowest rate, so that slow bodies arrive evenly.
 func chunkSize(size int, rates ...int64) int {
 	for _, rate := range rates {
 		if rate > 0 {

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// payload is n bytes of which no two stretches are alike.
+// payload returns n bytes without repetitions.
 func payload(n int) []byte {
 	data := make([]byte, n)
 	x := uint32(1)
@@ -33,8 +33,8 @@ func payload(n int) []byte {
 	return data
 }
 
-// origin is a server that has one object, of 100,000 bytes, under any name, and
-// a listing that comes in chunks.
+// origin starts a server that returns object for every path, and a listing with chunked
+// encoding.
 func origin(t testing.TB, object []byte) *httptest.Server {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Etag", `"1"`)
@@ -52,13 +52,13 @@ func origin(t testing.TB, object []byte) *httptest.Server {
 	return s
 }
 
-// proxied is a Proxy before an origin, and a client of it.
+// proxied starts a Proxy for an origin, and returns it with a client.
 func proxied(t testing.TB, object []byte, plan Plan) (*Proxy, *http.Client) {
 	p := NewProxy(t, origin(t, object).URL, plan)
 	return p, httpClient(t)
 }
 
-// get reads one answer to its end.
+// get sends a GET and reads the whole response. header has names and values in turn.
 func get(t testing.TB, client *http.Client, url string, header ...string) (*http.Response, []byte, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -77,9 +77,11 @@ func get(t testing.TB, client *http.Client, url string, header ...string) (*http
 	return resp, body, err
 }
 
+// always returns Plan.Faults for a fault in every request.
 func always(f Fault) map[Fault]float64 { return map[Fault]float64{f: 1} }
 
-func TestProxyLeavesAlone(t *testing.T) {
+// A Proxy without faults forwards requests and responses unchanged, and counts them.
+func TestProxyPassesThrough(t *testing.T) {
 	object := payload(1 << 20)
 	p, client := proxied(t, object, Plan{})
 	for _, test := range []struct {
@@ -94,27 +96,27 @@ func TestProxyLeavesAlone(t *testing.T) {
 	} {
 		resp, body, err := get(t, client, p.URL+"/bucket/key", test.header...)
 		if err != nil || resp.StatusCode != test.status || !bytes.Equal(body, test.want) {
-			t.Errorf("GET with %q: %+v, %d bytes, %v", test.header, resp, len(body), err)
+			t.Errorf("GET with %q: got %+v, %d bytes, error %v, or wrong data", test.header, resp, len(body), err)
 		}
 	}
 	resp, err := client.Head(p.URL + "/bucket/key")
 	if err != nil || resp.ContentLength != 1<<20 || resp.Header.Get("Etag") != `"1"` {
-		t.Fatalf("HEAD: %+v, %v", resp, err)
+		t.Fatalf("HEAD: got %+v, error %v", resp, err)
 	}
 	resp.Body.Close()
 	_, list, err := get(t, client, p.URL+"/bucket?list-type=2")
 	if err != nil || len(list) != 5006 {
-		t.Errorf("GET of a list: %d bytes, %v", len(list), err)
+		t.Errorf("GET of a list: got %d bytes, error %v", len(list), err)
 	}
 	got := p.Stats()
 	if got.Gets != 4 || got.Lists != 1 || got.Heads != 1 || got.Others != 0 || got.Conns != 1 ||
 		got.Bytes != 1<<20+1000+1+5006 || got.Broken != 0 || len(got.Faults) != 0 {
-		t.Errorf("Stats: %+v", got)
+		t.Errorf("Stats: got %+v", got)
 	}
 }
 
-// What a signature covers must arrive as it was sent.
-func TestProxySendsOnWhatWasSigned(t *testing.T) {
+// The parts of a request that a signature covers are forwarded unchanged.
+func TestProxyPreservesSignedParts(t *testing.T) {
 	var got *http.Request
 	var body []byte
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -142,18 +144,19 @@ func TestProxySendsOnWhatWasSigned(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	got.Header.Del("Accept-Encoding") // of the client
+	got.Header.Del("Accept-Encoding") // added by the client
 	if got.RequestURI != uri || got.Host != "bucket.example.org" || got.Method != http.MethodPut || string(body) != "content" {
-		t.Errorf("got %s %s of %s with %q", got.Method, got.RequestURI, got.Host, body)
+		t.Errorf("got %s %s, Host %s, body %q", got.Method, got.RequestURI, got.Host, body)
 	}
 	if !maps.EqualFunc(got.Header, want, func(a, b []string) bool { return strings.Join(a, "|") == strings.Join(b, "|") }) {
 		t.Errorf("got header %v, want %v", got.Header, want)
 	}
 }
 
-func TestProxyAnswers(t *testing.T) {
+// An error response has the format of the request's protocol, and keeps the connection.
+func TestProxyErrorResponses(t *testing.T) {
 	p, client := proxied(t, payload(100_000), Plan{})
-	for fault, want := range answers {
+	for fault, want := range errorResponses {
 		p.SetPlan(Plan{Faults: always(fault), RetryAfter: 7 * time.Second})
 		for path, form := range map[string]string{
 			"/bucket/key":                           "<Code>" + want.code + "</Code><Message>" + Message,
@@ -163,7 +166,7 @@ func TestProxyAnswers(t *testing.T) {
 		} {
 			resp, body, err := get(t, client, p.URL+path)
 			if err != nil || resp.StatusCode != want.status || !strings.Contains(string(body), form) {
-				t.Errorf("%s of %s: %+v, %s, %v", fault, path, resp, body, err)
+				t.Errorf("%s of %s: got %+v, body %s, error %v", fault, path, resp, body, err)
 				continue
 			}
 			wait := ""
@@ -171,7 +174,7 @@ func TestProxyAnswers(t *testing.T) {
 				wait = "7"
 			}
 			if got := resp.Header.Get("Retry-After"); got != wait {
-				t.Errorf("%s: Retry-After is %q, want %q", fault, got, wait)
+				t.Errorf("%s: got Retry-After %q, want %q", fault, got, wait)
 			}
 		}
 		if got := p.Stats().Faults[fault]; got != 4 {
@@ -179,10 +182,11 @@ func TestProxyAnswers(t *testing.T) {
 		}
 	}
 	if got := p.Stats(); got.Conns != 1 {
-		t.Errorf("%d connections: an answer ends none", got.Conns)
+		t.Errorf("got %d connections, want 1: error responses must keep the connection", got.Conns)
 	}
 }
 
+// Reset, ResetBody and Truncated end the connection, with and without TLS.
 func TestProxyBreaksConnections(t *testing.T) {
 	object := payload(100_000)
 	for _, secure := range []bool{false, true} {
@@ -204,77 +208,80 @@ func TestProxyBreaksConnections(t *testing.T) {
 				p.SetPlan(Plan{Seed: seed, Faults: always(test.fault)})
 				_, body, err := get(t, client, p.URL+"/bucket/key")
 				if !errors.Is(err, test.err) {
-					t.Errorf("%s (TLS: %v): %v, want %v", test.fault, secure, err, test.err)
+					t.Errorf("%s (TLS: %v): got error %v, want %v", test.fault, secure, err, test.err)
 				}
 				if len(body) >= len(object) || !bytes.HasPrefix(object, body) || len(body) > 0 && !test.partial {
-					t.Errorf("%s (TLS: %v): %d bytes, or other ones", test.fault, secure, len(body))
+					t.Errorf("%s (TLS: %v): got %d bytes, or wrong data", test.fault, secure, len(body))
 				}
 			}
-			_, body, err := get(t, client, p.URL+"/bucket?list-type=2") // in chunks
+			_, body, err := get(t, client, p.URL+"/bucket?list-type=2") // chunked
 			if err == nil || len(body) >= 5006 {
-				t.Errorf("%s of a list: %d bytes, %v", test.fault, len(body), err)
+				t.Errorf("%s of a list: got %d bytes, error %v", test.fault, len(body), err)
 			}
-			if got := p.Stats().Faults[test.fault]; got < 6 { // net/http repeats a GET that was reset
-				t.Errorf("%s: counted %d", test.fault, got)
+			if got := p.Stats().Faults[test.fault]; got < 6 { // more if net/http repeats a GET
+				t.Errorf("%s: counted %d, want at least 6", test.fault, got)
 			}
 			client.CloseIdleConnections()
 		}
 	}
 }
 
+// ShortLength announces half of a body and closes the connection.
 func TestProxyShortLength(t *testing.T) {
 	object := payload(100_000)
 	p, client := proxied(t, object, Plan{Faults: always(ShortLength)})
 	resp, body, err := get(t, client, p.URL+"/bucket/key", "Range", "bytes=0-9999")
 	if err != nil || resp.ContentLength != 5000 || !bytes.Equal(body, object[:5000]) {
-		t.Errorf("%+v, %d bytes, %v", resp, len(body), err)
+		t.Errorf("got %+v, %d bytes, error %v", resp, len(body), err)
 	}
 	if got := resp.Header.Get("Content-Range"); got != "bytes 0-9999/100000" {
-		t.Errorf("Content-Range: %q", got)
+		t.Errorf("got Content-Range %q", got)
 	}
 	if _, body, err := get(t, client, p.URL+"/bucket/key", "Range", "bytes=0-0"); err != nil || len(body) != 1 {
-		t.Errorf("of one byte: %d bytes, %v", len(body), err)
+		t.Errorf("body of one byte: got %d bytes, error %v", len(body), err)
 	}
 	if got := p.Stats(); got.Faults[ShortLength] != 1 || got.Conns != 2 {
-		t.Errorf("Stats: %+v", got)
+		t.Errorf("Stats: got %+v", got)
 	}
 }
 
+// StaleETag changes the ETag and the generation, and nothing else.
 func TestProxyStaleETag(t *testing.T) {
 	p, client := proxied(t, payload(100), Plan{Faults: always(StaleETag)})
 	resp, body, err := get(t, client, p.URL+"/bucket/key", "If-Match", `"1"`)
 	if err != nil || resp.StatusCode != 200 || len(body) != 100 {
-		t.Fatalf("%+v, %v", resp, err)
+		t.Fatalf("got %+v, error %v", resp, err)
 	}
 	if got := resp.Header; got.Get("Etag") != `"stale"` || got.Get("X-Goog-Generation") != "1699" {
-		t.Errorf("header: %v", got)
+		t.Errorf("got header %v", got)
 	}
 }
 
-// A wait is measured from below only: the machine may be busy.
-func TestProxyWaits(t *testing.T) {
+// Each delay takes at least the configured time. There is no upper bound, because the
+// machine may be busy.
+func TestProxyDelays(t *testing.T) {
 	const wait = 50 * time.Millisecond
 	object := payload(20_000)
 	for name, plan := range map[string]Plan{
 		"latency":   {Latency: wait},
 		"late":      {Faults: always(Late), Lateness: wait},
-		"slow":      {Faults: always(Slow), SlowRate: 20_000 * int64(time.Second) / int64(wait+credit)},
-		"rate":      {Rate: 20_000 * int64(time.Second) / int64(wait+credit)},
-		"conn rate": {ConnRate: 20_000 * int64(time.Second) / int64(wait+credit)},
+		"slow":      {Faults: always(Slow), SlowRate: 20_000 * int64(time.Second) / int64(wait+burst)},
+		"rate":      {Rate: 20_000 * int64(time.Second) / int64(wait+burst)},
+		"conn rate": {ConnRate: 20_000 * int64(time.Second) / int64(wait+burst)},
 	} {
 		p, client := proxied(t, object, plan)
 		start := time.Now()
 		_, body, err := get(t, client, p.URL+"/bucket/key")
 		if took := time.Since(start); took < wait || err != nil || !bytes.Equal(body, object) {
-			t.Errorf("%s: %d bytes after %v, %v; want to wait %v", name, len(body), took, err, wait)
+			t.Errorf("%s: got %d bytes after %v, error %v; want a delay of %v", name, len(body), took, err, wait)
 		}
 	}
 }
 
-// All connections share the rate.
-func TestProxyRateIsOfAll(t *testing.T) {
+// All connections share Plan.Rate.
+func TestProxyRateIsShared(t *testing.T) {
 	const wait = 100 * time.Millisecond
-	p, client := proxied(t, payload(10_000), Plan{Rate: 40_000 * int64(time.Second) / int64(wait+credit)})
+	p, client := proxied(t, payload(10_000), Plan{Rate: 40_000 * int64(time.Second) / int64(wait+burst)})
 	start := time.Now()
 	var wg sync.WaitGroup
 	for range 4 {
@@ -286,12 +293,12 @@ func TestProxyRateIsOfAll(t *testing.T) {
 	}
 	wg.Wait()
 	if took := time.Since(start); took < wait {
-		t.Errorf("4 bodies took %v, want %v", took, wait)
+		t.Errorf("4 bodies took %v, want at least %v", took, wait)
 	}
 }
 
-// The test ends, and with it the Proxy, while requests wait and bodies are slow.
-func TestProxyEndsInTheMiddle(t *testing.T) {
+// When the test ends, the Proxy ends requests that are delayed and bodies that are slow.
+func TestProxyClosesDuringRequests(t *testing.T) {
 	client := httpClient(t)
 	var wg sync.WaitGroup
 	t.Run("requests", func(t *testing.T) {
@@ -300,7 +307,7 @@ func TestProxyEndsInTheMiddle(t *testing.T) {
 			wg.Go(func() {
 				if resp, err := client.Get(p.URL + "/bucket/key"); err == nil {
 					if _, err := io.ReadAll(resp.Body); err == nil {
-						t.Error("an hour has passed")
+						t.Error("the request succeeds")
 					}
 					resp.Body.Close()
 				}
@@ -313,8 +320,8 @@ func TestProxyEndsInTheMiddle(t *testing.T) {
 	wg.Wait()
 }
 
-// A client that goes away is not waited for.
-func TestProxyClientGoes(t *testing.T) {
+// A client that cancels its request does not wait for the delay of the Proxy.
+func TestProxyClientCancels(t *testing.T) {
 	p, client := proxied(t, payload(100), Plan{Latency: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL+"/bucket/key", nil)
@@ -327,46 +334,48 @@ func TestProxyClientGoes(t *testing.T) {
 	}
 	p.SetPlan(Plan{})
 	if _, body, err := get(t, client, p.URL+"/bucket/key"); err != nil || len(body) != 100 {
-		t.Errorf("afterwards: %d bytes, %v", len(body), err)
+		t.Errorf("next request: got %d bytes, error %v", len(body), err)
 	}
 }
 
+// When the server does not accept connections, the Proxy resets that of the client.
 func TestProxyServerGone(t *testing.T) {
 	server := origin(t, nil)
 	p, client := NewProxy(t, server.URL, Plan{}), httpClient(t)
 	server.Close()
 	if _, _, err := get(t, client, p.URL+"/bucket/key"); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("got %v", err)
+		t.Errorf("got error %v", err)
 	}
 	if p.Stats().Broken == 0 {
-		t.Error("not counted")
+		t.Error("Stats: Broken is 0")
 	}
 }
 
+// Clients of a Proxy with TLS must trust its certificate.
 func TestProxyTLS(t *testing.T) {
 	p, client := NewTLSProxy(t, origin(t, payload(100)).URL, Plan{}), httpClient(t)
 	_, _, err := get(t, client, p.URL+"/bucket/key")
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); !ok {
-		t.Errorf("without the certificate: %v", err)
+		t.Errorf("without the certificate: got error %v", err)
 	}
-	known := p.server.Client()
-	if _, body, err := get(t, known, p.URL+"/bucket/key"); err != nil || len(body) != 100 {
-		t.Errorf("with it: %d bytes, %v", len(body), err)
+	trusting := p.server.Client()
+	if _, body, err := get(t, trusting, p.URL+"/bucket/key"); err != nil || len(body) != 100 {
+		t.Errorf("with the certificate: got %d bytes, error %v", len(body), err)
 	}
 }
 
-// series is what becomes of n requests, one after the other.
-func series(t *testing.T, p *Proxy, client *http.Client, n int) string {
+// results returns the results of n successive requests.
+func results(t *testing.T, p *Proxy, client *http.Client, n int) string {
 	t.Helper()
 	var b strings.Builder
 	for i := range n {
-		get(t, client, p.URL+"/bucket?list-type=2") // does not match
+		get(t, client, p.URL+"/bucket?list-type=2") // not selected by Plan.Match
 		resp, _, err := get(t, client, p.URL+"/bucket/"+strconv.Itoa(i))
 		switch {
 		case resp == nil:
 			b.WriteString("reset ")
 		case err != nil:
-			b.WriteString("cut ") // how much of what was sent has come is up to the kernel
+			b.WriteString("truncated ") // the number of received bytes depends on the kernel
 		default:
 			b.WriteString(resp.Status + " ")
 		}
@@ -374,8 +383,10 @@ func series(t *testing.T, p *Proxy, client *http.Client, n int) string {
 	return b.String()
 }
 
-func TestProxyRepeatsItself(t *testing.T) {
-	// A repeated GET would be one more request: each is on a new connection.
+// The same seed has the same faults, at the configured probabilities.
+func TestProxyIsDeterministic(t *testing.T) {
+	// Each request has a new connection: net/http repeats a GET only on a reused one,
+	// and that would be one more request.
 	p := NewProxy(t, origin(t, payload(10_000)).URL, Plan{})
 	client := httpClient(t)
 	client.Transport.(*http.Transport).DisableKeepAlives = true
@@ -387,33 +398,34 @@ func TestProxyRepeatsItself(t *testing.T) {
 	for i, seed := range []uint64{1, 1, 2} {
 		plan.Seed = seed
 		p.SetPlan(plan)
-		got[i] = series(t, p, client, 100)
+		got[i] = results(t, p, client, 100)
 	}
 	if got[0] != got[1] {
-		t.Errorf("the same seed does\n%s\nand\n%s", got[0], got[1])
+		t.Errorf("the same seed has different results:\n%s\n%s", got[0], got[1])
 	}
 	if got[0] == got[2] {
-		t.Error("another seed does the same")
+		t.Error("another seed has the same results")
 	}
 	stats := p.Stats()
 	for fault := range plan.Faults {
 		if n := stats.Faults[fault]; n < 30 || n > 90 {
-			t.Errorf("%s happens to %d of 300, want about 60", fault, n)
+			t.Errorf("%s: got %d of 300 requests, want about 60", fault, n)
 		}
 	}
 	if stats.Lists != 300 || stats.Gets != 300 {
-		t.Errorf("%d lists and %d gets, want 300 of each", stats.Lists, stats.Gets)
+		t.Errorf("got %d lists and %d gets, want 300 of each", stats.Lists, stats.Gets)
 	}
 }
 
-func TestPlanDraws(t *testing.T) {
+// decide is deterministic, and has the configured delays and probabilities.
+func TestPlanDecides(t *testing.T) {
 	plan := Plan{Seed: 3, Latency: time.Second, Jitter: time.Second, Lateness: time.Minute, Faults: map[Fault]float64{Late: 0.25}}
 	a, b := newPlan(plan), newPlan(plan)
 	late, early := 0, 0
 	for range 1000 {
-		got := a.draw(nil)
-		if again := b.draw(nil); got != again {
-			t.Fatalf("the same seed draws %+v and %+v", got, again)
+		got := a.decide(nil)
+		if again := b.decide(nil); got != again {
+			t.Fatalf("the same seed decides %+v and %+v", got, again)
 		}
 		latency := got.latency - time.Second
 		if got.fault == Late {
@@ -421,23 +433,24 @@ func TestPlanDraws(t *testing.T) {
 			latency -= time.Minute
 		}
 		if latency < 0 || latency >= time.Second {
-			t.Fatalf("waits %v", got.latency)
+			t.Fatalf("got latency %v", got.latency)
 		}
 		if latency < time.Second/2 {
 			early++
 		}
 	}
 	if late < 200 || late > 300 || early < 400 || early > 600 {
-		t.Errorf("of 1000, %d are late and %d wait less than half of the jitter", late, early)
+		t.Errorf("of 1000 requests %d are late, want about 250; %d wait for less than half of the jitter, want about 500", late, early)
 	}
 }
 
-func TestPlanWithTooMuch(t *testing.T) {
+// newPlan panics if a probability is negative, or if their sum is more than 1.
+func TestInvalidPlan(t *testing.T) {
 	for _, faults := range []map[Fault]float64{{Reset: 0.6, Late: 0.5}, {Reset: -0.1}} {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%v is a plan", faults)
+					t.Errorf("newPlan accepts %v", faults)
 				}
 			}()
 			newPlan(Plan{Faults: faults})
@@ -478,7 +491,7 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// BenchmarkProxy is what a Proxy costs: the same GETs without it and with it.
+// BenchmarkProxy compares GETs with and without a Proxy.
 func BenchmarkProxy(b *testing.B) {
 	object := payload(8 << 20)
 	server := origin(b, object)
@@ -493,7 +506,7 @@ func BenchmarkProxy(b *testing.B) {
 				}
 				n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{resp.Body}, make([]byte, 256<<10))
 				if err != nil || n != int64(len(object)) {
-					b.Fatalf("%d bytes, %v", n, err)
+					b.Fatalf("got %d bytes, error %v", n, err)
 				}
 				resp.Body.Close()
 			}

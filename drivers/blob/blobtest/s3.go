@@ -17,18 +17,19 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// What versitygw is told.
+// The credentials and the region of versitygw.
 const (
 	s3Access = "milkweed"
 	s3Secret = "milkweed-secret"
 	s3Region = "us-east-1"
 )
 
-// etagAttribute is where versitygw keeps the ETag of an object.
+// etagAttribute is the extended attribute in which versitygw stores the ETag of an
+// object.
 const etagAttribute = "user.etag"
 
-// startS3 starts versitygw. It keeps what it knows about an object in extended
-// attributes, or, where temporary files have none, in a folder beside.
+// startS3 starts versitygw. It stores the metadata of objects in extended attributes,
+// or in another directory if temporary files do not support these.
 func startS3(t testing.TB) *Server {
 	t.Helper()
 	path := program(t, "versitygw")
@@ -37,7 +38,7 @@ func startS3(t testing.TB) *Server {
 	if err := syscall.Setxattr(root, etagAttribute, nil, 0); errors.Is(err, syscall.ENOTSUP) {
 		args, s.root = []string{"--sidecar", t.TempDir()}, ""
 	} else if err != nil {
-		t.Fatalf("set an attribute of %s: %v", root, err)
+		t.Fatalf("set an extended attribute of %s: %v", root, err)
 	}
 	s.URL = "http://" + launch(t, func(host, port string) *exec.Cmd {
 		cmd := exec.Command(path, "--port", host+":"+port, "--region", s3Region, "--quiet", "--keep-alive", "posix")
@@ -50,12 +51,13 @@ func startS3(t testing.TB) *Server {
 
 // httpClient returns a client whose connections are closed when the test ends.
 func httpClient(t testing.TB) *http.Client {
-	transport := &http.Transport{MaxIdleConnsPerHost: putters}
+	transport := &http.Transport{MaxIdleConnsPerHost: putWorkers}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
 
-// write makes an object behind the back of versitygw, as if it had been put.
+// write creates an object in the directory of versitygw, without a request. The object
+// is the same as one that was put.
 func (s *Server) write(bucket, key string, data []byte) error {
 	path := filepath.Join(s.root, bucket, filepath.FromSlash(key))
 	err := os.WriteFile(path, data, 0o600)
@@ -74,7 +76,7 @@ func (s *Server) write(bucket, key string, data []byte) error {
 	return nil
 }
 
-// An s3Store changes an S3 server.
+// An s3Store is the store of an S3 server.
 type s3Store struct{ client *s3.Client }
 
 func newS3Store(t testing.TB, endpoint string) *s3Store {

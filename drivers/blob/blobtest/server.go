@@ -1,7 +1,6 @@
-// Package blobtest is what tests of object stores are run against: real
-// servers on this machine, for each protocol one, and a Proxy that stands
-// between them and whoever asks, and makes a network of it: slow, and with
-// faults.
+// Package blobtest has servers for tests of object stores: one real server for each
+// protocol, on this machine, and a Proxy that simulates a slow and faulty network
+// between a client and a server.
 package blobtest
 
 import (
@@ -13,32 +12,31 @@ import (
 	"testing"
 )
 
-// A Kind is the protocol of a server: the scheme of its URLs.
+// A Kind is the protocol of a server, and the scheme of its URLs.
 type Kind string
 
 // The kinds of servers.
 const (
-	S3    Kind = "s3"     // versitygw, over a folder
+	S3    Kind = "s3"     // versitygw, with files in a directory
 	GCS   Kind = "gs"     // fake-gcs-server, in memory
 	Azure Kind = "azblob" // Azurite, in memory
 )
 
-// Kinds are all of them.
+// Kinds lists all kinds.
 var Kinds = []Kind{S3, GCS, Azure}
 
-// A Server is a server of an object store on this machine, which is empty at
-// first and ends with the test. Its methods may be called concurrently; those
-// that are given a test fail it, from its own goroutine, when they cannot do
-// what they are told.
+// A Server is a server of an object store on this machine. It is empty at first and
+// stops when the test ends. Its methods may be called concurrently. A method with a
+// testing.TB calls Fatalf on an error, so it must run on the goroutine of that test.
 type Server struct {
 	Kind Kind
-	URL  string // where it answers, such as http://127.0.0.1:1234
+	URL  string // such as http://127.0.0.1:1234
 
-	root  string // S3: the folder with a folder for each bucket, where Fill may write
+	root  string // S3: the parent of the buckets' directories, for Fill; "" if Fill cannot use it
 	store store
 }
 
-// A store is what a Server is changed by, in its own protocol.
+// A store sends requests that change or list a bucket, in the protocol of a Server.
 type store interface {
 	makeBucket(ctx context.Context, bucket string) error
 	put(ctx context.Context, bucket, key string, data []byte) error
@@ -46,8 +44,7 @@ type store interface {
 	keys(ctx context.Context, bucket string) ([]string, error)
 }
 
-// Start starts a server of a kind. Its program must be there: `make deps` makes
-// it so.
+// Start starts a server of a kind. `make deps` installs the programs.
 func Start(t testing.TB, kind Kind) *Server {
 	t.Helper()
 	var s *Server
@@ -59,12 +56,12 @@ func Start(t testing.TB, kind Kind) *Server {
 	case Azure:
 		s = startAzure(t)
 	default:
-		t.Fatalf("there is no server of the kind %q", kind)
+		t.Fatalf("unknown kind of server %q", kind)
 	}
 	return s.At(t, s.URL)
 }
 
-// At is the same server, reached at another URL, as at that of a Proxy before it.
+// At returns the same server at another URL, such as that of a Proxy.
 func (s *Server) At(t testing.TB, endpoint string) *Server {
 	t.Helper()
 	other := &Server{Kind: s.Kind, URL: endpoint, root: s.root}
@@ -79,16 +76,15 @@ func (s *Server) At(t testing.TB, endpoint string) *Server {
 	return other
 }
 
-// Each runs a test for a server of each kind.
+// Each runs a subtest for each kind, with a server of that kind.
 func Each(t *testing.T, test func(t *testing.T, s *Server)) {
 	for _, kind := range Kinds {
 		t.Run(string(kind), func(t *testing.T) { test(t, Start(t, kind)) })
 	}
 }
 
-// BucketURL is what a user writes to have a bucket mounted, or what begins with
-// prefix in it. The server is reached at endpoint, as at the URL of a Proxy
-// before it; "" is the server itself.
+// BucketURL returns the URL with which a user mounts a bucket, or its keys below prefix.
+// The endpoint is the URL of the server, such as that of a Proxy; "" is s.URL.
 func (s *Server) BucketURL(bucket, prefix, endpoint string) string {
 	if endpoint == "" {
 		endpoint = s.URL
@@ -108,8 +104,8 @@ func (s *Server) BucketURL(bucket, prefix, endpoint string) string {
 	return u.String()
 }
 
-// Env is the environment that a program finds its credentials in, and nothing
-// else that would take their place.
+// Env returns the environment variables with the credentials for the server. It clears
+// the variables that would take precedence.
 func (s *Server) Env() []string {
 	switch s.Kind {
 	case S3:
@@ -123,10 +119,10 @@ func (s *Server) Env() []string {
 			"AZURE_STORAGE_CONNECTION_STRING=", "AZURE_STORAGEBLOB_CONNECTIONSTRING=", "AZURE_STORAGE_SAS_TOKEN=",
 		}
 	}
-	return nil // the URL says that requests are not signed
+	return nil // the URL has anonymous=true
 }
 
-// Setenv makes Env the environment of the test.
+// Setenv sets the variables of Env until the test ends.
 func (s *Server) Setenv(t testing.TB) {
 	for _, pair := range s.Env() {
 		name, value, _ := strings.Cut(pair, "=")
@@ -134,16 +130,16 @@ func (s *Server) Setenv(t testing.TB) {
 	}
 }
 
-// MakeBucket makes an empty bucket.
+// MakeBucket creates an empty bucket.
 func (s *Server) MakeBucket(t testing.TB, bucket string) {
 	t.Helper()
 	if err := s.store.makeBucket(t.Context(), bucket); err != nil {
-		t.Fatalf("make bucket %s: %v", bucket, err)
+		t.Fatalf("create bucket %s: %v", bucket, err)
 	}
 }
 
-// Put makes an object, in place of any other of that key. The key is taken as
-// it is; what the server does not allow in a key fails the test.
+// Put creates or replaces an object. The key is sent unchanged; the test fails if the
+// server rejects it.
 func (s *Server) Put(t testing.TB, bucket, key string, data []byte) {
 	t.Helper()
 	if err := s.store.put(t.Context(), bucket, key, data); err != nil {
@@ -151,11 +147,12 @@ func (s *Server) Put(t testing.TB, bucket, key string, data []byte) {
 	}
 }
 
-// putters is how many objects PutMany puts at once.
-const putters = 16
+// putWorkers is the number of concurrent requests of PutMany.
+const putWorkers = 16
 
-// PutMany makes many objects. It asks for the next one, on one goroutine, when it
-// is ready to send it; data is not changed until PutMany returns.
+// PutMany creates objects with concurrent requests. It iterates over objects on the
+// caller's goroutine, one object ahead of the requests. The caller must not change the
+// data before PutMany returns.
 func (s *Server) PutMany(t testing.TB, bucket string, objects iter.Seq2[string, []byte]) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -166,11 +163,11 @@ func (s *Server) PutMany(t testing.TB, bucket string, objects iter.Seq2[string, 
 	}
 	queue := make(chan object)
 	var wg sync.WaitGroup
-	for range putters {
+	for range putWorkers {
 		wg.Go(func() {
 			for o := range queue {
 				if err := s.store.put(ctx, bucket, o.key, o.data); err != nil {
-					cancel(err) // the first one counts
+					cancel(err) // only the first error counts
 				}
 			}
 		})
@@ -184,12 +181,12 @@ func (s *Server) PutMany(t testing.TB, bucket string, objects iter.Seq2[string, 
 	close(queue)
 	wg.Wait()
 	if ctx.Err() != nil {
-		t.Fatalf("put many into %s: %v", bucket, context.Cause(ctx))
+		t.Fatalf("put objects into %s: %v", bucket, context.Cause(ctx))
 	}
 }
 
-// Fill is PutMany for very many objects: where it can, it goes behind the back
-// of the server. The objects are as if they had been put.
+// Fill is PutMany for a large number of objects. If possible it writes them directly
+// into the directory of the server. The objects are the same as with PutMany.
 func (s *Server) Fill(t testing.TB, bucket string, objects iter.Seq2[string, []byte]) {
 	t.Helper()
 	if s.root == "" {
@@ -211,7 +208,7 @@ func (s *Server) Remove(t testing.TB, bucket, key string) {
 	}
 }
 
-// Keys are the keys of all objects in a bucket, as the server lists them.
+// Keys returns the keys of all objects in a bucket, in the order of the server.
 func (s *Server) Keys(t testing.TB, bucket string) []string {
 	t.Helper()
 	keys, err := s.store.keys(t.Context(), bucket)

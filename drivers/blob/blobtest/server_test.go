@@ -20,12 +20,13 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
+// Objects can be put, removed and listed on a server of each kind.
 func TestServers(t *testing.T) {
 	Each(t, func(t *testing.T, s *Server) {
 		s.MakeBucket(t, "bucket")
 		s.MakeBucket(t, "other")
 		if got := s.Keys(t, "bucket"); len(got) != 0 {
-			t.Errorf("a new bucket has %q", got)
+			t.Errorf("a new bucket has the keys %q", got)
 		}
 		objects := make(map[string][]byte)
 		for i := range 50 {
@@ -44,34 +45,34 @@ func TestServers(t *testing.T) {
 	})
 }
 
-// Signatures hold on the way through a Proxy, and a connection is used again, or
-// each small object would cost a new one.
+// Signatures stay valid through a Proxy, and connections are reused.
 func TestServersThroughProxy(t *testing.T) {
 	Each(t, func(t *testing.T, s *Server) {
 		p := NewProxy(t, s.URL, Plan{})
-		behind := s.At(t, p.URL)
-		behind.MakeBucket(t, "bucket")
-		behind.Put(t, "bucket", "a key/+%", payload(1000))
-		behind.Put(t, "bucket", "gone", nil)
-		behind.Remove(t, "bucket", "gone")
-		for _, s := range []*Server{s, behind} {
+		proxied := s.At(t, p.URL)
+		proxied.MakeBucket(t, "bucket")
+		proxied.Put(t, "bucket", "a key/+%", payload(1000))
+		proxied.Put(t, "bucket", "gone", nil)
+		proxied.Remove(t, "bucket", "gone")
+		for _, s := range []*Server{s, proxied} {
 			if got := s.Keys(t, "bucket"); !slices.Equal(got, []string{"a key/+%"}) {
-				t.Errorf("Keys at %s: %q", s.URL, got)
+				t.Errorf("Keys at %s: got %q", s.URL, got)
 			}
 		}
 		if got := p.Stats(); got.Lists != 1 || got.Others < 4 || got.Broken != 0 || got.Conns > 2 {
-			t.Errorf("Stats: %+v", got)
+			t.Errorf("Stats: got %+v", got)
 		}
 	})
 }
 
+// The objects of Fill have the same content and ETag as those of Put.
 func TestFill(t *testing.T) {
 	s := Start(t, S3)
 	s.MakeBucket(t, "bucket")
 	s.Put(t, "bucket", "put/object", payload(1000))
 	s.Fill(t, "bucket", maps.All(map[string][]byte{"a/b/filled": payload(1000), "empty": nil}))
 	if got := s.Keys(t, "bucket"); !slices.Equal(got, []string{"a/b/filled", "empty", "put/object"}) {
-		t.Errorf("Keys: %q", got)
+		t.Errorf("Keys: got %q", got)
 	}
 	client := s.store.(*s3Store).client
 	var etags []string
@@ -83,12 +84,12 @@ func TestFill(t *testing.T) {
 		}
 		body, err := io.ReadAll(object.Body)
 		if err := errors.Join(err, object.Body.Close()); err != nil || !bytes.Equal(body, payload(1000)) {
-			t.Errorf("%s: %d bytes, %v", key, len(body), err)
+			t.Errorf("%s: got %d bytes, error %v, or wrong data", key, len(body), err)
 		}
 		etags = append(etags, *object.ETag)
 	}
 	if etags[0] != etags[1] {
-		t.Errorf("ETags of the same content: %q", etags)
+		t.Errorf("got different ETags of the same content: %q", etags)
 	}
 }
 
@@ -111,64 +112,65 @@ func TestBucketURL(t *testing.T) {
 }
 
 func TestSetenv(t *testing.T) {
-	t.Setenv("AWS_SESSION_TOKEN", "of somebody else")
+	t.Setenv("AWS_SESSION_TOKEN", "other")
 	s := Server{Kind: S3}
 	s.Setenv(t)
 	if got := os.Getenv("AWS_SECRET_ACCESS_KEY"); got != s3Secret {
-		t.Errorf("the secret is %q", got)
+		t.Errorf("AWS_SECRET_ACCESS_KEY: got %q", got)
 	}
 	if got := os.Getenv("AWS_SESSION_TOKEN"); got != "" {
-		t.Errorf("the token is still %q", got)
+		t.Errorf("AWS_SESSION_TOKEN: got %q, want none", got)
 	}
 }
 
-// The error of a fault is what the vendor's own library understands.
+// Amazon's library parses the error response of a fault.
 func TestErrorXML(t *testing.T) {
 	var got struct{ Code, Message string }
 	if err := xml.Unmarshal(errorXML("SlowDown"), &got); err != nil || got.Code != "SlowDown" || got.Message != Message {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("got %+v, error %v", got, err)
 	}
 	s := Start(t, S3)
 	s.MakeBucket(t, "bucket")
 	p := NewProxy(t, s.URL, Plan{Faults: always(Forbidden)})
 	err := s.At(t, p.URL).store.put(t.Context(), "bucket", "key", nil)
 	if err == nil || !strings.Contains(err.Error(), "AccessDenied: "+Message) {
-		t.Errorf("got %v", err)
+		t.Errorf("got error %v", err)
 	}
 }
 
+// find prefers a program in the given directory to one in $PATH.
 func TestFind(t *testing.T) {
-	folder, path := t.TempDir(), t.TempDir()
+	dir, path := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", path)
-	if got, err := find(folder, "server"); err == nil || !strings.Contains(err.Error(), "run make deps") {
-		t.Errorf("found %q, %v", got, err)
+	if got, err := find(dir, "server"); err == nil || !strings.Contains(err.Error(), "run make deps") {
+		t.Errorf("got %q, error %v", got, err)
 	}
-	for _, want := range []string{filepath.Join(path, "server"), filepath.Join(folder, "bin", "server")} {
+	for _, want := range []string{filepath.Join(path, "server"), filepath.Join(dir, "bin", "server")} {
 		if err := os.MkdirAll(filepath.Dir(want), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(want, nil, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := find(folder, "server"); got != want || err != nil {
-			t.Errorf("found %q, %v; want %q", got, err, want)
+		if got, err := find(dir, "server"); got != want || err != nil {
+			t.Errorf("got %q, error %v; want %q", got, err, want)
 		}
 	}
 }
 
-// A program that exits at once is told of, and not waited for.
-func TestServerDies(t *testing.T) {
-	p := run(t, exec.Command("/bin/sh", "-c", "echo oh dear >&2; exit 3"))
-	if p.answers("127.0.0.1:1") {
-		t.Error("it answers")
+// waitReady does not wait for a program that has exited.
+func TestServerExitsEarly(t *testing.T) {
+	p := run(t, exec.Command("/bin/sh", "-c", "echo failed >&2; exit 3"))
+	if p.waitReady("127.0.0.1:1") {
+		t.Error("the process is ready")
 	}
-	if got := p.out.String(); got != "oh dear\nexit status 3\n" {
-		t.Errorf("its output is %q", got)
+	if got := p.out.String(); got != "failed\nexit status 3\n" {
+		t.Errorf("got output %q", got)
 	}
 }
 
-// The servers end with the process that started them, however that ends. The
-// test is its own such process.
+// The servers are killed when the process that started them is killed. The test runs
+// itself as that process.
 func TestServersEndWithTheTest(t *testing.T) {
 	if os.Getenv("BLOBTEST_CHILD") != "" {
 		p := run(t, exec.Command("/bin/sleep", "1000"))
@@ -176,11 +178,11 @@ func TestServersEndWithTheTest(t *testing.T) {
 		if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		select {} // until the signal is there
+		select {} // until the signal arrives
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestServersEndWithTheTest$")
 	cmd.Env = append(os.Environ(), "BLOBTEST_CHILD=1")
-	// Not Output, which would wait for the grandchild, if it lived.
+	// Not cmd.Output, which would wait for the grandchild if it were still alive.
 	out, err := os.CreateTemp(t.TempDir(), "out")
 	if err != nil {
 		t.Fatal(err)
@@ -190,26 +192,26 @@ func TestServersEndWithTheTest(t *testing.T) {
 	if err := cmd.Run(); err == nil {
 		t.Fatal("the child was not killed")
 	}
-	said, err := os.ReadFile(out.Name())
+	output, err := os.ReadFile(out.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var pid int
-	if _, err := fmt.Sscanf(string(said), "pid=%d", &pid); err != nil {
-		t.Fatalf("the child says %q: %v", said, err)
+	if _, err := fmt.Sscanf(string(output), "pid=%d", &pid); err != nil {
+		t.Fatalf("the child printed %q: %v", output, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), startTime)
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	for lives(pid) {
+	for alive(pid) {
 		if !sleep(ctx, 10*time.Millisecond) {
-			t.Fatalf("process %d lives on", pid)
+			t.Fatalf("process %d is still alive", pid)
 		}
 	}
 }
 
-// lives reports whether a process is there and is no zombie: who waits for an
-// orphan may be slow.
-func lives(pid int) bool {
+// alive reports whether a process exists and is not a zombie. The process that reaps
+// an orphan may be slow.
+func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
