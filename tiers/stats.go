@@ -89,7 +89,7 @@ type SourceOperations struct {
 
 // SourceCounters count what the source has done since the daemon started. They only grow.
 type SourceCounters struct {
-	SourceOperations `json:"operations"`
+	SourceOperations `json:"operations" help:"Operations on the source, by kind."`
 
 	Bytes  int64 `json:"bytes_read" metric:"source_read_bytes_total" help:"Bytes read from the source."`
 	Errors int64 `json:"errors" metric:"source_errors_total" help:"Operations on the source that failed. A missing name is not a failure."`

@@ -64,22 +64,22 @@ func TestStatus(t *testing.T) {
 	want := point + `: ready, up 1h2m3s, process ` + fmt.Sprint(os.Getpid()) + `, milkweed 1.2.3
 mode passthrough: files are 10 MiB on average
 
-LEVEL   USED     OF QUOTA        FILES  READS  READ     ERRORS  HEALTH                         WHERE
-ram     100 MiB  25% of 400 MiB  90     1,000  900 MiB  0       well                           /dev/shm/milkweed
-ssd     0 B      0% of 800 MiB   0      0      0 B      3       down: no space left on device  /local/milkweed
-source                                  400    300 MiB  0       -                              /lustre/imagenet
+LEVEL   USED     QUOTA    USE%  FILES  READS  BYTES READ  ERRORS  HEALTH                         PATH
+ram     100 MiB  400 MiB  25%   90     1,000  900 MiB     0       healthy                        /dev/shm/milkweed
+ssd     0 B      800 MiB  0%    0      0      0 B         3       down: no space left on device  /local/milkweed
+source                                 400    300 MiB     0       -                              /lustre/imagenet
 
-LEVEL   MODE         OPENS  OPENED   PASSTHROUGH
-ram     cached       100    50 MiB   on
-        passthrough  800    6.8 GiB  
-ssd     -            0      0 B      off: it is stacked
-source  cached       100    300 MiB  off: the source has a cap
-READ and READS are without those in passthrough, which the kernel makes by itself.
+LEVEL   MODE         OPENS  BYTES OPENED  PASSTHROUGH
+ram     cached       100    50 MiB        on
+        passthrough  800    6.8 GiB       
+ssd     -            0      0 B           off: it is stacked
+source  cached       100    300 MiB       off: the source has a cap
+READS and BYTES READ do not include reads in passthrough: the kernel does them directly.
 
-opens    1,000, 90% from a tier; 5 open now
-placed   90 files (100 MiB), 30 ahead of their open, 4 skipped, 1 failed
-copying  2 files (8.0 MiB), 7 waiting
-source   3 files kept open, 523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+opens      1,000, 90% from a tier; 5 open now
+placed     90 files (100 MiB), 30 prefetched, 4 skipped, 1 failed
+in flight  2 files (8.0 MiB), 7 queued
+source     3 idle handles, 523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 `
 	if out != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
@@ -93,13 +93,13 @@ func TestStatusOfABucket(t *testing.T) {
 	wantCode(t, err, exit.OK)
 	for _, want := range []string{
 		`
-source                                  400    300 MiB  0       -                              s3://bucket/imagenet
+source                                 400    300 MiB     0       -                              s3://bucket/imagenet
 `, `
-source  cached       100    300 MiB  off: the source is a bucket, which the kernel cannot read
+source  cached       100    300 MiB       off: the source is a bucket, which the kernel cannot read
 `, `
-source   3 files kept open, 523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
-bucket   3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received
-         5 sent again after errors, 6 as hedges; 2 answers asked to slow down; 7 keys hidden
+source     3 idle handles, 523 operations: 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+bucket     3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received
+           5 retries, 6 hedges, 2 throttled; 7 hidden keys
 `} {
 		if !strings.Contains(out, want) {
 			t.Errorf("got\n%s\nwithout %s", out, want)

@@ -199,7 +199,7 @@ func (d *demo) milkweed(ctx context.Context, epoch int) (demoEpoch, error) {
 	}
 	e.TierBytes = make(map[string]int64)
 	for i, t := range after.Tiers {
-		e.TierBytes[t.Name] = t.BytesRead - before.Tiers[i].BytesRead + lent(after, t.Name) - lent(before, t.Name)
+		e.TierBytes[t.Name] = t.Bytes - before.Tiers[i].Bytes + lent(after, t.Name) - lent(before, t.Name)
 	}
 	return e, nil
 }

@@ -223,7 +223,7 @@ func TestBucket(t *testing.T) {
 			b.name(), config.DatasetID(b.name()), dataset)
 	}
 	r := status.Source.Requests
-	if r == nil || r.List != b.lists.Load()-1 || r.Get != b.gets.Load() || r.BytesReceived != dataset || r.HiddenKeys != 0 {
+	if r == nil || r.Lists != b.lists.Load()-1 || r.Gets != b.gets.Load() || r.Bytes != dataset || r.Hidden != 0 {
 		t.Errorf("got %+v; want %d list, %d get, %d bytes", r, b.lists.Load()-1, b.gets.Load(), dataset)
 	}
 	where := s.milkweed("where", s.point+"/class0/000.jpg")

@@ -194,9 +194,9 @@ func TestMetrics(t *testing.T) {
 	want := map[string]float64{
 		"milkweed_ready":                                                  1,
 		"milkweed_open_handles":                                           0,
-		"milkweed_source_read_bytes_total":                                float64(status.Source.BytesRead),
-		`milkweed_source_operations_total{operation="open"}`:              float64(status.Source.Operations.Open),
-		`milkweed_source_operations_total{operation="read"}`:              float64(status.Source.Operations.Read),
+		"milkweed_source_read_bytes_total":                                float64(status.Source.Bytes),
+		`milkweed_source_operations_total{operation="open"}`:              float64(status.Source.Opens),
+		`milkweed_source_operations_total{operation="read"}`:              float64(status.Source.Reads),
 		`milkweed_placements_total{result="placed"}`:                      float64(status.Placement.Placed),
 		`milkweed_placements_total{result="skipped"}`:                     float64(status.Placement.Skipped),
 		"milkweed_placed_bytes_total":                                     float64(status.Placement.PlacedBytes),
@@ -209,9 +209,9 @@ func TestMetrics(t *testing.T) {
 		want["milkweed_tier_quota_bytes"+label] = float64(tier.QuotaBytes)
 		want["milkweed_tier_files"+label] = float64(tier.Files)
 		want["milkweed_tier_reads_total"+label] = float64(tier.Reads)
-		want["milkweed_tier_read_bytes_total"+label] = float64(tier.BytesRead)
+		want["milkweed_tier_read_bytes_total"+label] = float64(tier.Bytes)
 		want[fmt.Sprintf("milkweed_read_duration_seconds_count{level=%q}", tier.Name)] = float64(status.ReadLatency[tier.Name].Count)
-		if tier.BytesRead == 0 {
+		if tier.Bytes == 0 {
 			t.Errorf("nothing was read from %s", tier.Name)
 		}
 	}

@@ -107,9 +107,9 @@ func (k *killed) verify(n int) {
 		k.t.Error(err)
 	}
 	got := k.settled().Source
-	if got.Operations.Open != opens || got.BytesRead != bytes {
+	if got.Opens != opens || got.Bytes != bytes {
 		k.t.Errorf("reading %d files after the restart: %d opens and %d bytes at the source, want %d and %d",
-			n, got.Operations.Open, got.BytesRead, opens, bytes)
+			n, got.Opens, got.Bytes, opens, bytes)
 	}
 }
 

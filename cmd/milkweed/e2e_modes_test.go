@@ -33,7 +33,7 @@ func TestModes(t *testing.T) {
 			if status.Mode != mode || status.ModeReason != "it is configured" {
 				t.Errorf("mode: got %s, %q", status.Mode, status.ModeReason)
 			}
-			if got := status.Source.BytesRead; got != dataset {
+			if got := status.Source.Bytes; got != dataset {
 				t.Errorf("bytes of the source in three epochs: got %d, want %d", got, dataset)
 			}
 			if got := status.Opens["tier1"][mode]; got < 201 {
@@ -107,7 +107,7 @@ func TestNamesAreKept(t *testing.T) {
 	}
 	s.epoch(2)
 	status := s.status()
-	if o := status.Source.Operations; o.Readdir != 0 || o.Open != 0 || o.Read != 0 || o.Stat > 1 {
+	if o := status.Source.SourceOperations; o.ReadDirs != 0 || o.Opens != 0 || o.Reads != 0 || o.Stats > 1 {
 		t.Errorf("the source was asked %+v", o)
 	}
 	s.umount()
@@ -168,10 +168,10 @@ func TestSourceIsOpenedOnce(t *testing.T) {
 		s.epoch(epoch)
 	}
 	status := s.settled()
-	if got := status.Source.Operations.Open; got != 200 {
+	if got := status.Source.Opens; got != 200 {
 		t.Errorf("opens at the source in three epochs of 200 files: got %d, want 200", got)
 	}
-	if got, want := status.Source.Descriptors, 200-status.Placement.Placed; got != want {
+	if got, want := status.Source.IdleHandles, 200-status.Placement.Placed; got != want {
 		t.Errorf("files kept open: got %d, want %d", got, want)
 	}
 	d.cmd.Process.Signal(unix.SIGTERM)

@@ -57,7 +57,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 		if out := s.run(python, "-B", readers, method, s.source, s.point); out.code != 0 {
 			t.Errorf("%s%s", out.stdout, out.stderr)
 		}
-		if opens := s.status().Source.Operations.Open; opens == 0 && method != "tree" {
+		if opens := s.status().Source.Opens; opens == 0 && method != "tree" {
 			t.Errorf("%s: the tiers held everything before", method)
 		}
 		s.umount()
@@ -103,8 +103,8 @@ func TestPyTorchLosses(t *testing.T) {
 	if s.train(s.point) != direct {
 		t.Error("the losses differ when the data are placed")
 	}
-	if got := s.status().Source; got.Operations.Open != 0 || got.BytesRead != 0 {
-		t.Errorf("the source was opened %d times and read %d bytes of, with all in the tiers", got.Operations.Open, got.BytesRead)
+	if got := s.status().Source; got.Opens != 0 || got.Bytes != 0 {
+		t.Errorf("the source was opened %d times and read %d bytes of, with all in the tiers", got.Opens, got.Bytes)
 	}
 	s.umount()
 	s.wantNothing()
@@ -138,15 +138,15 @@ func TestPFS(t *testing.T) {
 		s.mount(quotas...)
 		s.readAtOnce("all")
 		first := s.settled()
-		if held, want := first.Source.BytesRead, first.Placement.PlacedBytes; held != want {
+		if held, want := first.Source.Bytes, first.Placement.PlacedBytes; held != want {
 			t.Errorf("source bytes: got %d, want %d: those placed, once", held, want)
 		}
 		// Copies are believed after a restart.
 		s.umount()
 		s.mount(quotas...)
 		s.script(readers, "read,tree", s.source, s.point)
-		if got := s.settled().Source; got.Operations.Open != 0 || got.BytesRead != 0 {
-			t.Errorf("after the restart the source was opened %d times and read %d bytes of", got.Operations.Open, got.BytesRead)
+		if got := s.settled().Source; got.Opens != 0 || got.Bytes != 0 {
+			t.Errorf("after the restart the source was opened %d times and read %d bytes of", got.Opens, got.Bytes)
 		}
 		s.umount()
 		s.wantNothing()

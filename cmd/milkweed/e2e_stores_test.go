@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
@@ -65,10 +65,10 @@ func (s *stored) mount(words ...string) {
 }
 
 // requests are what the daemon says that it has sent, which is what came.
-func (s *stored) requests(before blobtest.ProxyStats) control.Requests {
+func (s *stored) requests(before blobtest.ProxyStats) blob.Stats {
 	s.t.Helper()
 	sent, came := s.status().Source.Requests, s.proxy.Stats()
-	if sent == nil || sent.List != came.Lists-before.Lists || sent.Get != came.Gets-before.Gets || came.Heads != before.Heads || came.Others != before.Others {
+	if sent == nil || sent.Lists != came.Lists-before.Lists || sent.Gets != came.Gets-before.Gets || came.Heads != before.Heads || came.Others != before.Others {
 		s.t.Fatalf("the daemon says that it sent %+v; came %+v after %+v", sent, came, before)
 	}
 	return *sent
@@ -90,7 +90,7 @@ func TestStoresTrain(t *testing.T) {
 		}
 		s.epoch(1)
 		s.settled()
-		if r := s.requests(before); r.Get != files || r.Retries != 0 {
+		if r := s.requests(before); r.Gets != files || r.Retries != 0 {
 			t.Errorf("%d files took %+v", files, r)
 		}
 		s.umount()
@@ -100,7 +100,7 @@ func TestStoresTrain(t *testing.T) {
 			t.Error("the losses differ when the data are placed")
 		}
 		s.epoch(2)
-		if r := s.requests(before); r.Get != 0 {
+		if r := s.requests(before); r.Gets != 0 {
 			t.Errorf("placed data took %+v", r)
 		}
 		s.umount()
@@ -121,7 +121,7 @@ func TestStoresLargeObjects(t *testing.T) {
 		before := s.proxy.Stats()
 		s.mount()
 		s.milkweed("warmup", s.point+"/large")
-		if r := s.requests(before); r.Get != 2*3 || r.BytesReceived != 2*size {
+		if r := s.requests(before); r.Gets != 2*3 || r.Bytes != 2*size {
 			t.Errorf("a warm-up took %+v", r)
 		}
 		s.umount()
@@ -130,7 +130,7 @@ func TestStoresLargeObjects(t *testing.T) {
 		s.mount()
 		s.epoch(1)
 		s.settled()
-		if r := s.requests(before); r.BytesReceived != 2*size+1000 {
+		if r := s.requests(before); r.Bytes != 2*size+1000 {
 			t.Errorf("an epoch took %+v", r)
 		}
 		s.umount()

@@ -10,7 +10,7 @@ import (
 // tierBytes adds up what all tiers have answered.
 func tierBytes(s control.Status) (sum int64) {
 	for _, t := range s.Tiers {
-		sum += t.BytesRead
+		sum += t.Bytes
 	}
 	return sum
 }
@@ -50,7 +50,7 @@ func TestTwoTiers(t *testing.T) {
 	if got := total(s.files(s.dataset(1)+"/files")) + total(s.files(s.dataset(2)+"/files")); got != dataset {
 		t.Errorf("bytes of copies on disk: got %d, want %d", got, dataset)
 	}
-	if got := first.Source.BytesRead; got != dataset {
+	if got := first.Source.Bytes; got != dataset {
 		t.Errorf("source bytes of the first epoch: got %d, want %d", got, dataset)
 	}
 
@@ -59,7 +59,7 @@ func TestTwoTiers(t *testing.T) {
 		s.epoch(epoch)
 		now := s.status()
 		was, is := before.Source, now.Source
-		if is.Operations.Open != was.Operations.Open || is.Operations.Read != was.Operations.Read || is.BytesRead != was.BytesRead {
+		if is.Opens != was.Opens || is.Reads != was.Reads || is.Bytes != was.Bytes {
 			t.Errorf("epoch %d: the source was asked for %+v, before for %+v", epoch, is, was)
 		}
 		if got := tierBytes(now) - tierBytes(before); got != dataset {
@@ -92,7 +92,7 @@ func TestTwoTiersTooSmall(t *testing.T) {
 	for epoch := 2; epoch <= 4; epoch++ {
 		s.epoch(epoch)
 		now := s.settled()
-		hits, misses := tierBytes(now)-tierBytes(before), now.Source.BytesRead-before.Source.BytesRead
+		hits, misses := tierBytes(now)-tierBytes(before), now.Source.Bytes-before.Source.Bytes
 		if hits != placed || hits+misses != dataset {
 			t.Errorf("epoch %d: hit share %d/%d, want %d/%d", epoch, hits, hits+misses, placed, dataset)
 		}
@@ -119,12 +119,12 @@ func TestFirstEpochSourceBytes(t *testing.T) {
 	s.mount("16MiB", "1GiB")
 	s.script("testdata/epoch.py", s.source+"/touched", s.point+"/touched", "--pieces")
 	status := s.settled()
-	got := status.Source.BytesRead
+	got := status.Source.Bytes
 	t.Logf("source bytes: %d, of files with %d: %.4f", got, touched, float64(got)/float64(touched))
 	if float64(got) > 1.02*float64(touched) {
 		t.Errorf("source bytes: got %d, more than 1.02 times the %d of the files touched", got, touched)
 	}
-	if got, want := status.Source.Operations.Open, int64(154); got != want {
+	if got, want := status.Source.Opens, int64(154); got != want {
 		t.Errorf("source opens: got %d, want %d", got, want)
 	}
 	s.umount()

@@ -26,7 +26,7 @@ func TestUnprivileged(t *testing.T) {
 		t.Errorf("where: %s", got)
 	}
 	s.epoch(2)
-	if got, was := s.status().Source.Operations.Open, status.Source.Operations.Open; got != was {
+	if got, was := s.status().Source.Opens, status.Source.Opens; got != was {
 		t.Errorf("source opens in the second epoch: %d, before %d", got, was)
 	}
 	s.umount()

@@ -12,28 +12,31 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// printJSON prints v on one line, as jq and a script read it.
+// printJSON prints v as JSON on one line.
 func printJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
 }
 
-// size is a number of bytes as people read it.
+// size formats a number of bytes, as in "1.5 GiB".
 func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
-// count is a number with commas.
+// count formats a number with commas.
 func count(n int64) string { return humanize.Comma(n) }
 
-// files is a number of files.
-func files(n int64) string {
+// plural formats a number of things, as in "1 retry" and "2,000 retries".
+func plural(n int64, one, many string) string {
 	if n == 1 {
-		return "1 file"
+		return "1 " + one
 	}
-	return count(n) + " files"
+	return count(n) + " " + many
 }
 
-// percent is n of total.
+// files formats a number of files.
+func files(n int64) string { return plural(n, "file", "files") }
+
+// percent formats the share that n is of total.
 func percent(n, total int64) string {
 	if total <= 0 {
 		return "-"
@@ -41,7 +44,7 @@ func percent(n, total int64) string {
 	return fmt.Sprintf("%.0f%%", 100*float64(n)/float64(total))
 }
 
-// text is a path as a terminal can show it: a path may hold any bytes.
+// text quotes a path that has bytes which a terminal cannot show.
 func text(path string) string {
 	if q := strconv.Quote(path); len(q) != len(path)+2 || strings.Contains(path, "\uFFFD") {
 		return q
@@ -49,7 +52,7 @@ func text(path string) string {
 	return path
 }
 
-// byName lists counts as "900 ram, 100 source".
+// byName lists counts in the order of their names, as in "900 ram, 100 source".
 func byName(counts map[string]int64) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
@@ -14,11 +15,13 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// Status tells what the daemon does and has done.
+// Status implements control.Daemon.
 func (d *daemon) Status(context.Context) control.Status {
+	placed := d.handler.Stats()
 	s := control.Status{
 		Version:       control.StatusVersion,
 		Milkweed:      version(),
+		GoVersion:     runtime.Version(),
 		PID:           os.Getpid(),
 		MountPoint:    d.cfg.Mount.Point,
 		DatasetID:     config.DatasetID(d.cfg.Source.Name()),
@@ -27,6 +30,8 @@ func (d *daemon) Status(context.Context) control.Status {
 		Since:         d.since,
 		UptimeSeconds: time.Since(d.since).Seconds(),
 		Ready:         true,
+		Fills:         placed.Fills,
+		Placement:     placed.Counters,
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
@@ -35,47 +40,47 @@ func (d *daemon) Status(context.Context) control.Status {
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
 		tier := tierStatus(stats)
-		tier.Passthrough, tier.PassthroughReason = byKernel(d.service.Tiers[i])
+		tier.Passthrough, tier.PassthroughReason = passthroughStatus(d.service.Tiers[i])
 		s.Tiers = append(s.Tiers, tier)
 		s.ReadLatency[stats.Name] = histogram(stats.Latency)
 	}
 	source := d.levels.Source().Stats()
-	placed := d.handler.Stats()
-	s.Source = d.sourceStatus(source)
-	s.Source.Descriptors = placed.Kept
-	s.Source.Passthrough, s.Source.PassthroughReason = byKernel(d.service.Source)
-	s.ReadLatency["source"] = histogram(source.Latency)
-
-	s.Fills = control.Fills{InFlight: placed.InFlight, InFlightBytes: placed.InFlightBytes, Queued: placed.Queued}
-	s.Placement = control.Placement{
-		Placed: placed.Placed, PlacedBytes: placed.PlacedBytes,
-		Skipped: placed.Skipped, Failed: placed.Failed, Prefetched: placed.Prefetched,
+	s.Source = control.Source{
+		Path:           d.cfg.Source.Name(),
+		SourceCounters: source.SourceCounters,
+		IdleHandles:    placed.Kept,
 	}
+	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
+	if b, ok := d.source.(*blob.Bucket); ok {
+		requests := b.Stats()
+		s.Source.Requests = &requests
+	}
+	s.ReadLatency[sourceLevel] = histogram(source.Latency)
 	for l, all := range placed.Opens {
-		d.count(&s, d.levels.Name(tiers.Level(l)), all, placed.Lent[l])
+		d.addOpens(&s, d.levels.Name(tiers.Level(l)), all, placed.Lent[l])
 	}
-	d.count(&s, "fill", placed.FillOpens, placement.Opens{})
+	d.addOpens(&s, "fill", placed.FillOpens, placement.Opens{})
 	return s
 }
 
-// count tells the opens of one level: all, and of them those that the kernel
-// reads by itself.
-func (d *daemon) count(s *control.Status, level string, all, lent placement.Opens) {
+// addOpens adds the opens of one level to s. Of all of them, passthrough are those that the
+// kernel reads directly.
+func (d *daemon) addOpens(s *control.Status, level string, all, passthrough placement.Opens) {
 	other := string(d.service.Mode)
 	s.Opens[level], s.OpenedBytes[level] = make(map[string]int64), make(map[string]int64)
 	if d.service.Mode == config.Passthrough {
 		other = string(config.Cached)
-		s.Opens[level][string(config.Passthrough)] = lent.Files
-		s.OpenedBytes[level][string(config.Passthrough)] = lent.Bytes
+		s.Opens[level][string(config.Passthrough)] = passthrough.Files
+		s.OpenedBytes[level][string(config.Passthrough)] = passthrough.Bytes
 	}
-	// Who counts the one and then the other may be in between.
-	s.Opens[level][other] = max(all.Files-lent.Files, 0)
-	s.OpenedBytes[level][other] = max(all.Bytes-lent.Bytes, 0)
+	// An open is counted in all first. A snapshot between the two counts can have either alone.
+	s.Opens[level][other] = max(all.Files-passthrough.Files, 0)
+	s.OpenedBytes[level][other] = max(all.Bytes-passthrough.Bytes, 0)
 }
 
-// byKernel tells whether the kernel reads the files of a place by itself, of why
-// it does not.
-func byKernel(err error) (bool, string) {
+// passthroughStatus reports whether the kernel reads the files of a level directly. If it does
+// not, err is the reason.
+func passthroughStatus(err error) (on bool, reason string) {
 	if err != nil {
 		return false, err.Error()
 	}
@@ -86,44 +91,16 @@ func tierStatus(t tiers.TierStats) control.Tier {
 	s := control.Tier{
 		Level: int(t.Level), Name: t.Name, Path: t.Path,
 		QuotaBytes: t.Quota, UsedBytes: t.Used + t.Filling, Files: t.Files,
-		Reads: t.Reads, BytesRead: t.Bytes, Errors: t.Errors,
-		Health: control.Health(t.Health.String()),
+		TierCounters: t.TierCounters,
+		Health:       control.Health(t.Health.String()),
 	}
 	if t.Cause != nil {
 		s.Reason = t.Cause.Error()
 	}
-	if t.Health == tiers.Healthy && !t.Scanned {
-		s.Health = control.Counting
+	if s.Health == control.Healthy && !t.Scanned {
+		s.Health = control.Scanning
 	}
 	return s
-}
-
-func (d *daemon) sourceStatus(s tiers.SourceStats) control.Source {
-	return control.Source{
-		Path: d.cfg.Source.Name(),
-		Operations: control.Operations{
-			Open: s.Opens, Read: s.Reads, Stat: s.Stats,
-			Readdir: s.ReadDirs, Readlink: s.Readlinks, Xattr: s.Xattrs,
-		},
-		BytesRead: s.Bytes,
-		Errors:    s.Errors,
-		Requests:  d.requests(),
-	}
-}
-
-// requests tells what the server of a bucket was asked, nil where the source is
-// none.
-func (d *daemon) requests() *control.Requests {
-	b, ok := d.source.(*blob.Bucket)
-	if !ok {
-		return nil
-	}
-	s := b.Stats()
-	return &control.Requests{
-		List: s.Lists, Get: s.Gets, Other: s.Others,
-		Retries: s.Retries, Hedges: s.Hedges, Throttled: s.Throttled,
-		BytesReceived: s.Bytes, HiddenKeys: s.Hidden,
-	}
 }
 
 // histogram makes a latency cumulative, as Prometheus counts.

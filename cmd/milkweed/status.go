@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -22,44 +23,33 @@ func newStatus() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "status [PATH]",
-		Short: "Tell what the tiers hold and who serves the reads",
-		Long: `Status tells what the tiers hold, who serves the reads, what the source was
-asked, and what is being copied.
+		Short: "Show the tiers, the reads and the copies of a mount",
+		Long: `Status shows how full the tiers are, which level served the reads, the
+operations on the source, and the copies in flight.
 
-PATH is the mount point, or anything in the mount. Without it every mount of
-Milkweed is described.
+PATH is a mount point or a path below one. Without PATH, status shows every
+mount of Milkweed.
 
-With --json it prints one object on one line for each mount. Its schema is
-stable: a field may be added; none is removed or changes its meaning without a
-new number in "version". Sizes end in _bytes and times in _seconds; what counts
-grows from 0 when the daemon starts. The fields are:
+A level is the name of a tier, or "source". Health is healthy, degraded, down or
+scanning. A tier is scanning from the start of the daemon until its earlier
+copies are counted.
 
-  version, milkweed, pid, mount_point, dataset_id, mode, mode_reason, since,
-  uptime_seconds, ready, open_handles
-  source        path, health, reason, operations {open, read, stat, readdir,
-                readlink, xattr}, bytes_read, errors, descriptors, passthrough,
-                passthrough_reason; and of a bucket requests {list, get, other,
-                retries, hedges, throttled, bytes_received, hidden_keys}
-  tiers[]       level, name, path, quota_bytes, used_bytes, files, reads,
-                bytes_read, errors, health, reason, passthrough,
-                passthrough_reason
-  fills         in_flight, in_flight_bytes, queued
-  placement     placed, placed_bytes, prefetched, skipped, failed
-  opens         {level: {mode: count}}
-  opened_bytes  {level: {mode: bytes}}
-  read_latency  {level: {le_seconds[], counts[], sum_seconds, count}}
+A mode is passthrough, in which the kernel reads the file of the tier directly;
+stateless, in which the kernel opens files without a FUSE round trip; or cached.
+The daemon sees neither reads in passthrough nor reads from the page cache, and
+does not count them in reads and bytes_read. Opens, and the sizes of the files
+opened, are counted in every mode. In mode stateless, the first read of a file
+in some seconds counts as its open.
 
-The path of a source that is a bucket is its URL, without the options that say
-how to get there. Its requests are what its server was asked, and may charge
-for; retries and hedges, which ask for something again, are among them.
+With --json, status prints one JSON object on one line for each mount. The
+schema is stable: a release may add fields. A release that removes a field or
+changes its meaning has a new "version". Names of sizes end in _bytes, names of
+times in _seconds. Counters start at 0 when the daemon starts. The path of a
+bucket is its URL without options. Retries and hedges are also counted in the
+requests of their kind. The fields of each object:
 
-A level is the name of a tier, or "source". Health is well, suspect, down or
-counting. The counts of a histogram are cumulative. A mode is passthrough, in
-which the kernel reads a file by itself; stateless, in which it opens files by
-itself; or cached. Reads in passthrough, and those that the page cache answers,
-do not come to Milkweed and are not in reads and bytes_read; opens are counted,
-and the sizes of the files that were opened. In stateless the first read of a
-file for some seconds counts as its open.`,
+` + jsonFields(control.Schema()) + `
+docs/operations.md explains each field and names its Prometheus metric.`,
 		Example: `  milkweed status
   milkweed status --json /mnt/imagenet | jq '.tiers[] | {name, used_bytes}'`,
 		Args:              usage(cobra.MaximumNArgs(1)),
@@ -80,8 +70,40 @@ file for some seconds counts as its open.`,
 	return c
 }
 
-// mountPoints returns the mount point of the mounts that the paths are in, and
-// without paths those of all mounts.
+// jsonFields lists the names of fields by the object that has them, in lines that fit a
+// terminal.
+func jsonFields(fields []control.Field) string {
+	const indent, width = "                      ", 80
+	var objects []string
+	names := make(map[string][]string) // of the fields of an object
+	for _, f := range fields {
+		i := strings.LastIndexByte(f.Path, '.')
+		object, name := f.Path[:max(i, 0)], f.Path[i+1:]
+		if names[object] == nil {
+			objects = append(objects, object)
+		}
+		names[object] = append(names[object], name)
+	}
+	var b strings.Builder
+	for _, object := range objects {
+		line := fmt.Sprintf("  %-*s", len(indent)-2, cmp.Or(object, "(status)"))
+		for i, name := range names[object] {
+			if i < len(names[object])-1 {
+				name += ","
+			}
+			if len(line)+len(" ")+len(name) > width {
+				b.WriteString(line + "\n")
+				line = indent
+			}
+			line += " " + name
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	return b.String()
+}
+
+// mountPoints returns the mount points of the mounts that the paths are in. Without paths it
+// returns those of all mounts.
 func mountPoints(paths []string) ([]string, error) {
 	var points []string
 	for _, p := range paths {
@@ -111,8 +133,8 @@ func mountPoints(paths []string) ([]string, error) {
 	return points, nil
 }
 
-// showAll shows every mount that answers, and returns the errors of those that
-// do not.
+// showAll calls show with the status of each mount. It goes on after an error, and returns
+// all errors.
 func showAll(ctx context.Context, w io.Writer, points []string, show func(io.Writer, control.Status) error) error {
 	var errs []error
 	for _, point := range points {
@@ -134,7 +156,7 @@ func statusOf(ctx context.Context, mountPoint string) (control.Status, error) {
 	return c.Status(ctx)
 }
 
-// printStatus prints a status for people.
+// printStatus prints a status in tables.
 func printStatus(w io.Writer, s control.Status) error {
 	state := "ready"
 	if !s.Ready {
@@ -145,60 +167,66 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nLEVEL\tUSED\tOF QUOTA\tFILES\tREADS\tREAD\tERRORS\tHEALTH\tWHERE")
+	fmt.Fprintln(t, "\nLEVEL\tUSED\tQUOTA\tUSE%\tFILES\tREADS\tBYTES READ\tERRORS\tHEALTH\tPATH")
 	for _, r := range s.Tiers {
-		fmt.Fprintf(t, "%s\t%s\t%s of %s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			r.Name, size(r.UsedBytes), percent(r.UsedBytes, r.QuotaBytes), size(r.QuotaBytes), count(r.Files),
-			count(r.Reads), size(r.BytesRead), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			r.Name, size(r.UsedBytes), size(r.QuotaBytes), percent(r.UsedBytes, r.QuotaBytes), count(r.Files),
+			count(r.Reads), size(r.Bytes), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
 	}
 	r := s.Source
-	fmt.Fprintf(t, "source\t\t\t\t%s\t%s\t%s\t%s\t%s\n",
-		count(r.Operations.Read), size(r.BytesRead), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
+	fmt.Fprintf(t, "%s\t\t\t\t\t%s\t%s\t%s\t%s\t%s\n", sourceLevel,
+		count(r.Reads), size(r.Bytes), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
 
 	printOpens(t, s)
 	fmt.Fprintf(t, "\nopens\t%s\n", opensLine(s))
-	fmt.Fprintf(t, "placed\t%s (%s), %s ahead of their open, %s skipped, %s failed\n",
+	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
-	fmt.Fprintf(t, "copying\t%s (%s), %s waiting\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
-	o := r.Operations
-	fmt.Fprintf(t, "source\t%s kept open, %s operations: %s\n", files(r.Descriptors), count(o.Total()), byName(map[string]int64{
-		"open": o.Open, "read": o.Read, "stat": o.Stat, "readdir": o.Readdir, "readlink": o.Readlink, "xattr": o.Xattr,
-	}))
-	printRequests(t, r.Requests)
+	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
+	operations, total := byKind(&s, "source_operations_total")
+	fmt.Fprintf(t, "source\t%s, %s operations: %s\n", plural(r.IdleHandles, "idle handle", "idle handles"), count(total), operations)
+	if q := r.Requests; q != nil {
+		requests, total := byKind(&s, "source_requests_total")
+		fmt.Fprintf(t, "bucket\t%s requests: %s; %s received\n", count(total), requests, size(q.Bytes))
+		fmt.Fprintf(t, "\t%s, %s, %s throttled; %s\n",
+			plural(q.Retries, "retry", "retries"), plural(q.Hedges, "hedge", "hedges"), count(q.Throttled),
+			plural(q.Hidden, "hidden key", "hidden keys"))
+	}
 	return t.Flush()
 }
 
-// printRequests tells what the server of a bucket was asked, if there is one.
-func printRequests(w io.Writer, r *control.Requests) {
-	if r == nil {
-		return
-	}
-	fmt.Fprintf(w, "bucket\t%s requests: %s; %s received\n", count(r.Total()),
-		byName(map[string]int64{"list": r.List, "get": r.Get, "other": r.Other}), size(r.BytesReceived))
-	fmt.Fprintf(w, "\t%s sent again after errors, %s as hedges; %s answers asked to slow down; %s keys hidden\n",
-		count(r.Retries), count(r.Hedges), count(r.Throttled), count(r.HiddenKeys))
+// byKind lists the counters of a metric by the value of its last label, as in "20 open, 40
+// read", and returns their sum.
+func byKind(s *control.Status, metric string) (list string, total int64) {
+	kinds := make(map[string]int64)
+	control.Walk(s, func(f control.Field) {
+		if f.Metric == metric {
+			kinds[f.Labels[len(f.Labels)-1].Value] = f.Value.Int()
+			total += f.Value.Int()
+		}
+	})
+	return byName(kinds), total
 }
 
-// printOpens tells what was opened at each level, fastest first, in which mode,
-// and where the kernel reads by itself.
+// printOpens prints the opens of each level by mode, the fastest level first, and whether the
+// kernel reads the files of the level directly.
 func printOpens(w io.Writer, s control.Status) {
-	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tOPENED\tPASSTHROUGH")
+	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tBYTES OPENED\tPASSTHROUGH")
 	for _, level := range levels(s) {
-		name, by := level, passthrough(s, level)
+		name, on := level, passthrough(s, level)
 		for _, mode := range slices.Sorted(maps.Keys(s.Opens[level])) {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), size(s.OpenedBytes[level][mode]), by)
-			name, by = "", "" // said once for a level
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), size(s.OpenedBytes[level][mode]), on)
+			name, on = "", "" // only on the first line of a level
 		}
 		if name != "" {
-			fmt.Fprintf(w, "%s\t-\t0\t0 B\t%s\n", name, by)
+			fmt.Fprintf(w, "%s\t-\t0\t0 B\t%s\n", name, on)
 		}
 	}
 	if s.Mode == string(config.Passthrough) {
-		fmt.Fprintln(w, "READ and READS are without those in passthrough, which the kernel makes by itself.")
+		fmt.Fprintln(w, "READS and BYTES READ do not include reads in passthrough: the kernel does them directly.")
 	}
 }
 
-// passthrough tells whether the kernel reads the files of a level by itself.
+// passthrough returns the PASSTHROUGH column of a level.
 func passthrough(s control.Status, level string) string {
 	for _, t := range s.Tiers {
 		if t.Name == level {
@@ -221,7 +249,7 @@ func onOff(on bool, reason string) string {
 	return "off"
 }
 
-// opensLine tells how many opens a tier served.
+// opensLine returns the number of opens, and the share that a tier served.
 func opensLine(s control.Status) string {
 	total, local := int64(0), int64(0)
 	for i, level := range levels(s) {
@@ -235,10 +263,10 @@ func opensLine(s control.Status) string {
 	return fmt.Sprintf("%s, %s from a tier; %s open now", count(total), percent(local, total), count(s.OpenHandles))
 }
 
-// sourceLevel is the name of the level below the tiers.
+// sourceLevel is the name of the source as a level.
 const sourceLevel = "source"
 
-// levels lists the tiers, the source, and what else opens are counted under.
+// levels lists the tiers, the source, and the other levels under which opens are counted.
 func levels(s control.Status) []string {
 	var names []string
 	for _, t := range s.Tiers {
@@ -260,7 +288,7 @@ func health(h control.Health, reason string) string {
 	return cmp.Or(string(h), "-")
 }
 
-// completeMounts completes a mount point.
+// completeMounts is a shell completion of mount points.
 func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	points, err := mountPoints(nil)
 	if err != nil {

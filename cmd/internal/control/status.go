@@ -6,142 +6,114 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// StatusVersion is the version of the schema of Status. A field may be added
-// without a new one; nothing is removed, and nothing changes its meaning.
+// StatusVersion is the version of the schema of Status. A release may add a field without a
+// new version. A release that removes a field or changes its meaning has a new version.
 const StatusVersion = 1
 
-// Status is what `milkweed status --json` prints and the metrics are made of.
-// Sizes are in bytes and times in seconds, and the names of the fields say so.
-// What counts starts at zero with the daemon and only grows.
+// Status is the JSON that `milkweed status --json` prints. The metrics are made from it.
+// Names of sizes end in "_bytes" and names of times in "_seconds". Counters start at 0 when
+// the daemon starts, and only grow.
+//
+// The tags of a field are its documentation; Walk interprets them. The list of fields in the
+// help of `milkweed status`, the metrics and the table in docs/operations.md are generated
+// from them:
+//
+//	json    the name in the JSON
+//	help    the meaning of the field, one or more sentences
+//	metric  the name of the metric, without the prefix "milkweed_"
+//	labels  the labels of the metric, separated by commas: "name=value" or "name". The
+//	        value of a bare name is the key of the map, the state of a Health, or the string
+//	        itself.
+//	family  the meaning of a metric that several fields share; on the first of them
+//	label   on a string field: a label of all metrics of its struct
 type Status struct {
-	Version       int       `json:"version"`        // StatusVersion
-	Milkweed      string    `json:"milkweed"`       // the version of the program
-	PID           int       `json:"pid"`            // the process id of the daemon
-	MountPoint    string    `json:"mount_point"`    // where the dataset is mounted
-	DatasetID     string    `json:"dataset_id"`     // the name of its folder in every tier
-	Mode          string    `json:"mode"`           // how the kernel is served: cached, stateless or passthrough
-	ModeReason    string    `json:"mode_reason"`    // why in this mode
-	Since         time.Time `json:"since"`          // when the daemon started
-	UptimeSeconds float64   `json:"uptime_seconds"` // how long ago that is
-	Ready         bool      `json:"ready"`          // the mount can be used
+	Version       int       `json:"version" help:"Version of this schema."`
+	Milkweed      string    `json:"milkweed" metric:"build_info" labels:"version" help:"Version of the daemon." family:"Always 1. The labels are the versions of the daemon and of Go."`
+	GoVersion     string    `json:"go_version" metric:"build_info" labels:"goversion" help:"Version of the Go toolchain that built the daemon."`
+	PID           int       `json:"pid" help:"Process ID of the daemon."`
+	MountPoint    string    `json:"mount_point" metric:"mount_info" labels:"mount_point" help:"Directory where the dataset is mounted." family:"Always 1. The labels describe the mount."`
+	DatasetID     string    `json:"dataset_id" metric:"mount_info" labels:"dataset_id" help:"Name of the dataset's directory in each tier."`
+	Mode          string    `json:"mode" metric:"mount_info" labels:"mode" help:"How the kernel reads: cached, stateless or passthrough."`
+	ModeReason    string    `json:"mode_reason" help:"Why this mode was chosen."`
+	Since         time.Time `json:"since" help:"Start time of the daemon."`
+	UptimeSeconds float64   `json:"uptime_seconds" help:"Time since the start of the daemon."`
+	Ready         bool      `json:"ready" metric:"ready" help:"Whether the mount can be used."`
 
-	Source      Source                      `json:"source"`       // where the whole dataset lives
-	Tiers       []Tier                      `json:"tiers"`        // fastest first
-	Fills       Fills                       `json:"fills"`        // copies in flight
-	Placement   Placement                   `json:"placement"`    // copies that have ended
-	Opens       map[string]map[string]int64 `json:"opens"`        // opens by level ("ram", "ssd", "source"), then by mode
-	OpenedBytes map[string]map[string]int64 `json:"opened_bytes"` // the sizes of the files opened, alike: reads in passthrough are not counted
-	OpenHandles int64                       `json:"open_handles"` // files that are open now
-	ReadLatency map[string]Histogram        `json:"read_latency"` // how long reads took, by level
+	Source      Source                      `json:"source" help:"The storage that holds the whole dataset."`
+	Tiers       []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
+	Fills       placement.Fills             `json:"fills" help:"Copies in flight."`
+	Placement   placement.Counters          `json:"placement" help:"Copies that have ended."`
+	Opens       map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
+	OpenedBytes map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
+	OpenHandles int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
+	ReadLatency map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
 }
 
-// Health says whether a tier or the source can be used.
+// Health is the state of a tier or of the source.
 type Health string
 
 // The states of health.
 const (
-	Well     Health = "well"     // it works
-	Suspect  Health = "suspect"  // it failed a short while ago, and is used nevertheless
-	Down     Health = "down"     // it is not used, and probed until it is well
-	Counting Health = "counting" // what it holds from before is still being counted
+	Healthy  Health = "healthy"  // operations succeed
+	Degraded Health = "degraded" // operations failed lately; it is still used
+	Down     Health = "down"     // it is not used; it is probed until it is healthy
+	Scanning Health = "scanning" // it is healthy, and the scan of its earlier copies has not ended
 )
 
-// Healths lists every Health, well first.
-var Healths = []Health{Well, Suspect, Down, Counting}
+// Healths lists every Health.
+var Healths = []Health{Healthy, Degraded, Down, Scanning}
 
-// A Tier is a place that holds copies.
+// A Tier describes a directory that holds copies.
 type Tier struct {
-	Level      int    `json:"level"`            // 1 is the fastest
-	Name       string `json:"name"`             // as it is configured
-	Path       string `json:"path"`             // the folder
-	QuotaBytes int64  `json:"quota_bytes"`      // what the copies may take
-	UsedBytes  int64  `json:"used_bytes"`       // what the copies take, with those in flight
-	Files      int64  `json:"files"`            // copies that it holds
-	Reads      int64  `json:"reads"`            // reads that it answered
-	BytesRead  int64  `json:"bytes_read"`       // bytes that it answered them with
-	Errors     int64  `json:"errors"`           // operations that failed
-	Health     Health `json:"health"`           // whether it can be used
-	Reason     string `json:"reason,omitempty"` // why it is not well
+	Level      int    `json:"level" help:"Position of the tier. 1 is the fastest."`
+	Name       string `json:"name" label:"tier" help:"Name of the tier in the configuration."`
+	Path       string `json:"path" help:"Directory of the tier."`
+	QuotaBytes int64  `json:"quota_bytes" metric:"tier_quota_bytes" help:"Most bytes that copies in the tier may occupy. 0 until the tier is scanned."`
+	UsedBytes  int64  `json:"used_bytes" metric:"tier_used_bytes" help:"Bytes that copies in the tier occupy. Space reserved for copies in flight is included."`
+	Files      int64  `json:"files" metric:"tier_files" help:"Copies in the tier."`
 
-	Passthrough       bool   `json:"passthrough"`                  // the kernel reads its copies by itself
-	PassthroughReason string `json:"passthrough_reason,omitempty"` // why it does not
+	tiers.TierCounters
+
+	Health Health `json:"health" metric:"tier_health" labels:"state" help:"Health of the tier: healthy, degraded, down or scanning. The metric is 1 for the current state and 0 for the others."`
+	Reason string `json:"reason,omitempty" help:"Why the tier is not healthy."`
+
+	Passthrough       bool   `json:"passthrough" metric:"tier_passthrough" help:"Whether passthrough is on: the kernel reads the copies in the tier directly."`
+	PassthroughReason string `json:"passthrough_reason,omitempty" help:"Why passthrough is off."`
 }
 
-// Source is where the whole dataset lives.
+// A Source describes the storage that holds the whole dataset.
 type Source struct {
-	Path        string     `json:"path"`             // the folder or URL
-	Health      Health     `json:"health,omitempty"` // whether it can be read, where that is known
-	Reason      string     `json:"reason,omitempty"` // why it is not well
-	Operations  Operations `json:"operations"`       // what it was asked
-	BytesRead   int64      `json:"bytes_read"`       // bytes that it answered
-	Errors      int64      `json:"errors"`           // operations that failed
-	Descriptors int64      `json:"descriptors"`      // files of it that are kept open for the next to read them
+	Path   string `json:"path" metric:"mount_info" labels:"source" help:"Directory or URL of the source."`
+	Health Health `json:"health,omitempty" metric:"source_health" labels:"state" help:"Health of the source, if it is known. The metric is 1 for the current state and 0 for the others."`
+	Reason string `json:"reason,omitempty" help:"Why the source is not healthy."`
 
-	Requests *Requests `json:"requests,omitempty"` // what its server was asked; nil unless it is a bucket
+	tiers.SourceCounters
 
-	Passthrough       bool   `json:"passthrough"`                  // the kernel reads by itself those of its files that have no tier to go to
-	PassthroughReason string `json:"passthrough_reason,omitempty"` // why it does not
+	IdleHandles int64 `json:"idle_handles" metric:"source_idle_handles" help:"Files of the source in the idle-handle cache."`
+
+	Requests *blob.Stats `json:"requests,omitempty" help:"Requests to the object store. Absent unless the source is a bucket."`
+
+	Passthrough       bool   `json:"passthrough" metric:"source_passthrough" help:"Whether passthrough is on for the files for which no tier has room: the kernel reads them directly."`
+	PassthroughReason string `json:"passthrough_reason,omitempty" help:"Why passthrough is off."`
 }
 
-// Operations counts what the source was asked, by kind.
-type Operations struct {
-	Open     int64 `json:"open"`
-	Read     int64 `json:"read"`
-	Stat     int64 `json:"stat"`
-	Readdir  int64 `json:"readdir"`
-	Readlink int64 `json:"readlink"`
-	Xattr    int64 `json:"xattr"`
-}
-
-// Requests counts what the server of a bucket was asked, which costs money.
-type Requests struct {
-	List          int64 `json:"list"`           // for a page of names
-	Get           int64 `json:"get"`            // for content
-	Other         int64 `json:"other"`          // for anything else: credentials, mostly
-	Retries       int64 `json:"retries"`        // of them, those sent again after an error
-	Hedges        int64 `json:"hedges"`         // of them, those sent because another had not begun to answer
-	Throttled     int64 `json:"throttled"`      // answers that asked to slow down
-	BytesReceived int64 `json:"bytes_received"` // of content
-	HiddenKeys    int64 `json:"hidden_keys"`    // keys that no file system can show, in the directories that were listed: a number of now
-}
-
-// Total is the number of all requests.
-func (r Requests) Total() int64 { return r.List + r.Get + r.Other }
-
-// Total is the number of all operations.
-func (o Operations) Total() int64 {
-	return o.Open + o.Read + o.Stat + o.Readdir + o.Readlink + o.Xattr
-}
-
-// Fills are the copies in flight.
-type Fills struct {
-	InFlight      int64 `json:"in_flight"`       // fills that have started
-	InFlightBytes int64 `json:"in_flight_bytes"` // the sizes of their files
-	Queued        int64 `json:"queued"`          // files that wait for a worker
-}
-
-// Placement counts how files were placed.
-type Placement struct {
-	Placed      int64 `json:"placed"`       // copies made
-	PlacedBytes int64 `json:"placed_bytes"` // their sizes
-	Prefetched  int64 `json:"prefetched"`   // of them, those begun before anybody opened the file
-	Skipped     int64 `json:"skipped"`      // files that no tier had room for
-	Failed      int64 `json:"failed"`       // copies that came to nothing
-}
-
-// A Histogram tells how long things took. Counts are cumulative, as those of
-// Prometheus: Counts[i] things took LeSeconds[i] or less.
+// A Histogram is a distribution of durations. Counts are cumulative, as in Prometheus:
+// Counts[i] operations took at most LeSeconds[i].
 type Histogram struct {
-	LeSeconds  []float64 `json:"le_seconds"`  // upper bounds, ascending
-	Counts     []uint64  `json:"counts"`      // one for each bound
-	SumSeconds float64   `json:"sum_seconds"` // how long all of them took together
-	Count      uint64    `json:"count"`       // how many there were, those above the last bound too
+	LeSeconds  []float64 `json:"le_seconds" help:"Upper bounds of the buckets, ascending."`
+	Counts     []uint64  `json:"counts" help:"Operations within each bound. Counts are cumulative."`
+	SumSeconds float64   `json:"sum_seconds" help:"Total duration of all operations."`
+	Count      uint64    `json:"count" help:"Number of all operations."`
 }
 
-// DecodeStatus decodes a Status and checks that it makes sense. It accepts
-// fields that it does not know, since a newer daemon may say more.
+// DecodeStatus decodes and checks a Status. It ignores unknown fields, because a newer daemon
+// may have added some.
 func DecodeStatus(p []byte) (Status, error) {
 	var s Status
 	if err := json.Unmarshal(p, &s); err != nil {

@@ -13,31 +13,50 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 func sample(context.Context) control.Status {
 	return control.Status{
 		Version:    control.StatusVersion,
 		Milkweed:   "1.2.3",
+		GoVersion:  "go1.99",
 		PID:        7,
 		MountPoint: "/mnt/imagenet",
 		DatasetID:  "d1",
 		Mode:       "cached",
 		Ready:      true,
 		Source: control.Source{
-			Path:       "/lustre/imagenet",
-			Health:     control.Well,
-			Operations: control.Operations{Open: 1, Read: 2, Stat: 3, Readdir: 4, Readlink: 5, Xattr: 6},
-			BytesRead:  700,
-			Errors:     8, Descriptors: 11, Passthrough: true,
-			Requests: &control.Requests{List: 12, Get: 34, Other: 5, Retries: 6, Hedges: 7, Throttled: 8, BytesReceived: 900, HiddenKeys: 10},
+			Path:   "/lustre/imagenet",
+			Health: control.Healthy,
+			SourceCounters: tiers.SourceCounters{
+				SourceOperations: tiers.SourceOperations{Opens: 1, Reads: 2, Stats: 3, ReadDirs: 4, Readlinks: 5, Xattrs: 6},
+				Bytes:            700,
+				Errors:           8,
+			},
+			IdleHandles: 11,
+			Passthrough: true,
+			Requests: &blob.Stats{
+				Counters: blob.Counters{Lists: 12, Gets: 34, Others: 5, Retries: 6, Hedges: 7, Throttled: 8, Bytes: 900},
+				Hidden:   10,
+			},
 		},
 		Tiers: []control.Tier{
-			{Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3, Reads: 4, BytesRead: 50, Health: control.Well, Passthrough: true},
-			{Level: 2, Name: "ssd", QuotaBytes: 200, UsedBytes: 10, Files: 1, Reads: 2, BytesRead: 20, Health: control.Down, Reason: "it is gone", Errors: 9, PassthroughReason: "it is stacked"},
+			{
+				Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3,
+				TierCounters: tiers.TierCounters{Reads: 4, Bytes: 50},
+				Health:       control.Healthy, Passthrough: true,
+			},
+			{
+				Level: 2, Name: "ssd", QuotaBytes: 200, UsedBytes: 10, Files: 1,
+				TierCounters: tiers.TierCounters{Reads: 2, Bytes: 20, Errors: 9},
+				Health:       control.Down, Reason: "it is gone", PassthroughReason: "it is stacked",
+			},
 		},
-		Fills:       control.Fills{InFlight: 2, InFlightBytes: 30, Queued: 5},
-		Placement:   control.Placement{Placed: 4, PlacedBytes: 80, Prefetched: 3, Skipped: 1, Failed: 2},
+		Fills:       placement.Fills{InFlight: 2, InFlightBytes: 30, Queued: 5},
+		Placement:   placement.Counters{Placed: 4, PlacedBytes: 80, Prefetched: 3, Skipped: 1, Failed: 2},
 		Opens:       map[string]map[string]int64{"ram": {"cached": 12, "passthrough": 7}, "source": {"cached": 3}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 1200, "passthrough": 7000}, "source": {"cached": 300}},
 		OpenHandles: 6,
@@ -47,7 +66,7 @@ func sample(context.Context) control.Status {
 	}
 }
 
-// The names and the help are as Prometheus wants them.
+// Names and help texts follow the conventions of Prometheus.
 func TestLint(t *testing.T) {
 	problems, err := testutil.CollectAndLint(New(sample))
 	if err != nil {
@@ -60,35 +79,35 @@ func TestLint(t *testing.T) {
 
 func TestCollect(t *testing.T) {
 	want := `
-# HELP milkweed_opened_bytes_total The sizes of the files opened, by the level that served them and how the kernel was served.
+# HELP milkweed_opened_bytes_total Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens.
 # TYPE milkweed_opened_bytes_total counter
 milkweed_opened_bytes_total{level="ram",mode="cached"} 1200
 milkweed_opened_bytes_total{level="ram",mode="passthrough"} 7000
 milkweed_opened_bytes_total{level="source",mode="cached"} 300
-# HELP milkweed_opens_total Files opened, by the level that served them and how the kernel was served.
+# HELP milkweed_opens_total Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight.
 # TYPE milkweed_opens_total counter
 milkweed_opens_total{level="ram",mode="cached"} 12
 milkweed_opens_total{level="ram",mode="passthrough"} 7
 milkweed_opens_total{level="source",mode="cached"} 3
-# HELP milkweed_placements_total Files that were to be placed, by what came of it.
+# HELP milkweed_placements_total Files to place, by result.
 # TYPE milkweed_placements_total counter
 milkweed_placements_total{result="failed"} 2
 milkweed_placements_total{result="placed"} 4
 milkweed_placements_total{result="skipped"} 1
-# HELP milkweed_prefetched_files_total Copies made that were begun before anybody opened the file.
+# HELP milkweed_prefetched_files_total Copies committed that were started before the first open of the file.
 # TYPE milkweed_prefetched_files_total counter
 milkweed_prefetched_files_total 3
-# HELP milkweed_read_duration_seconds How long reads took in the daemon, by the level that served them.
+# HELP milkweed_read_duration_seconds Duration of reads in the daemon, by the level that served them.
 # TYPE milkweed_read_duration_seconds histogram
 milkweed_read_duration_seconds_bucket{level="ram",le="0.001"} 3
 milkweed_read_duration_seconds_bucket{level="ram",le="0.1"} 4
 milkweed_read_duration_seconds_bucket{level="ram",le="+Inf"} 5
 milkweed_read_duration_seconds_sum{level="ram"} 1.5
 milkweed_read_duration_seconds_count{level="ram"} 5
-# HELP milkweed_source_open_files Files of the source that are kept open for the next to read them.
-# TYPE milkweed_source_open_files gauge
-milkweed_source_open_files 11
-# HELP milkweed_source_operations_total What the source was asked, by kind.
+# HELP milkweed_source_idle_handles Files of the source in the idle-handle cache.
+# TYPE milkweed_source_idle_handles gauge
+milkweed_source_idle_handles 11
+# HELP milkweed_source_operations_total Operations on the source, by kind.
 # TYPE milkweed_source_operations_total counter
 milkweed_source_operations_total{operation="open"} 1
 milkweed_source_operations_total{operation="read"} 2
@@ -96,58 +115,58 @@ milkweed_source_operations_total{operation="readdir"} 4
 milkweed_source_operations_total{operation="readlink"} 5
 milkweed_source_operations_total{operation="stat"} 3
 milkweed_source_operations_total{operation="xattr"} 6
-# HELP milkweed_source_passthrough Whether the kernel reads by itself those files of the source that have no tier to go to.
+# HELP milkweed_source_passthrough Whether passthrough is on for the files for which no tier has room: the kernel reads them directly.
 # TYPE milkweed_source_passthrough gauge
 milkweed_source_passthrough 1
-# HELP milkweed_tier_health 1 for the state that a tier is in, 0 for the others.
+# HELP milkweed_tier_health Health of the tier: healthy, degraded, down or scanning. The metric is 1 for the current state and 0 for the others.
 # TYPE milkweed_tier_health gauge
-milkweed_tier_health{state="counting",tier="ram"} 0
-milkweed_tier_health{state="counting",tier="ssd"} 0
+milkweed_tier_health{state="degraded",tier="ram"} 0
+milkweed_tier_health{state="degraded",tier="ssd"} 0
 milkweed_tier_health{state="down",tier="ram"} 0
 milkweed_tier_health{state="down",tier="ssd"} 1
-milkweed_tier_health{state="suspect",tier="ram"} 0
-milkweed_tier_health{state="suspect",tier="ssd"} 0
-milkweed_tier_health{state="well",tier="ram"} 1
-milkweed_tier_health{state="well",tier="ssd"} 0
-# HELP milkweed_tier_passthrough Whether the kernel reads the copies in a tier by itself.
+milkweed_tier_health{state="healthy",tier="ram"} 1
+milkweed_tier_health{state="healthy",tier="ssd"} 0
+milkweed_tier_health{state="scanning",tier="ram"} 0
+milkweed_tier_health{state="scanning",tier="ssd"} 0
+# HELP milkweed_tier_passthrough Whether passthrough is on: the kernel reads the copies in the tier directly.
 # TYPE milkweed_tier_passthrough gauge
 milkweed_tier_passthrough{tier="ram"} 1
 milkweed_tier_passthrough{tier="ssd"} 0
-# HELP milkweed_tier_used_bytes What the copies in a tier take, with those in flight.
+# HELP milkweed_tier_used_bytes Bytes that copies in the tier occupy. Space reserved for copies in flight is included.
 # TYPE milkweed_tier_used_bytes gauge
 milkweed_tier_used_bytes{tier="ram"} 90
 milkweed_tier_used_bytes{tier="ssd"} 10
 `
 	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want),
 		"milkweed_opened_bytes_total", "milkweed_opens_total", "milkweed_placements_total", "milkweed_prefetched_files_total",
-		"milkweed_read_duration_seconds", "milkweed_source_open_files", "milkweed_source_operations_total",
+		"milkweed_read_duration_seconds", "milkweed_source_idle_handles", "milkweed_source_operations_total",
 		"milkweed_source_passthrough", "milkweed_tier_health", "milkweed_tier_passthrough", "milkweed_tier_used_bytes")
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-// What a bucket's server was asked.
+// A bucket has metrics of its requests, and a folder has none.
 func TestCollectRequests(t *testing.T) {
 	want := `
-# HELP milkweed_source_hedges_total Requests that were sent because another had not begun to answer.
+# HELP milkweed_source_hedges_total Requests that were hedges: duplicates of a request without a timely answer.
 # TYPE milkweed_source_hedges_total counter
 milkweed_source_hedges_total 7
-# HELP milkweed_source_hidden_keys Keys of a bucket that no file system can show, in the directories that were listed.
+# HELP milkweed_source_hidden_keys Keys in the listed directories that no file system can show.
 # TYPE milkweed_source_hidden_keys gauge
 milkweed_source_hidden_keys 10
-# HELP milkweed_source_received_bytes_total Bytes of content that a bucket's server has sent.
+# HELP milkweed_source_received_bytes_total Bytes of content received.
 # TYPE milkweed_source_received_bytes_total counter
 milkweed_source_received_bytes_total 900
-# HELP milkweed_source_requests_total What the server of a bucket was asked, by kind.
+# HELP milkweed_source_requests_total Requests to the object store, by kind.
 # TYPE milkweed_source_requests_total counter
 milkweed_source_requests_total{kind="get"} 34
 milkweed_source_requests_total{kind="list"} 12
 milkweed_source_requests_total{kind="other"} 5
-# HELP milkweed_source_retries_total Requests that were sent again after an error.
+# HELP milkweed_source_retries_total Requests that were retries after an error.
 # TYPE milkweed_source_retries_total counter
 milkweed_source_retries_total 6
-# HELP milkweed_source_throttled_total Answers of a bucket's server that asked to slow down.
+# HELP milkweed_source_throttled_total Answers with status 429 or 503, which ask for fewer requests.
 # TYPE milkweed_source_throttled_total counter
 milkweed_source_throttled_total 8
 `
@@ -166,17 +185,31 @@ milkweed_source_throttled_total 8
 	}
 }
 
-// Every metric that is described is collected from a full status.
+// A full status has every metric, with the labels that were described.
 func TestCollectAll(t *testing.T) {
-	for _, d := range descs {
-		name := strings.Split(strings.TrimPrefix(d.String(), `Desc{fqName: "`), `"`)[0]
-		if testutil.CollectAndCount(New(sample), name) == 0 {
+	for name := range New(sample).(*collector).all {
+		if testutil.CollectAndCount(New(sample), prefix+name) == 0 {
 			t.Errorf("%s is not collected", name)
 		}
 	}
 }
 
-// A label must be UTF-8, and a path need not be.
+func TestCollectInfo(t *testing.T) {
+	want := `
+# HELP milkweed_build_info Always 1. The labels are the versions of the daemon and of Go.
+# TYPE milkweed_build_info gauge
+milkweed_build_info{goversion="go1.99",version="1.2.3"} 1
+# HELP milkweed_mount_info Always 1. The labels describe the mount.
+# TYPE milkweed_mount_info gauge
+milkweed_mount_info{dataset_id="d1",mode="cached",mount_point="/mnt/imagenet",source="/lustre/imagenet"} 1
+`
+	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want), "milkweed_build_info", "milkweed_mount_info")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// The value of a label is UTF-8. A path may have other bytes.
 func TestCollectBytes(t *testing.T) {
 	c := New(func(ctx context.Context) control.Status {
 		s := sample(ctx)

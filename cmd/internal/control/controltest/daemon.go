@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/placement"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // Daemon answers with what its fields say.
@@ -38,6 +41,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 	s := control.Status{
 		Version:       control.StatusVersion,
 		Milkweed:      "1.2.3",
+		GoVersion:     "go1.99",
 		PID:           cmp.Or(d.PID, os.Getpid()),
 		MountPoint:    d.MountPoint,
 		DatasetID:     "imagenet-0123456789ab",
@@ -47,17 +51,28 @@ func (d *Daemon) Status(context.Context) control.Status {
 		UptimeSeconds: 3723.5,
 		Ready:         true,
 		Source: control.Source{
-			Path:       "/lustre/imagenet",
-			Operations: control.Operations{Open: 100, Read: 400, Stat: 20, Readdir: 3},
-			BytesRead:  300 * mib, Descriptors: 3,
+			Path: "/lustre/imagenet",
+			SourceCounters: tiers.SourceCounters{
+				SourceOperations: tiers.SourceOperations{Opens: 100, Reads: 400, Stats: 20, ReadDirs: 3},
+				Bytes:            300 * mib,
+			},
+			IdleHandles:       3,
 			PassthroughReason: "the source has a cap",
 		},
 		Tiers: []control.Tier{
-			{Level: 1, Name: "ram", Path: "/dev/shm/milkweed", QuotaBytes: 400 * mib, UsedBytes: 100 * mib, Files: 90, Reads: 1000, BytesRead: 900 * mib, Health: control.Well, Passthrough: true},
-			{Level: 2, Name: "ssd", Path: "/local/milkweed", QuotaBytes: 800 * mib, Files: 0, Health: control.Down, Reason: "no space left on device", Errors: 3, PassthroughReason: "it is stacked"},
+			{
+				Level: 1, Name: "ram", Path: "/dev/shm/milkweed", QuotaBytes: 400 * mib, UsedBytes: 100 * mib, Files: 90,
+				TierCounters: tiers.TierCounters{Reads: 1000, Bytes: 900 * mib},
+				Health:       control.Healthy, Passthrough: true,
+			},
+			{
+				Level: 2, Name: "ssd", Path: "/local/milkweed", QuotaBytes: 800 * mib,
+				TierCounters: tiers.TierCounters{Errors: 3},
+				Health:       control.Down, Reason: "no space left on device", PassthroughReason: "it is stacked",
+			},
 		},
-		Fills:       control.Fills{InFlight: 2, InFlightBytes: 8 * mib, Queued: 7},
-		Placement:   control.Placement{Placed: 90, PlacedBytes: 100 * mib, Prefetched: 30, Skipped: 4, Failed: 1},
+		Fills:       placement.Fills{InFlight: 2, InFlightBytes: 8 * mib, Queued: 7},
+		Placement:   placement.Counters{Placed: 90, PlacedBytes: 100 * mib, Prefetched: 30, Skipped: 4, Failed: 1},
 		Opens:       map[string]map[string]int64{"ram": {"cached": 100, "passthrough": 800}, "source": {"cached": 100}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 50 * mib, "passthrough": 7000 * mib}, "source": {"cached": 300 * mib}},
 		OpenHandles: 5,
@@ -68,8 +83,9 @@ func (d *Daemon) Status(context.Context) control.Status {
 	if d.Bucket {
 		s.Source.Path = "s3://bucket/imagenet"
 		s.Source.PassthroughReason = "the source is a bucket, which the kernel cannot read"
-		s.Source.Requests = &control.Requests{
-			List: 12, Get: 3400, Other: 1, Retries: 5, Hedges: 6, Throttled: 2, BytesReceived: 320 * mib, HiddenKeys: 7,
+		s.Source.Requests = &blob.Stats{
+			Counters: blob.Counters{Lists: 12, Gets: 3400, Others: 1, Retries: 5, Hedges: 6, Throttled: 2, Bytes: 320 * mib},
+			Hidden:   7,
 		}
 	}
 	return s
