@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
@@ -240,33 +239,19 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 // answered, and all files are closed.
 func (m *Mount) Wait() { <-m.served }
 
-// Unmount unmounts the file system. It fails, with an error that matches
-// syscall.EBUSY where the kernel says so, while files are open on it.
+// Unmount unmounts the file system. While files are open on it, Unmount fails, with an error
+// that matches syscall.EBUSY if this process is root.
 func (m *Mount) Unmount() error {
-	if os.Geteuid() == 0 {
-		err := unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW)
-		if err != unix.EPERM {
-			return err
-		}
+	err := unmountAsRoot(m.point, false)
+	if err == unix.EPERM {
+		return m.server.Unmount() // which calls fusermount3, and retries if files were just closed
 	}
-	return m.server.Unmount()
+	return err
 }
 
-// Detach takes the mount out of sight; it ends when the last file that is open
-// on it is closed.
-func (m *Mount) Detach() error {
-	if os.Geteuid() == 0 {
-		err := unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		if err != unix.EPERM {
-			return err
-		}
-	}
-	out, err := exec.Command("fusermount3", "-u", "-z", m.point).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("fusermount3 -u -z %s: %w: %s", m.point, err, out)
-	}
-	return nil
-}
+// Detach detaches the mount from its mount point. The file system ends when the last file that
+// is open on it is closed.
+func (m *Mount) Detach() error { return Unmount(context.Background(), m.point, true) }
 
 // OpenFiles returns how many files the kernel has open now.
 func (m *Mount) OpenFiles() int { return m.fs.files.len() }

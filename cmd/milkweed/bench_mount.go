@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
 // A benchUser is another user, who mounts and reads; nil is this one.
@@ -175,7 +176,7 @@ func (m *benchMount) remove() error {
 }
 
 func mountedOn(point string) (bool, error) {
-	points, err := mountsBelow(filepath.Dir(point))
+	points, err := mounts.Below(filepath.Dir(point))
 	return slices.Contains(points, point), err
 }
 

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
 // shm is where memory is a file system.
@@ -27,8 +27,8 @@ func hasMemory(dir string, n int64) bool {
 // While one stays nothing there may be removed, for that would be done through
 // it.
 func unmountBelow(dir string) error {
-	left, err := mountsBelow(dir)
-	for _, point := range left {
+	left, err := mounts.Below(dir)
+	for _, point := range slices.Backward(left) {
 		err = errors.Join(err, unmount(context.Background(), point, true))
 	}
 	if err != nil {
@@ -44,16 +44,4 @@ func removeAll(folders []string) error {
 		errs = append(errs, os.RemoveAll(dir))
 	}
 	return errors.Join(errs...)
-}
-
-// mountsBelow lists the mounts in a folder, of any file system, the last first.
-func mountsBelow(dir string) ([]string, error) {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(m.Mountpoint, dir+"/"), false
-	})
-	var points []string
-	for _, m := range slices.Backward(mounts) {
-		points = append(points, m.Mountpoint)
-	}
-	return points, err
 }

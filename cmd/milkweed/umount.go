@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,9 +17,11 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/fs"
 )
 
-// endTimeout is how long a daemon is given to end after its mount has gone.
+// endTimeout bounds how long umount waits for the daemon to end.
 const endTimeout = 30 * time.Second
 
 func newUmount() *cobra.Command {
@@ -30,15 +30,15 @@ func newUmount() *cobra.Command {
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
 		Short:   "Unmount a dataset and end its daemon",
-		Long: `Umount unmounts a dataset, and returns when its daemon has ended, so that the
-same dataset can be mounted again at once. The copies stay in the tiers.
+		Long: `Umount unmounts a dataset and returns when its daemon has ended, so that the same
+dataset can be mounted again at once. The copies stay in the tiers.
 
-While a process has a file of the mount open, or stands in one of its folders,
-it says which, and exits with 4. With --lazy the mount disappears at once
-nevertheless; files that are open stay readable, and the daemon ends when the
-last is closed.
+If a process has a file of the mount open, or its working directory is in the
+mount, umount names the process and exits with 4. With --lazy, umount detaches
+the mount nevertheless. Open files stay readable, and the daemon ends when the
+last one is closed.
 
-It also clears up after a daemon that has died.`,
+Umount also removes the mount of a daemon that has died.`,
 		Example: `  milkweed umount /mnt/imagenet
   milkweed umount --lazy /mnt/imagenet`,
 		Args:              usage(cobra.ExactArgs(1)),
@@ -47,7 +47,7 @@ It also clears up after a daemon that has died.`,
 			return umount(c.Context(), args[0], lazy)
 		},
 	}
-	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "unmount now, although it is in use")
+	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "unmount even if files are open")
 	return c
 }
 
@@ -59,7 +59,7 @@ func umount(ctx context.Context, path string, lazy bool) error {
 	if name != "." {
 		return &exit.Error{
 			Code:   exit.Usage,
-			Err:    fmt.Errorf("%s is not a mount point, but within one", text(path)),
+			Err:    fmt.Errorf("%s is not a mount point but a path below one", text(path)),
 			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it.", text(m.Point)),
 		}
 	}
@@ -69,17 +69,17 @@ func umount(ctx context.Context, path string, lazy bool) error {
 		return err
 	}
 	if lazy {
-		return nil // it ends when the last file is closed
+		return nil // the daemon ends when the last file is closed
 	}
 	return d.wait(ctx)
 }
 
-// clearStale unmounts the mount of a daemon that has died. One that is alive is
-// left alone.
+// clearStale unmounts point if a mount of Milkweed is there whose daemon has died. It leaves
+// the mount of a live daemon alone.
 func clearStale(ctx context.Context, point string) error {
 	m, name, err := control.Find(point)
 	if err != nil || name != "." {
-		return nil // nothing of ours is mounted there
+		return nil // no mount of Milkweed
 	}
 	if daemon, err := control.Dial(ctx, m.Point); err == nil {
 		daemon.Close()
@@ -88,8 +88,8 @@ func clearStale(ctx context.Context, point string) error {
 	return unmount(ctx, m.Point, true)
 }
 
-// endLeftOver ends a daemon that serves no mount any more, since somebody else
-// unmounted it. Where there is none either, notFound stands.
+// endLeftOver ends a daemon whose mount was removed by another program, such as umount(8). If
+// there is no such daemon, endLeftOver returns notFound.
 func endLeftOver(ctx context.Context, path string, notFound error) error {
 	point, err := control.Resolve(path)
 	if err != nil {
@@ -108,19 +108,9 @@ func endLeftOver(ctx context.Context, path string, notFound error) error {
 	return d.wait(ctx)
 }
 
-// unmount has the kernel unmount.
+// unmount unmounts a mount point. The error names the processes that use the mount.
 func unmount(ctx context.Context, point string, lazy bool) error {
-	err := error(unix.EPERM)
-	if os.Geteuid() == 0 {
-		flags := unix.UMOUNT_NOFOLLOW
-		if lazy {
-			flags |= unix.MNT_DETACH
-		}
-		err = unix.Unmount(point, flags)
-	}
-	if errors.Is(err, unix.EPERM) { // as it is for root in a user name space
-		err = fusermount(ctx, point, lazy)
-	}
+	err := fs.Unmount(ctx, point, lazy)
 	if err == nil {
 		return nil
 	}
@@ -128,32 +118,12 @@ func unmount(ctx context.Context, point string, lazy bool) error {
 	if users := usersOf(point); len(users) > 0 {
 		e.Err = fmt.Errorf("%s is in use by %s", text(point), strings.Join(users, ", "))
 	}
-	e.Remedy = "End what uses it, or unmount with --lazy."
+	e.Remedy = "End the processes that use it, or unmount with --lazy."
 	return e
 }
 
-// fusermount asks the program that may unmount what its caller has mounted.
-func fusermount(ctx context.Context, point string, lazy bool) error {
-	program, err := exec.LookPath("fusermount3")
-	if errors.Is(err, exec.ErrNotFound) {
-		program, err = exec.LookPath("fusermount")
-	}
-	if err != nil {
-		return err
-	}
-	args := []string{"-u"}
-	if lazy {
-		args = append(args, "-z")
-	}
-	said, err := exec.CommandContext(ctx, program, append(args, "--", point)...).CombinedOutput()
-	if ended := (*exec.ExitError)(nil); errors.As(err, &ended) && len(said) > 0 {
-		return errors.New(string(bytes.TrimSpace(said)))
-	}
-	return err
-}
-
-// usersOf lists the processes that keep a mount busy, as "python3 (1234)", as
-// far as this user may see. The mount itself is not asked anything.
+// usersOf lists the processes that use a mount, as in "python3 (1234)". It omits processes that
+// this user may not inspect. It calls only /proc, because the mount may hang.
 func usersOf(point string) []string {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -174,30 +144,30 @@ func usersOf(point string) []string {
 	return users
 }
 
-// uses reports whether the process of a folder in /proc has something below
-// point open or mapped, or stands there.
+// uses reports whether the process of dir, a directory of /proc, has a file below point open or
+// mapped, or has its working directory, root or program there.
 func uses(dir, point string) bool {
 	links := []string{filepath.Join(dir, "cwd"), filepath.Join(dir, "root"), filepath.Join(dir, "exe")}
 	for _, sub := range []string{"fd", "map_files"} {
-		entries, _ := os.ReadDir(filepath.Join(dir, sub)) // not ours to see
+		entries, _ := os.ReadDir(filepath.Join(dir, sub)) // an error: the process of another user
 		for _, e := range entries {
 			links = append(links, filepath.Join(dir, sub, e.Name()))
 		}
 	}
 	return slices.ContainsFunc(links, func(link string) bool {
 		target, err := os.Readlink(link)
-		return err == nil && (target == point || strings.HasPrefix(target, point+"/"))
+		return err == nil && paths.Within(target, point)
 	})
 }
 
-// A process is the daemon that serves a mount, held so that its number cannot
-// come to mean another process.
+// A process is the daemon of a mount. Its pidfd refers to this process even if the kernel uses
+// the process ID again.
 type process struct {
 	pid   int
-	pidfd int // -1 for a daemon that is gone, or was never found
+	pidfd int // -1 if there is no daemon
 }
 
-// daemonOf returns the daemon of a mount, one that is gone if none answers.
+// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers.
 func daemonOf(ctx context.Context, mountPoint string) process {
 	s, err := statusOf(ctx, mountPoint)
 	if err != nil {
@@ -216,26 +186,26 @@ func (d process) close() {
 	}
 }
 
-// wait returns when the daemon has ended.
+// wait waits until the daemon has ended, ctx is done, or endTimeout has passed.
 func (d process) wait(ctx context.Context) error {
 	if d.pidfd < 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, endTimeout, &exit.Error{
 		Code:   exit.Failure,
-		Err:    fmt.Errorf("it is unmounted, but its daemon (process %d) has not ended after %v", d.pid, endTimeout),
-		Remedy: "Its log says what it waits for: perhaps the source or a tier does not answer.",
+		Err:    fmt.Errorf("the mount is unmounted, but its daemon (process %d) has not ended after %v", d.pid, endTimeout),
+		Remedy: "The source or a tier may not answer. The log of the daemon has the reason.",
 	})
 	defer cancel()
-	// A pidfd is readable when the process has ended. The short timeout is for
-	// ctx to be watched too.
+	// A pidfd is readable when the process has ended. poll(2) does not watch ctx, so its time-out
+	// is short.
 	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}
 	for ctx.Err() == nil {
 		n, err := unix.Poll(poll, 50)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			return &fs.PathError{Op: "poll", Path: "pidfd", Err: err}
+			return &os.PathError{Op: "poll", Path: "pidfd", Err: err}
 		case n > 0:
 			return nil
 		}

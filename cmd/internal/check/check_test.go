@@ -525,15 +525,15 @@ func TestMounts(t *testing.T) {
 	w.mountinfo(`22 21 0:50 / /a\040b\011c\012d\134e rw,relatime shared:1 master:2 - fuse.milkweed /src\040x ro
 23 21 0:51 / /a rw - tmpfs first rw
 24 23 0:52 / /a rw - xfs second rw`)
-	if m, ok := w.mountAt("/a b\tc\nd\\e"); !ok || m.source != "/src x" || m.fstype != "fuse.milkweed" {
+	if m, ok := w.mounts().At("/a b\tc\nd\\e"); !ok || m.Source != "/src x" || m.Type != "fuse.milkweed" {
 		t.Errorf("got %+v, %v", m, ok)
 	}
-	if m, _ := w.mountAt("/a"); m.source != "second" {
+	if m, _ := w.mounts().At("/a"); m.Source != "second" {
 		t.Errorf("got %+v, want the later mount", m)
 	}
 	for path, want := range map[string]string{"/": "/", "/ab": "/", "/a/x": "/a"} {
-		if got := w.mountOf(path).point; got != want {
-			t.Errorf("mountOf(%q) = %q, want %q", path, got, want)
+		if got, _ := w.mounts().Of(path); got.Point != want {
+			t.Errorf("Of(%q) = %q, want %q", path, got.Point, want)
 		}
 	}
 }

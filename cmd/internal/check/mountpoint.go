@@ -19,9 +19,9 @@ import (
 func (h host) mountPoint(ctx context.Context, c *config.Config) []Finding {
 	point := c.Mount.Point
 	onTimeout := problem(exit.MountPoint, "mount point", detachRemedy(point), "%s did not respond within %s", point, h.timeout)
-	if m, ok := h.mountAt(point); ok {
+	if m, ok := h.mounts().At(point); ok {
 		onTimeout = problem(exit.MountPoint, "mount point", detachRemedy(point),
-			"%s (%s of %s) did not respond within %s", point, m.fstype, m.source, h.timeout)
+			"%s (%s of %s) did not respond within %s", point, m.Type, m.Source, h.timeout)
 	}
 	return h.withTimeout(ctx, onTimeout, func() []Finding { return h.inspectMountPoint(point) })
 }
@@ -40,11 +40,11 @@ func (h host) inspectMountPoint(point string) []Finding {
 		return fail(fmt.Sprintf(`Remove it with "milkweed umount %s" or "fusermount3 -u %s".`, point, point),
 			"%s is left over from a file system whose daemon has ended: %w", point, reason(err))
 	}
-	if m, ok := h.mountAt(config.RealPath(point)); ok {
-		if m.fstype == milkweed.Type {
-			return fail(fmt.Sprintf(`Use that mount, or unmount it with "milkweed umount %s".`, point), "%s is already a Milkweed mount of %s", point, m.source)
+	if m, ok := h.mounts().At(config.RealPath(point)); ok {
+		if m.Type == milkweed.Type {
+			return fail(fmt.Sprintf(`Use that mount, or unmount it with "milkweed umount %s".`, point), "%s is already a Milkweed mount of %s", point, m.Source)
 		}
-		return fail("Choose another mount point, such as an empty directory in it.", "%s is already a mount, %s of %s", point, m.fstype, m.source)
+		return fail("Choose another mount point, such as an empty directory in it.", "%s is already a mount, %s of %s", point, m.Type, m.Source)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -48,9 +48,9 @@ func (h host) inspectSource(path string) []Finding {
 	case err != nil:
 		return problem(exit.Source, name, remedy, "%s: %w", path, reason(err))
 	}
-	if m := h.mountOf(config.RealPath(path)); m.fstype == milkweed.Type {
-		return warning(name, fmt.Sprintf("Use the source of that mount, %s, as the source.", m.source),
-			"%s is itself in a Milkweed mount, %s", path, m.point)
+	if m, _ := h.mounts().Of(config.RealPath(path)); m.Type == milkweed.Type {
+		return warning(name, fmt.Sprintf("Use the source of that mount, %s, as the source.", m.Source),
+			"%s is itself in a Milkweed mount, %s", path, m.Point)
 	}
 	st, err := h.statfs(path)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
 
 const maxTiers = 16
@@ -219,16 +220,11 @@ func RealPath(path string) string {
 // inside q.
 func (p configuredPath) within(q configuredPath) bool {
 	for i, path := range p.paths {
-		if i < len(q.paths) && hasPrefix(path, q.paths[i]) {
+		if i < len(q.paths) && paths.Within(path, q.paths[i]) {
 			return true
 		}
 	}
 	return q.info != nil && slices.ContainsFunc(p.ancestors, func(dir os.FileInfo) bool {
 		return os.SameFile(dir, q.info)
 	})
-}
-
-// hasPrefix reports whether path is dir or below it.
-func hasPrefix(path, dir string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -2,51 +2,52 @@ package control
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
-
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
-// A Mount is a mount of Milkweed, as the kernel lists it. Its daemon may have
-// died since.
+// A Mount is a mount of Milkweed in the kernel's mount table. Its daemon may have died.
 type Mount struct {
 	Point  string // the mount point, absolute and without symbolic links
-	Source string // what it says that it is a mount of
-	UID    int    // who mounted it
+	Source string // the source that the daemon told the kernel
+	UID    int    // the user who mounted it
 }
 
-// Mounts lists the mounts of Milkweed that this process sees and can reach.
+// Mounts lists the mounts of Milkweed in the mount namespace of this process. It omits a mount
+// that a later one on the same mount point hides.
 func Mounts() ([]Mount, error) {
-	all, err := mountTable()
+	table, err := mounts.Read(mounts.Self)
 	if err != nil {
 		return nil, err
 	}
-	return reachable(all), nil
+	return reachable(table), nil
 }
 
-// Find returns the mount that a path is in, with the path's name in the form
-// of drivers.ValidName. The path need not exist, and the mount may be dead.
+// Find returns the mount that path is in, and the name of path below the mount point in the
+// form of drivers.ValidName. The path need not exist, and the daemon may be dead. If path is
+// in no mount of Milkweed, the error is an *exit.Error with the code NotMounted.
 func Find(path string) (Mount, string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return Mount{}, "", err
 	}
-	all, err := mountTable()
+	table, err := mounts.Read(mounts.Self)
 	if err != nil {
 		return Mount{}, "", err
 	}
-	// The mount point itself is known without asking the mount anything. What
-	// is below it may be a symbolic link: what that leads to holds the bytes.
-	// Where the mount cannot be asked, the path says what it can by itself.
-	if m, name, ok := find(all, abs); ok && name == "." {
+	// The mount point is found without a call to the mounted file system, which may hang. A path
+	// below it may be a symbolic link; the mount of the link's target is the one that counts. If
+	// links cannot be resolved, because the daemon is dead or the path does not exist, the
+	// resolved parent and then the path as given are used.
+	if m, name, ok := find(table, abs); ok && name == "." {
 		return m, name, nil
 	}
 	for _, resolve := range []func(string) (string, error){filepath.EvalSymlinks, Resolve, filepath.Abs} {
@@ -54,26 +55,26 @@ func Find(path string) (Mount, string, error) {
 		if err != nil {
 			continue
 		}
-		if m, name, ok := find(all, real); ok {
+		if m, name, ok := find(table, real); ok {
 			return m, name, nil
 		}
 	}
 	return Mount{}, "", &exit.Error{
 		Code:   exit.NotMounted,
 		Err:    fmt.Errorf("%s is not in a mount of Milkweed", path),
-		Remedy: mountedRemedy(reachable(all)),
+		Remedy: mountedRemedy(reachable(table)),
 	}
 }
 
-// Resolve returns the mount point that a path names: absolute, and without
-// symbolic links. It asks a file system that is mounted there nothing, since
-// that may be dead: of its root only the kernel is asked.
+// Resolve returns path as an absolute path without symbolic links. It does not call a file
+// system that is mounted at path, because that may hang: readlink(2) of a mount point causes
+// no request to the file system.
 func Resolve(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	for range 40 { // as many links as the kernel follows
+	for range 40 { // the kernel follows as many links
 		parent, err := filepath.EvalSymlinks(filepath.Dir(abs))
 		if err != nil {
 			return "", err
@@ -81,7 +82,7 @@ func Resolve(path string) (string, error) {
 		abs = filepath.Join(parent, filepath.Base(abs))
 		target, err := os.Readlink(abs)
 		if err != nil {
-			return abs, nil // not a link, or not there
+			return abs, nil // not a link, or it does not exist
 		}
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(parent, target)
@@ -91,85 +92,41 @@ func Resolve(path string) (string, error) {
 	return "", fmt.Errorf("%s: too many symbolic links", path)
 }
 
-// mountedRemedy says where one could look instead.
-func mountedRemedy(mounts []Mount) string {
-	if len(mounts) == 0 {
+// mountedRemedy is the remedy for a path in no mount: it lists the mounts.
+func mountedRemedy(all []Mount) string {
+	if len(all) == 0 {
 		return "Nothing is mounted. `milkweed mount SOURCE MOUNTPOINT` mounts a dataset."
 	}
-	points := make([]string, len(mounts))
-	for i, m := range mounts {
+	points := make([]string, len(all))
+	for i, m := range all {
 		points[i] = m.Point
 	}
 	return "Mounted are: " + strings.Join(points, ", ") + "."
 }
 
-// A mountEntry is one line of mountinfo.
-type mountEntry struct {
-	Mount
-	fsType string
-}
-
-// find returns the mount that path, which is absolute, lies in.
-func find(all []mountEntry, path string) (Mount, string, bool) {
-	var best mountEntry
-	for _, e := range all {
-		// Of several mounts on one point the last hides the others.
-		if _, ok := below(path, e.Point); ok && len(e.Point) >= len(best.Point) {
-			best = e
-		}
-	}
-	if best.fsType != fs.Type {
+// find returns the mount of Milkweed that path, which is absolute, is in, and the name of path
+// below the mount point.
+func find(table mounts.Table, path string) (Mount, string, bool) {
+	m, _ := table.Of(path)
+	if m.Type != fs.Type {
 		return Mount{}, "", false
 	}
-	name, _ := below(path, best.Point)
-	return best.Mount, name, true
+	name, _ := paths.Rel(path, m.Point)
+	return Mount{m.Point, m.Source, userID(m.Options)}, name, true
 }
 
-// below returns the name of path below dir.
-func below(path, dir string) (name string, ok bool) {
-	if path == dir {
-		return ".", true
-	}
-	return strings.CutPrefix(path, strings.TrimSuffix(dir, "/")+"/")
-}
-
-// reachable keeps the mounts of Milkweed that no later mount hides.
-func reachable(all []mountEntry) []Mount {
-	var mounts []Mount
-	for _, e := range all {
-		if e.fsType != fs.Type {
-			continue
-		}
-		if m, name, ok := find(all, e.Point); ok && name == "." && !slices.Contains(mounts, m) {
-			mounts = append(mounts, m)
+// reachable lists the mounts of Milkweed that no later mount hides.
+func reachable(table mounts.Table) []Mount {
+	var all []Mount
+	for _, each := range table {
+		if m, name, ok := find(table, each.Point); ok && name == "." && !slices.Contains(all, m) {
+			all = append(all, m)
 		}
 	}
-	return mounts
+	return all
 }
 
-func mountTable() ([]mountEntry, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return parseMounts(f)
-}
-
-// parseMounts reads the format of proc_pid_mountinfo(5).
-func parseMounts(r io.Reader) ([]mountEntry, error) {
-	infos, err := mountinfo.GetMountsFromReader(r, nil)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]mountEntry, len(infos))
-	for i, m := range infos {
-		all[i] = mountEntry{Mount{m.Mountpoint, m.Source, userID(m.VFSOptions)}, m.FSType}
-	}
-	return all, nil
-}
-
-// userID returns the user_id of the options of a FUSE mount.
+// userID returns the user_id in the options of a FUSE mount.
 func userID(options string) int {
 	for o := range strings.SplitSeq(options, ",") {
 		if v, ok := strings.CutPrefix(o, "user_id="); ok {

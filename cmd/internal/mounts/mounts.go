@@ -1,0 +1,81 @@
+// Package mounts reads the kernel's table of mounts. It calls no mounted file system, so that
+// one that hangs cannot block it.
+package mounts
+
+import (
+	"io"
+	"os"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+)
+
+// A Mount is one line of the table.
+type Mount struct {
+	Point   string // the mount point, absolute and without symbolic links
+	Type    string // of the file system, such as "fuse.milkweed"
+	Source  string // the device or directory that is mounted
+	Options string // of the file system, separated by commas
+}
+
+// A Table lists mounts in the order in which they were mounted. Of several mounts on one mount
+// point, the last hides the others.
+type Table []Mount
+
+// Self is the table of this process.
+const Self = "/proc/self/mountinfo"
+
+// Read reads a table from a file, such as Self.
+func Read(file string) (Table, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return Parse(f)
+}
+
+// Parse reads a table in the format of proc_pid_mountinfo(5).
+func Parse(r io.Reader) (Table, error) {
+	infos, err := mountinfo.GetMountsFromReader(r, nil)
+	if err != nil {
+		return nil, err
+	}
+	t := make(Table, len(infos))
+	for i, m := range infos {
+		t[i] = Mount{m.Mountpoint, m.FSType, m.Source, m.VFSOptions}
+	}
+	return t, nil
+}
+
+// Of returns the mount that path, which is absolute, is in. ok is false if the table has none.
+func (t Table) Of(path string) (m Mount, ok bool) {
+	for _, each := range t {
+		if paths.Within(path, each.Point) && len(each.Point) >= len(m.Point) {
+			m, ok = each, true
+		}
+	}
+	return m, ok
+}
+
+// At returns the mount whose mount point is path. ok is false if path is not a mount point.
+func (t Table) At(path string) (m Mount, ok bool) {
+	m, ok = t.Of(path)
+	return m, ok && m.Point == path
+}
+
+// Below returns the mount points below dir, in the order of mounting. dir itself is not one.
+func Below(dir string) ([]string, error) {
+	t, err := Read(Self)
+	if err != nil {
+		return nil, err
+	}
+	var points []string
+	for _, m := range t {
+		if name, ok := paths.Rel(m.Point, dir); ok && name != "." {
+			points = append(points, m.Point)
+		}
+	}
+	return points, nil
+}

@@ -1,0 +1,20 @@
+// Package paths compares paths by name alone. It calls no file system, so that a mount that
+// hangs cannot block it. The paths are absolute and clean.
+package paths
+
+import "strings"
+
+// Rel returns the name of path relative to dir, and whether path is dir or below it. The name
+// of dir itself is ".".
+func Rel(path, dir string) (name string, ok bool) {
+	if path == dir {
+		return ".", true
+	}
+	return strings.CutPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// Within reports whether path is dir or below it.
+func Within(path, dir string) bool {
+	_, ok := Rel(path, dir)
+	return ok
+}
