@@ -18,65 +18,64 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// A command that mounts returns when the mount is ready. What happens until
-// then:
+// The command `milkweed mount` returns when the mount is ready:
 //
-//  1. The command starts this program again, with the same words, in a session
-//     of its own, and with the writing end of a pipe whose number is in
-//     readyEnv. It then reads the pipe.
-//  2. That process, the daemon, mounts. It still has the command's standard
-//     error, so that its warnings are seen.
-//  3. When the mount is ready, or cannot be made, the daemon writes a verdict.
-//     If it is ready it first lets go of the standard error and of the folder
-//     it stands in: the one may be a pipe that somebody reads to its end, the
-//     other may be to be unmounted.
-//  4. The command exits as the verdict says. A pipe that ends without one is a
-//     daemon that died.
+//  1. The command starts this program again, with the same arguments, in a new session. The
+//     child inherits the write end of a pipe; readyEnv has its file descriptor. The command
+//     reads from the pipe.
+//  2. The child, which is the daemon, mounts. It has the standard error of the command, so that
+//     the user sees its warnings.
+//  3. When the mount is ready or has failed, the daemon writes a verdict to the pipe. If the
+//     mount is ready, the daemon first closes the standard error and changes its working
+//     directory: another program may read the standard error to its end, and the working
+//     directory may be in a file system that is to be unmounted.
+//  4. The command exits with the code of the verdict. If the pipe ends without a verdict, the
+//     daemon has died.
 
-// readyEnv names the variable with the number of the pipe.
+// readyEnv is the environment variable with the file descriptor of the pipe.
 const readyEnv = "MILKWEED_READY_FD"
 
-// termTimeout is how long a daemon that was asked to end is waited for.
+// termTimeout is the time between SIGTERM and SIGKILL.
 const termTimeout = 10 * time.Second
 
-// A verdict is what the daemon tells the command that started it, once.
+// A verdict is the message of the daemon to the command that started it.
 type verdict struct {
 	Ready   bool             `json:"ready"`
-	Failure *control.Failure `json:"failure,omitempty"` // nil if it is ready
+	Failure *control.Failure `json:"failure,omitempty"` // nil if Ready
 }
 
-// startDaemon starts this program again as a daemon, and returns when that is
-// ready. The end of ctx before ends the daemon too.
+// startDaemon starts this program again as a daemon, and returns when the daemon is ready or has
+// failed. If ctx is done before, startDaemon ends the daemon.
 func startDaemon(ctx context.Context) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	cmd := exec.Command("/proc/self/exe") // also after the file was replaced
+	cmd := exec.Command("/proc/self/exe") // this program, even if its file was replaced
 	cmd.Args = os.Args
 	cmd.Env = append(os.Environ(), readyEnv+"=3")
 	cmd.Stderr = os.Stderr
-	cmd.ExtraFiles = []*os.File{w} // the first of them is 3
+	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the child
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
 		return err
 	}
-	heard := make(chan *verdict, 1)
-	go func() { heard <- readVerdict(r) }()
+	verdicts := make(chan *verdict, 1)
+	go func() { verdicts <- readVerdict(r) }()
 	select {
-	case v := <-heard:
+	case v := <-verdicts:
 		return follow(cmd, v)
 	case <-ctx.Done():
 	}
 	end(cmd)
-	<-heard
+	<-verdicts
 	return ctx.Err()
 }
 
-// readVerdict returns nil if the pipe ends without one.
+// readVerdict reads a verdict. It returns nil if the pipe ends without one.
 func readVerdict(r io.Reader) *verdict {
 	var v verdict
 	if err := json.NewDecoder(r).Decode(&v); err != nil {
@@ -85,7 +84,7 @@ func readVerdict(r io.Reader) *verdict {
 	return &v
 }
 
-// follow does what the verdict says.
+// follow returns the result of a daemon that wrote the verdict v, which may be nil.
 func follow(cmd *exec.Cmd, v *verdict) error {
 	if v != nil && v.Ready {
 		return cmd.Process.Release()
@@ -95,16 +94,16 @@ func follow(cmd *exec.Cmd, v *verdict) error {
 		return v.Failure.Err()
 	}
 	if err == nil {
-		err = errors.New("it ended")
+		err = errors.New("exit status 0")
 	}
 	return &exit.Error{
 		Code:   exit.Failure,
 		Err:    fmt.Errorf("the daemon died before the mount was ready: %w", err),
-		Remedy: "What it said last stands above. `milkweed mount --foreground` shows more.",
+		Remedy: "Its last messages are above. `milkweed mount --foreground` shows more.",
 	}
 }
 
-// end asks a daemon to end, and makes it when it does not.
+// end sends SIGTERM to a daemon and waits for its end. After termTimeout it sends SIGKILL.
 func end(cmd *exec.Cmd) {
 	cmd.Process.Signal(syscall.SIGTERM)
 	kill := time.AfterFunc(termTimeout, func() { cmd.Process.Kill() })
@@ -112,30 +111,30 @@ func end(cmd *exec.Cmd) {
 	cmd.Wait()
 }
 
-// A starter is the command that started this daemon, as the daemon sees it.
+// A starter is the daemon's end of the pipe to the command that started it.
 type starter struct {
-	pipe *os.File // nil once the verdict is written
+	pipe *os.File // nil after the verdict was written
 }
 
-// asDaemon returns the command that started this process as a daemon, nil if
-// none did.
+// asDaemon returns the starter of this process, or nil if this process is not a daemon that
+// startDaemon started.
 func asDaemon() (*starter, error) {
-	said, ok := os.LookupEnv(readyEnv)
+	value, ok := os.LookupEnv(readyEnv)
 	if !ok {
 		return nil, nil
 	}
-	os.Unsetenv(readyEnv) // it is not for what the daemon starts
-	fd, err := strconv.Atoi(said)
+	os.Unsetenv(readyEnv) // child processes of the daemon do not inherit it
+	fd, err := strconv.Atoi(value)
 	if err != nil || fd <= 2 {
-		return nil, fmt.Errorf("%s is %q, not the number of a pipe", readyEnv, said)
+		return nil, fmt.Errorf("%s is %q, not the file descriptor of a pipe", readyEnv, value)
 	}
 	unix.CloseOnExec(fd)
 	return &starter{os.NewFile(uintptr(fd), "ready")}, nil
 }
 
-// ready tells that the mount is ready, and lets go of what is the command's.
-// From then on the standard error is the log file, for the Go runtime, which
-// writes there why it panicked; or nothing, without one.
+// ready closes the descriptors that were inherited from the command, and reports that the mount
+// is ready. The standard output and the standard error become the log file, or /dev/null if log
+// is nil: the Go runtime writes the message of a panic there.
 func (s *starter) ready(log *os.File) {
 	os.Chdir("/")
 	if null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0); err == nil {
@@ -148,11 +147,11 @@ func (s *starter) ready(log *os.File) {
 		unix.Dup3(int(log.Fd()), 1, 0)
 		unix.Dup3(int(log.Fd()), 2, 0)
 	}
-	s.tell(verdict{Ready: true})
+	s.write(verdict{Ready: true})
 }
 
-// end tells why the daemon ended, if it was not ready before: then the error
-// it returns has been reported.
+// end reports the error of a daemon that ended before it was ready. It returns an error that
+// matches errReported, because the command prints it. After ready, end returns err.
 func (s *starter) end(err error) error {
 	if s.pipe == nil {
 		return err
@@ -161,18 +160,19 @@ func (s *starter) end(err error) error {
 		err = errors.New("the mount ended before it was ready")
 	}
 	f := control.Fail(err)
-	s.tell(verdict{Failure: &f})
+	s.write(verdict{Failure: &f})
 	return &reported{err}
 }
 
-// tell writes the verdict. If the command has gone there is nobody to tell.
-func (s *starter) tell(v verdict) {
+// write writes the verdict and closes the pipe. It ignores errors: after one, the command has
+// ended.
+func (s *starter) write(v verdict) {
 	json.NewEncoder(s.pipe).Encode(v)
 	s.pipe.Close()
 	s.pipe = nil
 }
 
-// A reported is an error that the user is told by another process.
+// A reported is an error that another process prints.
 type reported struct{ error }
 
 func (r *reported) Unwrap() error { return r.error }

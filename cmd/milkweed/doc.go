@@ -1,6 +1,6 @@
-// Milkweed puts a node's memory and disks in front of a slow, shared, read-only
-// dataset, as a mount from which an unchanged training job reads each byte of
-// the source once.
+// Milkweed caches a slow, shared, read-only dataset in the memory and on the disks of a node. It
+// is a FUSE file system: an unchanged training job reads the dataset through the mount, and
+// Milkweed reads each byte of the source once.
 //
 // Usage:
 //
@@ -15,24 +15,23 @@
 //	milkweed version [--json]
 //	milkweed completion SHELL
 //
-// Each command explains itself with --help; `milkweed man FOLDER` writes that
-// as manual pages. Called by the name mount.milkweed, the program takes what
-// mount(8) gives its helpers, so that a line of /etc/fstab can name it:
+// Each command has a --help; `milkweed man FOLDER` writes the same text as manual pages. Under
+// the name mount.milkweed, the program accepts the arguments that mount(8) passes to its
+// helpers, so that /etc/fstab can have lines such as:
 //
 //	/lustre/imagenet  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0
 //	s3://imagenet/2012?region=eu-west-1  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0
 //
-// # How the parts of this folder belong together
+// # Structure of this package
 //
-// Each command is a file and a function that returns a *cobra.Command. A
-// command that needs the daemon finds it through package control. The daemon is
-// this program too: mount starts itself again (detach.go), and what it starts
-// calls serve (daemon.go).
+// Each command has a file, with a function that returns a *cobra.Command. The commands connect
+// to the daemon through package control. The daemon is the same program: `milkweed mount` starts
+// itself again (detach.go), and the child process calls serve (daemon.go).
 //
 // # Limitations
 //
-// A daemon is reached by its owner and root only. A mount in another mount name
-// space, such as a container's, is not found. Credentials of a bucket come from
-// the environment that the daemon was started in: a variable that changes later
-// is not seen, a file is.
+// Only the owner of a daemon and root can connect to it. The commands do not find a mount in
+// another mount namespace, such as that of a container. The daemon reads the credentials of a
+// bucket from its environment and from files. It notices when a file changes later, but not when
+// a variable does.
 package main

@@ -14,20 +14,19 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// A daemonLog is where a daemon writes what happens to it.
+// A daemonLog is the log of a daemon.
 type daemonLog struct {
 	*slog.Logger
-	File *os.File // the log file; nil for none
+	File *os.File // the log file; nil if there is none
 
-	console slog.LevelVar // the least severe message that the terminal shows
+	console slog.LevelVar // the minimum level for the standard error
 }
 
-// silent is above every level.
+// silent is a level above all others.
 const silent = slog.Level(math.MaxInt)
 
-// openLog opens the log. A daemon in the foreground logs to stderr, unless it
-// has a log file. Warnings come to stderr in any case, for as long as somebody
-// may be looking: until detach.
+// openLog opens the log. All messages go to the log file. In the foreground without a log file,
+// they go to stderr. Warnings and errors also go to stderr in all cases, until detach.
 func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error) {
 	l := &daemonLog{}
 	l.console.Set(max(c.Level, slog.LevelWarn))
@@ -41,7 +40,7 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 			return nil, &exit.Error{
 				Code:   exit.Usage,
 				Err:    fmt.Errorf("log.file: %w", err),
-				Remedy: "Name a file that can be written, or none.",
+				Remedy: "Set it to a file that this user may write, or to \"\".",
 			}
 		}
 		l.File = f
@@ -51,8 +50,9 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 	return l, nil
 }
 
-// defaultLog returns where a daemon in the background logs when nobody has said:
-// a file for each dataset, in a folder that it makes; "" if it cannot.
+// defaultLog returns the path of the log of a daemon in the background whose configuration has
+// no log.file. Each dataset has its own file, in a directory that defaultLog makes. If it
+// cannot make the directory, it returns "".
 func defaultLog(source string) string {
 	state := os.Getenv("XDG_STATE_HOME")
 	if state == "" {
@@ -69,7 +69,7 @@ func defaultLog(source string) string {
 	return filepath.Join(dir, config.DatasetID(source)+".log")
 }
 
-// detach stops writing to stderr, which leads nowhere from now on.
+// detach stops writing to stderr, because the command that started the daemon has returned.
 func (l *daemonLog) detach() { l.console.Set(silent) }
 
 func (l *daemonLog) close() {

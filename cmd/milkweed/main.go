@@ -17,16 +17,16 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
-	context.AfterFunc(ctx, stop) // a second signal ends the program where it stands
+	ctx, stop := signal.NotifyContext(context.Background(), shutdownSignals()...)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	err := run(ctx, os.Args, os.Stdout, os.Stderr)
 	report(os.Stderr, err)
 	os.Exit(int(exit.Of(err)))
 }
 
-// endings are the signals that end the program in an orderly way. A hang-up is
-// one, unless the program runs under nohup.
-func endings() []os.Signal {
+// shutdownSignals returns the signals after which the program shuts down. SIGHUP is one of them
+// unless it is ignored, as under nohup.
+func shutdownSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
 		signals = append(signals, syscall.SIGHUP)
@@ -34,8 +34,7 @@ func endings() []os.Signal {
 	return signals
 }
 
-// run does what the command line says. Its first word is the name that the
-// program was called by.
+// run runs the command line args. args[0] is the name by which the program was called.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	words := args[1:]
 	if filepath.Base(args[0]) == helperName {
@@ -49,7 +48,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return root.ExecuteContext(ctx)
 }
 
-// report prints the error that a command ended with, or the errors.
+// report prints the error of a command, or each of several joined errors.
 func report(stderr io.Writer, err error) {
 	joined, several := err.(interface{ Unwrap() []error })
 	switch {
@@ -65,12 +64,12 @@ func report(stderr io.Writer, err error) {
 	}
 }
 
-// errReported matches an error that the user has seen.
+// errReported matches an error that was already printed.
 var errReported = errors.New("reported")
 
-const rootLong = `Milkweed puts a node's memory and disks in front of a slow, shared, read-only
-dataset. It is a mount: an unchanged job reads the dataset below it, and each
-byte of the source is read once.
+const rootLong = `Milkweed caches a slow, shared, read-only dataset in the memory and on the disks of
+a node. It is a FUSE file system: an unchanged job reads the dataset through the
+mount, and Milkweed reads each byte of the source once.
 
 Exit codes:
   0  done
@@ -79,14 +78,14 @@ Exit codes:
   3  the source is missing or cannot be read
   4  the mount point is missing, not empty, in use or stale
   5  a tier cannot be used
-  6  FUSE is not there, or does not permit what was asked
-  7  no Milkweed is mounted there, or it does not answer
-  8  the work was done in part: some files failed`
+  6  FUSE is missing, or does not permit what was requested
+  7  no Milkweed is mounted there, or its daemon does not answer
+  8  some files failed, or the work was interrupted`
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "milkweed",
-		Short: "Local speed for a shared dataset",
+		Short: "Cache a shared dataset on the local node",
 		Long:  rootLong,
 		Example: `  milkweed mount /lustre/imagenet /mnt/imagenet
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
@@ -114,11 +113,11 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newVersion(),
 		newMan(),
 	)
-	addCompletion(root) // which keeps the writer of its time
+	addCompletion(root) // after SetOut, because it keeps the writer
 	return root
 }
 
-// noSuchCommand is for a word after `milkweed` that is no command.
+// noSuchCommand returns an error if the first argument of `milkweed` is not a command.
 func noSuchCommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -135,7 +134,7 @@ func noSuchCommand(c *cobra.Command, args []string) error {
 	return e
 }
 
-// usage makes the errors of a check of arguments errors for the user.
+// usage wraps check, so that its errors have the exit code and the remedy of a usage error.
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {

@@ -103,7 +103,7 @@ func tierStatus(t tiers.TierStats) control.Tier {
 	return s
 }
 
-// histogram makes a latency cumulative, as Prometheus counts.
+// histogram converts l to cumulative counts, as in Prometheus.
 func histogram(l tiers.Latency) control.Histogram {
 	h := control.Histogram{SumSeconds: l.Sum.Seconds(), Count: l.Count}
 	var sum uint64
@@ -115,7 +115,7 @@ func histogram(l tiers.Latency) control.Histogram {
 	return h
 }
 
-// Where tells where a file is.
+// Where implements control.Daemon.
 func (d *daemon) Where(ctx context.Context, name string) (control.Location, error) {
 	e, err := d.names.Resolve(ctx, name)
 	if err != nil {
@@ -154,10 +154,10 @@ func typeOf(e *metadata.Entry) string {
 	return "other"
 }
 
-// maxErrors is how many of the files that failed a warm-up names.
+// maxErrors bounds Progress.Errors.
 const maxErrors = 10
 
-// Warmup places the files below the names.
+// Warmup implements control.Daemon.
 func (d *daemon) Warmup(ctx context.Context, names []string, progress func(control.Progress)) error {
 	var entries []*metadata.Entry
 	for _, name := range names {

@@ -13,14 +13,14 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/posix"
 )
 
-// A source is an open source. Who opened it closes it.
+// A source is the driver of an open source. The caller of openSource closes it.
 type source interface {
 	drivers.Driver
 	drivers.Sampler
 	io.Closer
 }
 
-// openSource opens a source. This is where its driver is chosen.
+// openSource opens a source with the driver for its kind.
 func openSource(ctx context.Context, c config.Source, log *slog.Logger) (s source, err error) {
 	switch {
 	case c.URL != "":
@@ -42,8 +42,8 @@ func openBucket(ctx context.Context, url string, log *slog.Logger) (*blob.Bucket
 	return blob.Open(ctx, l, log)
 }
 
-// parseURL has the driver read the URL of a source, if it has one, before it is
-// shown to anybody.
+// parseURL returns an error if the source has a URL that the driver cannot parse. It is called
+// before the URL is printed or logged, so that a URL with a secret is refused first.
 func parseURL(c *config.Config) error {
 	if c.Source.URL == "" {
 		return nil

@@ -30,8 +30,8 @@ func newUmount() *cobra.Command {
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
 		Short:   "Unmount a dataset and end its daemon",
-		Long: `Umount unmounts a dataset and returns when its daemon has ended, so that the same
-dataset can be mounted again at once. The copies stay in the tiers.
+		Long: `Umount unmounts a dataset and returns when its daemon has ended, so that the
+same dataset can be mounted again at once. The copies stay in the tiers.
 
 If a process has a file of the mount open, or its working directory is in the
 mount, umount names the process and exits with 4. With --lazy, umount detaches

@@ -9,15 +9,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// release is the version of a release: -ldflags "-X main.release=1.2.3".
+// release is the version of a release. The linker sets it: -ldflags "-X main.release=1.2.3".
 var release string
 
-// build is what this program was made of.
+// A build describes how this program was built.
 type build struct {
-	Version  string `json:"version"`            // of the release, or of the commit
-	Revision string `json:"revision,omitempty"` // the commit, where it is known
-	Go       string `json:"go"`                 // the toolchain
-	Platform string `json:"platform"`           // the system and the processor
+	Version  string `json:"version"`            // of the release, or of the module
+	Revision string `json:"revision,omitempty"` // the commit, if it is known
+	Go       string `json:"go"`                 // the version of the toolchain
+	Platform string `json:"platform"`           // the operating system and the architecture
 }
 
 func thisBuild() build {
@@ -40,15 +40,15 @@ func thisBuild() build {
 	return b
 }
 
-// version is the version of this program.
+// version returns the version of this program.
 func version() string { return thisBuild().Version }
 
 func newVersion() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:     "version",
-		Short:   "Tell which Milkweed this is",
-		Long:    "Version tells which Milkweed this is, and what it was built with.",
+		Short:   "Print the version",
+		Long:    "Version prints the version of Milkweed, and of the Go toolchain that built it.",
 		Example: "  milkweed version --json | jq -r .version",
 		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -20,18 +20,18 @@ func newWarmup() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "warmup [PATH…]",
-		Short: "Copy files into the tiers before a job asks for them",
-		Long: `Warmup has the daemon copy the files below each PATH, which is in a mount, into
-the tiers, and shows how far it is. Without PATH it copies the whole dataset of
-the one mount that there is. Files that a tier holds are not copied again; files
-that no tier has room for are skipped.
+		Short: "Copy files into the tiers before a job reads them",
+		Long: `Warmup copies the files below each PATH into the tiers, and shows its progress. All
+paths are in one mount. Without PATH, warmup copies the whole dataset; this needs
+exactly one mount. Files that have a copy in a tier are not copied again. Files for
+which no tier has room are skipped.
 
-Ctrl-C stops it; what is copied until then stays.
+Ctrl-C stops the warm-up. Complete copies stay.
 
-It exits with 8 when files could not be copied, or when it was stopped. With
---json it prints the last state as one object: files_total, files_done,
-files_skipped, files_failed, bytes_total, bytes_done, bytes_skipped,
-bytes_failed, and errors[], the path and the error of the first few that failed.`,
+Warmup exits with 8 if files could not be copied or if it was stopped. With --json
+it prints the result as one object: files_total, files_done, files_skipped,
+files_failed, bytes_total, bytes_done, bytes_skipped, bytes_failed, and errors[],
+which has the path and the error of the first files that failed.`,
 		Example: `  milkweed warmup
   milkweed warmup /mnt/imagenet/val /mnt/imagenet/train/n01440764`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -59,11 +59,12 @@ bytes_failed, and errors[], the path and the error of the first few that failed.
 			return outcome(last, err)
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print the last state as JSON")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return c
 }
 
-// warmupNames returns the one mount that all paths are in, and their names.
+// warmupNames returns the mount point of the mount that all paths are in, and their names below
+// it. It is an error if they are in more than one mount.
 func warmupNames(paths []string) (point string, names []string, err error) {
 	if len(paths) == 0 {
 		points, err := mountPoints(nil)
@@ -92,8 +93,8 @@ func warmupNames(paths []string) (point string, names []string, err error) {
 func severalMounts(first, second string) error {
 	return &exit.Error{
 		Code:   exit.Usage,
-		Err:    fmt.Errorf("one mount is warmed up at a time, not %s and %s", text(first), text(second)),
-		Remedy: "Name the paths of one.",
+		Err:    fmt.Errorf("the paths are in two mounts, %s and %s", text(first), text(second)),
+		Remedy: "Name paths in one mount.",
 	}
 }
 
@@ -106,12 +107,12 @@ func warmup(ctx context.Context, point string, names []string, progress func(con
 	return c.Warmup(ctx, names, progress)
 }
 
-// summary is the last line.
+// summary returns the last line of the output.
 func summary(p control.Progress, took time.Duration) string {
 	line := fmt.Sprintf("%s of %s (%s of %s) in the tiers after %v",
 		count(p.FilesDone), files(p.FilesTotal), size(p.BytesDone), size(p.BytesTotal), took.Round(10*time.Millisecond))
 	if p.FilesSkipped > 0 {
-		line += fmt.Sprintf("; %s (%s) skipped, for want of room", files(p.FilesSkipped), size(p.BytesSkipped))
+		line += fmt.Sprintf("; %s (%s) skipped, because no tier has room", files(p.FilesSkipped), size(p.BytesSkipped))
 	}
 	if p.FilesFailed > 0 {
 		line += fmt.Sprintf("; %s (%s) failed", files(p.FilesFailed), size(p.BytesFailed))
@@ -119,14 +120,15 @@ func summary(p control.Progress, took time.Duration) string {
 	return line
 }
 
-// outcome is the error of a warm-up that ended as p says.
+// outcome returns the error of a warm-up. p is its last progress, and err is not nil if it was
+// interrupted.
 func outcome(p control.Progress, err error) error {
 	switch {
 	case err != nil: // Ctrl-C
 		return &exit.Error{
 			Code:   exit.Incomplete,
 			Err:    errors.New("the warm-up was stopped"),
-			Remedy: "What is copied stays. Run it again to copy the rest.",
+			Remedy: "Complete copies stay. Run it again to copy the rest.",
 		}
 	case p.FilesFailed == 0:
 		return nil
@@ -134,11 +136,11 @@ func outcome(p control.Progress, err error) error {
 	return &exit.Error{
 		Code:   exit.Incomplete,
 		Err:    fmt.Errorf("%s could not be copied", files(p.FilesFailed)),
-		Remedy: "They are read from the source. Run it again to try them again.",
+		Remedy: "They are read from the source. Run it again to retry them.",
 	}
 }
 
-// A shower shows how far a warm-up is.
+// A shower shows the progress of a warm-up.
 type shower interface {
 	show(control.Progress)
 	end()
@@ -151,7 +153,7 @@ func newShower(w io.Writer) shower {
 	return &lines{w: w, last: time.Now()}
 }
 
-// A bar shows it on a terminal.
+// A bar is a progress bar on a terminal.
 type bar struct{ *progressbar.ProgressBar }
 
 func newBar(w io.Writer) bar {
@@ -168,8 +170,8 @@ func newBar(w io.Writer) bar {
 
 func (b bar) show(p control.Progress) {
 	b.Describe(filesLine(p))
-	// A bar that was full once stays full, and while it is scanning the daemon
-	// may have copied all that it has found: so it is never quite full.
+	// A full bar cannot become less full, and during the scan all files found so far may be
+	// copied. The bar is therefore never full.
 	total := max(p.BytesTotal, 1)
 	b.ChangeMax64(total)
 	b.Set64(min(bytesEnded(p), total-1))
@@ -177,7 +179,7 @@ func (b bar) show(p control.Progress) {
 
 func (b bar) end() { b.Clear() }
 
-// lines shows it in a log.
+// lines prints a line from time to time, where the output is not a terminal.
 type lines struct {
 	w    io.Writer
 	last time.Time
@@ -203,5 +205,5 @@ func filesLine(p control.Progress) string {
 	return fmt.Sprintf("%s of %s", count(p.FilesDone+p.FilesSkipped+p.FilesFailed), found)
 }
 
-// bytesEnded is how much of the total needs nothing any more.
+// bytesEnded returns the sizes of the files that are done, skipped or failed.
 func bytesEnded(p control.Progress) int64 { return p.BytesDone + p.BytesSkipped + p.BytesFailed }

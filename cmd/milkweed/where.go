@@ -18,21 +18,22 @@ func newWhere() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "where PATH…",
-		Short: "Tell which tier holds a file",
-		Long: `Where tells for each PATH, which is a file in a mount, who serves its reads
-and how far the copy of it is:
+		Short: "Show which tier has the copy of a file",
+		Long: `Where shows the state of each PATH, which is a file in a mount, and the level that
+serves its reads:
 
-  placed      a tier holds it; the path of the copy follows
-  filling     it is being copied
-  source      only the source holds it; the first to open it has it copied
-  not placed  only the source holds it; the reason why it stays so follows
+  placed      a tier has a copy; the path of the copy follows
+  filling     a copy is in flight; the share that is copied follows
+  source      only the source has the file; its next open starts a copy
+  not placed  only the source has the file, and it is not copied; the reason
+              follows
 
-Asking does not count as opening. A symbolic link is followed.
+Where does not open the file and starts no copy. It follows symbolic links.
 
-With --json it prints an object on one line for each PATH: path, type,
+With --json, where prints one object on one line for each PATH: path, type,
 size_bytes, level, tier_path, state (placed, filling, source or not_placed),
-reason, filled_bytes; and where a path is not UTF-8, path_bytes and
-tier_path_bytes, which are base64.`,
+reason, filled_bytes. If a path is not UTF-8, path_bytes and tier_path_bytes have
+it in base64.`,
 		Example: `  milkweed where /mnt/imagenet/train/n01440764/*.JPEG
   milkweed where --json /mnt/imagenet/train.tar | jq -r .state`,
 		Args: usage(cobra.MinimumNArgs(1)),
@@ -49,7 +50,7 @@ tier_path_bytes, which are base64.`,
 	return c
 }
 
-// where locates the paths. Those that it cannot locate are in the error.
+// where returns the locations of the paths. The error joins those of the paths that failed.
 func where(ctx context.Context, paths []string) ([]control.Location, error) {
 	clients := make(map[string]*control.Client)
 	defer func() {
@@ -83,7 +84,7 @@ func where(ctx context.Context, paths []string) ([]control.Location, error) {
 	return locations, errors.Join(errs...)
 }
 
-// whereError is a daemon's error for a path as the user wrote it.
+// whereError adds the path, as the user wrote it, to an error of the daemon.
 func whereError(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return &exit.Error{Code: exit.Of(err), Err: fmt.Errorf("%s: %w", text(path), fs.ErrNotExist)}
@@ -99,7 +100,7 @@ func printLocations(w io.Writer, locations []control.Location) error {
 	return t.Flush()
 }
 
-// describe returns the columns about a file: state, level, size and detail.
+// describe returns the columns of a file: state, level, size and details.
 func describe(l control.Location) string {
 	if l.State == "" {
 		return l.Type

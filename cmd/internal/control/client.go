@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	maxAnswer     = 16 << 20         // bytes in an answer that is not a stream
-	answerTimeout = 30 * time.Second // for an answer that is not a stream
+	maxResponse     = 16 << 20         // bytes of a response that is not a stream
+	responseTimeout = 30 * time.Second // for a response that is not a stream
 )
 
-// A Client asks one daemon. Its methods may be called concurrently.
+// A Client sends requests to one daemon. Its methods may be called concurrently.
 type Client struct {
 	mountPoint string
 	http       *http.Client
 }
 
-// Dial returns a Client of the daemon that serves a mount point, which is as
-// Resolve returns it. The error when none answers is an *exit.Error with the
-// code NotMounted.
+// Dial returns a client of the daemon of a mount point, which is a path that Resolve returned.
+// The caller closes the client. If no daemon answers, the error is an *exit.Error with the code
+// NotMounted.
 func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 	var errs []error
 	for _, uid := range owners(mountPoint) {
@@ -59,7 +59,7 @@ func newClient(mountPoint, socket string) *Client {
 	}
 }
 
-// probe finds out whether anybody listens.
+// probe returns an error if no daemon listens on socket.
 func probe(ctx context.Context, socket string) error {
 	conn, err := dialSocket(ctx, socket)
 	if err != nil {
@@ -68,11 +68,11 @@ func probe(ctx context.Context, socket string) error {
 	return conn.Close()
 }
 
-// owners lists the users whose daemon may serve a mount point: this one, and
-// the one who mounted it, whose socket root may use.
+// owners lists the users who may own the daemon of a mount point: the user of this process, and
+// the user who mounted it. Root can use the socket of another user.
 func owners(mountPoint string) []int {
 	uids := []int{os.Geteuid()}
-	mounts, _ := Mounts() // without it the first guess is all there is
+	mounts, _ := Mounts() // after an error, only the first is tried
 	for _, m := range mounts {
 		if m.Point == mountPoint && !slices.Contains(uids, m.UID) {
 			uids = append(uids, m.UID)
@@ -81,8 +81,8 @@ func owners(mountPoint string) []int {
 	return uids
 }
 
-// notAnswering says why no daemon answered. What was tried, in err, matters
-// only where it is not simply that nothing is there.
+// notAnswering returns the error for a mount point whose daemon does not answer. err is the
+// error of the connection. It is returned only if ctx ended the connection.
 func notAnswering(mountPoint string, err error) error {
 	mounts, _ := Mounts()
 	i := slices.IndexFunc(mounts, func(m Mount) bool { return m.Point == mountPoint })
@@ -92,21 +92,21 @@ func notAnswering(mountPoint string, err error) error {
 		e.Err = fmt.Errorf("no Milkweed is mounted at %s", mountPoint)
 		e.Remedy = mountedRemedy(mounts)
 	case mounts[i].UID != os.Geteuid() && os.Geteuid() != 0:
-		e.Err = fmt.Errorf("%s was mounted by another user (%d), whose daemon answers only that user", mountPoint, mounts[i].UID)
-		e.Remedy = "Ask as that user, or as root."
+		e.Err = fmt.Errorf("%s was mounted by another user (%d); only that user and root can use its daemon", mountPoint, mounts[i].UID)
+		e.Remedy = "Run the command as that user or as root."
 	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return err
 	default:
 		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
-		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` clears up after it; then mount again.", mountPoint)
+		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
 	}
 	return e
 }
 
-// Close ends the connections.
+// Close closes the connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Status asks for the status.
+// Status returns the status of the daemon.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	body, err := c.get(ctx, "/v1/status")
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return DecodeStatus(body)
 }
 
-// Where asks where the file with a name below the mount point is.
+// Where returns the location of a file. name is relative to the mount point.
 func (c *Client) Where(ctx context.Context, name string) (Location, error) {
 	body, err := c.get(ctx, "/v1/where?"+url.Values{"path": {name}}.Encode())
 	if err != nil {
@@ -128,9 +128,8 @@ func (c *Client) Where(ctx context.Context, name string) (Location, error) {
 	return loc, nil
 }
 
-// Warmup has the files below the names placed, calls progress as it goes on,
-// and returns the last Progress. The end of ctx ends the warm-up; what is
-// placed until then stays placed.
+// Warmup places the files below the names. It calls progress from time to time, and returns
+// the last Progress. When ctx is done, the warm-up ends. Copies that were complete stay.
 func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
 	req := WarmupRequest{Names: make([][]byte, len(names))}
 	for i, name := range names {
@@ -148,7 +147,7 @@ func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progr
 	return follow(ctx, resp.Body, progress)
 }
 
-// follow reads the lines of a warm-up.
+// follow reads the events of a warm-up until the last.
 func follow(ctx context.Context, r io.Reader, progress func(Progress)) (Progress, error) {
 	var e WarmupEvent
 	for lines := json.NewDecoder(r); ; {
@@ -160,7 +159,7 @@ func follow(ctx context.Context, r io.Reader, progress func(Progress)) (Progress
 			return e.Progress, &exit.Error{
 				Code:   exit.NotMounted,
 				Err:    fmt.Errorf("the daemon ended during the warm-up: %w", err),
-				Remedy: "What it had placed stays placed. Its log says why it ended.",
+				Remedy: "Complete copies stay. The log of the daemon has the reason.",
 			}
 		}
 		e = next
@@ -174,9 +173,9 @@ func follow(ctx context.Context, r io.Reader, progress func(Progress)) (Progress
 	}
 }
 
-// Shutdown has the daemon begin to end.
+// Shutdown starts the shutdown of the daemon, and does not wait for its end.
 func (c *Client) Shutdown(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
 	defer cancel()
 	resp, err := c.do(ctx, http.MethodPost, "/v1/shutdown", nil)
 	if err != nil {
@@ -186,17 +185,17 @@ func (c *Client) Shutdown(ctx context.Context) error {
 }
 
 func (c *Client) get(ctx context.Context, url string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
 	defer cancel()
 	resp, err := c.do(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	return io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 }
 
-// do sends a request. An answer that is not 2xx is an error.
+// do sends a request. A status other than 2xx is an error.
 func (c *Client) do(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://milkweed"+path, bytes.NewReader(body))
 	if err != nil {
@@ -216,20 +215,20 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte) (*htt
 	return resp, nil
 }
 
-// failure returns the error that an answer tells of.
+// failure returns the error in a response.
 func failure(resp *http.Response) error {
 	var f Failure
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err == nil {
 		err = json.Unmarshal(body, &f)
 	}
 	if err != nil {
-		return fmt.Errorf("the daemon answers %s", resp.Status)
+		return fmt.Errorf("the daemon responded with %s", resp.Status)
 	}
 	return f.Err()
 }
 
-// isGone reports whether the daemon has gone since it was dialled.
+// isGone reports whether err shows that the daemon has ended since Dial.
 func isGone(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
 }

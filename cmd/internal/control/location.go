@@ -2,35 +2,35 @@ package control
 
 import "encoding/json"
 
-// A State says what stands between a file and a copy of it.
+// A State is the state of the copy of a file.
 type State string
 
 // The states of a file.
 const (
-	Placed    State = "placed"     // a tier holds it
-	Filling   State = "filling"    // it is being copied
-	AtSource  State = "source"     // only the source holds it: the first to open it has it copied
-	NotPlaced State = "not_placed" // only the source holds it, and Reason says why it stays so
+	Placed    State = "placed"     // a tier has a copy
+	Filling   State = "filling"    // a copy is in flight
+	AtSource  State = "source"     // only the source has the file; its next open starts a copy
+	NotPlaced State = "not_placed" // only the source has the file, and it is not copied; see Reason
 )
 
-// A Location is where one file is. Paths are bytes; in JSON a path that is not
-// UTF-8 has U+FFFD for the bytes that are not, and a second field, path_bytes
-// or tier_path_bytes, with the whole of it in base64.
+// A Location describes a file and its copy. A path that is not UTF-8 has two fields in JSON: a
+// string with U+FFFD in place of invalid bytes, and all bytes in base64, in path_bytes or
+// tier_path_bytes.
 type Location struct {
-	Path        string `json:"path"`                   // as it was asked for
+	Path        string `json:"path"`                   // as in the request
 	Type        string `json:"type"`                   // file, directory, symlink or other
-	SizeBytes   int64  `json:"size_bytes"`             // its size
-	Level       string `json:"level,omitempty"`        // who serves its reads: the name of a tier, or "source"; "" for what is not a file
-	TierPath    string `json:"tier_path,omitempty"`    // its copy, where a tier holds one
-	State       State  `json:"state,omitempty"`        // "" for what is not a file
-	Reason      string `json:"reason,omitempty"`       // why it is NotPlaced
-	FilledBytes int64  `json:"filled_bytes,omitempty"` // when Filling: how much of it a tier holds
+	SizeBytes   int64  `json:"size_bytes"`             // size of the file
+	Level       string `json:"level,omitempty"`        // level that serves its reads: the name of a tier, or "source"; "" if it is not a file
+	TierPath    string `json:"tier_path,omitempty"`    // path of the copy, if Placed
+	State       State  `json:"state,omitempty"`        // "" if it is not a file
+	Reason      string `json:"reason,omitempty"`       // if NotPlaced: why
+	FilledBytes int64  `json:"filled_bytes,omitempty"` // if Filling: bytes copied so far
 }
 
 // plainLocation is a Location without its methods.
 type plainLocation Location
 
-// wireLocation is a Location as JSON has it.
+// wireLocation has the fields of a Location in JSON.
 type wireLocation struct {
 	plainLocation
 	PathBytes     []byte `json:"path_bytes,omitempty"`

@@ -20,21 +20,21 @@ import (
 // Limits of the server.
 const (
 	maxRequest   = 16 << 20               // bytes in the body of a request
-	maxHeader    = 64 << 10               // bytes in the head of one; a path has at most 4 KiB
-	writeTimeout = 30 * time.Second       // for an answer, and for each line of a stream
-	reportEvery  = 200 * time.Millisecond // between the lines of a warm-up
+	maxHeader    = 64 << 10               // bytes in the header; a path has at most 4 KiB
+	writeTimeout = 30 * time.Second       // for a response, and for each line of a stream
+	reportEvery  = 200 * time.Millisecond // between the events of a warm-up
 	drainTimeout = 5 * time.Second        // for requests in flight when the daemon ends
 )
 
-// A Server answers for a Daemon.
+// A Server serves the control interface of a Daemon.
 type Server struct {
 	Daemon  Daemon
-	Metrics http.Handler // for /metrics; nil for none
-	Log     *slog.Logger // for what goes wrong with a client; nil for none
+	Metrics http.Handler // for /metrics; may be nil
+	Log     *slog.Logger // for errors of connections; may be nil
 }
 
-// Serve answers on l until ctx is done, and then returns nil when the requests
-// in flight, whose contexts are done too, have ended. It closes l.
+// Serve serves on l until ctx is done. The contexts of the requests in flight are then done
+// too, and Serve returns nil when these requests have ended. It closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	log := s.Log
 	if log == nil {
@@ -43,8 +43,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return ServeHTTP(ctx, l, s.handler(), log)
 }
 
-// ServeHTTP answers on l by h until ctx is done, and then returns nil when the
-// requests in flight, whose contexts are done too, have ended. It closes l.
+// ServeHTTP serves h on l, in the manner of Server.Serve.
 func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
 		Handler:           h,
@@ -59,7 +58,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 	go func() { ended <- srv.Serve(l) }()
 	select {
 	case err := <-ended:
-		return err // the listener broke
+		return err // of the listener
 	case <-ctx.Done():
 	}
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
@@ -82,38 +81,38 @@ func (s *Server) handler() http.Handler {
 }
 
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
-	answer(w, s.Daemon.Status(r.Context()))
+	respond(w, s.Daemon.Status(r.Context()))
 }
 
 func (s *Server) where(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("path")
 	if !drivers.ValidName(name) {
-		refuse(w, badName(name))
+		respondError(w, badName(name))
 		return
 	}
 	loc, err := s.Daemon.Where(r.Context(), name)
 	if err != nil {
-		refuse(w, err)
+		respondError(w, err)
 		return
 	}
-	answer(w, loc)
+	respond(w, loc)
 }
 
 func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
 	var req WarmupRequest
-	body, err := io.ReadAll(r.Body) // to its end: only then is it seen when the client goes
+	body, err := io.ReadAll(r.Body) // to its end: before it, net/http does not detect a disconnect
 	if err == nil {
 		err = json.Unmarshal(body, &req)
 	}
 	if err != nil {
-		refuse(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("warm-up request: %w", err)})
+		respondError(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("warm-up request: %w", err)})
 		return
 	}
 	names := make([]string, len(req.Names))
 	for i, name := range req.Names {
 		names[i] = string(name)
 		if !drivers.ValidName(names[i]) {
-			refuse(w, badName(names[i]))
+			respondError(w, badName(names[i]))
 			return
 		}
 	}
@@ -121,8 +120,8 @@ func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
 	s.stream(w, r, names)
 }
 
-// stream warms up and reports. The daemon is never kept waiting by a client
-// that does not read: reports in between are dropped, and the last is not.
+// stream runs a warm-up and sends its events. A client that does not read does not delay the
+// warm-up: intermediate events are dropped, and the last one is not.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, names []string) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -138,7 +137,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, names []string) 
 		select {
 		case <-tick.C:
 			if send(w, WarmupEvent{Progress: *latest.Load()}) != nil {
-				cancel() // the client has gone
+				cancel() // the client has disconnected
 			}
 		case err := <-ended:
 			last := WarmupEvent{Progress: *latest.Load(), End: true}
@@ -152,7 +151,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, names []string) 
 	}
 }
 
-// send writes one line and sees to it that it leaves.
+// send writes one line and flushes it.
 func send(w http.ResponseWriter, e WarmupEvent) error {
 	rc := http.NewResponseController(w)
 	if err := rc.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
@@ -173,14 +172,14 @@ func badName(name string) error {
 	return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%q is not the name of a file in the mount", name)}
 }
 
-// answer writes v. An error in writing is the client's to notice: it has gone.
-func answer(w http.ResponseWriter, v any) {
+// respond writes v. It ignores errors: after one, the client has disconnected.
+func respond(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(v)
 }
 
-// refuse writes an error, as a Failure.
-func refuse(w http.ResponseWriter, err error) {
+// respondError writes err as a Failure.
+func respondError(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

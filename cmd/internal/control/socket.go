@@ -20,22 +20,21 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// FolderEnv names the environment variable with the folder of the sockets,
-// where it shall not be one of those that Milkweed would choose.
+// FolderEnv is the environment variable that overrides the directory of the sockets.
 const FolderEnv = "MILKWEED_RUNTIME_DIR"
 
-// maxSocketPath is the room for a path in struct sockaddr_un, less its NUL.
+// maxSocketPath is the length of a path in struct sockaddr_un, without the NUL.
 const maxSocketPath = 107
 
-// dialTimeout is how long a daemon may take to accept a connection.
+// dialTimeout bounds how long a daemon may take to accept a connection.
 const dialTimeout = 5 * time.Second
 
-// errInUse is the error for a socket that another daemon answers on.
-var errInUse = errors.New("another daemon serves it")
+// errInUse is the error for a socket on which another daemon listens.
+var errInUse = errors.New("another daemon listens on it")
 
-// Listen makes the socket for the mount at a mount point, which is as Resolve
-// returns it. The socket that a dead daemon left is replaced; that of a live
-// one is not. Closing the listener removes the socket.
+// Listen creates the socket of a mount point, which is a path that Resolve returned, and
+// listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
+// the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
 func Listen(ctx context.Context, mountPoint string) (net.Listener, error) {
 	folder, err := makeFolder(os.Geteuid())
 	if err != nil {
@@ -46,15 +45,15 @@ func Listen(ctx context.Context, mountPoint string) (net.Listener, error) {
 		return nil, &exit.Error{
 			Code:   exit.Usage,
 			Err:    fmt.Errorf("control socket: %s is longer than %d bytes", path, maxSocketPath),
-			Remedy: "Set " + FolderEnv + " to a folder with a shorter path.",
+			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
 		}
 	}
 	l, err := replaceSocket(ctx, folder, path)
 	if errors.Is(err, errInUse) {
 		return nil, &exit.Error{
 			Code:   exit.MountPoint,
-			Err:    fmt.Errorf("%s: a Milkweed is mounted there already, or is about to end", mountPoint),
-			Remedy: fmt.Sprintf("`milkweed umount %s` ends it.", mountPoint),
+			Err:    fmt.Errorf("%s: a Milkweed is mounted there already, or its daemon has not ended yet", mountPoint),
+			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it and waits for its end.", mountPoint),
 		}
 	}
 	if err != nil {
@@ -63,9 +62,9 @@ func Listen(ctx context.Context, mountPoint string) (net.Listener, error) {
 	return l, nil
 }
 
-// replaceSocket listens on path, in place of a socket that nobody answers on.
-// The lock on the folder keeps two daemons from finding the same dead socket
-// and removing each other's new one.
+// replaceSocket listens on path, and removes a socket there on which no daemon listens. The
+// lock on the directory prevents a race: two daemons could find the same dead socket, and the
+// second would remove the new socket of the first.
 func replaceSocket(ctx context.Context, folder, path string) (net.Listener, error) {
 	lock, err := os.Open(folder)
 	if err != nil {
@@ -87,7 +86,7 @@ func replaceSocket(ctx context.Context, folder, path string) (net.Listener, erro
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%w: %w", errInUse, err) // its queue is full, say
+		return nil, fmt.Errorf("%w: %w", errInUse, err) // such as EAGAIN: its queue is full
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -100,16 +99,16 @@ func replaceSocket(ctx context.Context, folder, path string) (net.Listener, erro
 	return l, nil
 }
 
-// folders lists where the sockets of a user's daemons can be, best first. A
-// command looks in all of them: it may have another environment than the
-// daemon, as under cron, sudo or a batch system.
+// folders lists the directories that may have the sockets of a user's daemons, the preferred
+// one first. A command searches all of them, because its environment may differ from that of
+// the daemon: under cron, sudo or a batch system.
 func folders(uid int) []string {
 	if dir := os.Getenv(FolderEnv); dir != "" {
 		return []string{dir}
 	}
 	var list []string
 	if uid == 0 {
-		// Before $XDG_RUNTIME_DIR, which logind removes when root logs out.
+		// Preferred to $XDG_RUNTIME_DIR, which logind removes when root logs out.
 		list = append(list, "/run/milkweed")
 	}
 	id := strconv.Itoa(uid)
@@ -119,7 +118,7 @@ func folders(uid int) []string {
 	return append(list, "/run/user/"+id+"/milkweed", "/tmp/milkweed-"+id)
 }
 
-// makeFolder makes the first folder for sockets that can be made.
+// makeFolder makes, or finds, the first usable directory for the sockets of a user.
 func makeFolder(uid int) (string, error) {
 	var errs []error
 	for _, dir := range folders(uid) {
@@ -135,8 +134,8 @@ func makeFolder(uid int) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// checkFolder refuses a folder that somebody else than uid could have put
-// there, or can put sockets in: the one in /tmp has a name that all can guess.
+// checkFolder returns an error if a user other than uid could have made the directory, or can
+// make sockets in it. Any user can make the directory in /tmp, because its name is known.
 func checkFolder(dir string, uid int) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -144,17 +143,17 @@ func checkFolder(dir string, uid int) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s is not a folder", dir)
+		return fmt.Errorf("%s is not a directory", dir)
 	case int(st.Uid) != uid:
 		return fmt.Errorf("%s belongs to user %d, not %d", dir, st.Uid, uid)
 	case st.Mode&0o077 != 0:
-		return fmt.Errorf("%s is open to others: its mode is %#o, not 0700", dir, st.Mode&0o777)
+		return fmt.Errorf("%s is accessible to other users: its mode is %#o, not 0700", dir, st.Mode&0o777)
 	}
 	return nil
 }
 
-// socketPath returns the path of the socket of a mount point: a readable part,
-// and a hash that tells apart what reads the same.
+// socketPath returns the path of the socket of a mount point. The name has a readable part and
+// a hash, which makes it unique.
 func socketPath(folder, mountPoint string) string {
 	sum := sha256.Sum256([]byte(mountPoint))
 	tail := "-" + hex.EncodeToString(sum[:8]) + ".sock"
@@ -163,7 +162,7 @@ func socketPath(folder, mountPoint string) string {
 	return filepath.Join(folder, readable[:min(len(readable), max(room, 0), 32)]+tail)
 }
 
-// plain keeps the characters that need no quoting in any shell.
+// plain replaces each character that a shell may require to be quoted.
 func plain(r rune) rune {
 	switch {
 	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '.', r == '-', r == '_':

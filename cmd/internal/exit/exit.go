@@ -1,11 +1,11 @@
-// Package exit is how a command of Milkweed ends: the documented exit codes,
-// and the error that carries one from where a thing was found to main.
+// Package exit defines the exit codes of the commands of Milkweed, and an error type that
+// carries one.
 package exit
 
 import "errors"
 
-// A Code is the exit status of a command. The README and the manual pages list
-// them; scripts depend on them.
+// A Code is the exit status of a command. Scripts depend on the codes: docs/operations.md and
+// the manual pages list them.
 type Code int
 
 // The exit codes.
@@ -16,17 +16,16 @@ const (
 	Source     Code = 3 // the source is missing or cannot be read
 	MountPoint Code = 4 // the mount point is missing, not empty, in use or stale
 	Tier       Code = 5 // a tier cannot be used
-	Fuse       Code = 6 // FUSE is not there, or does not permit what was asked
+	Fuse       Code = 6 // FUSE is missing, or does not permit what was requested
 	NotMounted Code = 7 // no Milkweed is mounted there, or it does not answer
-	Incomplete Code = 8 // the work was done in part: some files failed
+	Incomplete Code = 8 // some files failed, or the work was interrupted
 )
 
-// An Error is an error for the user: what is wrong, named; what to do about
-// it; and the code to exit with.
+// An Error is an error for the user, with a remedy and the exit code.
 type Error struct {
 	Code   Code
-	Err    error  // what is wrong, on one line
-	Remedy string // the next step, a sentence; may be empty
+	Err    error  // the problem, on one line
+	Remedy string // a sentence: how to solve it; may be empty
 }
 
 func (e *Error) Error() string {
@@ -38,7 +37,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Of returns the code that a command which ended with err exits with.
+// Of returns the exit code of a command that returned err.
 func Of(err error) Code {
 	if err == nil {
 		return OK

@@ -1,6 +1,6 @@
-// Package metrics is the status of a daemon as Prometheus reads it. Nothing is
-// counted here: each scrape asks for a control.Status and turns it into metrics,
-// so that `milkweed status` and a dashboard cannot disagree.
+// Package metrics exports the status of a daemon to Prometheus. It counts nothing: each scrape
+// converts a new control.Status to metrics, so that `milkweed status` and a dashboard show the
+// same numbers.
 package metrics
 
 import (
@@ -16,8 +16,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
 
-// Handler answers scrapes with what status returns at that time, and with the
-// numbers of the process and of the Go runtime.
+// Handler responds to scrapes with the metrics of status, of the process and of the Go runtime.
 func Handler(status func(context.Context) control.Status) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
@@ -28,14 +27,13 @@ func Handler(status func(context.Context) control.Status) http.Handler {
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
-// Listen opens the address that [metrics] listen says.
+// Listen listens on an address, which is the value of metrics.listen.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	return lc.Listen(ctx, "tcp", address)
 }
 
-// Serve answers on l, at /metrics, until ctx is done, and then returns nil. It
-// closes l.
+// Serve serves h on l, at /metrics, until ctx is done, and then returns nil. It closes l.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", h)

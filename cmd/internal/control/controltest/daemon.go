@@ -1,5 +1,5 @@
-// Package controltest is a control.Daemon that has no file system: what the
-// tests of the server and of the subcommands talk to.
+// Package controltest provides a control.Daemon without a file system, for tests of the server
+// and of the subcommands.
 package controltest
 
 import (
@@ -19,18 +19,18 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// Daemon answers with what its fields say.
+// A Daemon answers requests with the values of its fields.
 type Daemon struct {
-	PID        int                         // what Status says; 0 for that of this process
-	Bucket     bool                        // whether what Status says is of a source that is a bucket
-	MountPoint string                      // what Status says
-	Locations  map[string]control.Location // what Where says, by name
-	Steps      []control.Progress          // what Warmup reports
-	StepEvery  time.Duration               // how long each of Steps takes
-	WarmupErr  error                       // what Warmup returns then
+	PID        int                         // of Status; 0 is that of this process
+	Bucket     bool                        // whether the source of Status is a bucket
+	MountPoint string                      // of Status
+	Locations  map[string]control.Location // results of Where, by name
+	Steps      []control.Progress          // the progress that Warmup reports
+	StepEvery  time.Duration               // the duration of each of Steps
+	WarmupErr  error                       // the result of Warmup
 
-	Warmed    atomic.Pointer[[]string] // the names that the last Warmup was asked for
-	Shutdowns atomic.Int64             // how often Shutdown was called
+	Warmed    atomic.Pointer[[]string] // the names of the last call of Warmup
+	Shutdowns atomic.Int64             // calls of Shutdown
 }
 
 var _ control.Daemon = (*Daemon)(nil)
@@ -117,7 +117,7 @@ func (d *Daemon) Warmup(ctx context.Context, names []string, progress func(contr
 // Shutdown implements control.Daemon.
 func (d *Daemon) Shutdown() { d.Shutdowns.Add(1) }
 
-// Folder gives the sockets of this test a folder of their own.
+// Folder makes a directory for the sockets of this test.
 func Folder(t *testing.T) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mw") // t.TempDir makes paths too long for a socket
@@ -128,8 +128,8 @@ func Folder(t *testing.T) {
 	t.Setenv(control.FolderEnv, dir)
 }
 
-// Serve serves d at its mount point until the test ends, or stop is called:
-// stop returns when the server has ended.
+// Serve serves d at its mount point until the test ends or stop is called. stop returns when
+// the server has ended.
 func Serve(t *testing.T, d *Daemon) (stop func()) {
 	t.Helper()
 	l, err := control.Listen(t.Context(), d.MountPoint)
