@@ -22,9 +22,8 @@ import (
 	"github.com/milkweedfs/milkweed/fs"
 )
 
-// deadMount makes a mount of the right type whose file system is gone, as a
-// daemon leaves it that was killed. For most commands that is as good as one
-// that lives: they ask the control socket, not the mount.
+// deadMount makes a mount like that of a daemon that was killed. Most commands work on it as on a
+// live one, because they connect to the control socket and do not call the file system.
 func deadMount(t *testing.T) (point string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -42,13 +41,13 @@ func deadMount(t *testing.T) (point string) {
 	defer device.Close()
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", device.Fd(), os.Getuid(), os.Getgid())
 	if err := unix.Mount("/source", point, fs.Type, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		t.Skipf("mounting takes root: %v", err)
+		t.Skipf("mounting needs root: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
 	return point
 }
 
-// served makes such a mount and serves its control socket.
+// served makes a dead mount and serves its control socket.
 func served(t *testing.T, d *controltest.Daemon) (point string) {
 	t.Helper()
 	d.MountPoint = deadMount(t)
@@ -86,7 +85,7 @@ source     3 idle handles, 523 operations: 100 open, 400 read, 3 readdir, 0 read
 	}
 }
 
-// Of a bucket it says what that was asked, too.
+// The status of a bucket also has its requests.
 func TestStatusOfABucket(t *testing.T) {
 	point := served(t, &controltest.Daemon{Bucket: true})
 	out, _, err := runMilkweed(t, "status", point)
@@ -107,7 +106,7 @@ bucket     3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received
 	}
 }
 
-// A path in the mount names it too, and the JSON is one line.
+// A path in the mount selects the mount, and the JSON is one line.
 func TestStatusJSON(t *testing.T) {
 	point := served(t, &controltest.Daemon{})
 	out, _, err := runMilkweed(t, "status", "--json", filepath.Join(point, "train/a.jpg"))
@@ -157,7 +156,7 @@ func TestStatusOfDeadDaemon(t *testing.T) {
 	_, _, err := runMilkweed(t, "status", point)
 	wantCode(t, err, exit.NotMounted)
 	if err == nil || !strings.Contains(err.Error(), "`milkweed umount "+point+"`") {
-		t.Errorf("%v: no remedy", err)
+		t.Errorf("error without a remedy: %v", err)
 	}
 }
 
@@ -175,7 +174,7 @@ func TestWhere(t *testing.T) {
 		"d":       {Type: "file", SizeBytes: 1 << 40, Level: "source", State: control.NotPlaced, Reason: "no tier has room"},
 		"missing": {},
 	}})
-	t.Chdir(filepath.Dir(point)) // paths are relative to where one stands
+	t.Chdir(filepath.Dir(point)) // relative paths are resolved
 	out, _, err := runMilkweed(t, "where", "point", "point/a", "point/b", "point/c/\xff", "point/d", "point/none")
 	wantCode(t, err, exit.Failure)
 	if err == nil || !strings.Contains(err.Error(), "point/none: file does not exist") {
@@ -211,11 +210,11 @@ func TestWarmup(t *testing.T) {
 	if want := "1,490 of 1,500 files (2.0 MiB of 3.0 MiB) in the tiers after "; !strings.HasPrefix(out, want) {
 		t.Errorf("got %q, want %q…", out, want)
 	}
-	if want := "; 10 files (1.0 MiB) skipped, for want of room\n"; !strings.HasSuffix(out, want) {
+	if want := "; 10 files (1.0 MiB) skipped, because no tier has room\n"; !strings.HasSuffix(out, want) {
 		t.Errorf("got %q, want …%q", out, want)
 	}
 	if got, want := *d.Warmed.Load(), []string{"train", "."}; !reflect.DeepEqual(got, want) {
-		t.Errorf("the daemon was asked for %q, want %q", got, want)
+		t.Errorf("names in the request: %q, want %q", got, want)
 	}
 }
 
@@ -245,7 +244,7 @@ func TestWarmupInterrupted(t *testing.T) {
 	}
 }
 
-// Umount clears up after a daemon that was killed.
+// Umount removes the mount of a daemon that was killed.
 func TestUmountStale(t *testing.T) {
 	point := deadMount(t)
 	controltest.Folder(t)
@@ -261,7 +260,7 @@ func TestUmountStale(t *testing.T) {
 	wantCode(t, err, exit.NotMounted)
 }
 
-// Umount says who uses the mount, and with --lazy does not mind.
+// Umount names the processes that use the mount. With --lazy it unmounts nevertheless.
 func TestUmountBusy(t *testing.T) {
 	point := deadMount(t)
 	controltest.Folder(t)
@@ -273,7 +272,7 @@ func TestUmountBusy(t *testing.T) {
 	_, _, err = runMilkweed(t, "umount", point)
 	wantCode(t, err, exit.MountPoint)
 	if want := fmt.Sprintf("(%d)", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v: want it to name %s", err, want)
+		t.Errorf("error %v; want it to name %s", err, want)
 	}
 	_, _, err = runMilkweed(t, "umount", "--lazy", point)
 	wantCode(t, err, exit.OK)
@@ -291,11 +290,11 @@ func TestUmountWaits(t *testing.T) {
 	_, _, err := runMilkweed(t, "umount", point)
 	wantCode(t, err, exit.OK)
 	if took := time.Since(start); took < 500*time.Millisecond {
-		t.Errorf("it took %v, and the daemon 500ms", took)
+		t.Errorf("umount took %v, but the daemon ended after 500ms", took)
 	}
 }
 
-// A daemon whose mount somebody else took away is told to end.
+// Umount ends a daemon whose mount was removed by another program.
 func TestUmountLeftOver(t *testing.T) {
 	process := exec.Command("true")
 	if err := process.Start(); err != nil {

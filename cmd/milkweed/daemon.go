@@ -28,8 +28,8 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A daemon is one mount and all that stands behind it. serve builds it from
-// the bottom up and takes it down from the top.
+// A daemon is one mount with its source, tiers, metadata and placement. serve opens them from
+// the bottom up, and closes them from the top down.
 type daemon struct {
 	cfg   *config.Config
 	log   *slog.Logger
@@ -37,28 +37,26 @@ type daemon struct {
 
 	source   source
 	stores   []*posix.Store
-	service  check.Service // how the kernel gets at files
+	service  check.Service // how the kernel reads files
 	levels   *tiers.Hierarchy
 	names    *metadata.Container
 	handler  *placement.Handler
 	mount    *fs.Mount
-	shutdown context.CancelFunc // begins the end
+	shutdown context.CancelFunc // starts the shutdown
 }
 
 var _ control.Daemon = (*daemon)(nil)
 
-// countingTime is how long a mount waits for its tiers to know what they hold,
-// so that a job that starts at once finds them ready. Large ones are counted
-// while the mount is in use.
-const countingTime = 300 * time.Millisecond
+// scanTimeout bounds how long a mount waits for the scan of its tiers. After the wait, a job
+// that starts at once usually finds them ready. Large tiers are scanned while the mount is used.
+const scanTimeout = 300 * time.Millisecond
 
-// gcPercent is how much the heap may grow before it is collected. What a daemon
-// has in it is the name space, which stays: collecting it seldom would double
-// the memory, and there is little else to collect.
+// gcPercent is the GOGC of the daemon. Most of the heap is metadata, which is never garbage. The
+// default of 100 would double the memory of the daemon, with little to collect.
 const gcPercent = 25
 
-// serve mounts what cfg describes, calls ready, and serves until the file
-// system is unmounted or ctx is done, in which case it unmounts it.
+// serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
+// ctx is done, serve unmounts it.
 func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, ready func()) (err error) {
 	ctx, shutdown := context.WithCancel(ctx)
 	defer shutdown()
@@ -85,7 +83,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	for _, s := range d.stores {
 		running.Go(func() { d.sync(background, s) })
 	}
-	d.awaitCounting(ctx)
+	d.awaitScan(ctx)
 
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
@@ -99,10 +97,10 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		StackDepth: d.stackDepth(),
 	}, log)
 	if err != nil {
-		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "Run `milkweed check` to see what this machine lacks."}
+		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
-	running.Go(func() { d.answer(background, listener) })
+	running.Go(func() { d.serveControl(background, listener) })
 	if err := d.serveMetrics(background, &running); err != nil {
 		d.unmount()
 		return err
@@ -125,7 +123,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	return nil
 }
 
-// open opens the source and the tiers, and builds what stands on them.
+// open opens the source and the tiers, and creates the metadata and the placement.
 func (d *daemon) open(ctx context.Context) error {
 	var err error
 	if d.source, err = openSource(ctx, d.cfg.Source, d.log); err != nil {
@@ -163,7 +161,7 @@ func (d *daemon) open(ctx context.Context) error {
 	case errors.Is(err, metadata.ErrForeign):
 		return &exit.Error{
 			Code: exit.Usage, Err: fmt.Errorf("mount.metadata_snapshot: %w", err),
-			Remedy: "Milkweed leaves it alone. Name another file.",
+			Remedy: "Milkweed does not overwrite it. Choose another file.",
 		}
 	case err != nil:
 		return check.SourceError(d.cfg.Source, err)
@@ -175,12 +173,12 @@ func (d *daemon) open(ctx context.Context) error {
 	return nil
 }
 
-// modes are those of the configuration as fs has them.
+// modes maps the modes of the configuration to those of package fs.
 var modes = map[config.Mode]fs.Mode{
 	config.Cached: fs.Cached, config.Passthrough: fs.Passthrough, config.Stateless: fs.Stateless,
 }
 
-// limited is the source, no faster than the configuration lets it be.
+// limited returns the source, behind a rate limiter if the configuration has limits.
 func (d *daemon) limited() drivers.Driver {
 	c := d.cfg.Source
 	if c.Bandwidth == 0 && c.Operations == 0 {
@@ -189,8 +187,9 @@ func (d *daemon) limited() drivers.Driver {
 	return limit.New(d.source, limit.Config{BytesPerSecond: c.Bandwidth, OpsPerSecond: c.Operations})
 }
 
-// stackDepth is how many file systems may be stacked below the mount. More than
-// one leave none to be stacked on it, and so there is a need for them first.
+// stackDepth returns the stack depth of the mount: 2 if a tier is on overlayfs, which is a
+// stacked file system, else 1. The kernel allows a depth of 2 in all, so that with 2 no file
+// system can be stacked on the mount.
 func (d *daemon) stackDepth() int {
 	for _, s := range d.stores {
 		if s.FSType() == "overlay" {
@@ -200,7 +199,7 @@ func (d *daemon) stackDepth() int {
 	return 1
 }
 
-// descriptors is how many files this process may have open.
+// descriptors returns the number of files that this process may have open.
 func descriptors() int {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -209,18 +208,18 @@ func descriptors() int {
 	return int(min(l.Cur, 1<<20))
 }
 
-// save saves the name space for the next mount.
+// save writes the metadata snapshot for the next mount.
 func (d *daemon) save() {
 	path := d.cfg.Mount.MetadataSnapshot
 	if path == "" || d.mount == nil {
 		return
 	}
 	if err := d.names.SaveSnapshot(path, d.cfg.Source.Name()); err != nil {
-		d.log.Warn("the name space is not saved", "err", err)
+		d.log.Warn("metadata snapshot is not saved", "err", err)
 	}
 }
 
-// tierRemedy says what to do about a tier that cannot be opened.
+// tierRemedy returns the remedy for a tier that cannot be opened.
 func tierRemedy(err error) string {
 	var (
 		locked  *posix.LockedError
@@ -229,26 +228,27 @@ func tierRemedy(err error) string {
 	)
 	switch {
 	case errors.As(err, &locked):
-		return "One mount at a time uses a dataset's folder: unmount the other, or give this one tiers of its own."
+		return "Only one mount can use a dataset in a tier: unmount the other, or give this one other tiers."
 	case errors.As(err, &foreign):
-		return "Choose a tier path of your own, such as one with your user name in it."
+		return "Choose a tier path that belongs to this user, such as one with the user name in it."
 	case errors.As(err, &notOurs):
-		return "Milkweed leaves it alone. Choose another tier path, or move that folder away."
+		return "Milkweed does not change it. Choose another tier path, or move that directory away."
 	}
 	return "Choose a tier path that this user may write to."
 }
 
-// awaitCounting gives the tiers a moment to find out what they hold.
-func (d *daemon) awaitCounting(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, countingTime)
+// awaitScan waits for the scan of the tiers, for scanTimeout at most.
+func (d *daemon) awaitScan(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	d.levels.WaitScanned(ctx)
 }
 
-// syncInterval is how much copying a power failure may undo.
+// syncInterval is the time between two syncs of a tier. A power failure loses the copies that
+// were committed after the last sync.
 const syncInterval = 30 * time.Second
 
-// sync brings a store to its disk now and then.
+// sync syncs a store every syncInterval until ctx is done.
 func (d *daemon) sync(ctx context.Context, s *posix.Store) {
 	tick := time.NewTicker(syncInterval)
 	defer tick.Stop()
@@ -264,7 +264,7 @@ func (d *daemon) sync(ctx context.Context, s *posix.Store) {
 	}
 }
 
-// serveMetrics answers Prometheus where the configuration says.
+// serveMetrics serves the metrics on the address metrics.listen, if it is set.
 func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) error {
 	address := d.cfg.Metrics.Listen
 	if address == "" {
@@ -272,7 +272,7 @@ func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) erro
 	}
 	l, err := metrics.Listen(ctx, address)
 	if err != nil {
-		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("metrics.listen: %w", err), Remedy: "Choose another port, or leave metrics.listen out."}
+		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("metrics.listen: %w", err), Remedy: "Choose another port, or remove metrics.listen."}
 	}
 	running.Go(func() {
 		if err := metrics.Serve(ctx, l, metrics.Handler(d.Status), d.log); err != nil {
@@ -282,28 +282,28 @@ func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) erro
 	return nil
 }
 
-// answer serves the control socket.
-func (d *daemon) answer(ctx context.Context, l net.Listener) {
+// serveControl serves the control socket.
+func (d *daemon) serveControl(ctx context.Context, l net.Listener) {
 	server := &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
 	if err := server.Serve(ctx, l); err != nil {
 		d.log.Error("control socket", "err", err)
 	}
 }
 
-// unmount takes the mount away. Where files are open on it, it only goes out
-// of sight, and the daemon goes on until they are closed.
+// unmount unmounts the file system. If files are open on it, unmount detaches it, and the
+// daemon serves the open files until they are closed.
 func (d *daemon) unmount() {
 	err := d.mount.Unmount()
 	if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
-		d.log.Warn("files are still open on the mount; serving them until they are closed", "point", d.cfg.Mount.Point)
+		d.log.Warn("the mount is in use; its open files are served until they are closed", "point", d.cfg.Mount.Point)
 		err = d.mount.Detach()
 	}
-	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not mounted any more
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
 		d.log.Error("unmount", "point", d.cfg.Mount.Point, "err", err)
 	}
 }
 
-// close lets go of the tiers and the source.
+// close closes the metadata, the tiers and the source.
 func (d *daemon) close() error {
 	var errs []error
 	if d.names != nil {
@@ -318,5 +318,5 @@ func (d *daemon) close() error {
 	return errors.Join(errs...)
 }
 
-// Shutdown begins the end.
+// Shutdown implements control.Daemon.
 func (d *daemon) Shutdown() { d.shutdown() }

@@ -18,12 +18,12 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// roleEnv has the test binary play what its value names: a command that starts
-// a daemon, and that daemon.
+// roleEnv is an environment variable for the test binary. If it is set, the binary is a command
+// that starts a daemon, and that daemon.
 const roleEnv = "MILKWEED_TEST_ROLE"
 
-// play is the command, which reports as main does, and the daemon, which then
-// lives, fails or dies as role says.
+// play runs as the command, or as the daemon that the command starts. The role is the behaviour
+// of the daemon. play reports errors like main, and returns the exit code.
 func play(role string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -44,8 +44,8 @@ func playDaemon(ctx context.Context, role string, d *starter) error {
 	switch role {
 	case "ready":
 		d.ready(nil)
-		fmt.Fprintln(os.Stderr, "nobody sees this")
-		time.Sleep(10 * time.Second) // longer than the command may take
+		fmt.Fprintln(os.Stderr, "written to /dev/null")
+		time.Sleep(10 * time.Second) // longer than the test allows for the command
 	case "fail":
 		return d.end(&exit.Error{Code: exit.Tier, Err: errors.New("tier ssd: gone"), Remedy: "Mount it."})
 	case "die":
@@ -53,7 +53,7 @@ func playDaemon(ctx context.Context, role string, d *starter) error {
 	case "hang":
 		fmt.Fprintln(os.Stderr, "pid", os.Getpid())
 		<-ctx.Done()
-		fmt.Fprintln(os.Stderr, "asked to end")
+		fmt.Fprintln(os.Stderr, "got SIGTERM")
 		return d.end(ctx.Err())
 	}
 	return d.end(nil)
@@ -67,8 +67,8 @@ func command(role string) (*exec.Cmd, *bytes.Buffer) {
 	return cmd, &stderr
 }
 
-// The command returns when the daemon is ready, or cannot be, with its code and
-// its words; and the daemon holds on to nothing of the command's.
+// The command returns when the daemon is ready or has failed, with the exit code and the message
+// of the daemon. The daemon closes the standard error of the command.
 func TestStartDaemon(t *testing.T) {
 	for _, c := range []struct {
 		role string
@@ -83,21 +83,21 @@ func TestStartDaemon(t *testing.T) {
 		t.Run(c.role, func(t *testing.T) {
 			start := time.Now()
 			cmd, stderr := command(c.role)
-			cmd.Run() // which reads stderr to its end
+			cmd.Run() // reads stderr to its end
 			if took := time.Since(start); took > 8*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("the command took %v", took)
 			}
 			if got := cmd.ProcessState.ExitCode(); got != int(c.code) {
 				t.Errorf("exit code %d, want %d", got, c.code)
 			}
-			if got := stderr.String(); !strings.HasPrefix(got, c.says) || strings.Contains(got, "nobody") {
+			if got := stderr.String(); !strings.HasPrefix(got, c.says) || strings.Contains(got, "/dev/null") {
 				t.Errorf("stderr %q, want %q", got, c.says)
 			}
 		})
 	}
 }
 
-// A command that is interrupted takes the daemon with it.
+// A command that is interrupted ends the daemon.
 func TestStartDaemonInterrupted(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -115,15 +115,15 @@ func TestStartDaemonInterrupted(t *testing.T) {
 	var pid int
 	_, err = fmt.Fscanf(stderr, "a warning\npid %d\n", &pid) // the daemon has started
 	cmd.Process.Signal(syscall.SIGTERM)
-	rest, _ := io.ReadAll(stderr) // to the end of both
+	rest, _ := io.ReadAll(stderr) // until both have ended
 	cmd.Wait()
 	if err != nil {
 		t.Fatalf("stderr ends %q: %v", rest, err)
 	}
 	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("the daemon lives: %v", err)
+		t.Errorf("the daemon has not ended: %v", err)
 	}
-	if got := string(rest); got != "asked to end\nmilkweed: interrupted\n" {
+	if got := string(rest); got != "got SIGTERM\nmilkweed: interrupted\n" {
 		t.Errorf("stderr %q", got)
 	}
 	if got := cmd.ProcessState.ExitCode(); got != int(exit.Failure) {

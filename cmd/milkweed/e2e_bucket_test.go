@@ -21,28 +21,27 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// What the environment of a site with a bucket has.
+// The credentials in the environment of a site with a bucket.
 const (
 	accessKey = "AKIAMILKWEEDTEST"
 	secretKey = "streng-geheimer-schluessel"
 )
 
-// bucketPrefix is what the keys of the dataset begin with. It has what a shell, a
-// URL, a mount option and a mount table must not stumble over.
+// bucketPrefix is the prefix of the keys of the dataset. It has characters that are special in a
+// shell, a URL, a mount option or a mount table.
 const bucketPrefix = `set,1 \#?/`
 
-// A bucket is a server that speaks as much of S3 as a mount asks for, with the
-// source of a site as what is in its bucket "data".
+// A bucket is a server for the part of the S3 protocol that a mount uses. Its bucket "data" has
+// the files of the source of a site.
 type bucket struct {
 	*site
 	*httptest.Server
 	lists, gets atomic.Int64                     // requests
 	unsigned    atomic.Int64                     // those without the access key
-	refuse      atomic.Pointer[http.HandlerFunc] // answers all requests, if it is not nil
+	refuse      atomic.Pointer[http.HandlerFunc] // if not nil, it answers all requests
 }
 
-// newBucket starts the server, and gives the commands of the site credentials
-// for it.
+// newBucket starts the server, and puts credentials for it into the environment of the site.
 func newBucket(s *site) *bucket {
 	b := &bucket{site: s}
 	b.Server = httptest.NewServer(b)
@@ -52,12 +51,12 @@ func newBucket(s *site) *bucket {
 	return b
 }
 
-// at is the URL of the dataset.
+// at returns the URL of the dataset.
 func (b *bucket) at() string {
 	return (&url.URL{Scheme: "s3", Host: "data", Path: "/" + bucketPrefix, RawQuery: "region=eu-west-1&endpoint=" + b.URL}).String()
 }
 
-// name is what the dataset is called.
+// name returns the name of the source in output: the URL without options.
 func (b *bucket) name() string { return "s3://data/set,1%20%5C%23%3F?endpoint=" + b.URL }
 
 // ServeHTTP implements http.Handler.
@@ -81,7 +80,7 @@ func (b *bucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// An element of a listing, as S3 has it.
+// The elements of a listing in S3.
 type (
 	listedKey struct {
 		Key, ETag, LastModified string
@@ -90,7 +89,7 @@ type (
 	listedPrefix struct{ Prefix string }
 )
 
-// list answers with all keys, however many there are.
+// list responds with all keys in one page.
 func (b *bucket) list(w http.ResponseWriter, query url.Values) {
 	page := struct {
 		XMLName        xml.Name `xml:"ListBucketResult"`
@@ -101,7 +100,7 @@ func (b *bucket) list(w http.ResponseWriter, query url.Values) {
 	encode := func(key string) string { return strings.ReplaceAll(url.QueryEscape(key), "%2F", "/") }
 	prefix, delimiter := query.Get("prefix"), query.Get("delimiter")
 	last := ""
-	filepath.WalkDir(b.source, func(path string, d fs.DirEntry, err error) error { // by name
+	filepath.WalkDir(b.source, func(path string, d fs.DirEntry, err error) error { // in the order of names
 		key := bucketPrefix + strings.TrimPrefix(path, b.source+"/")
 		rest, isBelow := strings.CutPrefix(key, prefix)
 		if err != nil || d.IsDir() || !isBelow {
@@ -126,7 +125,7 @@ func (b *bucket) list(w http.ResponseWriter, query url.Values) {
 
 func etag(info fs.FileInfo) string { return fmt.Sprintf(`"%x"`, info.ModTime().UnixNano()) }
 
-// get answers with the content, or a range of it, if it is of the version asked for.
+// get responds with the content or a range of it, if the requested version is the current one.
 func (b *bucket) get(w http.ResponseWriter, r *http.Request) {
 	name, ok := strings.CutPrefix(r.URL.Path, "/data/"+bucketPrefix)
 	f, err := os.Open(filepath.Join(b.source, name))
@@ -142,31 +141,30 @@ func (b *bucket) get(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("ETag", etag(info))
 	w.Header().Set("Content-Type", "application/octet-stream")
-	http.ServeContent(w, r, "", info.ModTime(), f) // which knows of ranges and If-Match
+	http.ServeContent(w, r, "", info.ModTime(), f) // it handles Range and If-Match
 }
 
-// refusal is an answer that refuses a request.
+// refusal returns a handler that responds with an error.
 func refusal(status int, code string, headers ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for i := 0; i < len(headers); i += 2 {
 			w.Header().Set(headers[i], headers[i+1])
 		}
 		w.WriteHeader(status)
-		fmt.Fprintf(w, "<Error><Code>%s</Code><Message>what the store says</Message></Error>", code)
+		fmt.Fprintf(w, "<Error><Code>%s</Code><Message>the message of the store</Message></Error>", code)
 	}
 }
 
-// mountWords are the words that mount the bucket.
+// mountWords returns the arguments that mount the bucket.
 func (b *bucket) mountWords(more ...string) []string {
 	return append([]string{"mount", "--tier", "tier1:" + b.tier(1) + ":1GiB", b.at(), b.point}, more...)
 }
 
-// wantNoSecret fails the test if the secret is in text, or in what is on the
-// disks and in the logs.
+// wantNoSecret fails the test if text or a file of the site, such as a log, has the secret key.
 func (b *bucket) wantNoSecret(text string) {
 	b.t.Helper()
 	if strings.Contains(text, secretKey) {
-		b.t.Errorf("shows the secret:\n%s", text)
+		b.t.Errorf("output has the secret key:\n%s", text)
 	}
 	err := filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || strings.HasPrefix(path, b.point+"/") {
@@ -177,15 +175,15 @@ func (b *bucket) wantNoSecret(text string) {
 			return nil
 		}
 		if strings.Contains(string(data), secretKey) {
-			b.t.Errorf("%s has the secret in it", path)
+			b.t.Errorf("%s has the secret key", path)
 		}
 		return err
 	})
 	b.check(err)
 }
 
-// A bucket is mounted by one request, signed with the credentials of the
-// command's environment; is read once; and is called the same everywhere.
+// A mount of a bucket takes one request, signed with the credentials of the environment. Each
+// byte is read once. All output has the same name of the source.
 func TestBucket(t *testing.T) {
 	s := newSite(t)
 	dataset := varied(s)
@@ -194,7 +192,7 @@ func TestBucket(t *testing.T) {
 	checked := s.milkweed("check", "--tier", "tier1:"+s.tier(1)+":1GiB", b.at(), s.point)
 	for _, want := range []string{b.name() + " can be listed; credentials: access key " + accessKey, "the source is a bucket, which the kernel cannot read"} {
 		if !strings.Contains(checked, want) {
-			t.Errorf("check does not say %q:\n%s", want, checked)
+			t.Errorf("the output of check lacks %q:\n%s", want, checked)
 		}
 	}
 	if got := b.lists.Load(); got != 1 {
@@ -210,7 +208,7 @@ func TestBucket(t *testing.T) {
 	s.check(err)
 	found := false
 	for _, m := range mounts {
-		found = found || m.Point == s.point && m.Source == b.at() // by which mount(8) knows what is mounted already
+		found = found || m.Point == s.point && m.Source == b.at() // mount(8) compares it with fstab
 	}
 	if !found {
 		t.Errorf("no mount of %s: %+v", b.at(), mounts)
@@ -235,7 +233,7 @@ func TestBucket(t *testing.T) {
 	s.umount()
 	s.wantNothing()
 
-	// The copies and the names are known again.
+	// A new mount uses the copies and the metadata snapshot.
 	gets := b.gets.Load()
 	s.milkweed(b.mountWords("-o", "metadata_snapshot="+names)...)
 	s.epoch(3)
@@ -250,8 +248,8 @@ func TestBucket(t *testing.T) {
 	}
 }
 
-// A user without rights mounts it by way of fusermount3, and mount(8) by a line of
-// fstab.
+// A user without privileges mounts a bucket through fusermount3, and mount(8) mounts it by a
+// line of fstab.
 func TestBucketMounters(t *testing.T) {
 	need(t, "fusermount3", "mount", "umount")
 	wantMount := func(b *bucket) {
@@ -290,8 +288,8 @@ func TestBucketMounters(t *testing.T) {
 	})
 }
 
-// What is wrong with a bucket is said in the words of the store, with what to do
-// about it, and leaves nothing mounted.
+// A bucket that cannot be used is an error with the message of the store and a remedy. Nothing is
+// mounted.
 func TestBucketRefused(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
@@ -301,20 +299,20 @@ func TestBucketRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		answer http.HandlerFunc
-		url    string    // "" for that of the bucket
-		env    []string  // besides that of the bucket
-		code   exit.Code // 0 for that of a source
+		url    string    // "" is that of the bucket
+		env    []string  // added to that of the bucket
+		code   exit.Code // 0 is exit.Source
 		says   []string
 	}{
-		{name: "forbidden", answer: refusal(http.StatusForbidden, "AccessDenied"), says: []string{"AccessDenied: what the store says", "anonymous=true"}},
-		{name: "no bucket", answer: refusal(http.StatusNotFound, "NoSuchBucket"), says: []string{"NoSuchBucket: what the store says", "names of the bucket"}},
-		{name: "nothing there", url: "s3://data/none?region=r&endpoint=" + b.URL, says: []string{"none", "names of the bucket"}},
+		{name: "forbidden", answer: refusal(http.StatusForbidden, "AccessDenied"), says: []string{"AccessDenied: the message of the store", "anonymous=true"}},
+		{name: "no bucket", answer: refusal(http.StatusNotFound, "NoSuchBucket"), says: []string{"NoSuchBucket: the message of the store", "names of the bucket"}},
+		{name: "no keys", url: "s3://data/none?region=r&endpoint=" + b.URL, says: []string{"none", "names of the bucket"}},
 		{name: "another region", answer: refusal(http.StatusMovedPermanently, "PermanentRedirect", "X-Amz-Bucket-Region", "eu-north-1"),
 			says: []string{"eu-north-1", "region=REGION"}},
 		{name: "no credentials", env: []string{"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="}, says: []string{"permission denied", "the vendor's own tools look"}},
 		{name: "no region", url: "s3://data", code: exit.Usage, says: []string{"no region is set", "Add the missing setting"}},
 		{name: "TLS", url: "s3://data?region=r&endpoint=" + strings.Replace(b.URL, "http:", "https:", 1), says: []string{"http:// or https://"}},
-		{name: "nobody there", url: "s3://data?region=r&endpoint=" + closed.URL, says: []string{"whether this machine reaches"}},
+		{name: "no server", url: "s3://data?region=r&endpoint=" + closed.URL, says: []string{"whether this machine reaches"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b.refuse.Store(nil)
@@ -329,7 +327,7 @@ func TestBucketRefused(t *testing.T) {
 			defer func() { s.env = before }()
 			for _, command := range []string{"mount", "check"} {
 				if command == "check" && strings.HasSuffix(tt.url, closed.URL) {
-					continue // it takes 5 seconds, since a server may be about to start
+					continue // it would retry for 5 seconds, in case the server starts
 				}
 				words[0] = command
 				r := s.try(words...)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A foreground is a daemon that the test has started itself.
+// A foreground is a daemon that runs in the foreground, as a child of the test.
 type foreground struct {
 	*site
 	cmd     *exec.Cmd
@@ -27,8 +27,7 @@ type foreground struct {
 	ended   chan error
 }
 
-// serveInForeground mounts in the foreground, and returns when the mount is
-// ready.
+// serveInForeground mounts in the foreground, and returns when the mount is ready.
 func serveInForeground(s *site, quotas ...string) *foreground {
 	s.t.Helper()
 	d := &foreground{site: s, metrics: freeAddress(s.t), ended: make(chan error, 1)}
@@ -41,7 +40,7 @@ func serveInForeground(s *site, quotas ...string) *foreground {
 	return d
 }
 
-// wait waits for the daemon to end, which it has to do well.
+// wait waits for the end of the daemon. If the daemon fails, the test fails.
 func (d *foreground) wait() {
 	d.t.Helper()
 	select {
@@ -54,7 +53,7 @@ func (d *foreground) wait() {
 	}
 }
 
-// freeAddress is an address that nobody listens on at the moment.
+// freeAddress returns an address on which no process listens now.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -65,8 +64,7 @@ func freeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// scrape returns the metrics by their names with labels, as Prometheus reads
-// them.
+// scrape returns the metrics by name, with labels.
 func (d *foreground) scrape() map[string]float64 {
 	d.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
@@ -87,7 +85,7 @@ func (d *foreground) scrape() map[string]float64 {
 	return values
 }
 
-// descriptors counts what the daemon has open.
+// descriptors returns the number of open descriptors of the daemon.
 func (d *foreground) descriptors() int {
 	d.t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
@@ -95,7 +93,7 @@ func (d *foreground) descriptors() int {
 	return len(entries)
 }
 
-// unlocked reports whether nobody holds the lock of a dataset's folder.
+// unlocked reports whether no process holds the lock of the dataset in a tier.
 func (s *site) unlocked(tier int) bool {
 	s.t.Helper()
 	f, err := os.Open(filepath.Join(s.dataset(tier), "lock"))
@@ -104,13 +102,12 @@ func (s *site) unlocked(tier int) bool {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
-// fuseReaders is by how many goroutines go-fuse goes up and down by itself: it
-// has more that read requests when there are more requests.
+// fuseReaders is the number of goroutines by which go-fuse varies: it starts readers of requests
+// as there are more requests.
 var fuseReaders = float64(min(max(2, runtime.GOMAXPROCS(0)), 16))
 
-// When all files are closed the daemon has as many goroutines and descriptors
-// as before. However it is ended, it exits with 0, and all that it leaves is
-// copies.
+// When all files are closed, the daemon has as many goroutines and descriptors as before. After a
+// signal or an unmount it exits with 0, and leaves only copies.
 func TestNothingLeft(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -124,7 +121,7 @@ func TestNothingLeft(t *testing.T) {
 			s := newSite(t)
 			varied(s)
 			d := serveInForeground(s, "2MiB", "64MiB")
-			s.must("cat", s.point+"/class0/000.jpg") // so that what is made once is made
+			s.must("cat", s.point+"/class0/000.jpg") // start what is started only once
 			s.settled()
 			goroutines, descriptors := d.scrape()["go_goroutines"]+fuseReaders, d.descriptors()
 
@@ -138,13 +135,13 @@ func TestNothingLeft(t *testing.T) {
 			d.wait()
 			s.wantNothing()
 			if !s.unlocked(1) || !s.unlocked(2) {
-				t.Error("a dataset's folder is still locked")
+				t.Error("the dataset in a tier is still locked")
 			}
 		})
 	}
 }
 
-// A daemon that is told to end while it copies ends, and leaves no part.
+// A daemon that gets SIGTERM while it copies a file ends, and leaves no temporary file.
 func TestEndWhileCopying(t *testing.T) {
 	s := newSite(t)
 	s.write("large.tfrecord", 1)
@@ -162,8 +159,8 @@ func TestEndWhileCopying(t *testing.T) {
 	}
 }
 
-// A file that is open when the daemon is told to end stays readable until it
-// is closed, and the daemon lives as long.
+// A file that is open when the daemon gets SIGTERM stays readable until it is closed. The daemon
+// ends after that.
 func TestEndWhileOpen(t *testing.T) {
 	s := newSite(t)
 	data := s.write("f", 3<<20)
@@ -172,7 +169,7 @@ func TestEndWhileOpen(t *testing.T) {
 	s.check(err)
 	defer f.Close()
 	d.cmd.Process.Signal(unix.SIGTERM)
-	s.eventually("the mount is out of sight", func() bool { return len(s.mounts()) == 0 })
+	s.eventually("the mount is detached", func() bool { return len(s.mounts()) == 0 })
 	got := make([]byte, len(data))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("reading a file that was open: %v", err)
@@ -182,7 +179,7 @@ func TestEndWhileOpen(t *testing.T) {
 	s.wantNothing()
 }
 
-// The numbers for Prometheus are those of the status.
+// The metrics have the numbers of the status.
 func TestMetrics(t *testing.T) {
 	s := newSite(t)
 	varied(s)

@@ -14,17 +14,17 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// A badInput is a mount that cannot be.
+// A badInput is a mount command that fails.
 type badInput struct {
 	name string
-	prep func(s *site)          // makes it so; nil where the words do
-	args func(s *site) []string // what to run; nil for a mount that would work otherwise
+	prep func(s *site)          // prepares the site; may be nil
+	args func(s *site) []string // the arguments; nil for a mount that works without prep
 	code exit.Code
-	says []string // in the error, in this order
+	says []string // parts of the error, in this order
 }
 
-// config writes a tiering.toml in which one line is replaced, and returns the
-// words that mount it.
+// config writes a tiering.toml, with one line replaced by text, and returns the arguments that
+// mount it.
 func (s *site) config(line int, text string) []string {
 	lines := []string{
 		"[source]", fmt.Sprintf("path = %q", s.source),
@@ -55,7 +55,7 @@ func quotaOf(quota string) func(*site) []string {
 	return func(s *site) []string { return s.mountWords(quota) }
 }
 
-// folders are words for a source and a mount point below the site's folder.
+// folders returns the arguments for a source and a mount point in the site.
 func folders(source, point string) func(*site) []string {
 	return func(s *site) []string {
 		return []string{"mount", "--tier", "tier1:" + s.tier(1) + ":1GiB", filepath.Join(s.dir, source), filepath.Join(s.dir, point)}
@@ -127,7 +127,7 @@ var badInputs = []badInput{
 		s.sh(`mkdir "$1" && chmod 755 "$1"`, s.tier(1))
 	}, code: exit.Tier, says: []string{"tier tier1: cannot write to", "permission denied", "that you may write to"}},
 	{name: "dataset folder not ours", prep: func(s *site) { s.sh(`mkdir -p "$1" && echo thesis > "$1/thesis.tex"`, s.dataset(1)) },
-		code: exit.Tier, says: []string{"not a Milkweed folder of this dataset", "Milkweed leaves it alone"}},
+		code: exit.Tier, says: []string{"not a Milkweed folder of this dataset", "Milkweed does not change it"}},
 
 	{name: "FUSE missing", prep: func(s *site) { s.inNamespace(`mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3`) },
 		code: exit.Fuse, says: []string{"there is no /dev/fuse", "modprobe fuse"}},
@@ -142,11 +142,11 @@ var badInputs = []badInput{
 		code: exit.Fuse, says: []string{"/etc/fuse.conf does not permit it", "user_allow_other"}},
 
 	{name: "log file", args: func(s *site) []string { return append(s.mountWords("1GiB"), "--log-file", s.dir+"/none/log") },
-		code: exit.Usage, says: []string{"log.file: open ", "/none/log: no such file", "Name a file that can be written"}},
+		code: exit.Usage, says: []string{"log.file: open ", "/none/log: no such file", "Set it to a file that this user may write"}},
 }
 
-// A mount that cannot be is refused in two lines, what is wrong and what to do
-// about it, with the documented exit code; and it leaves nothing behind.
+// A mount that fails prints two lines, the problem and the remedy. It exits with the documented
+// code, and leaves nothing behind.
 func TestBadInput(t *testing.T) {
 	for _, c := range badInputs {
 		t.Run(c.name, func(t *testing.T) {
@@ -163,8 +163,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// wantRefusal runs a command line that must be refused.
-func (s *site) wantRefusal(words []string, code exit.Code, says ...string) {
+// wantRefusal runs a mount command that must fail.
+func (s *site) wantRefusal(words []string, code exit.Code, text ...string) {
 	s.t.Helper()
 	before, mounts, processes := s.tree(), s.mounts(), s.processes()
 	r := s.try(words...)
@@ -173,18 +173,18 @@ func (s *site) wantRefusal(words []string, code exit.Code, says ...string) {
 	}
 	lines := strings.Split(strings.TrimSuffix(r.stderr, "\n"), "\n")
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], "milkweed: ") || !strings.HasPrefix(lines[1], "  ") || r.stdout != "" {
-		s.t.Errorf("it does not say what is wrong and what to do in a line each:\n%s%s", r.stdout, r.stderr)
+		s.t.Errorf("want a line with the problem and a line with the remedy; got:\n%s%s", r.stdout, r.stderr)
 	}
 	at := 0
-	for _, part := range says {
+	for _, part := range text {
 		i := strings.Index(r.stderr[at:], part)
 		if i < 0 {
-			s.t.Fatalf("it does not say %q after %q:\n%s", part, r.stderr[:at], r.stderr)
+			s.t.Fatalf("the error lacks %q after %q:\n%s", part, r.stderr[:at], r.stderr)
 		}
 		at += i + len(part)
 	}
 	if after := s.tree(); after != before {
-		s.t.Errorf("it left something; before:\n%s\nafter:\n%s", before, after)
+		s.t.Errorf("the command left something; before:\n%s\nafter:\n%s", before, after)
 	}
 	if after := s.mounts(); !slices.Equal(after, mounts) {
 		s.t.Errorf("mounts: %q, before %q", after, mounts)
@@ -194,14 +194,13 @@ func (s *site) wantRefusal(words []string, code exit.Code, says ...string) {
 	}
 }
 
-// tree describes all that is in the site, but for the logs and what is below
-// the mount point.
+// tree lists the files of the site, without logs and without files below the mount point.
 func (s *site) tree() string {
 	s.t.Helper()
 	return s.sh(`cd "$1" && find . -path ./state/milkweed -prune -o -path './point/*' -prune -o -printf '%p %y %m %u %s\n' | sort`, s.dir)
 }
 
-// The address of the metrics may be taken.
+// A mount fails if another process listens on the address of the metrics.
 func TestBadMetricsAddress(t *testing.T) {
 	s := newSite(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -211,8 +210,8 @@ func TestBadMetricsAddress(t *testing.T) {
 	s.wantRefusal(words, exit.Usage, "cannot listen on "+l.Addr().String(), "Choose another")
 }
 
-// killDaemon kills the daemon, and waits until the kernel knows that nobody serves
-// the mount any more, which is a little later than that the process has gone.
+// killDaemon kills the daemon, and waits until the kernel has aborted the FUSE connection, which
+// is a little later than the end of the process.
 func (s *site) killDaemon() {
 	s.t.Helper()
 	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
@@ -221,8 +220,7 @@ func (s *site) killDaemon() {
 	})
 }
 
-// The mount point of a daemon that was killed is refused with the remedy, and
-// the remedy works.
+// A mount at the mount point of a daemon that was killed fails, and the remedy in the error works.
 func TestStaleMountPoint(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
@@ -234,7 +232,7 @@ func TestStaleMountPoint(t *testing.T) {
 	s.mount("1GiB")
 	s.epoch(1)
 
-	// A service that is restarted says so, and no living mount falls to it.
+	// A service that is restarted uses --clear-stale, which does not unmount a live mount.
 	clear := append(s.mountWords("1GiB"), "--clear-stale")
 	s.wantRefusal(clear, exit.MountPoint, "is already a Milkweed mount")
 	s.killDaemon()
@@ -244,7 +242,7 @@ func TestStaleMountPoint(t *testing.T) {
 	s.wantNothing()
 }
 
-// A second daemon is told who has the copies, and the first goes on.
+// A second daemon for the same tiers fails and names the first, which is not affected.
 func TestSecondDaemon(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
@@ -257,7 +255,7 @@ func TestSecondDaemon(t *testing.T) {
 	s.epoch(1)
 	s.umount()
 	words[len(words)-1] = other
-	s.milkweed(words...) // now it may
+	s.milkweed(words...) // the tiers are free now
 	s.milkweed("umount", other)
 	s.wantNothing()
 }

@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kills is how often TestKilled kills the daemon.
+// kills is the number of times that TestKilled kills the daemon.
 const kills = 200
 
-// However often the daemon is killed while it fills its tiers, what is mounted
-// afterwards has the bytes of the source, the copies that were complete are
-// used, and nothing of the others is left.
+// After the daemon was killed while it copied files, the next mount has the bytes of the source.
+// It uses the complete copies, and nothing is left of the others.
 func TestKilled(t *testing.T) {
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
 	for i := range 1200 {
@@ -31,7 +30,7 @@ func TestKilled(t *testing.T) {
 		copies := k.restart()
 		last := n%10 == 9
 		if last || copies > len(k.names)/2 {
-			k.verify(len(k.names)) // which places all
+			k.verify(len(k.names)) // it places all files
 			k.umount()
 			k.emptyTiers()
 			k.restart()
@@ -53,15 +52,14 @@ func TestKilled(t *testing.T) {
 	t.Logf("%d kills, %v after the first read on average", kills, k.waited/kills)
 }
 
-// A killed is a site whose daemon is killed again and again. Its mount is read
-// by the test itself.
+// A killed is a site whose daemon is killed repeatedly. The test process reads its mount.
 type killed struct {
 	*site
 	rng    *rand.Rand
 	names  []string
 	want   map[string][]byte // the content of the files
-	placed map[string]int64  // the copies that there were when it was mounted
-	waited time.Duration     // from the first read to the kill, all added up
+	placed map[string]int64  // the copies at the time of the mount
+	waited time.Duration     // sum of the times from the first read to the kill
 }
 
 func (k *killed) put(name string, size int) {
@@ -69,7 +67,7 @@ func (k *killed) put(name string, size int) {
 	k.want[name] = k.write(name, size)
 }
 
-// restart mounts, and returns how many complete copies there are.
+// restart mounts, and returns the number of complete copies.
 func (k *killed) restart() int {
 	k.t.Helper()
 	k.mount("8MiB", "1GiB")
@@ -91,8 +89,7 @@ func (k *killed) restart() int {
 	return len(k.placed)
 }
 
-// verify reads n files, and checks that the source was asked for those that
-// have no copy, and for no other.
+// verify reads n files, and checks that only those without a copy were read from the source.
 func (k *killed) verify(n int) {
 	k.t.Helper()
 	k.shuffle()
@@ -117,8 +114,8 @@ func (k *killed) shuffle() {
 	k.rng.Shuffle(len(k.names), func(i, j int) { k.names[i], k.names[j] = k.names[j], k.names[i] })
 }
 
-// read reads files, 4 at a time, until there is an error, which it returns; it
-// closes begun when the first is read.
+// read reads files, 4 at a time, until one fails, and returns the error. It closes begun when
+// the first is read.
 func (k *killed) read(names []string, begun chan struct{}) error {
 	var (
 		readers sync.WaitGroup
@@ -152,8 +149,8 @@ func (k *killed) read(names []string, begun chan struct{}) error {
 	return <-errs
 }
 
-// fillAndKill reads the whole dataset, kills the daemon 5 to 150 ms after the
-// first file was read, and reports whether that was before all were placed.
+// fillAndKill reads the whole dataset and kills the daemon 5 to 150 ms after the first file was
+// read. It reports whether that was before all files were placed.
 func (k *killed) fillAndKill() bool {
 	k.t.Helper()
 	pid := k.status().PID

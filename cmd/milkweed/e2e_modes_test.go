@@ -16,8 +16,8 @@ func (s *site) mountWith(options string, quotas ...string) {
 	s.milkweed(append([]string{"mount", "-o", options}, s.mountWords(quotas...)[1:]...)...)
 }
 
-// In each mode every byte is right, each is read from the source once, and the
-// status and the metrics tell the mode and who reads.
+// In each mode the mount has the bytes of the source, reads each from the source once, and shows
+// the mode in the status.
 func TestModes(t *testing.T) {
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestModes(t *testing.T) {
 				t.Errorf("opens on the tier: got %v, want at least 201", status.Opens)
 			}
 			if got := status.OpenedBytes["tier1"][mode]; got < dataset {
-				t.Errorf("sizes of what was opened on the tier: got %d, want at least %d", got, dataset)
+				t.Errorf("sizes of the files opened on the tier: got %d, want at least %d", got, dataset)
 			}
 			if got, want := status.Tiers[0].Passthrough, mode == "passthrough"; got != want || got == (status.Tiers[0].PassthroughReason != "") {
 				t.Errorf("passthrough: got %v, %q", got, status.Tiers[0].PassthroughReason)
@@ -51,8 +51,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// Auto takes the mode that suits the files, and says why; who has not the right
-// to passthrough gets a mount all the same.
+// Mode auto chooses the mode by the sizes of the files, and the status has the reason. A user
+// without the privilege for passthrough gets another mode.
 func TestModeAuto(t *testing.T) {
 	t.Run("small", func(t *testing.T) {
 		s := newSite(t)
@@ -86,8 +86,8 @@ func TestModeAuto(t *testing.T) {
 	})
 }
 
-// A mount that keeps its name space lists it the next time without asking the
-// source, whatever way it ended; a file that is not a name space is left alone.
+// A mount with a metadata snapshot lists the dataset without reading the directories of the
+// source. A file that is not a metadata snapshot is not overwritten.
 func TestNamesAreKept(t *testing.T) {
 	s := newSite(t)
 	varied(s)
@@ -108,17 +108,17 @@ func TestNamesAreKept(t *testing.T) {
 	s.epoch(2)
 	status := s.status()
 	if o := status.Source.SourceOperations; o.ReadDirs != 0 || o.Opens != 0 || o.Reads != 0 || o.Stats > 1 {
-		t.Errorf("the source was asked %+v", o)
+		t.Errorf("operations on the source: %+v", o)
 	}
 	s.umount()
 
-	// A file of ours that is damaged is done without, and saved again.
+	// A damaged snapshot is not used, and is replaced at unmount.
 	s.check(os.Truncate(names, 1000))
 	s.mountWith("metadata_snapshot="+names, "64MiB")
 	s.epoch(3)
 	s.umount()
 	if info, err := os.Stat(names); err != nil || info.Size() <= 1000 {
-		t.Errorf("what was damaged is not saved again: %v, %v", info, err)
+		t.Errorf("the damaged snapshot is not replaced: %v, %v", info, err)
 	}
 
 	s.check(os.WriteFile(names, []byte("mine"), 0o600))
@@ -127,15 +127,15 @@ func TestNamesAreKept(t *testing.T) {
 		t.Errorf("exit code %d, %s", r.code, r.stderr)
 	}
 	if got, err := os.ReadFile(names); string(got) != "mine" {
-		t.Errorf("what was there is %q, %v", got, err)
+		t.Errorf("the content of the file is %q, %v", got, err)
 	}
 	s.wantNothing()
 }
 
-// What caps the source allows in a second is not exceeded.
+// The limits of the source, on bytes and operations per second, are not exceeded.
 func TestSourceCaps(t *testing.T) {
 	for option, least := range map[string]time.Duration{
-		"source_bandwidth=20MB":  400 * time.Millisecond, // 9.4 MB, of which 10 ms are free
+		"source_bandwidth=20MB":  400 * time.Millisecond, // 9.4 MB; the burst is 10 ms
 		"source_operations=1000": 500 * time.Millisecond, // at least 600: names, opens and reads
 	} {
 		t.Run(option, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestSourceCaps(t *testing.T) {
 	}
 }
 
-// A dataset of which half fits opens the rest at the source once, and not again
+// If half of a dataset fits into the tiers, the other half is opened at the source once, and not
 // in each epoch.
 func TestSourceIsOpenedOnce(t *testing.T) {
 	s := newSite(t)
@@ -172,7 +172,7 @@ func TestSourceIsOpenedOnce(t *testing.T) {
 		t.Errorf("opens at the source in three epochs of 200 files: got %d, want 200", got)
 	}
 	if got, want := status.Source.IdleHandles, 200-status.Placement.Placed; got != want {
-		t.Errorf("files kept open: got %d, want %d", got, want)
+		t.Errorf("idle handles: got %d, want %d", got, want)
 	}
 	d.cmd.Process.Signal(unix.SIGTERM)
 	d.wait()

@@ -11,13 +11,13 @@ import (
 
 const readers = "testdata/readers.py"
 
-// needReaders asks for the libraries that readers.py reads with.
+// needReaders is need for the requirements of readers.py.
 func needReaders(t *testing.T) {
 	t.Helper()
 	need(t, "root", "/dev/fuse", python, "python3-numpy", "python3-h5py", "python3-torch")
 }
 
-// methods are what readers.py can do.
+// methods lists the methods of readers.py.
 func (s *site) methods() []string {
 	s.t.Helper()
 	var names []string
@@ -27,8 +27,7 @@ func (s *site) methods() []string {
 	return names
 }
 
-// readAtOnce runs readers.py with methods twice at the same time, in different
-// orders.
+// readAtOnce runs readers.py in two processes at the same time, in different orders.
 func (s *site) readAtOnce(methods string) {
 	s.t.Helper()
 	var jobs sync.WaitGroup
@@ -43,10 +42,9 @@ func (s *site) readAtOnce(methods string) {
 	jobs.Wait()
 }
 
-// Whatever way a program reads, it gets the bytes of the source while they are
-// being placed: each way finds tiers that are empty, of which the first has
-// room for a part; and then all ways do, one after the other, in two jobs at
-// once.
+// A program reads the bytes of the source while they are placed, with each method of readers.py.
+// First, each method reads with empty tiers, of which the first has room for a part of the
+// dataset. Then two jobs run all methods at the same time.
 func TestReadersWhilePlacing(t *testing.T) {
 	needReaders(t)
 	s := newSite(t)
@@ -58,7 +56,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 			t.Errorf("%s%s", out.stdout, out.stderr)
 		}
 		if opens := s.status().Source.Opens; opens == 0 && method != "tree" {
-			t.Errorf("%s: the tiers held everything before", method)
+			t.Errorf("%s: all files were in the tiers already", method)
 		}
 		s.umount()
 		s.wantNothing()
@@ -72,7 +70,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 
 const trainer = "../../examples/pytorch/train.py"
 
-// train trains on a folder, and returns the loss of each step.
+// train trains on a directory, and returns the loss of each step.
 func (s *site) train(folder string) string {
 	s.t.Helper()
 	file := filepath.Join(s.dir, "losses")
@@ -85,8 +83,8 @@ func (s *site) train(folder string) string {
 	return string(losses)
 }
 
-// A training script that knows nothing of a mount computes the same losses on
-// it, to the last bit, while the data are placed and when they are.
+// An unchanged training script computes the same losses on a mount as on the source, to the last
+// bit, both while the data are placed and afterwards.
 func TestPyTorchLosses(t *testing.T) {
 	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	s := newSite(t)
@@ -97,26 +95,25 @@ func TestPyTorchLosses(t *testing.T) {
 		t.Error("the losses differ while the data are placed")
 	}
 	s.settled()
-	// Mounted again, so that the kernel has no page of it.
+	// A new mount, so that the page cache has nothing of it.
 	s.umount()
 	s.mount("1MiB", "64MiB")
 	if s.train(s.point) != direct {
 		t.Error("the losses differ when the data are placed")
 	}
 	if got := s.status().Source; got.Opens != 0 || got.Bytes != 0 {
-		t.Errorf("the source was opened %d times and read %d bytes of, with all in the tiers", got.Opens, got.Bytes)
+		t.Errorf("all data are in the tiers, but the source was opened %d times, and %d bytes were read", got.Opens, got.Bytes)
 	}
 	s.umount()
 	s.wantNothing()
 }
 
-// The same on a distributed file system, which MILKWEED_TEST_PFS names a
-// folder of. `make test-pfs` brings one up, a MooseFS, whose modification
-// times have whole seconds.
+// TestPFS repeats tests on a distributed file system. MILKWEED_TEST_PFS is a directory of it.
+// `make test-pfs` starts a MooseFS, whose modification times have whole seconds.
 func TestPFS(t *testing.T) {
 	pfs := os.Getenv("MILKWEED_TEST_PFS")
 	if pfs == "" {
-		t.Skip("MILKWEED_TEST_PFS names no folder; see `make test-pfs`")
+		t.Skip("MILKWEED_TEST_PFS is not set; see `make test-pfs`")
 	}
 	needReaders(t)
 	need(t, "python3-torchvision", "python3-sklearn")
@@ -139,14 +136,14 @@ func TestPFS(t *testing.T) {
 		s.readAtOnce("all")
 		first := s.settled()
 		if held, want := first.Source.Bytes, first.Placement.PlacedBytes; held != want {
-			t.Errorf("source bytes: got %d, want %d: those placed, once", held, want)
+			t.Errorf("source bytes: got %d, want %d, the bytes placed", held, want)
 		}
-		// Copies are believed after a restart.
+		// The next mount uses the copies.
 		s.umount()
 		s.mount(quotas...)
 		s.script(readers, "read,tree", s.source, s.point)
 		if got := s.settled().Source; got.Opens != 0 || got.Bytes != 0 {
-			t.Errorf("after the restart the source was opened %d times and read %d bytes of", got.Opens, got.Bytes)
+			t.Errorf("after the restart the source was opened %d times, and %d bytes were read", got.Opens, got.Bytes)
 		}
 		s.umount()
 		s.wantNothing()

@@ -24,17 +24,18 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
-// The tests in the files e2e_*_test.go run the program as users do, on mounts
-// of its own, with programs that know nothing of it as the readers.
+// The tests in the files e2e_*_test.go build the program, run its commands, and read its mounts
+// with ordinary programs.
 
-// python is Debian's, which has the libraries.
+// python is the interpreter of the Debian packages, which provide the libraries.
 const python = "/usr/bin/python3"
 
-// need skips the test where this machine lacks what it takes: "root", a file,
-// a program in the PATH, or a Debian package of a Python library. Where CI is
-// "true" it fails the test instead.
+// need skips the test if this machine lacks one of its requirements: "root", an absolute path, a
+// program in the PATH, or the Debian package of a Python library. If the environment has CI=true,
+// need fails the test instead.
 func need(t testing.TB, what ...string) {
 	t.Helper()
 	for _, w := range what {
@@ -42,9 +43,9 @@ func need(t testing.TB, what ...string) {
 			continue
 		}
 		if os.Getenv("CI") == "true" {
-			t.Fatalf("it needs %s, and CI=true forbids to skip it", w)
+			t.Fatalf("the test needs %s, and CI=true does not allow a skip", w)
 		}
-		t.Skipf("it needs %s", w)
+		t.Skipf("the test needs %s", w)
 	}
 }
 
@@ -64,15 +65,15 @@ func has(what string) bool {
 	return err == nil
 }
 
-// program returns the path of the program, which is built once for all tests,
-// with the race detector if they have it. TestMain removes it.
+// program builds the program at the first call, with the race detector if the tests have it, and
+// returns its path. TestMain removes it.
 var program = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "milkweed-program-")
 	if err != nil {
 		return "", err
 	}
 	programFolder = dir
-	if err := os.Chmod(dir, 0o755); err != nil { // other users run it too
+	if err := os.Chmod(dir, 0o755); err != nil { // other users run it
 		return "", err
 	}
 	path := filepath.Join(dir, "milkweed")
@@ -94,20 +95,20 @@ func raceEnabled() bool {
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// A site is all that a mount needs, in folders of its own.
+// A site is a directory with everything that a mount needs.
 type site struct {
 	t       testing.TB
 	program string
-	dir     string   // holds the following, the tiers, and where the program keeps things
+	dir     string   // has the following, the tiers, and the state of the program
 	source  string   // the dataset
 	point   string   // the mount point
-	env     []string // of every command
-	within  []string // the command that runs every command, in another name space or as another user
+	env     []string // the environment of every command
+	wrapper []string // a command that runs the commands in another namespace or as another user
 	table   string   // the mount table of the commands
 }
 
-// newSite makes folders, and takes them away with all that runs and is mounted
-// in them.
+// newSite makes a site. At the end of the test it kills the processes of the site, unmounts its
+// mounts, and removes it.
 func newSite(t testing.TB) *site {
 	t.Helper()
 	need(t, "root", "/dev/fuse", python)
@@ -115,8 +116,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir: other users may not enter that, and its path is too long
-	// for a socket.
+	// Not t.TempDir: other users may not enter it, and its path is too long for a socket.
 	dir, err := os.MkdirTemp("", "milkweed-")
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func newSite(t testing.TB) *site {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		t.Fatal(err)
 	}
-	s := &site{t: t, program: path, dir: dir, source: dir + "/source", point: dir + "/point", table: "/proc/self/mountinfo"}
+	s := &site{t: t, program: path, dir: dir, source: dir + "/source", point: dir + "/point", table: mounts.Self}
 	t.Cleanup(s.remove)
 	s.check(os.Chmod(dir, 0o755))
 	for _, name := range []string{"source", "point", "run", "state", "cache"} {
@@ -133,43 +133,42 @@ func newSite(t testing.TB) *site {
 	s.check(os.Chmod(dir+"/run", 0o700))
 	s.env = append(os.Environ(),
 		control.FolderEnv+"="+dir+"/run", "XDG_STATE_HOME="+dir+"/state", "XDG_CACHE_HOME="+dir+"/cache", "HOME="+dir,
-		"MILKWEED_CONFIG=",                         // the developer's own
-		"GORACE=halt_on_error=1 atexit_sleep_ms=0") // a race shows as a daemon that died
+		"MILKWEED_CONFIG=",                         // do not use that of the developer
+		"GORACE=halt_on_error=1 atexit_sleep_ms=0") // a data race ends the daemon
 	return s
 }
 
-// remove kills and unmounts what is left, and removes the folders.
+// remove kills the processes of the site, unmounts its mounts, and removes its directory.
 func (s *site) remove() {
 	if s.t.Failed() {
-		s.t.Logf("the daemons' logs:\n%s", s.logs())
+		s.t.Logf("logs of the daemons:\n%s", s.logs())
 	}
 	for _, pid := range s.processes() {
 		unix.Kill(pid, unix.SIGKILL)
 	}
 	s.unmountAll()
 	if left := s.mounts(); len(left) > 0 {
-		s.t.Errorf("still mounted: %q", left) // and nothing is removed through a mount
+		s.t.Errorf("still mounted: %q", left) // removing files through a mount must not happen
 		return
 	}
 	if logs := s.logs(); strings.Contains(logs, "DATA RACE") || strings.Contains(logs, "panic:") {
-		s.t.Errorf("a daemon's log:\n%s", logs)
+		s.t.Errorf("log of a daemon:\n%s", logs)
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		s.t.Error(err)
 	}
 }
 
-// inNamespace has the commands run in a mount name space of their own, which
-// setup, a shell script, changes first; in it $1 is an empty folder, and args
-// are $2 and so on. What is mounted there is not seen by the test, and gone
-// with the last of the commands.
+// inNamespace makes a mount namespace, in which the commands run from now on. The shell script
+// setup runs in it first; $1 is an empty directory, and args are $2 and so on. Mounts in the
+// namespace are not visible outside, and the kernel removes them with the namespace.
 func (s *site) inNamespace(setup string, args ...string) {
 	s.t.Helper()
 	need(s.t, "unshare", "nsenter")
 	scratch := s.dir + "/scratch"
 	s.check(os.Mkdir(scratch, 0o755))
 	args = append([]string{scratch}, args...)
-	// The name space is held by a cat, which ends with the test however that ends.
+	// The cat keeps the namespace. It ends with the test, even if the test is killed.
 	holder := exec.Command("unshare", append([]string{"--mount", "--propagation", "private",
 		"sh", "-ec", setup + "\necho ready; exec cat", "sh"}, args...)...)
 	stdin, err := holder.StdinPipe()
@@ -179,40 +178,40 @@ func (s *site) inNamespace(setup string, args ...string) {
 	holder.Stderr = os.Stderr
 	s.check(holder.Start())
 	s.t.Cleanup(func() {
-		s.table = "/proc/self/mountinfo"
+		s.table = mounts.Self
 		stdin.Close()
 		holder.Wait()
 	})
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		s.t.Fatalf("no name space: %q, %v", line, err)
+		s.t.Fatalf("no namespace: %q, %v", line, err)
 	}
 	s.table = fmt.Sprintf("/proc/%d/mountinfo", holder.Process.Pid)
-	s.within = []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", holder.Process.Pid), "--"}
+	s.wrapper = []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", holder.Process.Pid), "--"}
 }
 
-// nobody is a user without rights.
+// nobody is the user ID of a user without privileges.
 const nobody = "65534"
 
-// asNobody has the commands run as nobody.
+// asNobody makes nobody the user of the commands.
 func (s *site) asNobody() {
 	s.t.Helper()
 	need(s.t, "setpriv")
-	s.within = append(s.within, "setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--")
+	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--")
 }
 
-// giveToNobody makes nobody the owner of the site, in which nothing may be
-// mounted yet, and the user who runs the commands.
+// giveToNobody makes nobody the owner of the site and the user of the commands. Nothing may be
+// mounted yet.
 func (s *site) giveToNobody() {
 	s.t.Helper()
 	s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)
 	s.asNobody()
 }
 
-// fuseForAll is the setup of a name space in which everybody may open
-// /dev/fuse, as distributions ship it.
+// fuseForAll is a setup of inNamespace after which all users may open /dev/fuse, as in common
+// distributions.
 const fuseForAll = `mount -t tmpfs none "$1" && mknod -m 666 "$1/fuse" c 10 229 && mount --bind "$1/fuse" /dev/fuse`
 
-// unmountAll takes away what is mounted in the site, the last first.
+// unmountAll detaches the mounts of the site, the last first.
 func (s *site) unmountAll() {
 	for _, point := range slices.Backward(s.mounts()) {
 		unix.Unmount(point, unix.MNT_DETACH)
@@ -226,7 +225,7 @@ func (s *site) check(err error) {
 	}
 }
 
-// logs returns what the daemons logged.
+// logs returns the logs of the daemons, the last 16 KiB of each.
 func (s *site) logs() string {
 	files, _ := filepath.Glob(s.dir + "/state/milkweed/*.log")
 	var all strings.Builder
@@ -237,24 +236,23 @@ func (s *site) logs() string {
 	return all.String()
 }
 
-// mounts lists the mount points in the site, in the order of mounting, but for
-// the scratch folder of a name space.
+// mounts lists the mount points in the site, in the order of mounting, without the directory
+// that inNamespace makes.
 func (s *site) mounts() []string {
-	data, err := os.ReadFile(s.table)
+	table, err := mounts.Read(s.table)
 	if err != nil {
 		s.t.Error(err)
 	}
 	var points []string
-	for line := range strings.Lines(string(data)) {
-		if point := strings.Fields(line)[4]; strings.HasPrefix(point, s.dir+"/") && point != s.dir+"/scratch" {
-			points = append(points, point)
+	for _, m := range table {
+		if strings.HasPrefix(m.Point, s.dir+"/") && m.Point != s.dir+"/scratch" {
+			points = append(points, m.Point)
 		}
 	}
 	return points
 }
 
-// processes lists the processes that run in the site: those whose environment
-// says so.
+// processes lists the processes of the site. It recognizes them by their environment.
 func (s *site) processes() []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -262,7 +260,7 @@ func (s *site) processes() []int {
 	}
 	var pids []int
 	for _, e := range entries {
-		env, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ")) // empty when it has ended
+		env, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ")) // empty if it has ended
 		if pid, err := strconv.Atoi(e.Name()); err == nil && bytes.Contains(env, []byte(control.FolderEnv+"="+s.dir+"/run")) {
 			pids = append(pids, pid)
 		}
@@ -270,13 +268,13 @@ func (s *site) processes() []int {
 	return pids
 }
 
-// sockets lists the sockets of daemons.
+// sockets lists the control sockets.
 func (s *site) sockets() []string {
 	found, _ := filepath.Glob(s.dir + "/run/*")
 	return found
 }
 
-// wantNothing fails the test if a mount has left anything but copies and logs.
+// wantNothing fails the test if a mount has left anything other than copies and logs.
 func (s *site) wantNothing() {
 	s.t.Helper()
 	if left := s.mounts(); len(left) > 0 {
@@ -286,7 +284,7 @@ func (s *site) wantNothing() {
 		s.t.Errorf("still running: %d", left)
 	}
 	if left := s.sockets(); len(left) > 0 {
-		s.t.Errorf("left in the runtime folder: %q", left)
+		s.t.Errorf("left in the directory of the sockets: %q", left)
 	}
 	parts, _ := filepath.Glob(s.dir + "/tier*/*/incoming/*")
 	if len(parts) > 0 {
@@ -294,23 +292,23 @@ func (s *site) wantNothing() {
 	}
 }
 
-// A result is how a command ended.
+// A result is the output and the exit code of a command.
 type result struct {
 	stdout, stderr string
 	code           exit.Code // -1 if a signal ended it
 }
 
-// commandTimeout is longer than any command may take.
+// commandTimeout bounds a command.
 const commandTimeout = 2 * time.Minute
 
-// command is a command in the site. It is killed when the test ends.
+// command returns a command that runs in the site. It is killed when the test ends.
 func (s *site) command(words ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(s.t.Context(), commandTimeout)
 	s.t.Cleanup(cancel)
-	words = slices.Concat(s.within, words)
+	words = slices.Concat(s.wrapper, words)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Env = s.env
-	cmd.WaitDelay = time.Second // for a daemon that keeps hold of a pipe
+	cmd.WaitDelay = time.Second // in case a daemon does not close the pipe
 	return cmd
 }
 
@@ -327,7 +325,7 @@ func (s *site) run(words ...string) result {
 	return result{stdout.String(), stderr.String(), exit.Code(cmd.ProcessState.ExitCode())}
 }
 
-// must runs a command that has to succeed, and returns what it prints.
+// must runs a command and returns its standard output. If the command fails, the test fails.
 func (s *site) must(words ...string) string {
 	s.t.Helper()
 	r := s.run(words...)
@@ -337,8 +335,8 @@ func (s *site) must(words ...string) string {
 	return r.stdout
 }
 
-// sh runs a shell command, in which $1 and so on are args, with root's rights
-// and in the name space of the test.
+// sh runs a shell script, in which args are $1 and so on. It runs as root, in the namespace of
+// the test.
 func (s *site) sh(script string, args ...string) string {
 	s.t.Helper()
 	out, err := exec.Command("sh", append([]string{"-ec", script, "sh"}, args...)...).CombinedOutput()
@@ -348,25 +346,25 @@ func (s *site) sh(script string, args ...string) string {
 	return string(out)
 }
 
-// milkweed runs the program, which has to succeed.
+// milkweed runs the program. If it fails, the test fails.
 func (s *site) milkweed(words ...string) string {
 	s.t.Helper()
 	return s.must(append([]string{s.program}, words...)...)
 }
 
-// try runs the program.
+// try runs the program, which may fail.
 func (s *site) try(words ...string) result {
 	s.t.Helper()
 	return s.run(append([]string{s.program}, words...)...)
 }
 
-// tier is the path of tier n, which is 1 or more.
+// tier returns the path of tier n. The first is 1.
 func (s *site) tier(n int) string { return s.dir + "/tier" + strconv.Itoa(n) }
 
-// dataset is the folder of the dataset in tier n.
+// dataset returns the directory of the dataset in tier n.
 func (s *site) dataset(n int) string { return filepath.Join(s.tier(n), config.DatasetID(s.source)) }
 
-// mountWords are the words that mount the source with tiers of these quotas.
+// mountWords returns the arguments that mount the source with tiers of these quotas.
 func (s *site) mountWords(quotas ...string) []string {
 	words := []string{"mount"}
 	for i, quota := range quotas {
@@ -386,7 +384,7 @@ func (s *site) umount() {
 	s.milkweed("umount", s.point)
 }
 
-// emptyTiers removes all copies; nothing may be mounted.
+// emptyTiers removes all copies. Nothing may be mounted.
 func (s *site) emptyTiers() {
 	s.t.Helper()
 	tiers, _ := filepath.Glob(s.dir + "/tier*")
@@ -395,7 +393,7 @@ func (s *site) emptyTiers() {
 	}
 }
 
-// status asks the daemon.
+// status returns the status of the mount.
 func (s *site) status() control.Status {
 	s.t.Helper()
 	status, err := control.DecodeStatus([]byte(s.milkweed("status", "--json", s.point)))
@@ -403,28 +401,28 @@ func (s *site) status() control.Status {
 	return status
 }
 
-// settled waits until nothing is being copied, and returns the status then.
+// settled waits until no copy is in flight, and returns the status.
 func (s *site) settled() control.Status {
 	s.t.Helper()
 	var status control.Status
-	s.eventually("nothing is being copied", func() bool {
+	s.eventually("no copy is in flight", func() bool {
 		status = s.status()
 		return status.Fills.InFlight == 0
 	})
 	return status
 }
 
-// eventually waits until f is true.
+// eventually waits until f returns true. After 30 s the test fails.
 func (s *site) eventually(what string, f func() bool) {
 	s.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.t.Fatalf("not within 30 s: %s", what)
+			s.t.Fatalf("after 30 s, this is not true: %s", what)
 		}
 	}
 }
 
-// write makes a file of the dataset with content that depends on its name.
+// write makes a file of the source. Its content depends on its name.
 func (s *site) write(name string, size int) []byte {
 	s.t.Helper()
 	var seed [32]byte
@@ -437,7 +435,7 @@ func (s *site) write(name string, size int) []byte {
 	return data
 }
 
-// files returns the sizes of the files below a folder.
+// files returns the sizes of the files below a directory.
 func (s *site) files(dir string) map[string]int64 {
 	s.t.Helper()
 	sizes := make(map[string]int64)
@@ -466,7 +464,7 @@ func total(sizes map[string]int64) (sum int64) {
 	return sum
 }
 
-// script runs a Python script of testdata or examples.
+// script runs a Python script. If it fails, the test fails.
 func (s *site) script(path string, args ...string) string {
 	s.t.Helper()
 	abs, err := filepath.Abs(path)
@@ -474,8 +472,8 @@ func (s *site) script(path string, args ...string) string {
 	return s.must(append([]string{python, "-B", abs}, args...)...)
 }
 
-// epoch reads the whole dataset in 4 processes and compares it with the
-// source; no read is answered by the page cache.
+// epoch reads the whole dataset in 4 processes and compares it with the source. The page cache
+// serves none of the reads.
 func (s *site) epoch(seed int) {
 	s.t.Helper()
 	s.script("testdata/epoch.py", s.source, s.point, "--seed", strconv.Itoa(seed))

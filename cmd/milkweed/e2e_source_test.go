@@ -16,8 +16,7 @@ import (
 
 var errHangs = errors.New("it hangs")
 
-// read reads a file of the mount that the page cache has nothing of. It gives
-// up after 10 s.
+// read reads a file of the mount, without the page cache. After 10 s it returns errHangs.
 func (s *site) read(name string) ([]byte, error) {
 	type answer struct {
 		data []byte
@@ -48,14 +47,13 @@ func readUncached(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// When the source goes away under the mount, files that are placed go on being
-// read, also when what is known of them has expired. Of the others a read fails
-// or, while the daemon still holds the folder that was renamed or unmounted,
-// works; it does not hang.
+// When the source disappears under the mount, files that are placed are still read, even after
+// the TTL of their metadata. Reads of other files fail; they succeed if the source was only
+// renamed or lazily unmounted, because the daemon has the directory open. No read hangs.
 func TestSourceGone(t *testing.T) {
 	for _, c := range []struct {
 		name, prep, gone string
-		fails            bool // reading what is not placed
+		fails            bool // reads of files that are not placed
 	}{
 		{"removed", "", `rm -r "$1"`, true},
 		{"emptied", "", `rm -r "$1"/*`, true},
@@ -73,11 +71,11 @@ func TestSourceGone(t *testing.T) {
 			}
 			s.milkweed(append(s.mountWords("1MiB", "64MiB"), "--attr-timeout", "300ms")...)
 			s.milkweed("warmup", s.point+"/placed")
-			s.must("find", s.point) // the kernel and the daemon know all names
+			s.must("find", s.point) // the kernel and the daemon cache all names
 			s.sh(c.gone, s.source)
 			for range 2 {
 				s.wantReads(want, c.name != "emptied", c.fails)
-				time.Sleep(500 * time.Millisecond) // until names and attributes have expired
+				time.Sleep(500 * time.Millisecond) // longer than the TTL of names and attributes
 			}
 			if got := s.status(); got.OpenHandles != 0 || !got.Ready {
 				t.Errorf("status: %+v", got)
@@ -88,9 +86,8 @@ func TestSourceGone(t *testing.T) {
 	}
 }
 
-// wantReads reads all files. Those in the folder "placed" must be right if
-// placed is set, those in "other" must fail if fails is set; and no other may
-// be wrong.
+// wantReads reads all files and compares their bytes. If placed is set, the reads below "placed"
+// must succeed. The reads below "other" must fail if fails is set, and else succeed.
 func (s *site) wantReads(want map[string][]byte, placed, fails bool) {
 	s.t.Helper()
 	for name, data := range want {
@@ -109,8 +106,7 @@ func (s *site) wantReads(want map[string][]byte, placed, fails bool) {
 	}
 }
 
-// A source that comes back at its place is used again, and has what it had
-// meanwhile.
+// Files that come back to the source, and files that are new there, can be read after the TTL.
 func TestSourceBack(t *testing.T) {
 	s := newSite(t)
 	old := s.write("old", 100_000)
@@ -119,14 +115,14 @@ func TestSourceBack(t *testing.T) {
 	s.sh(`mv "$1/old" "$2"`, s.source, s.dir)
 	time.Sleep(500 * time.Millisecond)
 	if _, err := s.read("old"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that the source has not: got error %v, want %v", err, os.ErrNotExist)
+		t.Errorf("a file that was removed from the source: got error %v, want %v", err, os.ErrNotExist)
 	}
 	s.sh(`mv "$2/old" "$1"`, s.source, s.dir)
 	fresh := s.write("fresh", 50_000)
 	time.Sleep(500 * time.Millisecond)
 	for name, want := range map[string][]byte{"old": old, "fresh": fresh} {
 		if got, err := s.read(name); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: not as it is at the source: %v", name, err)
+			t.Errorf("%s: not the bytes of the source: %v", name, err)
 		}
 	}
 	s.umount()

@@ -13,8 +13,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
-// A stored site is one whose source is in a bucket of a real server, behind a
-// proxy. What is in the folder s.source is what is right.
+// A stored is a site whose source is in a bucket of a real server, behind a proxy. The directory
+// s.source has the expected files.
 type stored struct {
 	*site
 	server *blobtest.Server
@@ -57,25 +57,25 @@ func (s *stored) change(name string, data []byte) {
 	s.server.Put(s.t, storedBucket, "set/"+name, data)
 }
 
-// mount mounts the bucket, by way of the proxy, with one tier.
+// mount mounts the bucket, through the proxy, with one tier.
 func (s *stored) mount(words ...string) {
 	s.t.Helper()
 	url := s.server.BucketURL(storedBucket, "set", s.proxy.URL)
 	s.milkweed(append([]string{"mount", "--tier", "tier1:" + s.tier(1) + ":1GiB", url, s.point}, words...)...)
 }
 
-// requests are what the daemon says that it has sent, which is what came.
+// requests returns the requests in the status. They must be those that the proxy has received.
 func (s *stored) requests(before blobtest.ProxyStats) blob.Stats {
 	s.t.Helper()
-	sent, came := s.status().Source.Requests, s.proxy.Stats()
-	if sent == nil || sent.Lists != came.Lists-before.Lists || sent.Gets != came.Gets-before.Gets || came.Heads != before.Heads || came.Others != before.Others {
-		s.t.Fatalf("the daemon says that it sent %+v; came %+v after %+v", sent, came, before)
+	sent, received := s.status().Source.Requests, s.proxy.Stats()
+	if sent == nil || sent.Lists != received.Lists-before.Lists || sent.Gets != received.Gets-before.Gets || received.Heads != before.Heads || received.Others != before.Others {
+		s.t.Fatalf("requests in the status: %+v; the proxy received %+v, before the mount %+v", sent, received, before)
 	}
 	return *sent
 }
 
-// A training script computes the same losses on a bucket as on the folder that
-// was put there, and each object costs one request, once.
+// A training script computes the same losses on a bucket as on the directory that was uploaded.
+// Each object takes one request.
 func TestStoresTrain(t *testing.T) {
 	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	eachStore(t, func(t *testing.T, s *stored) {
@@ -108,9 +108,8 @@ func TestStoresTrain(t *testing.T) {
 	})
 }
 
-// A large object is fetched in as few requests as its size allows, also if many
-// read it at once and in their own order; and a warm-up of a folder fetches what
-// is in the folder.
+// A large object is fetched in as few requests as its size allows, even if many processes read it
+// at once in different orders. A warm-up of a directory fetches only that directory.
 func TestStoresLargeObjects(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		const size = 21<<20 + 7
@@ -138,8 +137,7 @@ func TestStoresLargeObjects(t *testing.T) {
 	})
 }
 
-// An epoch through faults, one request in fifty, is completed, and every byte is
-// right. One through many more is, too.
+// An epoch with faults in 2% or 20% of the requests completes, and every byte is right.
 func TestStoresFaults(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		varied(s.site)
@@ -163,19 +161,18 @@ func TestStoresFaults(t *testing.T) {
 			s.emptyTiers()
 		}
 		if len(s.proxy.Stats().Faults) < 6 {
-			t.Errorf("of all faults there were only %v", s.proxy.Stats().Faults)
+			t.Errorf("the proxy injected only the faults %v", s.proxy.Stats().Faults)
 		}
 	})
 }
 
-// An object that is overwritten by one of the same size within the same second is
-// another version: for a mount that lists again, and for copies of an earlier
-// mount.
+// An object that is overwritten by one of the same size, within the same second, is another
+// version: both for a mount that lists it again and for a copy of an earlier mount.
 func TestStoresOverwrite(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		old, other := bytes.Repeat([]byte("a"), 50_000), bytes.Repeat([]byte("b"), 50_000)
 		cat := func() string { return s.must("cat", s.point+"/f") }
-		for range 3 { // whatever the second is doing
+		for range 3 { // at different times within a second
 			s.change("f", old)
 			s.mount("--attr-timeout", "1s")
 			if cat() != string(old) {
@@ -195,7 +192,7 @@ func TestStoresOverwrite(t *testing.T) {
 			s.change("f", old) // of the same size as the copy
 			s.mount()
 			if cat() != string(old) {
-				t.Error("a copy of another version was believed")
+				t.Error("a copy of another version was used")
 			}
 			s.umount()
 		}
@@ -203,8 +200,8 @@ func TestStoresOverwrite(t *testing.T) {
 	})
 }
 
-// What a store refuses is refused to the job, in words that the log keeps; what is
-// placed is read all the same; and when the store gives in, so does the mount.
+// If the store denies a request, the read of the job fails, and the log has the message of the
+// store. Placed files are still read. When the store permits the request, reads succeed again.
 func TestStoresRefuse(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		placed, missing, gone := s.write("placed", 30_000), s.write("missing", 30_000), "gone"
@@ -217,7 +214,7 @@ func TestStoresRefuse(t *testing.T) {
 
 		s.proxy.SetPlan(blobtest.Plan{Faults: map[blobtest.Fault]float64{blobtest.Forbidden: 1}})
 		if out := s.run("cat", s.point+"/missing"); out.code == 0 || !strings.Contains(out.stderr, "Permission denied") {
-			t.Errorf("a file that the store refuses: %+v", out)
+			t.Errorf("a file that the store denies: %+v", out)
 		}
 		if got := s.must("cat", s.point+"/placed"); got != string(placed) {
 			t.Error("a placed file has other bytes")
@@ -225,27 +222,26 @@ func TestStoresRefuse(t *testing.T) {
 		log, err := os.ReadFile(s.dir + "/log")
 		s.check(err)
 		if !strings.Contains(string(log), "HTTP 403") || strings.Count(string(log), "level=WARN") == 0 {
-			t.Errorf("the log has not what the store said:\n%s", log)
+			t.Errorf("the log lacks the message of the store:\n%s", log)
 		}
 
 		s.proxy.SetPlan(blobtest.Plan{})
-		s.eventually("the store is asked again", func() bool { return s.run("cat", s.point+"/missing").stdout == string(missing) })
+		s.eventually("the file can be read again", func() bool { return s.run("cat", s.point+"/missing").stdout == string(missing) })
 		if out := s.run("cat", s.point+"/"+gone); out.code == 0 || !strings.Contains(out.stderr, "Stale file handle") && !strings.Contains(out.stderr, "No such file") {
-			t.Errorf("a file that is gone: %+v", out)
+			t.Errorf("a file that was removed: %+v", out)
 		}
 		s.eventually("the name is gone", func() bool {
 			return strings.Contains(s.run("cat", s.point+"/"+gone).stderr, "No such file")
 		})
 		if got := s.must("ls", s.point); got != "missing\nplaced\n" {
-			t.Errorf("there are %q", got)
+			t.Errorf("the directory has %q", got)
 		}
 		s.umount()
 		s.wantNothing()
 	})
 }
 
-// What no tier has room for is read from the store in each epoch, in order, by
-// many at once.
+// Files for which no tier has room are read from the store in each epoch.
 func TestStoresWithoutRoom(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		varied(s.site)

@@ -7,7 +7,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
 
-// tierBytes adds up what all tiers have answered.
+// tierBytes returns the bytes that all tiers have served.
 func tierBytes(s control.Status) (sum int64) {
 	for _, t := range s.Tiers {
 		sum += t.Bytes
@@ -15,8 +15,7 @@ func tierBytes(s control.Status) (sum int64) {
 	return sum
 }
 
-// varied writes files of 10 to 50 KB, 200 of them, into 4 folders, and returns
-// the sum of their sizes.
+// varied writes 200 files of 10 to 50 KB into 4 directories, and returns the sum of their sizes.
 func varied(s *site) int64 {
 	s.t.Helper()
 	sum := 0
@@ -30,9 +29,8 @@ func varied(s *site) int64 {
 
 const largestVaried = 50_000
 
-// A dataset that is larger than the first tier fills it up, goes on in the
-// second, and is read from both from the second epoch on: the source is left
-// alone.
+// A dataset that is larger than the first tier fills the first, and the rest is placed in the
+// second. From the second epoch on, it is read from both, and not from the source.
 func TestTwoTiers(t *testing.T) {
 	s := newSite(t)
 	dataset := varied(s)
@@ -42,7 +40,7 @@ func TestTwoTiers(t *testing.T) {
 
 	tier1, tier2 := first.Tiers[0], first.Tiers[1]
 	if free := tier1.QuotaBytes - tier1.UsedBytes; free < 0 || free >= largestVaried {
-		t.Errorf("tier 1 uses %d of %d: %d bytes are left, which is not less than a file", tier1.UsedBytes, tier1.QuotaBytes, free)
+		t.Errorf("tier 1 uses %d of %d: the %d bytes left have room for a file", tier1.UsedBytes, tier1.QuotaBytes, free)
 	}
 	if got := tier1.Files + tier2.Files; got != 200 {
 		t.Errorf("files in the tiers: %d + %d, want 200 together", tier1.Files, tier2.Files)
@@ -60,7 +58,7 @@ func TestTwoTiers(t *testing.T) {
 		now := s.status()
 		was, is := before.Source, now.Source
 		if is.Opens != was.Opens || is.Reads != was.Reads || is.Bytes != was.Bytes {
-			t.Errorf("epoch %d: the source was asked for %+v, before for %+v", epoch, is, was)
+			t.Errorf("epoch %d: operations on the source: %+v, before %+v", epoch, is, was)
 		}
 		if got := tierBytes(now) - tierBytes(before); got != dataset {
 			t.Errorf("epoch %d: bytes from the tiers: got %d, want %d", epoch, got, dataset)
@@ -71,11 +69,10 @@ func TestTwoTiers(t *testing.T) {
 	s.wantNothing()
 }
 
-// A dataset that is larger than both tiers is hit, in every epoch after the
-// first, for just what was placed of it. The hit share is what the tiers
-// answered in the epoch, in bytes, divided by what the tiers and the source
-// did. No page is cached from one epoch to the next, so that both sums are
-// exact, and so the shares must be equal, not just near.
+// If a dataset is larger than both tiers, then in every epoch after the first the hit ratio is the
+// share of the dataset that was placed. The hit ratio is the number of bytes that the tiers served
+// divided by the number that the tiers and the source served. The page cache has nothing from one
+// epoch to the next. Both numbers are therefore exact, and the ratios must be equal.
 func TestTwoTiersTooSmall(t *testing.T) {
 	s := newSite(t)
 	dataset := varied(s)
@@ -87,25 +84,25 @@ func TestTwoTiersTooSmall(t *testing.T) {
 		t.Errorf("placed: %d bytes, in tiers of 1 MiB and 2 MiB", placed)
 	}
 	if got := before.Placement.PlacedBytes; got != placed {
-		t.Errorf("placed, says the status: %d bytes; there are %d", got, placed)
+		t.Errorf("placed bytes in the status: %d; on the disk: %d", got, placed)
 	}
 	for epoch := 2; epoch <= 4; epoch++ {
 		s.epoch(epoch)
 		now := s.settled()
 		hits, misses := tierBytes(now)-tierBytes(before), now.Source.Bytes-before.Source.Bytes
 		if hits != placed || hits+misses != dataset {
-			t.Errorf("epoch %d: hit share %d/%d, want %d/%d", epoch, hits, hits+misses, placed, dataset)
+			t.Errorf("epoch %d: hit ratio %d/%d, want %d/%d", epoch, hits, hits+misses, placed, dataset)
 		}
 		before = now
 	}
-	t.Logf("hit share: %.4f = %d/%d bytes", float64(placed)/float64(dataset), placed, dataset)
+	t.Logf("hit ratio: %.4f = %d/%d bytes", float64(placed)/float64(dataset), placed, dataset)
 	s.umount()
 	s.wantNothing()
 }
 
-// In the first epoch no byte of a file that somebody opens is read from the
-// source twice, and none of a file that nobody opens, although 4 processes read
-// all of them at once and of the large ones pieces out of order.
+// In the first epoch, each byte of a file that is opened is read from the source once, and no byte
+// of a file that is not opened, although 4 processes read all files at once, and read pieces of
+// the large ones out of order.
 func TestFirstEpochSourceBytes(t *testing.T) {
 	s := newSite(t)
 	for i := range 150 {
@@ -120,9 +117,9 @@ func TestFirstEpochSourceBytes(t *testing.T) {
 	s.script("testdata/epoch.py", s.source+"/touched", s.point+"/touched", "--pieces")
 	status := s.settled()
 	got := status.Source.Bytes
-	t.Logf("source bytes: %d, of files with %d: %.4f", got, touched, float64(got)/float64(touched))
+	t.Logf("source bytes: %d; sizes of the files: %d; ratio: %.4f", got, touched, float64(got)/float64(touched))
 	if float64(got) > 1.02*float64(touched) {
-		t.Errorf("source bytes: got %d, more than 1.02 times the %d of the files touched", got, touched)
+		t.Errorf("source bytes: got %d, more than 1.02 times the size of the files read, %d", got, touched)
 	}
 	if got, want := status.Source.Opens, int64(154); got != want {
 		t.Errorf("source opens: got %d, want %d", got, want)

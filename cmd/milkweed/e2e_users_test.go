@@ -8,7 +8,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// A user without rights does everything by way of fusermount3.
+// A user without privileges mounts and unmounts through fusermount3.
 func TestUnprivileged(t *testing.T) {
 	need(t, "fusermount3")
 	s := newSite(t)
@@ -41,7 +41,7 @@ func TestUnprivileged(t *testing.T) {
 	s.wantNothing()
 }
 
-// A mount that is somebody else's is not answered for, and root may ask.
+// A user cannot use the daemon of another user.
 func TestOtherUser(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
@@ -53,8 +53,7 @@ func TestOtherUser(t *testing.T) {
 	}
 }
 
-// Mount(8) and a line of fstab mount by the name mount.milkweed, which they
-// look for in /sbin.
+// Mount(8) and fstab mount through /sbin/mount.milkweed.
 func TestMountHelper(t *testing.T) {
 	need(t, "mount", "umount")
 	s := newSite(t)
@@ -74,7 +73,7 @@ func TestMountHelper(t *testing.T) {
 		s.must(words...)
 		s.epoch(1)
 		if got := s.settled().Tiers[0]; got.Name != "ram" || got.Files != 200 || got.UsedBytes < dataset {
-			t.Errorf("%q: the tier of the configuration: %+v", words, got)
+			t.Errorf("%q: tier 1: %+v", words, got)
 		}
 		s.must("umount", s.point) // umount(8), which does not wait for the daemon
 		s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 0 })

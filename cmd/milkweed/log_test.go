@@ -12,8 +12,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// Where the messages go: to stderr for as long as somebody looks there, and to
-// the log file.
+// Messages go to the log file, and to stderr until detach.
 func TestLog(t *testing.T) {
 	for _, c := range []struct {
 		name               string

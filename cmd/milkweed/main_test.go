@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		os.Exit(play(role))
 	}
 	code := m.Run()
-	os.RemoveAll(programFolder) // "" if no test needed the program
+	os.RemoveAll(programFolder) // "" if no test has built the program
 	os.Exit(code)
 }
 
@@ -32,7 +32,7 @@ func runMilkweed(t *testing.T, words ...string) (stdout, stderr string, err erro
 	return out.String(), errs.String(), err
 }
 
-// wantCode fails the test if err does not make the command exit with code.
+// wantCode fails the test if code is not the exit code of a command that returned err.
 func wantCode(t *testing.T, err error, code exit.Code) {
 	t.Helper()
 	if got := exit.Of(err); got != code {
@@ -55,7 +55,7 @@ func TestUsageErrors(t *testing.T) {
 		_, _, err := runMilkweed(t, strings.Fields(c.line)...)
 		wantCode(t, err, exit.Usage)
 		if err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("milkweed %s: %v; want it to say %q", c.line, err, c.says)
+			t.Errorf("milkweed %s: %v; want %q in it", c.line, err, c.says)
 		}
 	}
 }
@@ -89,8 +89,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	}
 }
 
-// Every command explains itself, in lines that fit a terminal, and has an
-// example.
+// Every command has a help text, in lines that fit a terminal, and an example.
 func TestHelp(t *testing.T) {
 	var each func(*cobra.Command)
 	each = func(c *cobra.Command) {
@@ -103,7 +102,7 @@ func TestHelp(t *testing.T) {
 			}
 		}
 		for _, sub := range c.Commands() {
-			if c.Name() != "completion" { // whose commands are cobra's
+			if c.Name() != "completion" { // its subcommands are those of cobra
 				each(sub)
 			}
 		}

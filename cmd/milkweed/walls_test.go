@@ -8,13 +8,13 @@ import (
 
 const module = "github.com/milkweedfs/milkweed/"
 
-// walls say which packages of the module and which libraries each package may
-// depend on, directly or not. Imports are a line: drivers, tiers, metadata, and
-// then placement and fs, which do not know each other; only cmd knows all.
+// walls lists the packages of this module and the libraries on which each package may depend,
+// directly or indirectly. The packages are layers: drivers, tiers, metadata, and then placement
+// and fs, which do not import each other. Only cmd imports all.
 var walls = []struct {
 	pattern   string
 	packages  []string // of this module
-	libraries []string // import path prefixes, besides the standard library
+	libraries []string // prefixes of import paths, without the standard library
 }{
 	{"drivers", nil, nil},
 	{"drivers/refcount", nil, nil},
@@ -30,8 +30,8 @@ var walls = []struct {
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 
-// vendors are the libraries of those who run object stores, the portable one above
-// them, and what these bring along.
+// vendors are the libraries of the vendors of object stores, the portable library on top of them,
+// and their dependencies.
 var vendors = []string{
 	"gocloud.dev/", "github.com/google/wire", "golang.org/x/xerrors",
 	"github.com/aws/",
@@ -70,7 +70,7 @@ func allowed(dep string, packages, libraries []string) bool {
 	return false
 }
 
-// The same walls from the other side: a library that one place alone may import.
+// Each of these libraries is imported by one part of the module only.
 func TestLibrariesHaveOneHome(t *testing.T) {
 	homes := map[string]string{
 		"github.com/hanwen/go-fuse/":     "fs",
@@ -95,7 +95,7 @@ func TestLibrariesHaveOneHome(t *testing.T) {
 		for _, imported := range words[1:] {
 			for library, home := range homes {
 				if strings.HasPrefix(imported, library) && !strings.HasPrefix(pkg+"/", home) && pkg != home {
-					t.Errorf("%s imports %s, which only %s may", pkg, imported, home)
+					t.Errorf("%s imports %s; only %s may import it", pkg, imported, home)
 				}
 			}
 		}

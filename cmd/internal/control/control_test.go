@@ -50,7 +50,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A name is bytes, and so is the path of a copy.
+// The name of a file and the path of a copy may have any bytes.
 func TestWhere(t *testing.T) {
 	name := "train/\xff &+%/a#b\n.jpg"
 	want := control.Location{Path: name, Type: "file", SizeBytes: 5, Level: "ram", TierPath: "/dev/shm/\xfe", State: control.Placed}
@@ -63,7 +63,7 @@ func TestWhere(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if _, err := c.Where(t.Context(), "missing"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a file that is not there: %v, want fs.ErrNotExist", err)
+		t.Errorf("a missing file: %v, want fs.ErrNotExist", err)
 	}
 	for _, bad := range []string{"", "/", "../x", "a//b", "a\x00b"} {
 		if _, err := c.Where(t.Context(), bad); exit.Of(err) != exit.Usage {
@@ -93,7 +93,7 @@ func TestWarmup(t *testing.T) {
 		t.Errorf("reports: %+v", seen)
 	}
 	if warmed := *d.Warmed.Load(); !reflect.DeepEqual(warmed, names) {
-		t.Errorf("the daemon was asked for %q, want %q", warmed, names)
+		t.Errorf("names in the request: %q, want %q", warmed, names)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestWarmupFails(t *testing.T) {
 	}
 }
 
-// A client that goes ends its warm-up.
+// The warm-up ends when the client disconnects.
 func TestWarmupCancelled(t *testing.T) {
 	d := &controltest.Daemon{Steps: []control.Progress{{FilesTotal: 1}}, StepEvery: time.Hour}
 	c := dial(t, d) // whose cleanup waits for the warm-up
@@ -125,7 +125,7 @@ func TestWarmupCancelled(t *testing.T) {
 	}
 }
 
-// A daemon that ends during a warm-up says so to the client.
+// If the daemon ends during a warm-up, the client returns an error.
 func TestWarmupDaemonEnds(t *testing.T) {
 	controltest.Folder(t)
 	stop := controltest.Serve(t, &controltest.Daemon{
@@ -169,7 +169,7 @@ func TestDialNothing(t *testing.T) {
 	}
 }
 
-// Only the owner may ask: the folder is 0700 and the socket 0600.
+// Only the owner can connect: the directory has mode 0700 and the socket 0600.
 func TestSocketIsPrivate(t *testing.T) {
 	dial(t, &controltest.Daemon{})
 	folder := os.Getenv(control.FolderEnv)
@@ -188,7 +188,7 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
-// A folder that others can write to is not used.
+// A directory to which other users can write is not used.
 func TestListenRefusesOpenFolder(t *testing.T) {
 	controltest.Folder(t)
 	if err := os.Chmod(os.Getenv(control.FolderEnv), 0o777); err != nil {
@@ -196,14 +196,14 @@ func TestListenRefusesOpenFolder(t *testing.T) {
 	}
 	if l, err := control.Listen(t.Context(), mountPoint); err == nil {
 		l.Close()
-		t.Error("it was used")
+		t.Error("Listen used it")
 	}
 	if _, err := control.Dial(t.Context(), mountPoint); err == nil {
-		t.Error("it was dialled")
+		t.Error("Dial used it")
 	}
 }
 
-// The socket of a live daemon is not replaced; that of a dead one is.
+// Listen replaces the socket of a dead daemon, and not that of a live one.
 func TestListenReplacesOnlyTheDead(t *testing.T) {
 	controltest.Folder(t)
 	l, err := control.Listen(t.Context(), mountPoint)
@@ -222,12 +222,12 @@ func TestListenReplacesOnlyTheDead(t *testing.T) {
 	path := l.Addr().String()
 	l.Close()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("after an orderly end the socket is there: %v", err)
+		t.Errorf("after Close the socket exists: %v", err)
 	}
 }
 
-// The path of a socket is never too long for the kernel, and two mount points
-// that read the same have two sockets.
+// The path of a socket is not too long for the kernel. Two mount points whose readable parts are
+// equal have different sockets.
 func TestSocketPath(t *testing.T) {
 	controltest.Folder(t)
 	seen := make(map[string]bool)
@@ -250,7 +250,7 @@ func TestSocketPath(t *testing.T) {
 	}
 	t.Setenv(control.FolderEnv, long)
 	if _, err := control.Listen(t.Context(), mountPoint); exit.Of(err) != exit.Usage {
-		t.Errorf("in a folder with a long path: %v", err)
+		t.Errorf("in a directory with a long path: %v", err)
 	}
 }
 
@@ -262,7 +262,7 @@ func TestFailure(t *testing.T) {
 	} {
 		got := control.Fail(err).Err()
 		if got.Error() != err.Error() || exit.Of(got) != exit.Of(err) || errors.Is(got, fs.ErrNotExist) != errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%#v arrives as %#v", err, got)
+			t.Errorf("%#v is decoded as %#v", err, got)
 		}
 	}
 }

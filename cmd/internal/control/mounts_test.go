@@ -83,6 +83,6 @@ func TestResolve(t *testing.T) {
 		}
 	}
 	if _, err := Resolve(loop); err == nil {
-		t.Error("a loop of links has no end")
+		t.Error("a loop of links: no error")
 	}
 }

@@ -19,10 +19,10 @@ func encoded(t testing.TB) []byte {
 	return p
 }
 
-// Requests are those of a bucket, and a folder has none, not even zero of them.
+// Only the status of a bucket has requests. That of a directory has not even zero of them.
 func TestStatusOfABucket(t *testing.T) {
 	if p := encoded(t); strings.Contains(string(p), `"requests"`) {
-		t.Errorf("a folder has requests: %s", p)
+		t.Errorf("a directory has requests: %s", p)
 	}
 	want := (&controltest.Daemon{MountPoint: "/mnt", Bucket: true}).Status(t.Context())
 	p, err := json.Marshal(want)
@@ -38,7 +38,7 @@ func TestStatusOfABucket(t *testing.T) {
 	}
 }
 
-// A newer daemon may say more.
+// Unknown fields, of a newer daemon, are ignored.
 func TestDecodeStatusMore(t *testing.T) {
 	var fields map[string]any
 	if err := json.Unmarshal(encoded(t), &fields); err != nil {
@@ -53,15 +53,15 @@ func TestDecodeStatusMore(t *testing.T) {
 
 func TestDecodeStatusRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(*control.Status){
-		"another version":  func(s *control.Status) { s.Version++ },
-		"no process":       func(s *control.Status) { s.PID = 0 },
-		"no mount point":   func(s *control.Status) { s.MountPoint = "" },
-		"before its start": func(s *control.Status) { s.UptimeSeconds = -1 },
-		"level 0":          func(s *control.Status) { s.Tiers[0].Level = 0 },
-		"no name":          func(s *control.Status) { s.Tiers[0].Name = "" },
-		"negative quota":   func(s *control.Status) { s.Tiers[0].QuotaBytes = -1 },
-		"unknown health":   func(s *control.Status) { s.Tiers[0].Health = "ill" },
-		"sick source":      func(s *control.Status) { s.Source.Health = "ill" },
+		"another version":              func(s *control.Status) { s.Version++ },
+		"no process":                   func(s *control.Status) { s.PID = 0 },
+		"no mount point":               func(s *control.Status) { s.MountPoint = "" },
+		"before its start":             func(s *control.Status) { s.UptimeSeconds = -1 },
+		"level 0":                      func(s *control.Status) { s.Tiers[0].Level = 0 },
+		"no name":                      func(s *control.Status) { s.Tiers[0].Name = "" },
+		"negative quota":               func(s *control.Status) { s.Tiers[0].QuotaBytes = -1 },
+		"unknown health of a tier":     func(s *control.Status) { s.Tiers[0].Health = "ill" },
+		"unknown health of the source": func(s *control.Status) { s.Source.Health = "ill" },
 		"missing counts": func(s *control.Status) {
 			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{1}}
 		},
@@ -87,7 +87,7 @@ func TestDecodeStatusRefuses(t *testing.T) {
 	}
 }
 
-// What DecodeStatus accepts can be encoded, and is accepted again.
+// DecodeStatus accepts the encoding of each status that it has decoded.
 func FuzzDecodeStatus(f *testing.F) {
 	f.Add(encoded(f))
 	f.Add([]byte(`{"version":1,"pid":1,"mount_point":"/m"}`))
