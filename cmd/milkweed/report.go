@@ -73,7 +73,7 @@ func (d *daemon) addOpens(s *control.Status, level string, all, passthrough plac
 		s.Opens[level][string(config.Passthrough)] = passthrough.Files
 		s.OpenedBytes[level][string(config.Passthrough)] = passthrough.Bytes
 	}
-	// An open is counted in all first. A snapshot between the two counts can have either alone.
+	// all was loaded before passthrough. An open in between is in passthrough alone.
 	s.Opens[level][other] = max(all.Files-passthrough.Files, 0)
 	s.OpenedBytes[level][other] = max(all.Bytes-passthrough.Bytes, 0)
 }

@@ -117,7 +117,7 @@ func TestWarmupFails(t *testing.T) {
 // The warm-up ends when the client disconnects.
 func TestWarmupCancelled(t *testing.T) {
 	d := &controltest.Daemon{Steps: []control.Progress{{FilesTotal: 1}}, StepEvery: time.Hour}
-	c := dial(t, d) // whose cleanup waits for the warm-up
+	c := dial(t, d) // its cleanup waits for the warm-up
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := c.Warmup(ctx, []string{"."}, func(control.Progress) { cancel() })
 	if !errors.Is(err, context.Canceled) {

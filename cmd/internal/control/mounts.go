@@ -17,7 +17,7 @@ import (
 // A Mount is a mount of Milkweed in the kernel's mount table. Its daemon may have died.
 type Mount struct {
 	Point  string // the mount point, absolute and without symbolic links
-	Source string // the source that the daemon told the kernel
+	Source string // the source, as in the mount table
 	UID    int    // the user who mounted it
 }
 

@@ -23,15 +23,14 @@ type Label struct {
 	Value string // "" for a label whose value is the value of the field
 }
 
-// Walk calls visit for each field of s, in the order of the JSON. An object is visited before
-// its fields, an element of a map or slice in place of the map or slice. Nil pointers are
-// skipped.
+// Walk calls visit for each field of s, in the order of the JSON. It visits an object before the
+// fields of the object. Of a map or a slice, it visits the elements. It skips nil pointers.
 func Walk(s *Status, visit func(Field)) {
 	walker{visit: visit}.fields(reflect.ValueOf(s).Elem(), "", nil)
 }
 
-// Schema returns every field that Walk may visit. The key of a map and the value of a label
-// that differ from one Status to another are the name of the label in upper case.
+// Schema returns every field that Walk may visit. A map has one element there, whose key is the
+// name of its label in upper case.
 func Schema() []Field {
 	var all []Field
 	walker{schema: true, visit: func(f Field) { all = append(all, f) }}.fields(reflect.ValueOf(&Status{}).Elem(), "", nil)

@@ -24,7 +24,7 @@ type collector struct {
 	all    map[string]metric // by name, without the prefix
 }
 
-// A metric is what Prometheus knows of a metric before the first sample.
+// A metric is the description of a metric.
 type metric struct {
 	help   string
 	labels []string

@@ -34,7 +34,7 @@ func TestDocumentation(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("the table of %s is not what the tags of control.Status say; go test -update rewrites it", document)
+		t.Fatalf("the table of %s does not match the tags of control.Status; go test -update rewrites it", document)
 	}
 	if err := os.WriteFile(document, []byte(before+begin+want+end+after), 0o644); err != nil {
 		t.Fatal(err)

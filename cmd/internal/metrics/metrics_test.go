@@ -146,7 +146,7 @@ milkweed_tier_used_bytes{tier="ssd"} 10
 	}
 }
 
-// A bucket has metrics of its requests, and a folder has none.
+// A bucket has metrics of its requests, and a directory has none.
 func TestCollectRequests(t *testing.T) {
 	want := `
 # HELP milkweed_source_hedges_total Requests that were hedges: duplicates of a request without a timely answer.
@@ -175,13 +175,13 @@ milkweed_source_throttled_total 8
 	if err := testutil.CollectAndCompare(New(sample), strings.NewReader(want), names...); err != nil {
 		t.Error(err)
 	}
-	folder := New(func(ctx context.Context) control.Status {
+	directory := New(func(ctx context.Context) control.Status {
 		s := sample(ctx)
 		s.Source.Requests = nil
 		return s
 	})
-	if got := testutil.CollectAndCount(folder, names...); got != 0 {
-		t.Errorf("%d metrics of a folder, want none", got)
+	if got := testutil.CollectAndCount(directory, names...); got != 0 {
+		t.Errorf("%d metrics of a directory, want none", got)
 	}
 }
 
