@@ -11,8 +11,8 @@ func addCompletion(root *cobra.Command) {
 	}
 	c.Short = "Print a completion script for a shell"
 	c.Long = `Completion prints a script with which a shell completes the commands, flags and
-mount points of Milkweed. The shells are bash, zsh, fish and powershell. The --help
-of each describes where to install the script.`
+mount points of Milkweed. The shells are bash, zsh, fish and powershell. The
+--help of each describes where to install the script.`
 	c.Example = `  source <(milkweed completion bash)
   milkweed completion zsh > "${fpath[1]}/_milkweed"`
 }

@@ -67,9 +67,9 @@ func report(stderr io.Writer, err error) {
 // errReported matches an error that was already printed.
 var errReported = errors.New("reported")
 
-const rootLong = `Milkweed caches a slow, shared, read-only dataset in the memory and on the disks of
-a node. It is a FUSE file system: an unchanged job reads the dataset through the
-mount, and Milkweed reads each byte of the source once.
+const rootLong = `Milkweed caches a slow, shared, read-only dataset in the memory and on the disks
+of a node. It is a FUSE file system: an unchanged job reads the dataset through
+the mount, and Milkweed reads each byte of the source once.
 
 Exit codes:
   0  done

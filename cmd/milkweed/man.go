@@ -11,8 +11,8 @@ func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man FOLDER",
 		Short: "Write the manual pages",
-		Long: `Man writes a manual page for each command into FOLDER, with the text of --help. If
-$SOURCE_DATE_EPOCH is set, it is the date of the pages.`,
+		Long: `Man writes a manual page for each command into FOLDER, with the text of --help.
+If $SOURCE_DATE_EPOCH is set, it is the date of the pages.`,
 		Example: "  milkweed man /usr/local/share/man/man1",
 		Hidden:  true, // only packagers need it
 		Args:    usage(cobra.ExactArgs(1)),

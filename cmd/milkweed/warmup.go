@@ -21,17 +21,18 @@ func newWarmup() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "warmup [PATH…]",
 		Short: "Copy files into the tiers before a job reads them",
-		Long: `Warmup copies the files below each PATH into the tiers, and shows its progress. All
-paths are in one mount. Without PATH, warmup copies the whole dataset; this needs
-exactly one mount. Files that have a copy in a tier are not copied again. Files for
-which no tier has room are skipped.
+		Long: `Warmup copies the files below each PATH into the tiers, and shows its progress.
+All paths are in one mount. Without PATH, warmup copies the whole dataset; this
+needs exactly one mount. Files that have a copy in a tier are not copied again.
+Files for which no tier has room are skipped.
 
 Ctrl-C stops the warm-up. Complete copies stay.
 
-Warmup exits with 8 if files could not be copied or if it was stopped. With --json
-it prints the result as one object: files_total, files_done, files_skipped,
-files_failed, bytes_total, bytes_done, bytes_skipped, bytes_failed, and errors[],
-which has the path and the error of the first files that failed.`,
+Warmup exits with 8 if files could not be copied or if it was stopped. With
+--json it prints the result as one object: files_total, files_done,
+files_skipped, files_failed, bytes_total, bytes_done, bytes_skipped,
+bytes_failed, and errors[], which has the path and the error of the first files
+that failed.`,
 		Example: `  milkweed warmup
   milkweed warmup /mnt/imagenet/val /mnt/imagenet/train/n01440764`,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -19,8 +19,8 @@ func newWhere() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "where PATH…",
 		Short: "Show which tier has the copy of a file",
-		Long: `Where shows the state of each PATH, which is a file in a mount, and the level that
-serves its reads:
+		Long: `Where shows the state of each PATH, which is a file in a mount, and the level
+that serves its reads:
 
   placed      a tier has a copy; the path of the copy follows
   filling     a copy is in flight; the share that is copied follows
@@ -32,8 +32,8 @@ Where does not open the file and starts no copy. It follows symbolic links.
 
 With --json, where prints one object on one line for each PATH: path, type,
 size_bytes, level, tier_path, state (placed, filling, source or not_placed),
-reason, filled_bytes. If a path is not UTF-8, path_bytes and tier_path_bytes have
-it in base64.`,
+reason, filled_bytes. If a path is not UTF-8, path_bytes and tier_path_bytes
+have it in base64.`,
 		Example: `  milkweed where /mnt/imagenet/train/n01440764/*.JPEG
   milkweed where --json /mnt/imagenet/train.tar | jq -r .state`,
 		Args: usage(cobra.MinimumNArgs(1)),

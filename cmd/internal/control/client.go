@@ -82,7 +82,7 @@ func owners(mountPoint string) []int {
 }
 
 // notAnswering returns the error for a mount point whose daemon does not answer. err is the
-// error of the connection. It is returned only if ctx ended the connection.
+// error of the connection. If the connection was canceled or timed out, notAnswering returns err.
 func notAnswering(mountPoint string, err error) error {
 	mounts, _ := Mounts()
 	i := slices.IndexFunc(mounts, func(m Mount) bool { return m.Point == mountPoint })
