@@ -27,6 +27,8 @@ var walls = []struct {
 	{"placement", []string{"drivers", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},
 	{"fs", []string{"drivers", "drivers/refcount", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
+	{"cmd/internal/paths", nil, nil},
+	{"cmd/internal/mounts", []string{"cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 
