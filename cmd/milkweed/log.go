@@ -40,7 +40,7 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 			return nil, &exit.Error{
 				Code:   exit.Usage,
 				Err:    fmt.Errorf("log.file: %w", err),
-				Remedy: "Set it to a file that this user may write, or to \"\".",
+				Remedy: "Set it to a file that this user may write, or remove it.",
 			}
 		}
 		l.File = f

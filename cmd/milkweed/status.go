@@ -30,9 +30,10 @@ operations on the source, and the copies in flight.
 PATH is a mount point or a path below one. Without PATH, status shows every
 mount of Milkweed.
 
-A level is the name of a tier, or "source". Health is healthy, degraded, down or
-scanning. A tier is scanning from the start of the daemon until its earlier
-copies are counted.
+A level is the name of a tier, or "source". Opens of files whose copies were in
+flight have the level "fill". Health is healthy, degraded, down or scanning. A
+tier is scanning from the start of the daemon until its earlier copies are
+counted.
 
 A mode is passthrough, in which the kernel reads the file of the tier directly;
 stateless, in which the kernel opens files without a FUSE round trip; or cached.

@@ -37,6 +37,7 @@ func Schema() []Field {
 	return all
 }
 
+// A walker visits the fields of a Status.
 type walker struct {
 	schema bool // maps and slices have one element, and no pointer is nil
 	visit  func(Field)
@@ -69,7 +70,7 @@ func (w walker) fields(v reflect.Value, path string, scope []Label) {
 	}
 }
 
-// labels parses the tag of that name.
+// labels parses the value of a labels tag.
 func labels(tag string) []Label {
 	var all []Label
 	for label := range strings.SplitSeq(tag, ",") {
