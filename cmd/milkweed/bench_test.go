@@ -1,11 +1,9 @@
 package main
 
 import (
-	"archive/zip"
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,23 +11,36 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/bench"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// benchWords run the benchmark, as small as it can be.
+// benchWords returns the arguments of the smallest possible benchmark.
 func benchWords(words ...string) []string {
 	return append([]string{"bench", "--scale=0.001", "--runs=1", "--latency=1ms", "--bandwidth=2GB"}, words...)
 }
 
-// wantNoBench fails the test if a benchmark has left anything.
+// microCases are the cases of group micro.
+var microCases = []string{
+	"sequential, pages dropped",
+	"sequential, 2 readers, pages dropped",
+	"sequential, pages kept",
+	"random 4 KiB, pages dropped",
+	"random 4 KiB, pages kept",
+	"open+read+close of 110 KB, pages kept",
+	"stat",
+	"list, each file",
+	"find -size, each file",
+}
+
+// wantNoBench fails the test if a benchmark has left a process, a mount or a
+// file.
 func (s *site) wantNoBench(folders []string) {
 	s.t.Helper()
 	s.wantNothing()
 	if len(folders) == 0 {
-		s.t.Error("no folders were named")
+		s.t.Error("the report has no folders")
 	}
 	for _, dir := range folders {
 		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -41,7 +52,8 @@ func (s *site) wantNoBench(folders []string) {
 	}
 }
 
-// processesIn lists the command lines that name something in a folder.
+// processesIn lists the command lines of processes that have a path in a folder as
+// an argument.
 func processesIn(dir string) []string {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	var lines []string
@@ -53,8 +65,8 @@ func processesIn(dir string) []string {
 	return lines
 }
 
-// The benchmark measures all that it says, on every side that there is; through
-// Milkweed the source is not asked again; and nothing is left.
+// The benchmark measures each case on every side. The source is not read again
+// after the first epoch through Milkweed. Nothing is left behind.
 func TestBench(t *testing.T) {
 	s := newSite(t)
 	picture := s.dir + "/bench.svg"
@@ -64,14 +76,17 @@ func TestBench(t *testing.T) {
 	}
 	s.wantNoBench(r.TemporaryFolders)
 	if svg, err := os.ReadFile(picture); err != nil || !bytes.Contains(svg, []byte("cosmoflow, later epochs")) {
-		t.Errorf("the picture: %v, %d bytes", err, len(svg))
+		t.Errorf("SVG: %v, %d bytes", err, len(svg))
 	}
 	if got, want := len(r.Groups), 3; got != want {
 		t.Fatalf("%d groups, want %d", got, want)
 	}
 	micro, workloads, monarch := r.Groups[0], r.Groups[1], r.Groups[2]
-	for _, c := range planMicro(1).cases() {
-		wantSides(t, micro, c.name, bench.Native, "passthrough", "stateless", "user", bench.Rclone)
+	if got, want := len(micro.Cases), len(microCases); got != want {
+		t.Errorf("micro has %d cases, want %d", got, want)
+	}
+	for _, name := range microCases {
+		wantSides(t, micro, name, bench.Native, "passthrough", "stateless", "user", bench.Rclone)
 	}
 	for _, w := range bench.Workloads {
 		for _, epoch := range []string{", epoch 1", ", later epochs"} {
@@ -81,7 +96,7 @@ func TestBench(t *testing.T) {
 			}
 		}
 		if later := resultOf(t, workloads, w.Name+", later epochs", "milkweed").Source; later.Opens > 0 || later.Bytes > 0 {
-			t.Errorf("%s, later epochs: the source was asked %+v", w.Name, later)
+			t.Errorf("%s, later epochs: operations of the source: %+v", w.Name, later)
 		}
 	}
 	for _, epochs := range []string{"monarch, epoch 1", "monarch, later epochs", "monarch, three epochs"} {
@@ -89,19 +104,19 @@ func TestBench(t *testing.T) {
 	}
 	later := resultOf(t, monarch, "monarch, later epochs", "milkweed").Source
 	if least := later.UnplacedBytes; least == 0 || later.Bytes < least {
-		t.Errorf("monarch, later epochs: the source was asked %+v, and its pages are not kept", later)
+		t.Errorf("monarch, later epochs: operations of the source: %+v; its pages must not be cached", later)
 	}
 	direct := resultOf(t, monarch, "monarch, three epochs", bench.Direct).Source
 	for _, side := range []string{"milkweed", bench.StageIn} {
 		got := resultOf(t, monarch, "monarch, three epochs", side).Source
 		if got.Opens >= direct.Opens || got.Bytes >= direct.Bytes || got.UnplacedBytes >= direct.UnplacedBytes {
-			t.Errorf("monarch by way of %s: the source was asked %+v, and directly %+v", side, got, direct)
+			t.Errorf("monarch through %s: operations of the source: %+v; directly %+v", side, got, direct)
 		}
 	}
 }
 
-// wantSides fails the test unless the group has the case with positive numbers
-// for each side, or leaves the side out.
+// wantSides fails the test unless the case has positive numbers for each side that
+// the group does not leave out.
 func wantSides(t *testing.T, g bench.Group, name string, sides ...string) {
 	t.Helper()
 	for _, side := range sides {
@@ -127,7 +142,7 @@ func resultOf(t *testing.T, g bench.Group, name, side string) bench.Result {
 	return bench.Result{}
 }
 
-// A user without rights mounts by way of fusermount3, and reads that mount.
+// A user without privileges mounts with fusermount3 and reads that mount.
 func TestBenchUser(t *testing.T) {
 	need(t, "fusermount3")
 	s := newSite(t)
@@ -136,17 +151,17 @@ func TestBenchUser(t *testing.T) {
 	s.wantNothing()
 	for _, want := range []string{"user is a mount in mode auto that uid 65534 made", "left out: rclone: by --rclone off"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("it does not say %q:\n%s", want, out)
+			t.Errorf("the output lacks %q:\n%s", want, out)
 		}
 	}
-	for _, c := range planMicro(1).cases() {
-		if !hasRow(out, c.name, "user") {
-			t.Errorf("no row for %s, user:\n%s", c.name, out)
+	for _, name := range microCases {
+		if !hasRow(out, name, "user") {
+			t.Errorf("no row for %s, user:\n%s", name, out)
 		}
 	}
 }
 
-// hasRow reports whether a line has these two cells first.
+// hasRow reports whether a line of a table begins with these two cells.
 func hasRow(out, name, side string) bool {
 	for line := range strings.Lines(out) {
 		if rest, ok := strings.CutPrefix(line, name); ok && strings.HasPrefix(strings.TrimSpace(rest), side+" ") {
@@ -156,7 +171,7 @@ func hasRow(out, name, side string) bool {
 	return false
 }
 
-// Ctrl-C in the middle leaves nothing.
+// A benchmark that is interrupted leaves nothing behind.
 func TestBenchInterrupted(t *testing.T) {
 	s := newSite(t)
 	cmd := s.command(append([]string{s.program}, benchWords("monarch", "--runs=1000", "--tier", s.dir)...)...)
@@ -173,7 +188,7 @@ func TestBenchInterrupted(t *testing.T) {
 		t.Errorf("exit code %d, want %d", got, exit.Failure)
 	}
 	if got, want := stderr.String(), "milkweed: interrupted\n"; got != want {
-		t.Errorf("it said %q, want %q", got, want)
+		t.Errorf("standard error: got %q, want %q", got, want)
 	}
 	s.wantNoBench([]string{folder})
 }
@@ -187,109 +202,12 @@ func TestBenchUsage(t *testing.T) {
 	}
 }
 
-// Without room nothing is made.
+// Without space, the benchmark makes no files.
 func TestBenchWithoutRoom(t *testing.T) {
 	dir := t.TempDir()
 	_, _, err := runMilkweed(t, "bench", "micro", "--scale=100", "--tier", dir, "--modes", strings.Repeat("cached,", 1000)+"cached")
 	wantCode(t, err, exit.Tier)
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-// errandOn makes a small dataset, changes it, and has it read.
-func errandOn(t *testing.T, change func(path string), e errand) answer {
-	t.Helper()
-	e.Folder = t.TempDir()
-	e.Files = samplesOf("a", 3, 300_000)
-	if err := writeDataset(t.Context(), e.Folder, e.Files); err != nil {
-		t.Fatal(err)
-	}
-	change(filepath.Join(e.Folder, e.Files[1].Name))
-	r := errandReader{buf: make([]byte, errandBlock)}
-	return r.run(e)
-}
-
-// A reader notices a byte that is not what was written, and a file that is too
-// short, whatever it does with it.
-func TestBenchReaderNoticesWrongFiles(t *testing.T) {
-	flip := func(path string) {
-		p, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p[1000] ^= 1
-		if err := os.WriteFile(path, p, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cut := func(path string) {
-		if err := os.Truncate(path, 299_999); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range []struct {
-		name   string
-		do     string
-		change func(string)
-		wrong  bool
-	}{
-		{"right", checkFiles, func(string) {}, false},
-		{"flipped", checkFiles, flip, true},
-		{"cut, checked", checkFiles, cut, true},
-		{"cut, read", readFiles, cut, true},
-		{"cut, stat", statFiles, cut, true},
-	} {
-		a := errandOn(t, c.change, errand{Do: c.do})
-		if (a.Error != "") != c.wrong {
-			t.Errorf("%s: %+v", c.name, a)
-		}
-		if !c.wrong && a.Bytes != 900_000 {
-			t.Errorf("%s: %d bytes", c.name, a.Bytes)
-		}
-	}
-}
-
-// What stands for numpy's file is one: a reader of archives finds the array.
-func TestWriteNPZ(t *testing.T) {
-	dir := t.TempDir()
-	s := sample{Name: "x.npz", Size: 100_000}
-	if err := s.writeNPZ(dir, 1); err != nil {
-		t.Fatal(err)
-	}
-	z, err := zip.OpenReader(dir + "/x.npz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer z.Close()
-	m, err := z.Open("x.npy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	array, err := io.ReadAll(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head := npyHeader(100_000)
-	if len(head)%64 != 0 || !strings.HasSuffix(head, "\n") || len(array) != len(head)+100_000 {
-		t.Errorf("a head of %d bytes, %d altogether", len(head), len(array))
-	}
-	r := errandReader{buf: make([]byte, errandBlock)}
-	if n, err := r.batch([]part{{Path: dir + "/x.npz", Length: s.Size, Last: true, NPZ: true}}); err != nil || n != s.Size {
-		t.Errorf("read %d of %d: %v", n, s.Size, err)
-	}
-	if r.file != nil {
-		t.Error("the file is open")
-	}
-}
-
-// An emulated step takes what it should, and hardly more.
-func TestComputeFor(t *testing.T) {
-	start := time.Now()
-	if err := computeFor(3 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(start); took < 3*time.Millisecond {
-		t.Errorf("took %v", took)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/sandbox"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
@@ -256,13 +257,13 @@ func (s *storeBench) rclone(b *testing.B) func(f func(point string)) time.Durati
 	config := filepath.Join(s.dir, "rclone.conf")
 	s.check(os.WriteFile(config, []byte("[bench]\ntype = s3\nprovider = Other\nenv_auth = true\nregion = us-east-1\nendpoint = "+s.proxy.URL+"\n"), 0o600))
 	return func(f func(point string)) (took time.Duration) {
-		places := &benchPlaces{dir: s.tier1}
-		r, err := places.mountRclone(context.Background(), "bench:bench", config)
-		if err != nil {
-			b.Fatal(err)
-		}
-		took = timed(func() { f(r.point) })
-		s.check(r.remove())
+		box, err := sandbox.New("/dev/shm", "milkweed-bench-", 0)
+		s.check(err)
+		defer func() { s.check(box.Remove()) }()
+		m, err := box.MountRclone(context.Background(), "bench:bench", config)
+		s.check(err)
+		took = timed(func() { f(m.Point) })
+		s.check(m.Remove())
 		return took
 	}
 }
