@@ -23,11 +23,11 @@ import (
 const demoLong = `Demo makes a dataset of many small files and a few large ones, and a simulated
 parallel file system (PFS) that serves it. The PFS is a mount of its own: it
 delays each operation, limits the bandwidth of all readers together, and counts
-operations. Demo mounts it as ` + "`milkweed mount`" + ` does. In each epoch four processes
-list the dataset and read every file once, in a new order: first directly from
-the PFS, then through Milkweed. Demo prints a line for each: the time, the rate,
-the bytes read from each tier (by Milkweed, or by the kernel in passthrough),
-and the operations of the PFS.
+operations. Demo mounts it as ` + "`milkweed mount`" + ` does. In each epoch four
+processes list the dataset and read every file once, in a new order: first
+directly from the PFS, then through Milkweed. Demo prints a line for each: the
+time, the rate, the bytes read from each tier (by Milkweed, or by the kernel in
+passthrough), and the operations of the PFS.
 
 The page cache keeps no data of either mount from one epoch to the next, as
 with a dataset that is larger than memory: the PFS drops the pages of a file at
@@ -37,8 +37,8 @@ compared with the one that was written.
 
 All files are in temporary folders, in $TMPDIR and for the RAM tier in
 /dev/shm. They occupy twice the size of the dataset. They are removed at the
-end, also after Ctrl-C, but not after kill -9. During the demo, ` + "`milkweed status`" + `
-in another terminal shows the mount.
+end, also after Ctrl-C, but not after kill -9. During the demo, another terminal
+can show the mount with ` + "`milkweed status`" + `.
 
 The exit code is 1 if a byte is wrong, if the PFS is read after the first
 epoch, or if more than 1.02 times the dataset is read from it in the first.

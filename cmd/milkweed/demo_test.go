@@ -102,6 +102,26 @@ func TestDemoInterrupted(t *testing.T) {
 	s.wantNoDemo(filepath.Dir(status.Tiers[0].Path))
 }
 
+// A process in the mount does not keep a demo from ending, nor from removing its
+// folders.
+func TestDemoMountInUse(t *testing.T) {
+	s := newDemoSite(t)
+	cmd := s.command(s.program, "demo", "--epochs=2", "--files=100", "--large=1")
+	s.check(cmd.Start())
+	s.eventually("Milkweed is mounted", func() bool { return len(s.mounts()) == 2 })
+	user := s.command("sleep", "60")
+	user.Dir = s.mounts()[1]
+	s.check(user.Start())
+	defer user.Wait()
+	defer user.Process.Kill()
+	s.check(cmd.Wait())
+	left, err := os.ReadDir(s.dir + "/tmp")
+	s.check(err)
+	if mounts := s.mounts(); len(left) > 0 || len(mounts) > 0 {
+		t.Errorf("left in $TMPDIR: %v; still mounted: %q", left, mounts)
+	}
+}
+
 func TestDemoUsage(t *testing.T) {
 	for _, line := range []string{"--files=0 --large=0", "--files=-1", "--epochs=0", "--latency=-1s", "--bandwidth=fast", "--bandwidth=90%", "somewhere"} {
 		_, _, err := runMilkweed(t, append([]string{"demo"}, strings.Fields(line)...)...)
