@@ -25,13 +25,12 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
-// The benchmarks of object stores have a real server behind a proxy that keeps
-// each request waiting for 20 ms. Server, proxy, daemon and readers share the
-// machine.
+// storeLatency is the delay that a proxy adds to each request to a real object
+// store. Server, proxy, daemon and readers run on the same machine.
 const storeLatency = 20 * time.Millisecond
 
-// A storeBench is a site with a bucket of objects, of which nothing is on a disk
-// but at the server.
+// A storeBench is a site with a bucket of objects. Only the server has their
+// content.
 type storeBench struct {
 	*site
 	b     *testing.B
@@ -39,10 +38,10 @@ type storeBench struct {
 	url   string // of the bucket
 	keys  []string
 	size  int    // of each object
-	tier1 string // a tier in memory
+	tier1 string // the folder of a tier in memory
 }
 
-// newStoreBench puts objects into a bucket.
+// newStoreBench makes a bucket with count objects of a size.
 func newStoreBench(b *testing.B, count, size int, plan blobtest.Plan) *storeBench {
 	server := blobtest.Start(b, blobtest.S3)
 	server.Setenv(b)
@@ -62,7 +61,8 @@ func newStoreBench(b *testing.B, count, size int, plan blobtest.Plan) *storeBenc
 	return s
 }
 
-// objects are count objects with the same content, in directories of 100.
+// objects yields count objects with the same content, in directories of 100, and
+// appends their keys to keys.
 func objects(count int, data []byte, keys *[]string) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for i := range count {
@@ -75,14 +75,14 @@ func objects(count int, data []byte, keys *[]string) iter.Seq2[string, []byte] {
 	}
 }
 
-// mounted calls f with the bucket mounted, and unmounts it.
+// mounted mounts the bucket, calls f, and unmounts the bucket.
 func (s *storeBench) mounted(f func()) {
 	s.milkweed("mount", "--tier", "ram:"+s.tier1+":8GiB", s.url, s.point)
 	f()
 	s.umount()
 }
 
-// cold is what f takes with the bucket mounted and empty tiers.
+// cold returns the time that f takes with the bucket mounted and empty tiers.
 func (s *storeBench) cold(f func()) (took time.Duration) {
 	folders, _ := filepath.Glob(s.tier1 + "/*")
 	for _, f := range folders {
@@ -113,8 +113,8 @@ func (s *storeBench) read(folder string, readers int, shuffled bool) {
 	}
 }
 
-// get reads all objects from the server and throws them away, in ranges of so
-// many bytes, so many at once: as fast as it gives them to anybody.
+// get reads all objects from the server and discards them, in ranges of length
+// bytes and with parallel requests in flight. It is the fastest possible client.
 func (s *storeBench) get(length, parallel int) {
 	client := s3.New(s3.Options{Region: "us-east-1", BaseEndpoint: &s.proxy.URL, UsePathStyle: true,
 		Credentials: credentials.NewStaticCredentialsProvider(os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY"), "")})
@@ -156,8 +156,8 @@ func (s *storeBench) get(length, parallel int) {
 	getters.Wait()
 }
 
-// A paired benchmark runs its sides in turn, and reports the median of each in
-// seconds, and of the first to each of the others as ratios.
+// paired runs the sides of a benchmark in turn. It reports the median time of each
+// in seconds, and the median ratio of the first to each of the others.
 func paired(b *testing.B, names []string, sides []func() time.Duration) {
 	times := make([][]float64, len(sides))
 	for b.Loop() {
@@ -182,8 +182,8 @@ func paired(b *testing.B, names []string, sides []func() time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// The first epoch over large objects against parallel GETs of the same bytes, of
-// whatever length and number is the fastest.
+// BenchmarkBucketLarge compares the first epoch over large objects with parallel
+// GETs of the same bytes, of the length and the number that are the fastest.
 func BenchmarkBucketLarge(b *testing.B) {
 	for _, rate := range []int64{250e6, 500e6, 0} {
 		b.Run(fmt.Sprintf("MBps=%d", rate/1e6), func(b *testing.B) {
@@ -196,7 +196,7 @@ func BenchmarkBucketLarge(b *testing.B) {
 					}
 				}
 			}
-			b.Logf("the fastest: ranges of %d MiB, %d at once", length>>20, parallel)
+			b.Logf("fastest GETs: ranges of %d MiB, %d in flight", length>>20, parallel)
 			paired(b, []string{"milkweed", "raw"}, []func() time.Duration{
 				func() time.Duration { return s.cold(func() { s.read(s.point, 4, false) }) },
 				func() time.Duration { return timed(func() { s.get(length, parallel) }) },
@@ -210,8 +210,8 @@ func BenchmarkBucketLarge(b *testing.B) {
 	}
 }
 
-// A warm-up of a folder, over a network of 250 MB/s, against parallel GETs of the
-// same bytes.
+// BenchmarkBucketWarmup compares the warm-up of a folder, over a network of 250
+// MB/s, with parallel GETs of the same bytes.
 func BenchmarkBucketWarmup(b *testing.B) {
 	for _, kind := range []struct {
 		name           string
@@ -228,7 +228,8 @@ func BenchmarkBucketWarmup(b *testing.B) {
 	}
 }
 
-// The first epoch over small objects against rclone mount.
+// BenchmarkBucketSmall compares the first epoch over small objects with rclone
+// mount.
 func BenchmarkBucketSmall(b *testing.B) {
 	need(b, "rclone")
 	s := newStoreBench(b, 400, 110_000, blobtest.Plan{})
@@ -251,8 +252,8 @@ func BenchmarkBucketSmall(b *testing.B) {
 	}
 }
 
-// rclone returns what times a function with the bucket mounted by rclone, with
-// an empty cache.
+// rclone returns a function that mounts the bucket with rclone, with an empty
+// cache, and returns the time that f takes.
 func (s *storeBench) rclone(b *testing.B) func(f func(point string)) time.Duration {
 	config := filepath.Join(s.dir, "rclone.conf")
 	s.check(os.WriteFile(config, []byte("[bench]\ntype = s3\nprovider = Other\nenv_auth = true\nregion = us-east-1\nendpoint = "+s.proxy.URL+"\n"), 0o600))
@@ -268,8 +269,8 @@ func (s *storeBench) rclone(b *testing.B) func(f func(point string)) time.Durati
 	}
 }
 
-// Later epochs, of a bucket and of a folder, with the copies in the same kind of
-// tier and no pages in the kernel.
+// BenchmarkBucketLaterEpochs compares the later epochs of a bucket with those of a
+// folder. The copies are in the same kind of tier, and the page cache is empty.
 func BenchmarkBucketLaterEpochs(b *testing.B) {
 	for _, kind := range []struct {
 		name        string
@@ -310,11 +311,11 @@ func BenchmarkBucketLaterEpochs(b *testing.B) {
 	}
 }
 
-// million is how many keys there are.
+// million is the number of keys in BenchmarkBucketMillion.
 const million = 1_000_000
 
-// A million keys below one prefix: how long until they are listed, and in what
-// memory; and again with the names that the first mount has saved.
+// BenchmarkBucketMillion measures the time and the memory for listing a million
+// keys with one prefix, without and with the metadata snapshot of an earlier mount.
 func BenchmarkBucketMillion(b *testing.B) {
 	server := blobtest.Many(b, million)
 	server.Setenv(b)
@@ -329,7 +330,7 @@ func BenchmarkBucketMillion(b *testing.B) {
 	}
 	list := func() {
 		if got := strings.TrimSpace(s.sh(`ls -f "$1" | wc -l`, folder)); got != strconv.Itoa(million+2) {
-			b.Fatalf("%s names", got)
+			b.Fatalf("%s names are listed", got)
 		}
 	}
 	for b.Loop() {
@@ -352,7 +353,7 @@ func BenchmarkBucketMillion(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// memory returns what the kernel says of the daemon's, in megabytes.
+// memory returns a field of /proc/PID/status of the daemon, in megabytes.
 func (s *site) memory(field string) float64 {
 	s.t.Helper()
 	for _, pid := range s.processes() {
@@ -366,6 +367,6 @@ func (s *site) memory(field string) float64 {
 			return kb * 1024 / 1e6
 		}
 	}
-	s.t.Fatal("there is no daemon")
+	s.t.Fatal("no daemon is running")
 	return 0
 }

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// A PyTorch DataLoader that decodes JPEG files, from the second epoch on: by way
-// of the mount against the copies in the tier, in each mode.
+// BenchmarkImageFolder compares the later epochs of a PyTorch DataLoader that
+// decodes JPEG files, in each mode: through the mount, and from the copies in the
+// tier.
 func BenchmarkImageFolder(b *testing.B) {
 	need(b, "python3-torch", "python3-torchvision", "python3-PIL")
 	for _, mode := range []string{"stateless", "passthrough"} {

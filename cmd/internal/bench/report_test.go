@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// small is a report with something of everything.
+// small returns a report with an example of each feature.
 func small() *Report {
 	source := &SourceUse{Operations: 1234, Opens: 40, Bytes: 1e6, UnplacedBytes: 1e6}
 	return &Report{
@@ -37,7 +37,7 @@ func small() *Report {
 	}
 }
 
-// golden compares with a file of testdata, which -update writes.
+// golden compares got with a file in testdata. With -update it writes the file.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := "testdata/" + name
@@ -86,7 +86,7 @@ func TestSVG(t *testing.T) {
 	}
 }
 
-// The bars of what takes no time, or very long, are within the picture.
+// The bars of very small and very large ratios are within the picture.
 func TestSVGBarsFit(t *testing.T) {
 	groups := []Group{{Name: "g", Cases: []Case{
 		NewCase("c", Duration, 0, 1, []Side{{Native, runs(1)}, {"fast", runs(1e-4)}, {"slow", runs(3e3)}}),

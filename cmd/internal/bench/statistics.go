@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// A Spread is what a number was over several runs.
+// A Spread describes the distribution of a number over several runs.
 type Spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
 }
 
-// spread is the spread of one or more numbers. The median of an even number of
-// them is the mean of the two in the middle.
+// spread returns the spread of one or more numbers. The median of an even number
+// of them is the mean of the two in the middle.
 func spread(numbers []float64) Spread {
 	sorted := slices.Sorted(slices.Values(numbers))
 	n := len(sorted)
@@ -24,12 +24,12 @@ func spread(numbers []float64) Spread {
 	}
 }
 
-// ratio is the spread of the ratios, pair by pair, of numbers that were measured
-// in turn.
-func ratio(these, those []float64) Spread {
-	ratios := make([]float64, len(these))
-	for i := range these {
-		ratios[i] = these[i] / those[i]
+// ratio returns the spread of the ratios a[i] / b[i]. Both numbers of a pair were
+// measured in the same run.
+func ratio(a, b []float64) Spread {
+	ratios := make([]float64, len(a))
+	for i := range a {
+		ratios[i] = a[i] / b[i]
 	}
 	return spread(ratios)
 }
@@ -42,8 +42,8 @@ func seconds(runs []Run) []float64 {
 	return s
 }
 
-// Sum is runs that follow one another as one run. Its utilization is the mean
-// of those that have one.
+// Sum combines consecutive runs into one. Its utilization is the mean of those
+// above 0.
 func Sum(runs []Run) Run {
 	var all Run
 	counted := 0
@@ -59,7 +59,7 @@ func Sum(runs []Run) Run {
 	return all
 }
 
-// addSource adds up what the source was asked; either may be nil.
+// addSource adds two counts; either may be nil.
 func addSource(a, b *SourceUse) *SourceUse {
 	switch {
 	case a == nil:
@@ -75,7 +75,7 @@ func addSource(a, b *SourceUse) *SourceUse {
 	}
 }
 
-// Mean is the mean of runs.
+// Mean returns the mean of runs.
 func Mean(runs []Run) Run {
 	n := int64(len(runs))
 	all := Sum(runs)
@@ -86,7 +86,8 @@ func Mean(runs []Run) Run {
 	return all
 }
 
-// utilizations is nil where no accelerator is emulated.
+// utilizations returns the spread of the utilizations above 0, or nil if there are
+// none.
 func utilizations(runs []Run) *Spread {
 	var all []float64
 	for _, r := range runs {
@@ -101,8 +102,8 @@ func utilizations(runs []Run) *Spread {
 	return &s
 }
 
-// medianSource is what the source was asked in the run that asked for a median
-// number of bytes; nil where there is no source.
+// medianSource returns the counts of the run that read the median number of bytes
+// from the source, or nil if no run has a source.
 func medianSource(runs []Run) *SourceUse {
 	var uses []SourceUse
 	for _, r := range runs {
@@ -119,16 +120,17 @@ func medianSource(runs []Run) *SourceUse {
 
 func isBase(side string) bool { return slices.Contains(bases, side) }
 
-// A Step is a step of a training: the accelerator waits for a batch, and
+// A Step is a step of a training: the accelerator waits for a batch and then
 // computes.
 type Step struct {
-	Compute float64 // seconds that it computed
-	End     float64 // when it had, in seconds from the start of the epoch
+	Compute float64 // compute time in seconds
+	End     float64 // end of the computation, in seconds from the start of the epoch
 }
 
-// Utilization is the accelerator utilisation as MLPerf Storage defines it: the
-// time computed by the time passed, from the end of the first step on, since
-// with that step the prefetching begins. It is 0 for fewer than two steps.
+// Utilization returns the accelerator utilisation as MLPerf Storage defines it:
+// compute time divided by elapsed time. Both start at the end of the first step,
+// because prefetching starts with that step. The result is 0 for fewer than two
+// steps.
 func Utilization(steps []Step) float64 {
 	if len(steps) < 2 {
 		return 0

@@ -31,8 +31,8 @@ func runs(seconds ...float64) []Run {
 	return all
 }
 
-// The ratio is the median of the ratios of each pair, which is not the ratio of
-// the medians: a slow moment of the machine slows both of a pair.
+// A ratio is the median of the ratios of the pairs, not the ratio of the medians: a
+// slow moment of the machine slows both runs of a pair.
 func TestRatiosArePairByPair(t *testing.T) {
 	c := NewCase("c", Duration, 0, 1, []Side{
 		{Native, runs(1, 10, 2)},
@@ -42,7 +42,7 @@ func TestRatiosArePairByPair(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := c.Results[0].Ratios; len(got) != 0 {
-		t.Errorf("native is compared with %v; milkweed is no base", got)
+		t.Errorf("native is compared with %v, but milkweed is not a base", got)
 	}
 }
 
@@ -55,7 +55,7 @@ func TestValueIsInTheUnit(t *testing.T) {
 	}
 }
 
-// The first step, and what was waited for it, do not count.
+// The first step and the wait for it do not count.
 func TestUtilization(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -86,7 +86,7 @@ func TestSumAndMean(t *testing.T) {
 	if got := Mean(two); !reflect.DeepEqual(got, want) {
 		t.Errorf("mean: got %+v, want %+v", got, want)
 	}
-	// A copy has no accelerator, and its time counts.
+	// The time of a copy counts, although it has no utilization.
 	if got := Sum([]Run{{Seconds: 5}, two[1]}); got.Utilization != 1 || got.Seconds != 8 {
 		t.Errorf("copy and epoch: got %+v", got)
 	}

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// The picture has one bar for each side of a case, on a logarithmic axis of the
-// ratio to the first side that others are compared with: to the left of 1 is
-// faster, to the right slower. All lengths are in pixels.
+// The picture has one bar for each side of a case, on a logarithmic axis. The bar
+// shows the ratio of its time to that of the base side: a bar to the left of 1 is
+// faster, one to the right is slower. All lengths are in pixels.
 const (
 	pictureWidth = 960
 	barsLeft     = 150 // of the axis
@@ -21,25 +21,25 @@ const (
 	caseGap      = 4
 )
 
-// The colours go with a background of the picture's own, so that they look the
-// same on a light page and on a dark one.
+// The picture has its own background, so that the colours look the same on light
+// and dark pages.
 const (
 	background = "#ffffff"
 	ink        = "#1f2328"
 	faint      = "#d0d7de"
-	ownBar     = "#bc4c00" // Milkweed's
+	ownBar     = "#bc4c00" // of Milkweed
 	otherBar   = "#8c959f"
 )
 
-// A picture is an SVG that grows downwards.
+// A picture is an SVG picture that grows downwards.
 type picture struct {
 	body strings.Builder
-	y    int
-	low  float64 // the least ratio of the axis, as a power of ten
-	high float64 // the greatest
+	y    int     // of the current line
+	low  float64 // exponent, to base 10, of the smallest ratio on the axis
+	high float64 // exponent of the largest
 }
 
-// SVG writes the groups as a picture, the same for the same groups.
+// SVG writes the groups as an SVG picture. The output depends only on the groups.
 func SVG(w io.Writer, groups []Group) error {
 	p := &picture{y: 24}
 	p.low, p.high = decades(groups)
@@ -47,14 +47,14 @@ func SVG(w io.Writer, groups []Group) error {
 		p.group(g)
 	}
 	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d" font-family="system-ui, sans-serif" font-size="12" role="img">
-<title>Time by the time of the other side, on a logarithmic axis; below 1 is faster</title>
+<title>Time divided by the time of another side, on a logarithmic axis; below 1 is faster</title>
 <rect width="%[1]d" height="%[2]d" fill="%s"/>
 %s</svg>
 `, pictureWidth, p.y, background, p.body.String())
 	return err
 }
 
-// decades are the powers of ten that all bars lie between, 1 among them.
+// decades returns the exponents of the powers of ten that enclose all bars and 1.
 func decades(groups []Group) (low, high float64) {
 	low, high = -1, 1
 	for _, g := range groups {
@@ -71,7 +71,7 @@ func decades(groups []Group) (low, high float64) {
 	return low, high
 }
 
-// base is the side that the bars of a case are ratios to.
+// base returns the side with which the bars of a case are compared.
 func (c *Case) base() string {
 	for _, b := range bases {
 		if slices.ContainsFunc(c.Results, func(r Result) bool { return r.Side == b }) {
@@ -83,12 +83,12 @@ func (c *Case) base() string {
 
 func (p *picture) group(g Group) {
 	p.text(16, "start", "bold", g.Name)
-	p.text(barsLeft, "start", "normal", "time by the time of the other side: left of 1 is faster")
+	p.text(barsLeft, "start", "normal", "time divided by the time of the base side; left of 1 is faster")
 	p.y += 8
 	p.axis()
 	for _, c := range g.Cases {
 		p.y += lineHeight + caseGap
-		p.text(16, "start", "600", fmt.Sprintf("%s, by %s", c.Name, c.base()))
+		p.text(16, "start", "600", fmt.Sprintf("%s, relative to %s", c.Name, c.base()))
 		p.rules(len(c.Results))
 		for _, r := range c.Results {
 			p.bar(r, c)
@@ -97,7 +97,7 @@ func (p *picture) group(g Group) {
 	p.y += 36
 }
 
-// axis writes the ratios along the top of a group.
+// axis writes the ratios above a group.
 func (p *picture) axis() {
 	p.y += lineHeight
 	for e := p.low; e <= p.high; e++ {
@@ -107,7 +107,7 @@ func (p *picture) axis() {
 	p.y += 4
 }
 
-// rules draws a line for each ratio of the axis behind the next bars.
+// rules draws a vertical line for each ratio of the axis, behind the next bars.
 func (p *picture) rules(bars int) {
 	top, bottom := p.y+caseGap, p.y+caseGap+bars*lineHeight
 	for e := p.low; e <= p.high; e++ {
@@ -120,7 +120,7 @@ func (p *picture) rules(bars int) {
 	}
 }
 
-// bar draws the bar of a side, with its name before and its numbers behind.
+// bar draws the bar of a side, between its name and its numbers.
 func (p *picture) bar(r Result, c Case) {
 	p.y += lineHeight
 	p.text(barsLeft-10, "end", "normal", r.Side)
@@ -135,7 +135,7 @@ func (p *picture) bar(r Result, c Case) {
 	p.text(barsLeft+barsWidth+12, "start", "normal", strings.Join(labels(r, c), ", "))
 }
 
-// labels are the numbers of a side.
+// labels returns the numbers of a side.
 func labels(r Result, c Case) []string {
 	all := []string{number(r.Value) + " " + string(c.Unit)}
 	if r.Utilization != nil {
@@ -149,7 +149,7 @@ func labels(r Result, c Case) []string {
 	return all
 }
 
-// colour tells Milkweed from what it is compared with.
+// colour returns the colour of the bar of a side.
 func colour(side string) string {
 	if isBase(side) || side == StageIn {
 		return otherBar
@@ -157,12 +157,12 @@ func colour(side string) string {
 	return ownBar
 }
 
-// x is where a ratio is on the axis.
+// x returns the position of a ratio on the axis.
 func (p *picture) x(ratio float64) float64 {
 	return barsLeft + barsWidth*(math.Log10(ratio)-p.low)/(p.high-p.low)
 }
 
-// text writes on the line that the picture has come to.
+// text writes a text on the current line.
 func (p *picture) text(x int, anchor, weight, s string) {
 	fmt.Fprintf(&p.body, `<text x="%d" y="%d" text-anchor="%s" font-weight="%s" fill="%s">`, x, p.y, anchor, weight, ink)
 	xml.EscapeText(&p.body, []byte(s))

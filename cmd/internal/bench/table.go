@@ -11,11 +11,11 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// Bytes is a number of bytes in the units that bandwidth has.
+// Bytes formats a number of bytes in decimal units, as bandwidths have them.
 func Bytes(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
 
-// Head prints what there is to know about the machine and the source before any
-// number.
+// Head prints the machine, the source and the configuration, which are known
+// before the first measurement.
 func (r *Report) Head(w io.Writer) error {
 	_, err := fmt.Fprintf(w, `date      %s
 command   %s
@@ -23,10 +23,10 @@ milkweed  %s
 rclone    %s
 machine   Linux %s, %d CPUs, %s of memory
 tiers     in %s (%s), with the native files
-source    a stand-in for a parallel file system: %gms for each operation, %s/s for all readers together;
+source    a simulated parallel file system (PFS): %gms for each operation, %s/s for all readers together;
           %s
 runs      %d of each side, in turn; scale %g
-ratios    time by time of the other side, the median of the pairs (least to greatest): below 1 is faster
+ratios    time divided by that of the other side, as the median of all pairs (min to max); below 1 is faster
 `,
 		r.Date.Format("2006-01-02 15:04"), r.Command, r.Version, r.Rclone,
 		r.Kernel, r.CPUs, Bytes(r.MemoryBytes), r.TierFolder, r.TierFileSystem,
@@ -34,7 +34,7 @@ ratios    time by time of the other side, the median of the pairs (least to grea
 	return err
 }
 
-// A column is a column of the table of a group, in which a cell may be "".
+// A column is a column of the table of a group. A cell may be "".
 type column struct {
 	title string
 	cell  func(Case, Result) string
@@ -53,7 +53,7 @@ var columns = []column{
 	{"BYTES/UNPLACED", func(_ Case, r Result) string { return r.bytesByUnplaced() }},
 }
 
-// Table prints the group. A column in which there is nothing is left out.
+// Table prints the group, without the columns that are empty.
 func (g *Group) Table(w io.Writer) error {
 	shown := slices.DeleteFunc(slices.Clone(columns), func(c column) bool { return g.lacks(c) })
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -79,7 +79,7 @@ func (g *Group) Table(w io.Writer) error {
 	return t.Flush()
 }
 
-// lacks reports whether no row of the group has anything in the column.
+// lacks reports whether the column is empty in all rows of the group.
 func (g *Group) lacks(col column) bool {
 	for _, c := range g.Cases {
 		for _, r := range c.Results {
@@ -105,7 +105,7 @@ func orDash(s string) string {
 	return s
 }
 
-// number has three digits that count.
+// number formats a number with at least three significant digits.
 func number(f float64) string {
 	if f >= 100 {
 		return strconv.FormatFloat(f, 'f', 0, 64)
@@ -139,7 +139,8 @@ func (r Result) source(count func(SourceUse) int64) string {
 	return humanize.Comma(count(*r.Source))
 }
 
-// bytesByUnplaced is what the source gave by what was not local.
+// bytesByUnplaced returns the bytes read from the source, divided by those that
+// had no local copy.
 func (r Result) bytesByUnplaced() string {
 	switch {
 	case r.Source == nil:

@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// A Workload is what a training asks of its storage. The numbers of each are
+// A Workload describes how a training reads its dataset. The numbers of each are
 // those of MLPerf Storage's configuration files.
 type Workload struct {
 	Name           string
-	Accelerator    string        // that the compute time is of
-	NPZ            bool          // a file is a numpy archive, which is read as numpy does: its end, its head, and all in sequence
+	Accelerator    string        // the one to which Compute applies
+	NPZ            bool          // each file is a NumPy archive, of which NumPy reads the end, the head, and then all in sequence
 	SampleBytes    int64         // mean size of a sample
 	Deviation      int64         // standard deviation of that size
-	SamplesPerFile int           // where it is not 1 all samples have the same size
-	Batch          int           // samples in a step
-	Compute        time.Duration // of the accelerator in a step
+	SamplesPerFile int           // if not 1, all samples have the same size
+	Batch          int           // samples per step
+	Compute        time.Duration // compute time of a step
 
-	shrink  float64 // how much smaller a step is at scale 1
-	samples bool    // it is so by smaller samples, and not by fewer
-	steps   float64 // of an epoch at scale 1: many more than are read ahead
+	shrink  float64 // the factor by which a step is smaller at scale 1
+	samples bool    // a smaller step has smaller samples, not fewer
+	steps   float64 // steps per epoch at scale 1; many more than are prefetched
 }
 
-// Workloads are those that are emulated.
+// Workloads are the workloads of group workloads.
 var Workloads = []Workload{
 	{Name: "unet3d", Accelerator: "H100", NPZ: true, SampleBytes: 146600628, Deviation: 68341808, SamplesPerFile: 1,
 		Batch: 7, Compute: 323 * time.Millisecond, shrink: 96, samples: true, steps: 24},
@@ -36,34 +36,33 @@ var Workloads = []Workload{
 		Batch: 1, Compute: 3500 * time.Microsecond, shrink: 1, steps: 32},
 }
 
-// Tiering is the experiment of the Monarch paper, a dataset that is larger than
-// the tiers, read by readers that do not compute.
+// Tiering is the workload of the Monarch paper: the dataset is larger than the
+// tiers, and the readers do not compute.
 var Tiering = Workload{Name: "monarch", SampleBytes: 1e6, Deviation: 300e3, SamplesPerFile: 1, Batch: 1, shrink: 1, steps: 144}
 
-// Demand is the bytes that a step reads, by the time that it computes.
+// Demand returns the bytes of a step divided by its compute time in seconds.
 func (w Workload) Demand() float64 {
 	return float64(w.SampleBytes) * float64(w.Batch) / w.Compute.Seconds()
 }
 
-// minSteps is how many steps an epoch has at least: one is not counted, and
-// every reader shall have one.
+// minSteps is the smallest number of steps in an epoch: one for each reader. The
+// first step does not count in the utilisation.
 const minSteps = 4
 
 // leastScale is the scale below which steps do not become smaller.
 const leastScale = 0.1
 
-// A Training is a workload at the scale at which it is run. A step is smaller and
-// computes for less time by the same factor, so that the demand is that of the
-// workload.
+// A Training is a workload at a scale. The size and the compute time of a step are
+// reduced by the same factor, so that the demand is that of the workload.
 type Training struct {
 	Workload
-	Shrink float64 // by how much a step is smaller
+	Shrink float64 // that factor
 	Files  int
 }
 
-// Scaled returns the workload with a dataset of so many times the size that it
-// has at scale 1. Steps grow to their real size before there are more. Where a
-// file has many samples it has fewer, as a step has.
+// Scaled returns the workload with a dataset that is scale times as large as at
+// scale 1. With the scale, steps first grow to their real size; then their number
+// grows. The number of samples in a file is reduced like that in a step.
 func (w Workload) Scaled(scale float64) Training {
 	t := Training{Workload: w, Shrink: max(1, w.shrink/max(leastScale, scale))}
 	if w.samples {
@@ -80,17 +79,17 @@ func (w Workload) Scaled(scale float64) Training {
 	return t
 }
 
-// String says what a step is and asks for.
+// String describes the files and the steps.
 func (t Training) String() string {
-	share := "as in reality"
+	share := "the real size"
 	if t.Shrink > 1 {
-		share = fmt.Sprintf("1/%.3g of the real one", t.Shrink)
+		share = fmt.Sprintf("1/%.3g of the real size", t.Shrink)
 	}
 	return fmt.Sprintf("%s: %d files of %s; a step is %d × %s, %s",
 		t.Name, t.Files, Bytes(t.SampleBytes*int64(t.SamplesPerFile)), t.Batch, Bytes(t.SampleBytes), share)
 }
 
-// Sizes returns the size of each file, the same for each call.
+// Sizes returns the size of each file. The result is the same in each call.
 func (t Training) Sizes() []int64 {
 	rng := rand.New(rand.NewPCG(3, uint64(t.Files)))
 	sizes := make([]int64, t.Files)
@@ -102,20 +101,20 @@ func (t Training) Sizes() []int64 {
 	return sizes
 }
 
-// An Extent is a part of a file.
+// An Extent is a range of a file.
 type Extent struct {
-	File   int // its index
+	File   int // index of the file
 	Offset int64
 	Length int64
-	Last   bool // it ends where the file ends
+	Last   bool // the extent ends at the end of the file
 }
 
-// A Batch is what one reader reads for one step.
+// A Batch is the extents that one reader reads for one step.
 type Batch []Extent
 
-// Batches returns, for each reader, the batches that it reads in an epoch, in an
-// order that is the epoch's own. Every file is read once and whole. The trainer
-// takes the first batch of each reader, then the second of each, and so on.
+// Batches returns the batches of each reader in an epoch. Every file is read once,
+// from beginning to end, in an order that depends on the epoch. The trainer takes
+// the first batch of each reader, then the second of each, and so on.
 func (t Training) Batches(sizes []int64, epoch, readers int) [][]Batch {
 	rng := rand.New(rand.NewPCG(4, uint64(epoch)))
 	order := rng.Perm(len(sizes))
@@ -125,7 +124,7 @@ func (t Training) Batches(sizes []int64, epoch, readers int) [][]Batch {
 	return t.cutShares(sizes, order, readers)
 }
 
-// dealSamples deals batches of whole files.
+// dealSamples deals batches of whole files to the readers.
 func (t Training) dealSamples(sizes []int64, order []int, readers int) [][]Batch {
 	shares := make([][]Batch, readers)
 	for i := 0; i*t.Batch < len(order); i++ {
@@ -138,9 +137,8 @@ func (t Training) dealSamples(sizes []int64, order []int, readers int) [][]Batch
 	return shares
 }
 
-// cutShares deals files, each reader's share of which is one stream, and cuts the
-// streams into batches. What is left at the end of a stream is in its last
-// batch.
+// cutShares deals the files to the readers. It cuts the files of a reader, as one
+// stream, into batches. The last batch includes the remainder of the stream.
 func (t Training) cutShares(sizes []int64, order []int, readers int) [][]Batch {
 	streams := make([]stream, readers)
 	for i, file := range order {
@@ -162,25 +160,25 @@ func (t Training) cutShares(sizes []int64, order []int, readers int) [][]Batch {
 	return shares
 }
 
-// A stream is files one after the other.
+// A stream is a sequence of files.
 type stream struct {
-	files []int
-	at    int64 // in the first of them
-	left  int64 // of all
+	files  []int
+	offset int64 // of the next byte, in the first file
+	left   int64 // bytes that are not cut yet
 }
 
-// cut takes the next n bytes off the stream, which has them.
+// cut removes the first n bytes of the stream, which must have as many.
 func (s *stream) cut(sizes []int64, n int64) Batch {
 	var b Batch
 	s.left -= n
 	for n > 0 {
-		x := Extent{File: s.files[0], Offset: s.at, Length: min(n, sizes[s.files[0]]-s.at)}
+		x := Extent{File: s.files[0], Offset: s.offset, Length: min(n, sizes[s.files[0]]-s.offset)}
 		x.Last = x.Offset+x.Length == sizes[x.File]
 		b = append(b, x)
 		n -= x.Length
-		s.at += x.Length
+		s.offset += x.Length
 		if x.Last {
-			s.at, s.files = 0, s.files[1:]
+			s.offset, s.files = 0, s.files[1:]
 		}
 	}
 	return b

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What one accelerator asks for, as MLPerf's numbers come to.
+// The demand of an accelerator, in bytes per second, follows from MLPerf's numbers.
 func TestDemand(t *testing.T) {
 	want := map[string]float64{"unet3d": 3.177e9, "retinanet": 163e6, "resnet50": 204.75e6, "cosmoflow": 808.1e6}
 	for _, w := range Workloads {
@@ -17,7 +17,7 @@ func TestDemand(t *testing.T) {
 	}
 }
 
-// A smaller step asks for as many bytes in a second.
+// A smaller step has the same demand.
 func TestScaledKeepsTheDemand(t *testing.T) {
 	for _, w := range Workloads {
 		for _, scale := range []float64{0.01, 0.5, 1, 3, 10, 100} {
@@ -29,7 +29,8 @@ func TestScaledKeepsTheDemand(t *testing.T) {
 	}
 }
 
-// The dataset grows with the scale, whether steps grow or there are more.
+// The dataset grows with the scale, both when steps grow and when their number
+// grows.
 func TestScaledDataset(t *testing.T) {
 	for _, w := range Workloads {
 		one := sum(w.Scaled(1).Sizes())
@@ -50,7 +51,7 @@ func sum(sizes []int64) int64 {
 	return total
 }
 
-// At a scale that is large enough a step is that of MLPerf.
+// At a large scale, a step has the size that MLPerf defines.
 func TestScaledReachesTheRealSize(t *testing.T) {
 	for _, w := range Workloads {
 		s := w.Scaled(1000)
@@ -60,8 +61,8 @@ func TestScaledReachesTheRealSize(t *testing.T) {
 	}
 }
 
-// In each epoch every byte is in one batch, and a file is read by one reader from
-// its beginning to its end.
+// In each epoch, every byte is in one batch, and one reader reads a file from
+// beginning to end.
 func TestBatchesReadEachByteOnce(t *testing.T) {
 	for _, w := range append([]Workload{Tiering}, Workloads...) {
 		for epoch := range 3 {
@@ -95,7 +96,7 @@ func TestBatchesReadEachByteOnce(t *testing.T) {
 	}
 }
 
-// A batch has the samples of one step: the last of a reader may have up to twice
+// A batch has the samples of one step. The last batch of a reader has up to twice
 // as many.
 func TestBatchesHaveTheirSize(t *testing.T) {
 	for _, w := range Workloads {

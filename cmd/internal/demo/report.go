@@ -106,9 +106,9 @@ func (r *Report) add(e Epoch) error {
 	return err
 }
 
-// maxOnce is the greatest ratio of bytes read from the source to bytes of the
-// dataset while each byte is read once. It is above 1 because of the kernel's
-// readahead, and because the last page of a file is read as a whole.
+// maxOnce is the maximum ratio of bytes read from the source to bytes of the
+// dataset if each byte is read once. It is above 1 because of the kernel's
+// readahead and of partial pages at the ends of files.
 const maxOnce = 1.02
 
 // problems lists the expectations that an epoch does not meet.
