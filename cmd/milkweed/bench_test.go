@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/bench"
@@ -182,14 +181,7 @@ func TestBenchInterrupted(t *testing.T) {
 		return len(s.mounts()) == 2
 	})
 	folder := filepath.Dir(s.mounts()[0])
-	s.check(cmd.Process.Signal(syscall.SIGINT))
-	cmd.Wait()
-	if got := exit.Code(cmd.ProcessState.ExitCode()); got != exit.Failure {
-		t.Errorf("exit code %d, want %d", got, exit.Failure)
-	}
-	if got, want := stderr.String(), "milkweed: interrupted\n"; got != want {
-		t.Errorf("standard error: got %q, want %q", got, want)
-	}
+	s.interrupt(cmd, &stderr)
 	s.wantNoBench([]string{folder})
 }
 

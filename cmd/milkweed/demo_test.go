@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -91,15 +92,22 @@ func TestDemoInterrupted(t *testing.T) {
 		s.check(err)
 		return status.Placement.Placed > 0
 	})
+	s.interrupt(cmd, &stderr)
+	s.wantNoDemo(filepath.Dir(status.Tiers[0].Path))
+}
+
+// interrupt sends SIGINT to a command, and fails the test unless the command ends
+// and prints that it was interrupted, and nothing else.
+func (s *site) interrupt(cmd *exec.Cmd, stderr *bytes.Buffer) {
+	s.t.Helper()
 	s.check(cmd.Process.Signal(syscall.SIGINT))
 	cmd.Wait()
 	if got := exit.Code(cmd.ProcessState.ExitCode()); got != exit.Failure {
-		t.Errorf("exit code %d, want %d", got, exit.Failure)
+		s.t.Errorf("exit code %d, want %d", got, exit.Failure)
 	}
 	if got, want := stderr.String(), "milkweed: interrupted\n"; got != want {
-		t.Errorf("standard error: got %q, want %q", got, want)
+		s.t.Errorf("standard error: got %q, want %q", got, want)
 	}
-	s.wantNoDemo(filepath.Dir(status.Tiers[0].Path))
 }
 
 // A process in the mount does not keep a demo from ending, nor from removing its

@@ -189,7 +189,7 @@ func (b *benchmark) describe(ctx context.Context) {
 		Runs:             b.Runs,
 		LatencySeconds:   b.Config.Source.Latency.Seconds(),
 		SourceBandwidth:  b.Config.Source.BytesPerSecond,
-		SourceBehaviour:  "its page cache is dropped at each open and after each epoch; names have a TTL of 1s",
+		SourceBehaviour:  "the pages of a file are dropped at each open, and all pages after each epoch; names have a TTL of 1s",
 		TierFolder:       b.box.Root,
 		TierFileSystem:   fileSystem(b.box.Root),
 		Groups:           []bench.Group{},

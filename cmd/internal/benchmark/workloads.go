@@ -26,7 +26,7 @@ func (b *benchmark) workloads(ctx context.Context) (bench.Group, error) {
 	g := bench.Group{Name: "workloads", LeftOut: []string{}, Caption: []string{
 		"Based on the configurations of MLPerf Storage. One accelerator; four processes read, each with two batches in flight",
 		"(MLPerf has 8 for retinanet and resnet50). A step is one batch. Its bytes and its compute time are reduced by the same",
-		"factor, which keeps the demand. If native reading cannot meet the demand, the compute time is multiplied as shown.",
+		"factor, which keeps the demand. If native reading cannot meet the demand, it is divided by the number shown.",
 		"UTILISATION is compute time by elapsed time, from the end of the first step. stage-in copies with four processes; the",
 		"time of the copy is part of epoch 1, but not of its utilisation.",
 		"Later epochs: the mean of epochs 2 and 3. BYTES/UNPLACED: bytes read from the source by bytes that have no local copy.",

@@ -41,7 +41,7 @@ type Config struct {
 	Stderr io.Writer // receives warnings
 
 	// Progress is called at the start of each epoch. It returns a function that
-	// shows the progress of the epoch and one that ends it.
+	// shows the progress of the epoch and one that ends it. It must not be nil.
 	Progress func() (show func(control.Progress), end func())
 }
 

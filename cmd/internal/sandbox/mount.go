@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -226,10 +227,5 @@ func (m *Mount) Remove() error {
 // isMounted reports whether a file system is mounted at a point.
 func isMounted(point string) (bool, error) {
 	points, err := mounts.Below(filepath.Dir(point))
-	for _, p := range points {
-		if p == point {
-			return true, nil
-		}
-	}
-	return false, err
+	return slices.Contains(points, point), err
 }
