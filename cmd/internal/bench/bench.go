@@ -17,9 +17,9 @@ type Report struct {
 	Scale            float64   `json:"scale"`
 	Runs             int       `json:"runs"`                       // of each side of a case
 	LatencySeconds   float64   `json:"latency_seconds"`            // of each operation of the source
-	SourceBandwidth  int64     `json:"bandwidth_bytes_per_second"` // of the source, for all readers together
+	SourceBandwidth  int64     `json:"bandwidth_bytes_per_second"` // of all readers of the source
 	SourceBehaviour  string    `json:"source_behaviour"`           // a sentence about its caches
-	TierFolder       string    `json:"tier_folder"`                // contains the tiers and the native files
+	TierFolder       string    `json:"tier_folder"`                // of the tiers and the native files
 	TierFileSystem   string    `json:"tier_file_system"`
 	Groups           []Group   `json:"groups"`
 	TemporaryFolders []string  `json:"temporary_folders"` // removed at the end
@@ -47,7 +47,7 @@ const (
 type Case struct {
 	Name       string   `json:"name"`
 	Unit       Unit     `json:"unit"`
-	Bytes      int64    `json:"bytes"`      // bytes that a run reads, or the total of the sizes that it returns
+	Bytes      int64    `json:"bytes"`      // total size of the files that a run reads or stats
 	Operations int64    `json:"operations"` // operations of a run
 	Results    []Result `json:"results"`    // of each side
 }
@@ -55,7 +55,7 @@ type Case struct {
 // A Run is one measurement of a side.
 type Run struct {
 	Seconds     float64    `json:"seconds"`
-	Utilization float64    `json:"utilization,omitempty"` // of the accelerator, at most 1; 0 if none is emulated
+	Utilization float64    `json:"utilization,omitempty"` // of the accelerator, up to 1; 0 for none
 	Source      *SourceUse `json:"source,omitempty"`      // nil if the side has no source
 }
 
@@ -69,10 +69,12 @@ type SourceUse struct {
 
 // A Result summarises the runs of a side.
 type Result struct {
-	Side        string            `json:"side"`
-	Value       float64           `json:"value"` // of the median run, in the unit of the case
-	Seconds     Spread            `json:"seconds"`
-	Ratios      map[string]Spread `json:"ratios"` // time divided by that of another side, in pairs of runs; below 1 is faster
+	Side    string  `json:"side"`
+	Value   float64 `json:"value"` // of the median run, in the unit of the case
+	Seconds Spread  `json:"seconds"`
+	// Ratios has, by the name of another side, the time divided by the time of that
+	// side, in pairs of runs. A ratio below 1 is faster.
+	Ratios      map[string]Spread `json:"ratios"`
 	Utilization *Spread           `json:"utilization,omitempty"`
 	Source      *SourceUse        `json:"source,omitempty"` // of the median run
 	Runs        []Run             `json:"runs"`

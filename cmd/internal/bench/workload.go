@@ -12,7 +12,7 @@ import (
 type Workload struct {
 	Name           string
 	Accelerator    string        // the one to which Compute applies
-	NPZ            bool          // each file is a NumPy archive, of which NumPy reads the end, the head, and then all in sequence
+	NPZ            bool          // each file is a NumPy archive, read as NumPy does
 	SampleBytes    int64         // mean size of a sample
 	Deviation      int64         // standard deviation of that size
 	SamplesPerFile int           // if not 1, all samples have the same size

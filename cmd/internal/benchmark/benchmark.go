@@ -1,5 +1,5 @@
-// Package benchmark measures Milkweed on one machine, next to reading the files
-// in other ways. Package bench defines what the numbers mean and prints them.
+// Package benchmark compares Milkweed with other ways to read a dataset, on one
+// machine. Package bench computes and prints the results.
 //
 // The processes of a benchmark are the caller of Run, which makes the datasets
 // and computes; the simulated PFS (package simpfs); `milkweed mount` and `rclone

@@ -1,5 +1,5 @@
 // Package reader reads files in child processes, as the workers of a data loader
-// do. The processes measure the time and check what they read.
+// do. The processes measure the time and check sizes or checksums.
 package reader
 
 import (
@@ -51,7 +51,7 @@ type Task struct {
 	Target    string         `json:"target,omitempty"`
 	Count     int            `json:"count,omitempty"`
 	Extents   []Extent       `json:"extents,omitempty"`
-	DropFirst bool           `json:"drop_first,omitempty"` // drop the pages of Files before the task, outside of its time
+	DropFirst bool           `json:"drop_first,omitempty"` // drop the pages of Files first, untimed
 }
 
 // An Extent is a range of a file. A process keeps the file open from one extent
@@ -61,7 +61,7 @@ type Extent struct {
 	Offset int64  `json:"offset,omitempty"`
 	Length int64  `json:"length"`
 	Last   bool   `json:"last,omitempty"` // the last extent of the file
-	NPZ    bool   `json:"npz,omitempty"`  // the extent is a whole NumPy archive, which is read as NumPy does
+	NPZ    bool   `json:"npz,omitempty"`  // a whole NumPy archive, read as NumPy does
 	Drop   bool   `json:"drop,omitempty"` // drop the pages of the file after the last extent
 }
 
