@@ -2,7 +2,8 @@ package blob
 
 import (
 	"iter"
-	"slices"
+
+	"github.com/milkweedfs/milkweed/drivers/sequential"
 )
 
 const (
@@ -16,66 +17,32 @@ const (
 )
 
 // A sequentialDetector distinguishes sequential from random access to one object,
-// which several readers may share. A read does not identify its reader. The detector
-// therefore remembers one position for each reader, and attributes a read to the
-// position that it continues.
+// which several readers may share. It expires the positions of readers that stopped.
 //
 // The zero value has seen no reads. Concurrent calls need a lock.
 type sequentialDetector struct {
-	positions []position // the most recently used last
-	requested int64      // bytes, by all readers so far
-}
-
-// A position is where one reader is in an object.
-type position struct {
-	end   int64 // highest offset that the reader has requested
-	hits  int   // reads that began exactly at end
-	last  int64 // sequentialDetector.requested after the reader's last read
-	state readerState
+	tracker   sequential.Tracker[readerState]
+	requested int64 // bytes, by all readers so far
 }
 
 // observe records a read of n bytes at offset off. It returns the state of the
-// reader, which is valid until the next call, and whether that reader is
-// sequential. A read that begins within one chunk of a position belongs to the
-// same reader, because one of several concurrent reads can overtake another.
-func (d *sequentialDetector) observe(off, n int64) (state *readerState, sequential bool) {
-	i, hit := d.find(off)
-	var p position
-	switch {
-	case i >= 0:
-		p = d.positions[i]
-		d.positions = slices.Delete(d.positions, i, i+1)
-	case len(d.positions) == maxPositions:
-		d.positions = slices.Delete(d.positions, 0, 1)
-	}
-	if hit {
-		p.hits++
-	}
-	p.end = max(p.end, off+n)
+// reader and whether that reader is sequential. A read that begins within one chunk
+// of a position belongs to the same reader, because one of several concurrent reads
+// can overtake another.
+func (d *sequentialDetector) observe(off, n int64) (state *readerState, isSequential bool) {
+	d.tracker.Max, d.tracker.Behind, d.tracker.Ahead = maxPositions, chunkSize, chunkSize
+	s, _ := d.tracker.Access(off, off+n)
 	d.requested += n
-	p.last = d.requested
-	d.positions = append(d.positions, p)
-	return &d.positions[len(d.positions)-1].state, p.hits >= sequentialHits
+	s.Data.last = d.requested
+	return &s.Data, s.Exact >= sequentialHits
 }
 
-// find returns the index of the position that a read at off continues, or -1,
-// and whether the read begins exactly at its end.
-func (d *sequentialDetector) find(off int64) (i int, hit bool) {
-	i = slices.IndexFunc(d.positions, func(p position) bool { return off == p.end })
-	if i >= 0 {
-		return i, true
-	}
-	near := func(p position) bool { return max(off-p.end, p.end-off) <= chunkSize }
-	return slices.IndexFunc(d.positions, near), false
-}
-
-// active iterates over the readers that have not expired: the end of the
-// position of each, and its state.
+// active iterates over the readers that have not expired: the end of the position
+// of each, and its state.
 func (d *sequentialDetector) active() iter.Seq2[int64, *readerState] {
 	return func(yield func(int64, *readerState) bool) {
-		for i := range d.positions {
-			p := &d.positions[i]
-			if d.requested-p.last < positionExpiry && !yield(p.end, &p.state) {
+		for _, s := range d.tracker.Streams() {
+			if d.requested-s.Data.last < positionExpiry && !yield(s.Next, &s.Data) {
 				return
 			}
 		}

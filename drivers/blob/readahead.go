@@ -38,7 +38,8 @@ type chunk struct {
 
 // A readerState is the read-ahead state of one reader of an object.
 type readerState struct {
-	run int64 // chunks in the last run; 0 if there was none
+	run  int64 // chunks in the last run; 0 if there was none
+	last int64 // sequentialDetector.requested after the last read
 }
 
 // A window is the part of one object that is in memory. The zero value is the

@@ -6,9 +6,10 @@ import "slices"
 
 // A Stream is one sequential sequence of accesses.
 type Stream[T any] struct {
-	Next int64 // the position after the furthest access
-	Hits int   // accesses that continued the stream
-	Data T     // for the caller
+	Next  int64 // the position after the furthest access
+	Hits  int   // accesses that continued the stream
+	Exact int   // those of them that began at Next
+	Data  T     // for the caller
 }
 
 // A Tracker assigns accesses to streams. The zero value tracks nothing; Max must be
@@ -41,6 +42,9 @@ func (t *Tracker[T]) Access(start, end int64) (s *Stream[T], continues bool) {
 		return s, false
 	}
 	s = t.streams[i]
+	if start == s.Next {
+		s.Exact++
+	}
 	t.streams = append(slices.Delete(t.streams, i, i+1), s)
 	s.Next = max(s.Next, end)
 	s.Hits++

@@ -28,6 +28,9 @@ func TestTracker(t *testing.T) {
 			t.Errorf("access %d: its stream is not the latest", i)
 		}
 	}
+	if got := tracker.Latest().Exact; got != 0 {
+		t.Errorf("a stream of one access has %d exact ones", got)
+	}
 	if got := len(tracker.Streams()); got != 2 {
 		t.Errorf("%d streams, want 2", got)
 	}
@@ -44,11 +47,11 @@ func TestExactStreamFirst(t *testing.T) {
 	a.Data = "a"
 	b, _ := tracker.Access(30, 42)
 	b.Data = "b"
-	tracker.Access(25, 33) // of b: 33 is the furthest still at 42
+	tracker.Access(33, 36) // of b, overtaken
 	if s, _ := tracker.Access(10, 38); s.Data != "a" {
 		t.Errorf("got stream %q, want a", s.Data)
 	}
-	if s, continues := tracker.Access(42, 50); !continues || s.Data != "b" {
-		t.Errorf("got stream %q, want b", s.Data)
+	if s, continues := tracker.Access(42, 50); !continues || s.Data != "b" || s.Hits != 2 || s.Exact != 1 {
+		t.Errorf("got stream %q with %d hits, %d exact; want b with 2, 1", s.Data, s.Hits, s.Exact)
 	}
 }
