@@ -293,16 +293,17 @@ func (e *Entry) change(f func(uint32) uint32) {
 // long one may have to move a million names for it. When the short one has
 // grown to the square root of the long one it is merged.
 type directory struct {
-	mu      sync.RWMutex // guards the following, and the attributes of what is in the directory
-	sorted  []*Entry     // by name
-	extra   []*Entry     // by name: those not in sorted
-	shared  bool         // sorted was given out, and must not be changed in place
-	known   bool         // all names were known at some time
-	failed  uint32       // when the last listing failed, if known, by Container.now, of a source that Lists; 0: it has not
-	version uint64       // counts changes of what entries there are
-	listed  uint32       // when all names were last known, by Container.now; 0: they are not
-	asked   uint32       // counts the parts of listings that were asked for, of a source that Lists
-	flight  *flight      // the load that is under way; nil: none is
+	mu       sync.RWMutex // guards the following, and the attributes of what is in the directory
+	sorted   []*Entry     // by name
+	extra    []*Entry     // by name: those not in sorted
+	shared   bool         // sorted was given out, and must not be changed in place
+	known    bool         // all names were known at some time
+	failed   uint32       // when the last listing failed, if known, by Container.now, of a source that Lists; 0: it has not
+	version  uint32       // counts changes of what entries there are
+	removals uint32       // counts entries that have lost their name
+	listed   uint32       // when all names were last known, by Container.now; 0: they are not
+	asked    uint32       // counts the parts of listings that were asked for, of a source that Lists
+	flight   *flight      // the load that is under way; nil: none is
 
 	// Names without an entry for which a source that Lists is asked by a Stat,
 	// whatever its listing has said; and what asked was when that began.
@@ -372,6 +373,13 @@ func (d *directory) find(name string) (e *Entry, listed uint32, doubt bool) {
 	defer d.mu.RUnlock()
 	_, doubt = d.doubts[name]
 	return d.get(name), d.listed, doubt
+}
+
+// removed returns the number of entries that have lost their name.
+func (d *directory) removed() uint32 {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.removals
 }
 
 // progress returns how far f has come, and whether all names were known at some
@@ -482,7 +490,7 @@ func (d *directory) all() []*Entry {
 
 // listing returns all there is; d.mu must be held for writing.
 func (d *directory) listing() Listing {
-	return Listing{Entries: d.all(), Version: d.version + 1}
+	return Listing{Entries: d.all(), Version: uint64(d.version) + 1}
 }
 
 // replace makes entries, one of each name, all there is, with what was found

@@ -291,7 +291,7 @@ func (c *Container) vanished(ctx context.Context, dir *Entry, err error) error {
 // listParts lists dir, and takes in what comes.
 func (c *Container) listParts(ctx context.Context, dir *Entry) error {
 	name := dir.Path()
-	a := &arrivals{c: c, dir: dir, copies: c.copies(ctx, dir.CopyName())}
+	a := &arrivals{c: c, dir: dir, copies: c.copies(ctx, dir)}
 	a.begin()
 	if err := c.source.List(ctx, name, a.add); err != nil {
 		return err
@@ -366,11 +366,10 @@ func (a *arrivals) entry(info drivers.Info) *Entry {
 		old.checked.Store(a.at)
 		return old
 	}
-	e := a.c.newEntry(a.dir, info, a.at)
-	e.locate(a.copies.of(info.Name), a.copies.unverified)
+	e := makeEntry(a.dir, info, a.at)
+	a.c.addVersion(e, old, a.copies.of(info.Name))
 	d.put(e)
 	if old != nil {
-		e.setBits(unverified) // old may have been placed since the tiers were asked
 		a.c.supersede(old)
 	}
 	return e

@@ -268,26 +268,41 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, at
 	}
 	d.mu.Unlock()
 
-	// The tiers are asked without the lock. If somebody else was faster,
-	// that entry wins.
-	e := c.newEntry(dir, info, at)
-	c.locate(ctx, e)
+	// The tiers are examined without the lock. If another goroutine was faster, its entry
+	// wins.
+	e := makeEntry(dir, info, at)
+	found := c.locate(ctx, e)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.get(info.Name)
 	switch {
 	case dir.Stale(): // or e would never be dropped
-		c.drop(e)
 		return nil, syscall.ESTALE
 	case now != nil && (now != old || c.outdated(at, now)):
-		c.drop(e)
 		return now, nil
 	}
+	c.addVersion(e, now, found)
 	d.put(e)
 	if now != nil {
 		c.supersede(now)
 	}
 	return e, nil
+}
+
+// addVersion gives e, which describes a version that the container has not seen before, its
+// ID and its level. old is the entry that e's name has until now, or nil; found are the
+// copies that the tiers had under the name. The caller holds the lock of the directory and
+// puts e in the place of old.
+//
+// A fill of an earlier version may have published its copy since the tiers were examined.
+// No tier had it then, and it is outdated now, so e is Unverified if an earlier version has
+// lost the name since, or loses it to e.
+func (c *Container) addVersion(e, old *Entry, found located) {
+	c.table.add(e)
+	e.locate(found.copies, found.unverified)
+	if old != nil || e.parent.dir.removals != found.removals {
+		e.setBits(unverified)
+	}
 }
 
 // A Listing is what was in a directory at one time.
@@ -353,7 +368,7 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 	if len(infos) == 0 && c.sourceLost(ctx) {
 		return syscall.ESTALE
 	}
-	copies := c.copies(ctx, dir.CopyName())
+	copies := c.copies(ctx, dir)
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -365,15 +380,16 @@ func (c *Container) load(ctx context.Context, dir *Entry) error {
 		if !validName(info.Name) {
 			continue // no driver should, and no kernel could, say this
 		}
-		e := d.get(info.Name)
+		old := d.get(info.Name)
+		e := old
 		switch {
-		case e != nil && e.checked.Load() > at: // a lookup knows better
-		case e != nil && e.is(info):
-			e.set(info)
-			e.checked.Store(at)
+		case old != nil && old.checked.Load() > at: // a lookup has a later answer
+		case old != nil && old.is(info):
+			old.set(info)
+			old.checked.Store(at)
 		default:
-			e = c.newEntry(dir, info, at)
-			e.locate(copies.of(info.Name), copies.unverified)
+			e = makeEntry(dir, info, at)
+			c.addVersion(e, old, copies.of(info.Name))
 		}
 		seen = append(seen, e)
 	}
@@ -437,26 +453,37 @@ func (h heldCopy) info() drivers.Info {
 	return drivers.Info{Mode: h.mode, Size: h.size, Mtime: time.Unix(h.mtime, int64(h.mtimeN))}
 }
 
-// The copies are what the tiers hold of a directory.
+// located are the copies that the tiers had under one name.
+type located struct {
+	copies     []heldCopy // the fastest first
+	unverified bool       // a tier did not answer
+	removals   uint32     // directory.removals before the tiers were examined
+}
+
+// The copies are those that the tiers had of the files in a directory.
 type copies struct {
 	tiers      []map[string]heldCopy // by name
-	unverified bool                  // a tier did not say
+	unverified bool                  // a tier did not answer
+	removals   uint32                // directory.removals before the tiers were examined
 }
 
-// of returns what the tiers hold under a name, the fastest first.
-func (c *copies) of(name string) (held []heldCopy) {
+// of returns the copies under a name.
+func (c *copies) of(name string) located {
+	l := located{unverified: c.unverified, removals: c.removals}
 	for _, t := range c.tiers {
 		if h, ok := t[name]; ok {
-			held = append(held, h)
+			l.copies = append(l.copies, h)
 		}
 	}
-	return held
+	return l
 }
 
-// copies asks every tier for what it holds of a directory.
-func (c *Container) copies(ctx context.Context, dir string) (all copies) {
+// copies lists a directory in every tier. The lock of the directory must not be held.
+func (c *Container) copies(ctx context.Context, dir *Entry) copies {
+	all := copies{removals: dir.dir.removed()}
+	name := dir.CopyName()
 	for _, t := range c.levels.Tiers() {
-		infos, err := t.ReadDir(ctx, dir)
+		infos, err := t.ReadDir(ctx, name)
 		if err != nil && !isAbsent(err) {
 			all.unverified = true
 		}
@@ -469,26 +496,23 @@ func (c *Container) copies(ctx context.Context, dir string) (all copies) {
 	return all
 }
 
-// locate asks every tier whether it holds a copy of e.
-func (c *Container) locate(ctx context.Context, e *Entry) {
+// locate looks for copies of e in every tier. The lock of e's directory must not be held.
+func (c *Container) locate(ctx context.Context, e *Entry) located {
+	l := located{removals: e.parent.dir.removed()}
 	if !e.placeable() {
-		return
+		return l
 	}
-	var (
-		held       []heldCopy
-		unverified bool
-		name       = e.CopyName()
-	)
+	name := e.CopyName()
 	for _, t := range c.levels.Tiers() {
 		info, err := t.Stat(ctx, name)
 		switch {
 		case err == nil:
-			held = append(held, makeHeldCopy(t.Level(), info))
+			l.copies = append(l.copies, makeHeldCopy(t.Level(), info))
 		case !isAbsent(err):
-			unverified = true
+			l.unverified = true
 		}
 	}
-	e.locate(held, unverified)
+	return l
 }
 
 // isAbsent reports whether err says that a tier holds no such name.
@@ -583,8 +607,10 @@ func (c *Container) forget(d *directory, e *Entry) {
 }
 
 // supersede drops e, whose name has another entry now or none, and has the
-// kernel told if it knows e. What is below e the kernel reaches by this name.
+// kernel told if it knows e. What is below e the kernel reaches by this name. The lock of
+// e's directory must be held.
 func (c *Container) supersede(e *Entry) {
+	e.parent.dir.removals++
 	c.drop(e)
 	if e.lookups.Load() > 0 {
 		c.stale.add(e)

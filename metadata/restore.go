@@ -68,7 +68,7 @@ func (c *Container) recall(ctx context.Context, dir *Entry) error {
 		return err
 	}
 	listed, entries := c.remember(dir)
-	copies := c.copies(ctx, dir.CopyName())
+	copies := c.copies(ctx, dir)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer d.end(nil)
@@ -80,8 +80,7 @@ func (c *Container) recall(ctx context.Context, dir *Entry) error {
 		return nil
 	}
 	for _, e := range entries {
-		c.table.add(e)
-		e.locate(copies.of(e.Name()), copies.unverified)
+		c.addVersion(e, nil, copies.of(e.Name()))
 	}
 	d.sorted, d.version = entries, d.version+1
 	if listed != 0 {
