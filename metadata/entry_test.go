@@ -4,13 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,215 +18,12 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// Of thousands who claim a file at once, one is told true.
-func TestClaim(t *testing.T) {
-	w := newWorld(t, time.Hour)
-	w.source.Put("f", []byte("x"))
-	e := w.get(t, "f")
-	for round := range 3 {
-		var winners atomic.Int64
-		var wg sync.WaitGroup
-		for range 2000 {
-			wg.Go(func() {
-				if e.Claim() {
-					winners.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		if got := winners.Load(); got != 1 || !e.Claimed() {
-			t.Errorf("round %d: %d claimed the file, want 1", round, got)
-		}
-		e.Release()
-	}
-	if !e.Claim() {
-		t.Error("not claimed after a release")
-	}
-	e.Publish(2)
-	if e.Claim() || e.Claimed() || e.Level() != 2 {
-		t.Errorf("after a copy is published: level %d, claimed %v", e.Level(), e.Claimed())
-	}
-}
-
-func TestNothingToClaim(t *testing.T) {
-	w := newWorld(t, time.Hour)
-	w.source.Put("empty", nil)
-	w.source.Mkdir("dir")
-	w.source.Symlink("empty", "link")
-	w.source.Special("pipe", syscall.S_IFIFO)
-	w.source.Put("gone", []byte("x"))
-	w.Changed(w.get(t, "gone"))
-	for _, name := range []string{".", "empty", "dir", "link", "pipe"} {
-		if w.get(t, name).Claim() {
-			t.Errorf("%s: claimed", name)
-		}
-	}
-}
-
-// Of thousands who find that a copy is gone, one brings the news.
-func TestDemote(t *testing.T) {
-	w := newWorld(t, time.Hour)
-	w.source.Put("f", []byte("x"))
-	e := w.get(t, "f")
-	e.Publish(1)
-	if e.Demote(2) || e.Level() != 1 {
-		t.Error("demoted from a level that it was not on")
-	}
-	var news atomic.Int64
-	var wg sync.WaitGroup
-	for range 2000 {
-		wg.Go(func() {
-			if e.Demote(1) {
-				news.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	if got := news.Load(); got != 1 || e.Level() != tiers.AtSource || !e.Unverified() {
-		t.Errorf("%d brought the news, level %d", got, e.Level())
-	}
-	e.Publish(1)
-	w.Changed(e)
-	if e.Demote(1) || e.Level() != tiers.AtSource {
-		t.Error("the copy of a stale entry is news")
-	}
-}
-
-func TestSkip(t *testing.T) {
-	w := newWorld(t, time.Hour)
-	w.source.Put("f", []byte("x"))
-	e := w.get(t, "f")
-	if !e.Skip() || e.Skip() {
-		t.Error("skipped not once")
-	}
-	e.Publish(1)
-	if !e.Skip() {
-		t.Error("not skipped again after it was placed")
-	}
-}
-
-// Finding where a file is takes no lock.
-func TestLevelTakesNoLock(t *testing.T) {
-	w := newWorld(t, time.Hour)
-	w.source.Put("d/f", []byte("x"))
-	e := w.get(t, "d/f")
-	for d := e.Parent(); ; d = d.Parent() {
-		d.dir.mu.Lock()
-		defer d.dir.mu.Unlock()
-		if d == w.Root() {
-			break
-		}
-	}
-	w.table.mu.Lock()
-	defer w.table.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		got := w.Get(e.ID())
-		got.Claim()
-		got.Publish(1)
-		if got.Level() != 1 || got.Path() != "d/f" || got.Size() != 1 || got.Stale() {
-			t.Errorf("got level %d of %s", got.Level(), got.Path())
-		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Error("waits for a lock")
-	}
-}
-
-// named returns an entry of which no more matters than its name.
+// named returns an entry with a name and no other attributes.
 func named(name string, parent *Entry) *Entry {
 	return makeEntry(parent, drivers.Info{Name: name, Mode: syscall.S_IFREG}, 0)
 }
 
-// A directory does as a map does, and what was given out does not change.
-func TestDirectoryIsAMap(t *testing.T) {
-	for seed := range uint64(200) {
-		rng := rand.New(rand.NewPCG(seed, 3))
-		d, model := new(directory), make(map[string]*Entry)
-		var given, asGiven [][]*Entry
-		fresh := func() *Entry { return named(fmt.Sprint(rng.IntN(20)), nil) }
-		for range 100 {
-			switch rng.IntN(8) {
-			case 0:
-				var all []*Entry
-				now := make(map[string]*Entry)
-				for range rng.IntN(20) {
-					e := fresh()
-					if old := model[e.Name()]; old != nil && rng.IntN(2) == 0 {
-						e = old
-					}
-					if now[e.Name()] == nil {
-						now[e.Name()] = e
-						all = append(all, e)
-					}
-				}
-				at := uint32(rng.IntN(3))
-				var gone []*Entry
-				for name, e := range model {
-					switch {
-					case now[name] == nil && e.checked.Load() > at:
-						now[name] = e
-					case now[name] != e:
-						gone = append(gone, e)
-					}
-				}
-				got := d.replace(all, at)
-				if len(got) != len(gone) || len(got) > 0 && slices.ContainsFunc(gone, func(e *Entry) bool { return !slices.Contains(got, e) }) {
-					t.Fatalf("seed %d: replace gave back %d entries, want %d", seed, len(got), len(gone))
-				}
-				model = now
-			case 1, 2:
-				e := fresh()
-				d.delete(e.Name())
-				delete(model, e.Name())
-			case 3:
-				got := d.all()
-				want := slices.SortedFunc(maps.Values(model), func(a, b *Entry) int { return strings.Compare(a.Name(), b.Name()) })
-				if !slices.Equal(got, want) {
-					t.Fatalf("seed %d: got %d entries, want %d", seed, len(got), len(want))
-				}
-				given, asGiven = append(given, got), append(asGiven, want)
-			default:
-				e := fresh()
-				e.checked.Store(uint32(rng.IntN(4)))
-				d.put(e)
-				model[e.Name()] = e
-			}
-			for i := range 20 {
-				if name := fmt.Sprint(i); d.get(name) != model[name] {
-					t.Fatalf("seed %d: %s is wrong", seed, name)
-				}
-			}
-		}
-		for i := range given {
-			if !slices.Equal(given[i], asGiven[i]) {
-				t.Fatalf("seed %d: what was given out has changed", seed)
-			}
-		}
-	}
-}
-
-// Names that are looked up in any order are found in order.
-func TestDirectoryGrows(t *testing.T) {
-	const n = 20_000
-	d := new(directory)
-	for _, i := range rand.Perm(n) {
-		d.put(named(fmt.Sprintf("%08d", i), nil))
-	}
-	if got := len(d.extra); got*got > 2*n {
-		t.Errorf("%d names are not merged", got)
-	}
-	for i, e := range d.all() {
-		if want := fmt.Sprintf("%08d", i); e.Name() != want {
-			t.Fatalf("got %s, want %s", e.Name(), want)
-		}
-	}
-}
-
-// The attributes may be read while the source is asked for them again.
+// The attributes may be read while they are refreshed.
 func TestInfoWhileRefreshed(t *testing.T) {
 	w := newWorld(t, 0)
 	w.source.Put("d/f", []byte("content"))
@@ -252,7 +46,7 @@ func TestInfoWhileRefreshed(t *testing.T) {
 	wg.Wait()
 }
 
-// made keeps what TestEntrySize makes.
+// made keeps the entry of TestEntrySize on the heap.
 var made *Entry
 
 func TestEntrySize(t *testing.T) {
@@ -262,7 +56,8 @@ func TestEntrySize(t *testing.T) {
 	if got := unsafe.Sizeof(directory{}); got > 128 {
 		t.Errorf("a directory is %d bytes, more than a size class of 128", got)
 	}
-	// The name is the driver's own, and a version shares one string with it.
+	// An entry without a version uses the driver's string of the name. With a version, name and
+	// version share one new string.
 	for version, want := range map[string]float64{"": 1, strings.Repeat("v", 32): 2} {
 		info := drivers.Info{Name: "img_00000001", Version: version, Mode: syscall.S_IFREG}
 		if got := testing.AllocsPerRun(100, func() { made = makeEntry(nil, info, 0) }); got != want {
@@ -274,7 +69,7 @@ func TestEntrySize(t *testing.T) {
 	}
 }
 
-// A flat driver is one directory of n files.
+// A flat driver has one directory of n files.
 type flat struct {
 	drivers.Driver
 	n int
@@ -298,8 +93,8 @@ func (f flat) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	return drivers.Info{Mode: syscall.S_IFREG | 0o644, Nlink: 1, Size: 1}, nil
 }
 
-// BenchmarkMillion loads a directory of a million files, in the two ways in
-// which that happens, and reports what an entry costs in memory.
+// BenchmarkMillion loads a directory of a million files by listing and by lookups, and
+// reports the memory that an entry takes.
 func BenchmarkMillion(b *testing.B) {
 	const n = 1_000_000
 	source := flat{drivertest.NewMem(0), n}

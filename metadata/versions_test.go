@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"path"
 	"sync"
 	"testing"
 	"time"
@@ -8,55 +9,94 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// A fill of the old version of a file may publish its copy after the tiers were examined
-// and before the new version takes its place in the directory. The new entry must be
-// Unverified: otherwise the outdated copy is never removed, and while the tier is full the
-// file is read from the source.
+// The test below runs with every way in which a new version of a file can be found. A fill of
+// the old version publishes its copy after tier 1 was examined, and before the new version
+// takes its place in the directory. The new entry must be Unverified: otherwise the outdated
+// copy is never removed, and while the tier is full the file is read from the source.
+//
+// In the variant "removed" the old entry loses its name before the new one takes it.
+var placedWhileLoaded = []struct {
+	how  string
+	op   drivertest.Op // the operation by which it examines the tiers
+	find func(t *testing.T, w *world, name string)
+}{
+	{"lookup", drivertest.OpStat, func(t *testing.T, w *world, name string) { w.get(t, name) }},
+	{"list", drivertest.OpReadDir, func(t *testing.T, w *world, name string) { w.list(t, path.Dir(name)) }},
+}
+
 func TestPlacedAndChangedWhileLoaded(t *testing.T) {
-	for _, c := range []struct {
-		how string        // how the new version is found
-		op  drivertest.Op // the operation by which that examines the tiers
-		run func(w *world, t *testing.T)
-	}{
-		{"lookup", drivertest.OpStat, func(w *world, t *testing.T) { w.get(t, "d/f") }},
-		{"list", drivertest.OpReadDir, func(w *world, t *testing.T) { w.list(t, "d") }},
-	} {
-		for _, invalidated := range []bool{false, true} {
-			name := c.how
-			if invalidated {
-				name += ", invalidated"
-			}
-			t.Run(name, func(t *testing.T) {
+	for _, c := range placedWhileLoaded {
+		for _, how := range []string{"replaced", "removed"} {
+			t.Run(c.how+", "+how, func(t *testing.T) {
 				inBubble(t, time.Minute, func(t *testing.T, w *world) {
 					w.source.Put("d/f", []byte("content"))
 					old := w.get(t, "d/f")
-					mtime := old.Info().Mtime
 					time.Sleep(time.Minute)
 					w.get(t, "d")
 					w.source.Put("d/f", []byte("new"))
-					w.down[2].Add(drivertest.Rule{Op: c.op, Name: "d*", Delay: 100 * time.Millisecond})
-					w.down[2].Add(drivertest.Rule{Op: c.op, Name: "d/*", Delay: 100 * time.Millisecond})
-					var wg sync.WaitGroup
-					wg.Go(func() { c.run(w, t) })
-					time.Sleep(50 * time.Millisecond) // tier 1 has answered, tier 2 has not
-					w.tier[1].PutAt("d/f", []byte("content"), mtime)
-					if !old.Claim() {
-						t.Fatal("the old version is not claimed")
+					for _, name := range []string{"d", "d/f"} {
+						w.down[2].Add(drivertest.Rule{Op: c.op, Name: name, Delay: 100 * time.Millisecond})
 					}
-					old.Publish(1)
-					if invalidated {
+					var wg sync.WaitGroup
+					wg.Go(func() { c.find(t, w, "d/f") })
+					time.Sleep(50 * time.Millisecond) // tier 1 has replied, tier 2 has not
+					publish(t, w, old)
+					if how == "removed" {
 						w.Changed(old)
 					}
 					wg.Wait()
-					e := w.get(t, "d/f")
-					if e == old || !old.Stale() || e.Size() != 3 {
-						t.Fatal("the new version was not found")
-					}
-					if !e.Unverified() {
-						t.Error("the new version is not Unverified, though tier 1 holds a copy of the old one")
-					}
+					wantVerification(t, w, old)
 				})
 			})
 		}
+	}
+}
+
+// The same while the directory is listed in pages.
+func TestPlacedAndChangedWhileListed(t *testing.T) {
+	for _, how := range []string{"replaced", "removed"} {
+		t.Run(how, func(t *testing.T) {
+			inBucket(t, time.Minute, 30, 1, func(t *testing.T, w *bucketWorld) {
+				w.list(t, "d")
+				old := w.get(t, "d/"+file(29))
+				time.Sleep(2 * time.Minute)
+				w.source.Put(old.Path(), []byte("new"))
+				var wg sync.WaitGroup
+				wg.Go(func() { w.list(t, "d") })
+				time.Sleep(time.Second) // the tiers have replied, and the page has not arrived
+				publish(t, w.world, old)
+				if how == "removed" {
+					w.Changed(old)
+				}
+				wg.Wait()
+				wantVerification(t, w.world, old)
+			})
+		})
+	}
+}
+
+// publish makes a copy of e on tier 1, as a fill does.
+func publish(t *testing.T, w *world, e *Entry) {
+	t.Helper()
+	if !e.Claim() {
+		t.Fatalf("%s: Claim failed", e.Path())
+	}
+	w.tier[1].PutAt(e.CopyName(), []byte("content"), e.Info().Mtime)
+	e.Publish(1)
+}
+
+// wantVerification checks that the name of old has a new version, which the next fill
+// verifies.
+func wantVerification(t *testing.T, w *world, old *Entry) {
+	t.Helper()
+	e := w.get(t, old.Path())
+	if e == old || !old.Stale() || e.Size() != 3 {
+		t.Fatal("the new version was not found")
+	}
+	if !e.Unverified() || !e.Claim() {
+		t.Errorf("got unverified %v, claimed %v; tier 1 holds a copy of the old version", e.Unverified(), e.Claimed())
+	}
+	if e.Verified(); e.Unverified() {
+		t.Error("still Unverified after Verified")
 	}
 }

@@ -123,7 +123,7 @@ func TestNamesAreKept(t *testing.T) {
 
 	s.check(os.WriteFile(names, []byte("mine"), 0o600))
 	r := s.try("mount", "-o", "metadata_snapshot="+names, "--tier", "tier1:"+s.tier(1)+":64MiB", s.source, s.point)
-	if r.code == 0 || !strings.Contains(r.stderr, "not a saved name space") {
+	if r.code == 0 || !strings.Contains(r.stderr, "not a metadata snapshot") {
 		t.Errorf("exit code %d, %s", r.code, r.stderr)
 	}
 	if got, err := os.ReadFile(names); string(got) != "mine" {

@@ -20,9 +20,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// again makes another container for the world's source, as the next process
-// would.
-func (w *world) again(t testing.TB) *world {
+// newProcess returns a world with another container for the same source and tiers.
+func (w *world) newProcess(t testing.TB) *world {
 	t.Helper()
 	c, err := New(bg, w.levels, Options{TTL: w.ttl}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -34,22 +33,22 @@ func (w *world) again(t testing.TB) *world {
 	return &next
 }
 
-// restarted saves the names and restores them to another container.
-func (w *world) restarted(t testing.TB) *world {
+// restart saves a snapshot and starts another container with it.
+func (w *world) restart(t testing.TB) *world {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "names")
+	path := filepath.Join(t.TempDir(), "snapshot")
 	if err := w.SaveSnapshot(path, "src"); err != nil {
 		t.Fatal(err)
 	}
-	next := w.again(t)
-	if err := next.restore(path, "src"); err != nil {
+	next := w.newProcess(t)
+	if err := next.openSnapshot(path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	return next
 }
 
-// tree returns all that a container says of its names, but for the root, which
-// New asks for.
+// tree returns the attributes of all entries by path, except those of the root, which New
+// requests.
 func tree(t testing.TB, c *Container) map[string]drivers.Info {
 	t.Helper()
 	all := make(map[string]drivers.Info)
@@ -77,17 +76,17 @@ func wantTree(t testing.TB, got, want map[string]drivers.Info) {
 	}
 }
 
-// asked returns how often the source has been asked for names.
-func (w *world) asked() int64 {
+// requests returns the number of requests for names to the source.
+func (w *world) requests() int64 {
 	s := w.levels.Source().Stats()
 	return s.Stats + s.ReadDirs
 }
 
-// odd fills a world with what names and attributes can be.
-func (w *world) odd() {
+// fillVaried creates files with unusual names and attributes.
+func (w *world) fillVaried() {
 	for i, name := range []string{"plain", "d/not\xffutf8\x80", "d/" + strings.Repeat("n", 255), "d/e/späß", "d/a b\nc", "z/1", "z/2"} {
-		at := time.Unix(int64(i-2)*1e9, int64(i)*111111111) // some before 1970
-		w.source.PutAt(name, make([]byte, i), at)
+		mtime := time.Unix(int64(i-2)*1e9, int64(i)*111111111) // some before 1970
+		w.source.PutAt(name, make([]byte, i), mtime)
 		w.source.Chmod(name, uint32(0o400+i))
 	}
 	w.source.Mkdir("empty")
@@ -95,23 +94,23 @@ func (w *world) odd() {
 	w.source.Special("pipe", syscall.S_IFIFO)
 }
 
-// What was saved is known again, with all its attributes and without asking
-// the source; levels are what the tiers hold now.
-func TestSavedNames(t *testing.T) {
+// Another container has all names and attributes of the snapshot without a request to the
+// source. The levels are those of the copies that the tiers hold now.
+func TestSnapshot(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
-		w.odd()
+		w.fillVaried()
 		want := tree(t, w.Container)
-		next := w.restarted(t)
+		next := w.restart(t)
 		info := want["z/2"]
 		w.tier[2].PutAt("z/2", make([]byte, info.Size), info.Mtime)
-		before := w.asked()
+		before := w.requests()
 		wantTree(t, tree(t, next.Container), want)
-		wantAbsent(t, next, "d/absent")
+		wantMissing(t, next, "d/absent")
 		if e := next.get(t, "z/2"); e.Level() != 2 || next.Get(e.ID()) != e || e.Stale() {
 			t.Errorf("z/2: got level %d", e.Level())
 		}
-		if got := w.asked() - before; got != 0 {
-			t.Errorf("asked the source %d times", got)
+		if got := w.requests() - before; got != 0 {
+			t.Errorf("%d requests to the source, want 0", got)
 		}
 		if got := next.Len(); got != len(want)+1 {
 			t.Errorf("entries: got %d, want %d", got, len(want)+1)
@@ -119,7 +118,7 @@ func TestSavedNames(t *testing.T) {
 	})
 }
 
-func TestSavedHundredThousandNames(t *testing.T) {
+func TestSnapshotHundredThousandNames(t *testing.T) {
 	const dirs, files = 100, 1000
 	w := newWorld(t, time.Hour)
 	for i := range dirs {
@@ -128,105 +127,105 @@ func TestSavedHundredThousandNames(t *testing.T) {
 		}
 	}
 	want := tree(t, w.Container)
-	next := w.restarted(t)
+	next := w.restart(t)
 	if got := next.Len(); got != 1 {
-		t.Errorf("%d entries are loaded before one is wanted", got)
+		t.Errorf("%d entries are loaded before the first lookup", got)
 	}
-	before := w.asked()
+	before := w.requests()
 	next.get(t, "d07/f123")
 	if got, want := next.Len(), 1+dirs+files; got != want {
-		t.Errorf("after a lookup %d entries are loaded, want %d", got, want)
+		t.Errorf("%d entries are loaded after a lookup, want %d", got, want)
 	}
 	wantTree(t, tree(t, next.Container), want)
-	if got := w.asked() - before; got != 0 {
-		t.Errorf("asked the source %d times", got)
+	if got := w.requests() - before; got != 0 {
+		t.Errorf("%d requests to the source, want 0", got)
 	}
 }
 
-// What was saved is believed for as long as if there had been no restart.
-func TestSavedIsBelievedForTTL(t *testing.T) {
+// The TTL continues over a restart.
+func TestSnapshotTTL(t *testing.T) {
 	inBubble(t, 10*time.Second, func(t *testing.T, w *world) {
 		w.source.Put("d/f", nil)
 		tree(t, w.Container)
 		time.Sleep(4 * time.Second)
-		next := w.restarted(t)
+		next := w.restart(t)
 		time.Sleep(4 * time.Second)
 		w.source.Put("d/g", nil)
 		if got := next.list(t, "d"); got != "f" {
-			t.Errorf("within the time: got %s, want f", got)
+			t.Errorf("within the TTL: got %s, want f", got)
 		}
 		if got := next.TTL(next.get(t, "d/f")); got > 2*time.Second || got < time.Second {
-			t.Errorf("believed for %v more, want 2 s", got)
+			t.Errorf("TTL: got %v, want 2 s", got)
 		}
 		time.Sleep(2 * time.Second)
 		if got := next.list(t, "d"); got != "f g" {
-			t.Errorf("after the time: got %s, want f g", got)
+			t.Errorf("after the TTL: got %s, want f g", got)
 		}
 	})
 }
 
-// Restarts do not make what is known younger, also of what nobody looks at.
-func TestSavedOften(t *testing.T) {
+// The TTL continues over several restarts, also that of directories that are never loaded.
+func TestSnapshotSavedOften(t *testing.T) {
 	inBubble(t, time.Minute, func(t *testing.T, w *world) {
-		w.odd()
+		w.fillVaried()
 		want := tree(t, w.Container)
-		asked := w.asked()
+		requests := w.requests()
 		for range 4 {
 			time.Sleep(10 * time.Second)
-			w = w.restarted(t)
-			w.get(t, "d/e") // loads some, and not all
-			asked++         // by New
+			w = w.restart(t)
+			w.get(t, "d/e") // loads some directories
+			requests++      // by New
 		}
 		wantTree(t, tree(t, w.Container), want)
-		if got := w.asked(); got != asked {
-			t.Errorf("asked the source %d times", got-asked)
+		if got := w.requests(); got != requests {
+			t.Errorf("%d requests to the source, want 0", got-requests)
 		}
 		time.Sleep(21 * time.Second)
 		w.source.Put("z/3", nil)
 		if got := w.list(t, "z"); got != "1 2 3" {
-			t.Errorf("after the time: got %s", got)
+			t.Errorf("after the TTL: got %s, want 1 2 3", got)
 		}
 	})
 }
 
-// Of a directory that was not listed the names are saved that were looked up,
-// and others are asked for.
-func TestSavedLookups(t *testing.T) {
+// The snapshot of a directory that was not listed has the names that were looked up. Others
+// are requested from the source.
+func TestSnapshotOfLookups(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.source.Put("d/f", nil)
 		w.source.Put("d/g", nil)
 		w.get(t, "d/f")
-		next := w.restarted(t)
-		before := w.asked()
+		next := w.restart(t)
+		before := w.requests()
 		next.get(t, "d/f")
-		if got := w.asked() - before; got != 0 {
-			t.Errorf("asked the source %d times", got)
+		if got := w.requests() - before; got != 0 {
+			t.Errorf("%d requests to the source, want 0", got)
 		}
 		next.get(t, "d/g")
-		wantAbsent(t, next, "d/h")
+		wantMissing(t, next, "d/h")
 		if got := next.list(t, "d"); got != "f g" {
 			t.Errorf("got %s, want f g", got)
 		}
 	})
 }
 
-// While the source is away, what was saved is served after its time too.
-func TestSavedSurvivesAnOutage(t *testing.T) {
+// While the source fails, the names of a snapshot are served also after their TTL.
+func TestSnapshotSurvivesOutage(t *testing.T) {
 	inBubble(t, time.Minute, func(t *testing.T, w *world) {
-		w.odd()
+		w.fillVaried()
 		want := tree(t, w.Container)
-		next := w.restarted(t)
+		next := w.restart(t)
 		time.Sleep(time.Hour)
 		w.faults.Add(drivertest.Rule{Err: syscall.EIO})
 		wantTree(t, tree(t, next.Container), want)
 	})
 }
 
-// What is not a saved name space is never overwritten.
-func TestSaveLeavesOthersAlone(t *testing.T) {
+// A file that is not a snapshot is never replaced.
+func TestSnapshotKeepsForeignFiles(t *testing.T) {
 	w := newWorld(t, time.Hour)
 	dir := t.TempDir()
-	path := filepath.Join(dir, "names")
+	path := filepath.Join(dir, "snapshot")
 	for what, make := range map[string]func() error{
 		"text":      func() error { return os.WriteFile(path, []byte("a letter to a friend, in a file"), 0o644) },
 		"empty":     func() error { return os.WriteFile(path, nil, 0o644) },
@@ -241,23 +240,23 @@ func TestSaveLeavesOthersAlone(t *testing.T) {
 		if err := w.SaveSnapshot(path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: got %v", what, err)
 		}
-		if err := w.restore(path, "src"); !errors.Is(err, ErrForeign) {
-			t.Errorf("%s: restored: got %v", what, err)
+		if err := w.openSnapshot(path, "src"); !errors.Is(err, ErrForeign) {
+			t.Errorf("%s: opened: got %v", what, err)
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || after.Size() != before.Size() {
-			t.Errorf("%s: was changed", what)
+			t.Errorf("%s: the file was changed", what)
 		}
 		if files, _ := os.ReadDir(dir); len(files) != 1 {
-			t.Errorf("%s: files are left behind", what)
+			t.Errorf("%s: temporary files remain", what)
 		}
 		os.Remove(path)
 	}
-	if err := w.SaveSnapshot(filepath.Join(dir, "none", "names"), "src"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no such folder: got %v", err)
+	if err := w.SaveSnapshot(filepath.Join(dir, "none", "snapshot"), "src"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing folder: got %v", err)
 	}
 }
 
-// A limited writer fails when so many bytes were written, as a full disk does.
+// A limited writer fails after n bytes, like a full disk.
 type limited struct {
 	w io.Writer
 	n int
@@ -271,14 +270,14 @@ func (l *limited) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// When a save does not come to an end, the earlier file stays, and what is left
-// is removed by the next save; nothing else is.
-func TestSaveIsCutShort(t *testing.T) {
+// If SaveSnapshot is interrupted, the earlier snapshot remains. The next SaveSnapshot removes
+// the temporary file, and no other file.
+func TestSnapshotInterrupted(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
-		w.odd()
+		w.fillVaried()
 		want := tree(t, w.Container)
 		dir := t.TempDir()
-		path := filepath.Join(dir, "names")
+		path := filepath.Join(dir, "snapshot")
 		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
@@ -288,15 +287,15 @@ func TestSaveIsCutShort(t *testing.T) {
 		}
 		for n := range int(info.Size()) {
 			var part bytes.Buffer
-			if err := w.write(&limited{&part, n}, "src"); !errors.Is(err, syscall.ENOSPC) {
-				t.Errorf("disk full after %d bytes: got %v", n, err)
+			if err := w.writeSnapshot(&limited{&part, n}, "src"); !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("disk full after %d bytes: got %v, want ENOSPC", n, err)
 			}
 			if err := os.WriteFile(fmt.Sprintf("%s.%d.unfinished", path, n), part.Bytes(), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
-		next := w.again(t)
-		if err := next.restore(path, "src"); err != nil {
+		next := w.newProcess(t)
+		if err := next.openSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		wantTree(t, tree(t, next.Container), want)
@@ -308,8 +307,8 @@ func TestSaveIsCutShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(dir)
-		if want := 2 + len(headMagic); len(files) != want || err != nil { // those that are shorter than the magic are anybody's
-			t.Errorf("%d files are left, want %d", len(files), want)
+		if want := 2 + len(headMagic); len(files) != want || err != nil { // a file shorter than the magic is not known to be ours
+			t.Errorf("%d files remain, want %d", len(files), want)
 		}
 		if _, err := os.Stat(other); err != nil {
 			t.Error(err)
@@ -317,20 +316,20 @@ func TestSaveIsCutShort(t *testing.T) {
 	})
 }
 
-// Names are looked up, listed, dropped and saved while they are being loaded.
-func TestSavedRaces(t *testing.T) {
+// Names are looked up, listed, invalidated and saved while the snapshot is loaded.
+func TestSnapshotRaces(t *testing.T) {
 	w := newWorld(t, time.Hour)
 	for i := range 300 {
 		w.source.Put(fmt.Sprintf("d%d/e%d/f%d", i%3, i%5, i), []byte("x"))
 	}
 	want := tree(t, w.Container)
-	path := filepath.Join(t.TempDir(), "names")
+	path := filepath.Join(t.TempDir(), "snapshot")
 	for round := range uint64(10) {
 		if err := w.SaveSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
-		next := w.again(t)
-		if err := next.restore(path, "src"); err != nil {
+		next := w.newProcess(t)
+		if err := next.openSnapshot(path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -341,7 +340,7 @@ func TestSavedRaces(t *testing.T) {
 					n := rng.IntN(300)
 					e, err := next.Resolve(bg, fmt.Sprintf("d%d/e%d/f%d", n%3, n%5, n))
 					if errors.Is(err, syscall.ESTALE) {
-						continue // its directory was dropped meanwhile
+						continue // the directory was invalidated in the meantime
 					}
 					if err != nil {
 						t.Error(err)
@@ -368,12 +367,12 @@ func TestSavedRaces(t *testing.T) {
 	}
 }
 
-// BenchmarkSaved saves the names of a directory of a million files, and lists
-// them in a container to which they are restored.
-func BenchmarkSaved(b *testing.B) {
+// BenchmarkSnapshot saves a directory of a million files, and lists it in a container that
+// was started with the snapshot.
+func BenchmarkSnapshot(b *testing.B) {
 	const n = 1_000_000
 	source := flat{drivertest.NewMem(0), n}
-	path := filepath.Join(b.TempDir(), "names")
+	path := filepath.Join(b.TempDir(), "snapshot")
 	c := newContainer(b, source)
 	list := func(c *Container) {
 		if entries, err := c.List(bg, c.Root()); err != nil || len(entries) != n {
@@ -381,7 +380,7 @@ func BenchmarkSaved(b *testing.B) {
 		}
 	}
 	list(c)
-	var saved, restored, listed time.Duration
+	var saved, opened, listed time.Duration
 	for b.Loop() {
 		start := time.Now()
 		if err := c.SaveSnapshot(path, "src"); err != nil {
@@ -390,10 +389,10 @@ func BenchmarkSaved(b *testing.B) {
 		saved += time.Since(start)
 		next := newContainer(b, source)
 		start = time.Now()
-		if err := next.restore(path, "src"); err != nil {
+		if err := next.openSnapshot(path, "src"); err != nil {
 			b.Fatal(err)
 		}
-		restored += time.Since(start)
+		opened += time.Since(start)
 		start = time.Now()
 		list(next)
 		listed += time.Since(start)
@@ -408,7 +407,7 @@ func BenchmarkSaved(b *testing.B) {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 / float64(b.N) }
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(ms(saved), "save-ms")
-	b.ReportMetric(ms(restored), "restore-ms")
+	b.ReportMetric(ms(opened), "open-ms")
 	b.ReportMetric(ms(listed), "list-ms")
 	b.ReportMetric(float64(info.Size())/n, "B/name")
 }

@@ -6,15 +6,15 @@ import (
 	"sync"
 )
 
-// maxStaleNames bounds the stale names that wait for the kernel to be notified. The kernel
-// finds out about further ones when the TTL of their dentries expires.
+// maxStaleNames bounds the names for which the kernel has not been notified yet. The kernel
+// detects further ones when the TTL of their dentries expires.
 const maxStaleNames = 1 << 16
 
 // staleNames is the set of names under which the kernel may have cached a stale entry.
 type staleNames struct {
 	mu      sync.Mutex // guards the following; no other lock is taken under it
 	names   map[staleName]struct{}
-	arrived chan struct{} // closed when names is no longer empty; nil if nobody waits
+	arrived chan struct{} // closed when names is no longer empty; nil if no goroutine waits
 }
 
 // A staleName is the name of a stale entry in its directory.
@@ -69,7 +69,7 @@ func (s *staleNames) add(e *Entry) {
 	}
 }
 
-// take removes and returns all names, and a channel that is closed when there are others.
+// take removes and returns all names, and a channel that is closed when others are added.
 func (s *staleNames) take() (map[staleName]struct{}, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

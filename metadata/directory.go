@@ -1,0 +1,196 @@
+package metadata
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// A directory holds the names of one directory that are cached. They are in two sorted
+// slices. A name that is looked up is inserted into extra, which is short, because an
+// insertion into sorted may move a million names. When extra has grown to the square root
+// of sorted, it is merged into it.
+type directory struct {
+	mu         sync.RWMutex // guards the following, and the attributes of the entries
+	sorted     []*Entry     // by name
+	extra      []*Entry     // by name: the entries that are not in sorted
+	shared     bool         // sorted was returned to a caller and must not be modified
+	everListed bool         // all names were known at some time
+	version    uint32       // counts changes of the set of entries
+	retired    uint32       // counts entries that have lost their name
+	listed     uint32       // time when all names were last known, by Container.now; 0: they are not
+	inFlight   *load        // nil: none
+
+	// If names are found by listing:
+	failed      uint32            // time of the last listing, by Container.now, if it failed; else 0
+	pages       uint32            // counts the pages that were requested
+	invalidated map[string]uint32 // names without an entry that the cached listing does not cover, with the value of pages at that time
+
+	snapshot      atomic.Pointer[extent] // the names in the metadata snapshot; nil: none, or they are loaded
+	cachedListing atomic.Uint64          // see Entry.CachedListing
+}
+
+// countRetired returns the number of entries that have lost their name.
+func (d *directory) countRetired() uint32 {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.retired
+}
+
+// find returns the cached entry of a name or nil, the time when all names were last known,
+// and whether the name is invalidated.
+func (d *directory) find(name string) (e *Entry, listed uint32, invalidated bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	_, invalidated = d.invalidated[name]
+	return d.get(name), d.listed, invalidated
+}
+
+// invalidate excepts a name without an entry from the cached listing. If too many names are
+// invalidated, the listing is no longer cached; d.mu must be held.
+func (d *directory) invalidate(name string) {
+	if d.invalidated == nil {
+		d.invalidated = make(map[string]uint32)
+	}
+	d.invalidated[name] = d.pages
+	if d.manyInvalidated() {
+		d.listed = 0
+	}
+}
+
+// manyInvalidated reports whether a listing of the directory takes fewer requests than a
+// Stat of each invalidated name; d.mu must be held.
+func (d *directory) manyInvalidated() bool {
+	return len(d.invalidated) > 1+(len(d.sorted)+len(d.extra))/pageSize
+}
+
+// search returns the position of a name in sorted entries, or that where it would be
+// inserted, and whether it is there.
+func search(entries []*Entry, name string) (int, bool) {
+	return slices.BinarySearchFunc(entries, name, func(e *Entry, name string) int { return strings.Compare(e.Name(), name) })
+}
+
+// get returns the entry of a name or nil; d.mu must be held.
+func (d *directory) get(name string) *Entry {
+	if i, ok := search(d.sorted, name); ok {
+		return d.sorted[i]
+	}
+	if i, ok := search(d.extra, name); ok {
+		return d.extra[i]
+	}
+	return nil
+}
+
+// put sets the entry of e's name, which is then no longer invalidated; d.mu must be held.
+func (d *directory) put(e *Entry) {
+	d.version++
+	delete(d.invalidated, e.Name())
+	if i, ok := search(d.sorted, e.Name()); ok {
+		d.unshare()
+		d.sorted[i] = e
+		return
+	}
+	i, ok := search(d.extra, e.Name())
+	if ok {
+		d.extra[i] = e
+		return
+	}
+	d.extra = slices.Insert(d.extra, i, e)
+	if n := len(d.extra); n*n > 2*len(d.sorted) {
+		d.merge()
+	}
+}
+
+// delete removes the entry of a name, if there is one; d.mu must be held.
+func (d *directory) delete(name string) {
+	d.version++
+	if i, ok := search(d.sorted, name); ok {
+		d.unshare()
+		d.sorted = slices.Delete(d.sorted, i, i+1)
+	} else if i, ok := search(d.extra, name); ok {
+		d.extra = slices.Delete(d.extra, i, i+1)
+	}
+}
+
+// unshare copies sorted if it is shared; d.mu must be held.
+func (d *directory) unshare() {
+	if d.shared {
+		d.sorted, d.shared = slices.Clone(d.sorted), false
+	}
+}
+
+// merge moves the entries of extra to sorted, the last one first; d.mu must be held.
+func (d *directory) merge() {
+	if len(d.extra) == 0 {
+		return
+	}
+	d.unshare()
+	end := len(d.sorted)
+	d.sorted = append(d.sorted, d.extra...)
+	for n := len(d.extra); n > 0; n-- {
+		e := d.extra[n-1]
+		i, _ := search(d.sorted[:end], e.Name())
+		copy(d.sorted[i+n:], d.sorted[i:end])
+		d.sorted[i+n-1] = e
+		end = i
+	}
+	d.extra = nil
+}
+
+// all returns the entries sorted by name, in a slice that is never modified; d.mu must be
+// held for writing.
+func (d *directory) all() []*Entry {
+	d.merge()
+	d.shared = true
+	return slices.Clip(d.sorted)
+}
+
+// listing returns the cached content; d.mu must be held for writing.
+func (d *directory) listing() Listing {
+	return Listing{Entries: d.all(), Version: uint64(d.version) + 1}
+}
+
+// replace sets the content to entries, the result of a listing, and those cached entries of
+// other names that were validated after the time requested, when the listing was requested.
+// Of several entries with the same name it keeps one. replace returns the entries that have
+// lost their name; d.mu must be held.
+func (d *directory) replace(entries []*Entry, requested uint32) (gone []*Entry) {
+	old := d.all()
+	sortByName(entries)
+	unique := entries[:0]
+	for _, e := range entries {
+		if n := len(unique); n == 0 || unique[n-1].Name() != e.Name() {
+			unique = append(unique, e)
+		} else if unique[n-1] != e {
+			gone = append(gone, e)
+		}
+	}
+	clear(entries[len(unique):])
+	d.sorted, d.shared = unique, false
+	rest := unique
+	for _, e := range old {
+		for len(rest) > 0 && rest[0].Name() < e.Name() {
+			rest = rest[1:]
+		}
+		switch {
+		case len(rest) > 0 && rest[0] == e: // it keeps its name
+		case (len(rest) == 0 || rest[0].Name() != e.Name()) && e.validated.Load() > requested:
+			d.extra = append(d.extra, e)
+		default:
+			gone = append(gone, e)
+		}
+	}
+	d.merge()
+	if slices.Equal(d.sorted, old) { // readers keep the slice and the version that they have
+		d.sorted, d.shared = old, true
+	} else {
+		d.version++
+	}
+	return gone
+}
+
+// sortByName sorts entries, which is cheap if they are sorted already.
+func sortByName(entries []*Entry) {
+	slices.SortFunc(entries, func(a, b *Entry) int { return strings.Compare(a.Name(), b.Name()) })
+}

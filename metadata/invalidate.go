@@ -1,0 +1,94 @@
+package metadata
+
+// Changed invalidates e: the caller has found that the source has another version of it, or
+// none. e becomes stale, and the next lookup of its name finds the new version.
+//
+// If names are found by listing, that lookup is a Stat of the single name, and the other
+// names of the listing stay cached. If so many names of the directory are invalidated that
+// a listing takes fewer requests, the directory is listed again.
+func (c *Container) Changed(e *Entry) {
+	if e.parent == nil {
+		return
+	}
+	d := e.parent.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.get(e.Name()) == e {
+		c.remove(d, e)
+		if c.byListing {
+			d.invalidate(e.Name())
+		}
+	}
+}
+
+// removeName removes a name that the source did not have, according to a request that was
+// made at that time. If the name has an entry that was validated later, removeName keeps
+// the entry and returns it.
+func (c *Container) removeName(dir *Entry, name string, requested uint32) *Entry {
+	d := dir.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.invalidated, name)
+	e := d.get(name)
+	if c.isNewer(e, requested) {
+		return e
+	}
+	if e != nil {
+		c.remove(d, e)
+	}
+	return nil
+}
+
+// remove removes e from d and makes it stale; d.mu must be held.
+func (c *Container) remove(d *directory, e *Entry) {
+	d.delete(e.Name())
+	if !c.byListing {
+		d.listed = 0 // other names may have changed too; one ReadDir shows all of them
+	}
+	c.retire(e)
+}
+
+// retire makes e and all entries below it stale, because its name has another entry now, or
+// none. If the kernel has cached e, retire adds the name to StaleNames; the kernel reaches
+// the entries below by that name. The lock of e's directory must be held.
+func (c *Container) retire(e *Entry) {
+	e.parent.dir.retired++
+	c.markStale(e)
+	if e.lookups.Load() > 0 {
+		c.stale.add(e)
+	}
+}
+
+// markStale makes e and all entries below it stale, and removes those that the kernel does
+// not know from the table.
+func (c *Container) markStale(e *Entry) {
+	e.setBits(stale)
+	if e.dir != nil {
+		e.dir.mu.Lock()
+		below := e.dir.all()
+		e.dir.mu.Unlock()
+		for _, b := range below {
+			c.markStale(b)
+		}
+	}
+	if e.lookups.Load() == 0 {
+		c.table.remove(e)
+	}
+}
+
+// Hold adds one to the kernel's lookup count of e. It must be called before the reply that
+// contains e is sent to the kernel.
+func (c *Container) Hold(e *Entry) {
+	e.lookups.Add(1)
+	if e.Stale() { // it became stale after it was found, perhaps before retire could see the count
+		c.stale.add(e)
+	}
+}
+
+// Forget subtracts n from the kernel's lookup count of the entry with an ID. A stale entry
+// is freed when its count is 0.
+func (c *Container) Forget(id, n uint64) {
+	if e := c.Get(id); e != nil && e.lookups.Add(-int64(n)) <= 0 && e.Stale() {
+		c.table.remove(e)
+	}
+}

@@ -1,0 +1,236 @@
+package metadata
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"iter"
+	"sync/atomic"
+	"time"
+)
+
+// A snapshot is a metadata snapshot that is open for reading.
+type snapshot struct {
+	file    io.Closer
+	r       io.ReaderAt
+	root    extent
+	written wallTime
+	warned  atomic.Bool // it was logged that a block is not readable
+}
+
+// newSnapshot reads the head and the tail of a file of that size.
+func newSnapshot(r io.ReaderAt, size int64, source string) (*snapshot, error) {
+	of, low, err := readHead(io.NewSectionReader(r, 0, size))
+	if err != nil {
+		return nil, err
+	}
+	if of != source {
+		return nil, fmt.Errorf("metadata snapshot of another source, %q", of)
+	}
+	tail := make([]byte, tailSize)
+	if _, err := r.ReadAt(tail, size-tailSize); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	tail, ok := verifySum(tail)
+	if !ok || string(tail[:len(tailMagic)]) != tailMagic {
+		return nil, errDamaged
+	}
+	field := func(i int) int64 { return int64(binary.LittleEndian.Uint64(tail[len(tailMagic)+8*i:])) }
+	s := &snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2))}
+	if s.root.size > 0 {
+		s.root.low = low
+	}
+	if !s.root.endsBy(size - tailSize) {
+		return nil, errDamaged
+	}
+	if s.written > wallNow() {
+		return nil, errors.New("metadata snapshot was written in the future")
+	}
+	return s, nil
+}
+
+// endsBy reports whether x is empty, or begins at x.low or later and ends at off or earlier.
+func (x extent) endsBy(off int64) bool {
+	return x == extent{} || x.off >= x.low && x.size > crc32.Size && x.size <= off && x.off <= off-x.size
+}
+
+// maxSource bounds the length of the name of a source.
+const maxSource = 64 << 10
+
+// readHead returns the source in a head, and the size of the head.
+func readHead(r io.Reader) (source string, size int64, err error) {
+	in := bufio.NewReader(r)
+	b := make([]byte, len(headMagic))
+	if _, err := io.ReadFull(in, b); err != nil || string(b) != headMagic {
+		return "", 0, ErrForeign
+	}
+	version, err := binary.ReadUvarint(in)
+	if err == nil && version != formatVersion {
+		return "", 0, fmt.Errorf("metadata snapshot has format version %d, want %d", version, formatVersion)
+	}
+	n, err := binary.ReadUvarint(in)
+	if err != nil || n > maxSource {
+		return "", 0, errDamaged
+	}
+	b = binary.AppendUvarint(binary.AppendUvarint(b, version), n)
+	start := len(b)
+	b = append(b, make([]byte, n+crc32.Size)...)
+	if _, err := io.ReadFull(in, b[start:]); err != nil {
+		return "", 0, errDamaged
+	}
+	b, ok := verifySum(b)
+	if !ok {
+		return "", 0, errDamaged
+	}
+	return string(b[start:]), int64(len(b)) + crc32.Size, nil
+}
+
+// verifySum returns b without the checksum at its end, and whether the checksum is right.
+func verifySum(b []byte) ([]byte, bool) {
+	n := len(b) - crc32.Size
+	return b[:n], crc32.Checksum(b[:n], castagnoli) == binary.LittleEndian.Uint32(b[n:])
+}
+
+// A block is the decoded block of a directory.
+type block struct {
+	listed  wallTime // time when all names were last known, 0 if they were not
+	n       int      // number of entries
+	entries decoder
+}
+
+// all yields the entries, sorted by name.
+func (b *block) all() iter.Seq[snapshotEntry] {
+	return func(yield func(snapshotEntry) bool) {
+		d, last := b.entries, snapshotEntry{validated: b.listed}
+		for range b.n {
+			if last = d.entry(last); !yield(last) {
+				return
+			}
+		}
+	}
+}
+
+// read returns the block at x, if all of it is valid. The blocks are within the file, so
+// that read never allocates more than the size that the file had when it was opened.
+func (s *snapshot) read(x extent) (*block, error) {
+	if x.size > maxBlock || x.depth >= maxDepth {
+		return nil, errDamaged
+	}
+	buf := make([]byte, x.size)
+	if _, err := s.r.ReadAt(buf, x.off); err != nil {
+		return nil, err
+	}
+	buf, ok := verifySum(buf)
+	if !ok {
+		return nil, errDamaged
+	}
+	return decodeBlock(buf, x, s.written)
+}
+
+// decodeBlock decodes and validates the block at x of a snapshot that was written at that
+// time. buf is the block without the checksum.
+func decodeBlock(buf []byte, x extent, written wallTime) (*block, error) {
+	d := decoder{b: buf, low: x.low, depth: x.depth + 1}
+	b := &block{listed: wallTime(d.signed())}
+	b.n = int(d.below(uint64(len(buf)))) // an entry takes more than a byte
+	b.entries = d
+	if d.bad || b.listed < 0 || b.listed > written {
+		return nil, errDamaged
+	}
+	last := snapshotEntry{validated: b.listed}
+	for i := range b.n {
+		e := d.entry(last)
+		if d.bad || !validName(string(e.name)) || i > 0 && bytes.Compare(last.name, e.name) >= 0 ||
+			e.validated < 0 || e.validated > written || !e.below.endsBy(x.off) {
+			return nil, errDamaged
+		}
+		last = e
+	}
+	if len(d.b) > 0 {
+		return nil, errDamaged
+	}
+	return b, nil
+}
+
+// A decoder removes values from the front of b. If b ends early or a value is out of range, it
+// sets bad, and the results are undefined.
+type decoder struct {
+	b     []byte
+	bad   bool
+	low   int64 // extent.low of the next directory that has a block
+	depth int   // extent.depth of all directories
+}
+
+// entry returns the entry after last.
+func (d *decoder) entry(last snapshotEntry) snapshotEntry {
+	e := snapshotEntry{name: d.bytes(), version: d.bytes()}
+	i := &e.info
+	for _, v := range []*uint32{&i.Mode, &i.Nlink, &i.UID, &i.GID, &i.Rdev} {
+		*v = uint32(d.below(1 << 32))
+	}
+	i.Size = int64(d.below(1 << 63))
+	base := last.info.Mtime.Unix()
+	if last.name == nil {
+		base = 0
+	}
+	i.Mtime = d.time(base)
+	i.Ctime = d.time(i.Mtime.Unix())
+	i.Atime = d.time(i.Mtime.Unix())
+	e.validated = last.validated + wallTime(d.signed())
+	if i.IsDir() {
+		e.below = d.extent()
+	}
+	return e
+}
+
+// extent returns the position of a directory's block.
+func (d *decoder) extent() extent {
+	x := extent{off: int64(d.below(1 << 63)), size: int64(d.below(1 << 63))}
+	if x.size > 0 {
+		x.low, x.depth = d.low, d.depth
+		d.low = x.off + x.size
+	}
+	return x
+}
+
+func (d *decoder) signed() int64 {
+	v, n := binary.Varint(d.b)
+	if n <= 0 {
+		d.bad = true
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+// below returns an integer below limit.
+func (d *decoder) below(limit uint64) uint64 {
+	v, n := binary.Uvarint(d.b)
+	if n <= 0 || v >= limit {
+		d.bad = true
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) bytes() []byte {
+	n := d.below(uint64(len(d.b)) + 1)
+	if n > uint64(len(d.b)) {
+		d.bad = true
+		return nil
+	}
+	v := d.b[:n]
+	d.b = d.b[n:]
+	return v
+}
+
+// time returns a time whose seconds are the difference from base.
+func (d *decoder) time(base int64) time.Time {
+	s := d.signed()
+	return time.Unix(base+s, int64(d.below(1e9)))
+}

@@ -1,0 +1,105 @@
+package metadata
+
+import "github.com/milkweedfs/milkweed/tiers"
+
+// The state of an entry is one word that changes atomically: the level of its best copy,
+// and these bits above it.
+//
+// An entry without a copy has the level AtSource. The right to make or drop a copy belongs
+// to one owner at a time:
+//
+//	Claim    AtSource, unclaimed   →  claimed
+//	Retract  level l, unclaimed    →  AtSource, claimed, unverified
+//	Publish  claimed               →  level l
+//	Release  claimed               →  unclaimed
+//	Demote   level l               →  AtSource, unverified
+//
+// A stale entry cannot be claimed or retracted.
+const (
+	levelMask  = 0xff
+	claimed    = 0x100 // there is an owner
+	stale      = 0x200 // the name has another entry now, or none
+	unverified = 0x400 // see Unverified
+	skipped    = 0x800 // no tier had room for the file
+)
+
+// Level returns the level of the best copy of the file. It takes no lock.
+func (e *Entry) Level() tiers.Level { return tiers.Level(e.state.Load() & levelMask) }
+
+// Stale reports whether the entry's name has another version now, or none.
+func (e *Entry) Stale() bool { return e.state.Load()&stale != 0 }
+
+// Claimed reports whether the entry has an owner, which makes or drops a copy.
+func (e *Entry) Claimed() bool { return e.state.Load()&claimed != 0 }
+
+// Unverified reports whether a tier may hold a copy under CopyName that the container does
+// not know of: one of this version, or an outdated one. The owner of the entry examines the
+// tiers before it makes a copy.
+func (e *Entry) Unverified() bool { return e.state.Load()&unverified != 0 }
+
+// Claim makes the caller the owner of an entry without a copy, and reports success. It fails
+// if the entry has an owner or a copy, is stale, or cannot have copies. The owner ends the
+// claim with Publish or Release.
+func (e *Entry) Claim() bool {
+	return e.placeable() && e.change(func(s uint32) (uint32, bool) {
+		return s | claimed, s&(levelMask|claimed|stale) == 0
+	})
+}
+
+// Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
+func (e *Entry) Publish(l tiers.Level) {
+	e.change(func(s uint32) (uint32, bool) { return s&stale | uint32(l), true })
+}
+
+// Release ends a claim without a copy.
+func (e *Entry) Release() { e.clearBits(claimed) }
+
+// Demote sets the level from l to AtSource, because the copy on level l is gone or damaged.
+// It reports true to one of several concurrent callers, and never for a stale entry, whose
+// successor has the name of the copy.
+func (e *Entry) Demote(l tiers.Level) bool {
+	var wasStale bool
+	demoted := e.change(func(s uint32) (uint32, bool) {
+		wasStale = s&stale != 0
+		return s&^levelMask | unverified, tiers.Level(s&levelMask) == l
+	})
+	return demoted && !wasStale
+}
+
+// Retract begins to drop the copy on level l while other goroutines may open the file. In one
+// step it sets the level to AtSource, makes the caller the owner, and makes the entry
+// Unverified. It reports success; it fails if l is not the level, or the entry has an owner
+// or is stale. The caller then removes the copy from its tier, calls Verified if that
+// succeeded, and Release. Until then the file is read from the source, and no other
+// goroutine can publish a copy or account for the loss of this one.
+func (e *Entry) Retract(l tiers.Level) bool {
+	return l != tiers.AtSource && e.change(func(s uint32) (uint32, bool) {
+		return s&^levelMask | claimed | unverified, tiers.Level(s&levelMask) == l && s&(claimed|stale) == 0
+	})
+}
+
+// Verified ends the state Unverified: every tier was examined, and no tier holds an
+// outdated copy.
+func (e *Entry) Verified() { e.clearBits(unverified) }
+
+// Skip records that no tier has room for the file, and reports whether that is the first
+// time since the last Publish.
+func (e *Entry) Skip() bool { return e.state.Or(skipped)&skipped == 0 }
+
+func (e *Entry) setBits(bits uint32)   { e.state.Or(bits) }
+func (e *Entry) clearBits(bits uint32) { e.state.And(^bits) }
+
+// change replaces the state s by the first result of f, unless the second is false. It
+// reports whether the state was replaced. f may be called several times.
+func (e *Entry) change(f func(s uint32) (uint32, bool)) bool {
+	for {
+		s := e.state.Load()
+		next, ok := f(s)
+		if !ok {
+			return false
+		}
+		if e.state.CompareAndSwap(s, next) {
+			return true
+		}
+	}
+}
