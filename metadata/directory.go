@@ -25,7 +25,7 @@ type directory struct {
 	// If names are found by listing:
 	failed      uint32            // time of the last listing, by Container.now, if it failed; else 0
 	pages       uint32            // counts the pages that were requested
-	invalidated map[string]uint32 // names without an entry that the cached listing does not cover, with the value of pages at that time
+	invalidated map[string]uint32 // names that the cached listing does not cover, with pages at that time
 
 	snapshot      atomic.Pointer[extent] // the names in the metadata snapshot; nil: none, or they are loaded
 	cachedListing atomic.Uint64          // see Entry.CachedListing

@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"path"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -57,13 +58,18 @@ func TestPlacedAndChangedWhileListed(t *testing.T) {
 	for _, how := range []string{"replaced", "removed"} {
 		t.Run(how, func(t *testing.T) {
 			inBucket(t, time.Minute, 30, 1, func(t *testing.T, w *bucketWorld) {
-				w.list(t, "d")
-				old := w.get(t, "d/"+file(29))
+				all, err := w.List(bg, w.get(t, "d"))
+				if err != nil {
+					t.Fatal(err)
+				}
 				time.Sleep(2 * time.Minute)
-				w.source.Put(old.Path(), []byte("new"))
+				for _, e := range all {
+					w.source.Put(e.Path(), []byte("new"))
+				}
 				var wg sync.WaitGroup
 				wg.Go(func() { w.list(t, "d") })
-				time.Sleep(time.Second) // the tiers have replied, and the page has not arrived
+				time.Sleep(time.Second) // the tiers have replied, and 20 pages have not arrived
+				old := all[slices.IndexFunc(all, func(e *Entry) bool { return !e.Stale() })]
 				publish(t, w.world, old)
 				if how == "removed" {
 					w.Changed(old)
