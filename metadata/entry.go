@@ -173,7 +173,7 @@ func (e *Entry) matches(info drivers.Info) bool {
 }
 
 // sameVersion reports whether info, of the source or of a copy, describes the version of e.
-// It compares only what both have; e.attributes must be held.
+// It compares only attributes that both have; e.attributes must be held.
 func (e *Entry) sameVersion(info drivers.Info) bool {
 	return info.SameVersion(drivers.Info{
 		Mode: e.kind, Size: e.size, Mtime: time.Unix(e.mtime, int64(e.mtimeN)), Version: e.version(),

@@ -122,8 +122,8 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, re
 
 // isNewer reports whether e, which may be nil, was validated by a request that was made
 // after the time requested, so that the reply to the earlier request must not replace it.
-// Replies overtake each other only if names are found by listing. A file system returns
-// what is there at the time of its reply, so there the last reply counts.
+// Replies overtake each other only if names are found by listing. The reply of a file system
+// describes the state at the time of the reply, so there the last reply counts.
 func (c *Container) isNewer(e *Entry, requested uint32) bool {
 	return c.byListing && e != nil && !e.Stale() && e.validated.Load() > requested
 }

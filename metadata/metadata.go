@@ -132,8 +132,7 @@ func (c *Container) now() uint32 { return uint32(time.Since(c.start)/tick) + 1 }
 // since returns the time that has passed since then, a result of now.
 func (c *Container) since(then uint32) time.Duration { return time.Duration(c.now()-then) * tick }
 
-// fresh reports whether the TTL of what was validated at the time then has not expired. 0 is
-// never.
+// fresh reports whether then, a time of validation, is less than the TTL ago. 0 means never.
 func (c *Container) fresh(then uint32) bool { return then != 0 && c.since(then) < c.ttl }
 
 // TTL returns for how much longer the attributes of e are cached. The kernel must not cache

@@ -384,7 +384,7 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// TTL is the rest of the time for which the attributes are cached, whenever it is called.
+// TTL returns the rest of the time for which the attributes are cached.
 func TestTTL(t *testing.T) {
 	inBubble(t, time.Minute, func(t *testing.T, w *world) {
 		w.source.Put("f", []byte("content"))
@@ -401,8 +401,8 @@ func TestTTL(t *testing.T) {
 	})
 }
 
-// A file system returns what is there at the time of its reply. A late reply therefore
-// replaces that of a request which was made after it.
+// The reply of a file system describes the state at the time of the reply. A late reply
+// therefore replaces an earlier one, also if its request was made before.
 func TestLateReplyOfFileSystem(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.source.Put("f", []byte("content"))
@@ -441,11 +441,11 @@ func TestBytes(t *testing.T) {
 		want(23)
 		next := w.restart(t)
 		if got := next.Bytes(); got != 0 {
-			t.Errorf("restored: got %d bytes before the first lookup", got)
+			t.Errorf("restarted: got %d bytes before the first lookup", got)
 		}
 		next.get(t, "d/a")
 		if got := next.Bytes(); got != 23 {
-			t.Errorf("restored: got %d bytes, want 23", got)
+			t.Errorf("restarted: got %d bytes, want 23", got)
 		}
 		w.source.Delete("d")
 		time.Sleep(time.Second)

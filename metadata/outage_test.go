@@ -85,7 +85,8 @@ func TestFailedListingIsLogged(t *testing.T) {
 	})
 }
 
-// While the root of the source is missing, no file is known to be removed.
+// While the root of the source is missing, a missing name does not mean that the file was
+// removed: cached files are served, and other names fail with ESTALE.
 func TestBucketLost(t *testing.T) {
 	inBucket(t, time.Minute, 3, 0, func(t *testing.T, w *bucketWorld) {
 		e := w.get(t, "d/f0001")
@@ -158,8 +159,8 @@ func TestBucketOutage(t *testing.T) {
 	})
 }
 
-// While the store is unreachable, an invalidated name delays a list of its directory for
-// lookupTimeout at most.
+// While the store is unreachable, an invalidated name delays a list of its directory for twice
+// lookupTimeout at most: once for the Stat, once for the first page.
 func TestOutageWithInvalidatedName(t *testing.T) {
 	inBucket(t, time.Hour, 20, 10, func(t *testing.T, w *bucketWorld) {
 		d := w.dir(t)
@@ -195,7 +196,7 @@ func TestListingBackoff(t *testing.T) {
 		w.wantMissing(t, d, "none")
 		w.source.Put("d/none", nil)
 		w.find(t, d, "none")
-		w.wantRequests(t, 0, 3) // one of them for the root, because none was missing
+		w.wantRequests(t, 0, 3) // for d/none twice, and once for the root, which shows that the source is not gone
 		time.Sleep(listingBackoff)
 		w.source.Delete("d/f0000")
 		w.wantMissing(t, d, "f0000")

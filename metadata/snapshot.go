@@ -205,7 +205,7 @@ func (c *Container) SaveSnapshot(path, source string) error {
 	return syncFolder(filepath.Dir(path))
 }
 
-// temporary is the pattern of what follows the path in the name of a temporary file.
+// temporary is the suffix of the names of temporary files, as a pattern.
 const temporary = ".*.unfinished"
 
 // removeTemporaries removes temporary files of calls of SaveSnapshot that were interrupted.

@@ -286,11 +286,11 @@ func TestSnapshotInterrupted(t *testing.T) {
 			t.Fatalf("got mode %v, %v", info.Mode(), err)
 		}
 		for n := range int(info.Size()) {
-			var part bytes.Buffer
-			if err := w.writeSnapshot(&limited{&part, n}, "src"); !errors.Is(err, syscall.ENOSPC) {
+			var written bytes.Buffer
+			if err := w.writeSnapshot(&limited{&written, n}, "src"); !errors.Is(err, syscall.ENOSPC) {
 				t.Errorf("disk full after %d bytes: got %v, want ENOSPC", n, err)
 			}
-			if err := os.WriteFile(fmt.Sprintf("%s.%d.unfinished", path, n), part.Bytes(), 0o600); err != nil {
+			if err := os.WriteFile(fmt.Sprintf("%s.%d.unfinished", path, n), written.Bytes(), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -307,7 +307,7 @@ func TestSnapshotInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(dir)
-		if want := 2 + len(headMagic); len(files) != want || err != nil { // a file shorter than the magic is not known to be ours
+		if want := 2 + len(headMagic); len(files) != want || err != nil { // files shorter than the magic are kept
 			t.Errorf("%d files remain, want %d", len(files), want)
 		}
 		if _, err := os.Stat(other); err != nil {

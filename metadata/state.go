@@ -32,9 +32,9 @@ func (e *Entry) Stale() bool { return e.state.Load()&stale != 0 }
 // Claimed reports whether the entry has an owner, which makes or drops a copy.
 func (e *Entry) Claimed() bool { return e.state.Load()&claimed != 0 }
 
-// Unverified reports whether a tier may hold a copy under CopyName that the container does
-// not know of: one of this version, or an outdated one. The owner of the entry examines the
-// tiers before it makes a copy.
+// Unverified reports whether a tier may hold a copy under CopyName that Level does not show: a
+// copy of this version, or an outdated one. The owner of the entry examines the tiers before
+// it makes a copy.
 func (e *Entry) Unverified() bool { return e.state.Load()&unverified != 0 }
 
 // Claim makes the caller the owner of an entry without a copy, and reports success. It fails
@@ -54,9 +54,9 @@ func (e *Entry) Publish(l tiers.Level) {
 // Release ends a claim without a copy.
 func (e *Entry) Release() { e.clearBits(claimed) }
 
-// Demote sets the level from l to AtSource, because the copy on level l is gone or damaged.
-// It reports true to one of several concurrent callers, and never for a stale entry, whose
-// successor has the name of the copy.
+// Demote sets the level from l to AtSource, because the copy on level l is gone or damaged,
+// and makes the entry Unverified. Of several concurrent calls for one copy, one returns true.
+// For a stale entry all return false: the name of the copy belongs to the new version.
 func (e *Entry) Demote(l tiers.Level) bool {
 	var wasStale bool
 	demoted := e.change(func(s uint32) (uint32, bool) {

@@ -1,7 +1,6 @@
 package metadata
 
 import (
-	"path"
 	"slices"
 	"sync"
 	"testing"
@@ -10,23 +9,19 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// The test below runs with every way in which a new version of a file can be found. A fill of
-// the old version publishes its copy after tier 1 was examined, and before the new version
-// takes its place in the directory. The new entry must be Unverified: otherwise the outdated
-// copy is never removed, and while the tier is full the file is read from the source.
-//
-// In the variant "removed" the old entry loses its name before the new one takes it.
-var placedWhileLoaded = []struct {
-	how  string
-	op   drivertest.Op // the operation by which it examines the tiers
-	find func(t *testing.T, w *world, name string)
-}{
-	{"lookup", drivertest.OpStat, func(t *testing.T, w *world, name string) { w.get(t, name) }},
-	{"list", drivertest.OpReadDir, func(t *testing.T, w *world, name string) { w.list(t, path.Dir(name)) }},
-}
-
+// A fill of the old version of a file publishes its copy after tier 1 was examined, and before
+// the new version takes its place in the directory. The new entry must be Unverified: otherwise
+// the outdated copy is never removed, and while the tier is full the file is read from the
+// source. In the variant "removed" the old entry loses its name before the new one takes it.
 func TestPlacedAndChangedWhileLoaded(t *testing.T) {
-	for _, c := range placedWhileLoaded {
+	for _, c := range []struct {
+		how  string
+		op   drivertest.Op // the operation by which it examines the tiers
+		load func(t *testing.T, w *world)
+	}{
+		{"lookup", drivertest.OpStat, func(t *testing.T, w *world) { w.get(t, "d/f") }},
+		{"list", drivertest.OpReadDir, func(t *testing.T, w *world) { w.list(t, "d") }},
+	} {
 		for _, how := range []string{"replaced", "removed"} {
 			t.Run(c.how+", "+how, func(t *testing.T) {
 				inBubble(t, time.Minute, func(t *testing.T, w *world) {
@@ -39,7 +34,7 @@ func TestPlacedAndChangedWhileLoaded(t *testing.T) {
 						w.down[2].Add(drivertest.Rule{Op: c.op, Name: name, Delay: 100 * time.Millisecond})
 					}
 					var wg sync.WaitGroup
-					wg.Go(func() { c.find(t, w, "d/f") })
+					wg.Go(func() { c.load(t, w) })
 					time.Sleep(50 * time.Millisecond) // tier 1 has replied, tier 2 has not
 					publish(t, w, old)
 					if how == "removed" {
@@ -53,7 +48,7 @@ func TestPlacedAndChangedWhileLoaded(t *testing.T) {
 	}
 }
 
-// The same while the directory is listed in pages.
+// TestPlacedAndChangedWhileListed is the same test for a directory that is listed in pages.
 func TestPlacedAndChangedWhileListed(t *testing.T) {
 	for _, how := range []string{"replaced", "removed"} {
 		t.Run(how, func(t *testing.T) {
