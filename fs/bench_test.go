@@ -71,7 +71,7 @@ func serveSlow(args []string) error {
 	if err != nil {
 		return err
 	}
-	mount, err := fs.New(names, placement.New(levels, names, placement.Config{Workers: 1}, log), fs.Config{Point: args[0], Source: "slow", Timeout: time.Minute, Reread: true}, log)
+	mount, err := fs.New(names, placement.New(levels, names, placement.Config{Workers: 1}, log), fs.Config{Point: args[0], Source: "slow", NegativeTTL: time.Minute, InvalidateOnOpen: true}, log)
 	if err != nil {
 		return err
 	}

@@ -4,41 +4,41 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// A dirHandle is an open directory: a listing as it was when the directory was
-// opened, or gone back to the start of.
+// An openDir is a directory that the kernel has open. Its listing is a snapshot, which is
+// taken at the open and again when the reader seeks back to the start.
 //
-// The kernel keeps what it reads here for the next open (FOPEN_CACHE_DIR). It
-// drops that when the modification time of the directory is another, which
-// does not tell of every change, and when an open lacks FOPEN_KEEP_CACHE. So an
-// open has the flag only if all that the kernel has read since it last dropped
-// what it had is of the same version, which Entry.CachedListing holds.
+// The kernel caches the names that it reads for later opens (FOPEN_CACHE_DIR). It drops
+// this cache when an open lacks FOPEN_KEEP_CACHE, and when the modification time of the
+// directory is another one, which does not reveal every change. Therefore an open has
+// FOPEN_KEEP_CACHE only if all names that the kernel has read since it last dropped the
+// cache are of the current version of the listing. Entry.CachedListing holds that version.
 //
-// The kernel puts together what it reads by way of several handles, and goes on
-// in one listing at an offset of another. An offset is therefore the ID of the
-// entry before it, from which to go on by name: a name that is in both
-// listings is read once.
-type dirHandle struct {
+// The kernel combines the names that it reads through several handles, and may continue
+// one listing at an offset of another. An offset therefore contains the ID of the entry
+// before it, and the listing continues after the name of that entry. A name that is in
+// both listings is read once.
+type openDir struct {
 	entry *metadata.Entry
 
 	mu       sync.Mutex // guards the following
 	listing  metadata.Listing
-	begun    bool // it was read from
-	from, to int  // the entries of the last answer
+	started  bool // a READDIR was answered
+	from, to int  // the entries of the last reply, as positions in listing.Entries
 }
 
-// The offsets behind "." and "..", and what is added to an ID for the offset
-// behind an entry; the root, which is in no directory, has ID 1.
+// The offsets after the names "." and "..". The offset after another entry is its ID plus
+// offsetEntry; this is greater than offsetParent, since the ID 1 is that of the root, which
+// is in no directory.
 const (
-	behindSelf   = 1
-	behindParent = 2
-	behindEntry  = 1
+	offsetSelf   = 1
+	offsetParent = 2
+	offsetEntry  = 1
 )
 
 // OpenDir opens a directory.
@@ -51,9 +51,9 @@ func (f *fileSystem) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.
 	defer r.end()
 	l, err := f.names.Listing(r, e)
 	if err != nil {
-		return f.errno(err)
+		return f.status(err)
 	}
-	out.Fh = f.dirs.add(&dirHandle{entry: e, listing: l})
+	out.Fh = f.dirs.add(&openDir{entry: e, listing: l})
 	out.OpenFlags = fuse.FOPEN_CACHE_DIR
 	if e.CachedListing().Swap(l.Version) == l.Version {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
@@ -66,56 +66,56 @@ func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.dirs.remove(in.Fh) }
 
 // ReadDir returns names from an offset on.
 func (f *fileSystem) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return f.list(cancel, in, func(name string, e *metadata.Entry, behind uint64) bool {
-		return out.AddDirEntry(dirEntry(name, e, behind))
+	return f.list(cancel, in, func(name string, e *metadata.Entry, next uint64) bool {
+		return out.AddDirEntry(dirEntry(name, e, next))
 	})
 }
 
 // ReadDirPlus returns names and attributes from an offset on.
 func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return f.list(cancel, in, func(name string, e *metadata.Entry, behind uint64) bool {
-		entry := out.AddDirLookupEntry(dirEntry(name, e, behind))
+	return f.list(cancel, in, func(name string, e *metadata.Entry, next uint64) bool {
+		entry := out.AddDirLookupEntry(dirEntry(name, e, next))
 		if entry == nil {
 			return false
 		}
-		if name != "." && name != ".." { // those are not looked up
-			f.fill(e, entry)
+		if name != "." && name != ".." { // the kernel does not count lookups of these
+			f.setEntry(entry, e)
 		}
 		return true
 	})
 }
 
-func dirEntry(name string, e *metadata.Entry, behind uint64) fuse.DirEntry {
-	return fuse.DirEntry{Name: name, Ino: e.ID(), Mode: e.Type(), Off: behind}
+func dirEntry(name string, e *metadata.Entry, next uint64) fuse.DirEntry {
+	return fuse.DirEntry{Name: name, Ino: e.ID(), Mode: e.Type(), Off: next}
 }
 
-// list adds the names of a directory from an offset on, each with the offset
-// behind it, until add has no room.
+// list calls add for the names of a directory from an offset on, each with the offset
+// after it, until add returns false because the reply is full.
 func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(string, *metadata.Entry, uint64) bool) fuse.Status {
 	d, ok := f.dirs.get(in.Fh)
 	if !ok {
-		return fuse.EBADF
+		return statusBadHandle
 	}
 	r := newRequest(cancel)
 	defer r.end()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.begin(r, f.names, in.Offset); err != nil {
-		return f.errno(err)
+	if err := d.prepare(r, f.names, in.Offset); err != nil {
+		return f.status(err)
 	}
-	from, ok := d.behind(in.Offset, f.names)
+	from, ok := d.position(in.Offset, f.names)
 	if !ok {
-		return fuse.Status(syscall.ESTALE)
+		return statusStale
 	}
 	d.from, d.to = from, from
-	if in.Offset < behindSelf && !add(".", d.entry, behindSelf) {
+	if in.Offset < offsetSelf && !add(".", d.entry, offsetSelf) {
 		return fuse.OK
 	}
-	if in.Offset < behindParent && !add("..", d.entry.Parent(), behindParent) {
+	if in.Offset < offsetParent && !add("..", d.entry.Parent(), offsetParent) {
 		return fuse.OK
 	}
 	for _, e := range d.listing.Entries[from:] {
-		if !add(e.Name(), e, e.ID()+behindEntry) {
+		if !add(e.Name(), e, e.ID()+offsetEntry) {
 			break
 		}
 		d.to++
@@ -123,47 +123,47 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(stri
 	return fuse.OK
 }
 
-// begin prepares to read from an offset: a reader that has gone back to the
-// start gets the directory as it is now. d.mu must be held.
-func (d *dirHandle) begin(r *request, names *metadata.Container, offset uint64) error {
-	if d.begun && offset == 0 {
+// prepare prepares d for a read at an offset. A read at the start, except for the first
+// one, takes a new listing. d.mu must be held.
+func (d *openDir) prepare(r *request, names *metadata.Container, offset uint64) error {
+	if d.started && offset == 0 {
 		l, err := names.Listing(r, d.entry)
 		if err != nil {
 			return err
 		}
 		d.listing, d.from, d.to = l, 0, 0
 	}
-	d.begun = true
+	d.started = true
 	if d.entry.CachedListing().Load() != d.listing.Version {
-		d.entry.CachedListing().Store(0) // the kernel may mix this with another version
+		d.entry.CachedListing().Store(0) // the kernel may combine two versions in its cache
 	}
 	return nil
 }
 
-// behind returns the position of the first entry behind an offset. In most
-// cases that is in the last answer, of which the reader had no room for all. It
-// reports false if the offset is of another listing, and the entry before it is
-// not known any more. d.mu must be held.
-func (d *dirHandle) behind(offset uint64, names *metadata.Container) (int, bool) {
-	if offset <= behindParent {
+// position returns the position in the listing of the first entry after an offset. It is
+// usually in the last reply, part of which the reader had no room for. position reports
+// false if the offset is of another listing and its entry no longer exists. d.mu must be
+// held.
+func (d *openDir) position(offset uint64, names *metadata.Container) (int, bool) {
+	if offset <= offsetParent {
 		return 0, true
 	}
-	id := offset - behindEntry
+	id := offset - offsetEntry
 	for i := d.to; i > d.from; i-- {
 		if d.listing.Entries[i-1].ID() == id {
 			return i, true
 		}
 	}
 	if e := names.Get(id); e != nil && e.Parent() == d.entry {
-		return d.after(e.Name()), true
+		return d.positionAfter(e.Name()), true
 	}
 	i := slices.IndexFunc(d.listing.Entries, func(e *metadata.Entry) bool { return e.ID() == id })
 	return i + 1, i >= 0
 }
 
-// after returns the position of the first entry whose name is after name; d.mu
+// positionAfter returns the position of the first entry whose name sorts after name. d.mu
 // must be held.
-func (d *dirHandle) after(name string) int {
+func (d *openDir) positionAfter(name string) int {
 	i, found := slices.BinarySearchFunc(d.listing.Entries, name, func(e *metadata.Entry, name string) int {
 		return strings.Compare(e.Name(), name)
 	})

@@ -61,7 +61,7 @@ func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, sou
 	if err != nil {
 		t.Fatal(err)
 	}
-	c = &counted{fileSystem: &fileSystem{RawFileSystem: fuse.NewDefaultRawFileSystem(), names: names, timeout: timeout, log: log}}
+	c = &counted{fileSystem: &fileSystem{RawFileSystem: fuse.NewDefaultRawFileSystem(), names: names, negativeTTL: timeout, log: log}}
 	point = t.TempDir()
 	server, err := fuse.NewServer(c, point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
 	if err != nil {
@@ -221,7 +221,7 @@ func TestEarlierVersionIsNotBelieved(t *testing.T) {
 	handle, _ := c.dirs.get(h)
 	for _, e := range handle.listing.Entries {
 		var out fuse.EntryOut
-		c.fill(e, &out)
+		c.setEntry(&out, e)
 		if (out.EntryValid == 0) != (e == old) {
 			t.Errorf("%s: stale %v, believed for %d s", e.Name(), e.Stale(), out.EntryValid)
 		}
@@ -236,7 +236,7 @@ func TestOpenDirectoriesShareAListing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func() *dirHandle {
+	open := func() *openDir {
 		h, _ := c.open(t, d)
 		handle, _ := c.dirs.get(h)
 		return handle
@@ -272,9 +272,9 @@ func TestOffsetOfAnotherListing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &dirHandle{entry: d, listing: now}
+	h := &openDir{entry: d, listing: now}
 	for _, e := range append(old.Entries, now.Entries...) {
-		got, ok := h.behind(e.ID()+behindEntry, c.names)
+		got, ok := h.position(e.ID()+offsetEntry, c.names)
 		if e.Name() == "0006" && e.Stale() {
 			if ok {
 				t.Error("an entry that was let go has a position")
@@ -289,14 +289,14 @@ func TestOffsetOfAnotherListing(t *testing.T) {
 			t.Errorf("behind %s: got %d, %v, want %d", e.Name(), got, ok, want)
 		}
 	}
-	h = &dirHandle{entry: d, listing: old}
+	h = &openDir{entry: d, listing: old}
 	for i, e := range old.Entries {
-		if got, ok := h.behind(e.ID()+behindEntry, c.names); got != i+1 || !ok {
+		if got, ok := h.position(e.ID()+offsetEntry, c.names); got != i+1 || !ok {
 			t.Errorf("in its own listing, behind %s: got %d, %v, want %d", e.Name(), got, ok, i+1)
 		}
 	}
-	for _, offset := range []uint64{d.ID() + behindEntry, 1 << 40} {
-		if _, ok := h.behind(offset, c.names); ok {
+	for _, offset := range []uint64{d.ID() + offsetEntry, 1 << 40} {
+		if _, ok := h.position(offset, c.names); ok {
 			t.Errorf("offset %d is none, but has a position", offset)
 		}
 	}

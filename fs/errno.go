@@ -11,28 +11,58 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// errno turns an error into what the job sees. It is the only place that does.
-func (f *fileSystem) errno(err error) fuse.Status {
-	status := errno(err)
-	if status != fuse.OK && status != fuse.ENOENT && status != fuse.ENODATA {
+// All errnos that a job gets from the mount are in this file, with the reason for each.
+
+// The statuses of requests that fail without an error of the source or a tier.
+const (
+	// statusStale: the version of the file that the request names is no longer current.
+	// After ESTALE in reply to LOOKUP or OPEN, the kernel looks the path up again and
+	// repeats the system call, so that the job opens the current version. In reply to
+	// READ, the job gets ESTALE from read(2), as NFS reports it.
+	statusStale = fuse.Status(syscall.ESTALE)
+
+	// statusReadOnly: open(2) for writing. The kernel refuses most such calls by itself.
+	statusReadOnly = fuse.EROFS
+
+	// statusBadHandle: the kernel sent a handle that is not open. This would be a bug.
+	statusBadHandle = fuse.EBADF
+
+	// statusNeverAgain: the kernel remembers ENOSYS and sends no more requests of this
+	// kind. OPEN and FLUSH then succeed without a round trip. No job gets this errno.
+	statusNeverAgain = fuse.ENOSYS
+
+	// statusNoXattr: the attribute is not in the namespace "user.", the only one that is
+	// exposed.
+	statusNoXattr = fuse.ENODATA
+
+	// statusBufferTooSmall: the value of an attribute, or the list of their names, is
+	// larger than the buffer given to getxattr(2) or listxattr(2).
+	statusBufferTooSmall = fuse.ERANGE
+)
+
+// status returns the errno for err, and logs err unless it only means that a name or an
+// attribute does not exist.
+func (f *fileSystem) status(err error) fuse.Status {
+	s := statusOf(err)
+	if s != fuse.OK && s != fuse.ENOENT && s != fuse.ENODATA {
 		f.log.Debug("request failed", "err", err)
 	}
-	return status
+	return s
 }
 
-func errno(err error) fuse.Status {
+// statusOf returns the errno for an error of the container, of a file, or of a request's
+// context.
+func statusOf(err error) fuse.Status {
 	var e syscall.Errno
 	switch {
 	case err == nil:
 		return fuse.OK
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return fuse.EINTR
+		return fuse.EINTR // the caller was interrupted, and the storage did not answer
 	case errors.Is(err, drivers.ErrChanged):
-		// The kernel looks the name up again when an open says so. A read
-		// of a version that is gone says so to the job, as NFS does.
-		return fuse.Status(syscall.ESTALE)
+		return statusStale // before the errno of the storage, which may be ENOENT
 	case errors.As(err, &e):
-		return fuse.Status(e)
+		return fuse.Status(e) // of the storage, unchanged
 	case errors.Is(err, fs.ErrNotExist):
 		return fuse.ENOENT
 	case errors.Is(err, fs.ErrPermission):

@@ -12,28 +12,30 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// Open opens a file. The kernel may keep the pages that it has read for the
-// next open, because the node is one version of the file; unless it shall read
-// them again.
-//
-// In a stateless mount the answer is what the kernel takes as "never ask
-// again": from then on it opens files by itself and keeps their pages.
+// An openFile is a file that the kernel has open.
+type openFile struct {
+	entry *metadata.Entry
+	obj   drivers.Object
+}
+
+// Open opens a file. In a stateless mount it ends all OPEN requests. Otherwise the page
+// cache of earlier opens stays valid, because a node is one version of a file.
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY {
-		return fuse.EROFS
+		return statusReadOnly
 	}
 	if f.mode == Stateless {
-		return fuse.ENOSYS
+		return statusNeverAgain
 	}
 	e := f.names.Get(in.NodeId)
 	if e == nil || e.Stale() {
-		return fuse.Status(syscall.ESTALE) // and the kernel looks the name up again
+		return statusStale
 	}
 	r := newRequest(cancel)
 	defer r.end()
 	obj, err := f.opener.Open(r, e)
 	if err != nil {
-		return f.errno(err)
+		return f.status(err)
 	}
 	if f.nodes != nil {
 		out.BackingID = f.nodes.open(in.NodeId, obj)
@@ -41,85 +43,102 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	switch {
 	case out.BackingID != 0:
 		out.OpenFlags = fuse.FOPEN_PASSTHROUGH
-	case !f.reread:
+	case !f.invalidateOnOpen:
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 	}
-	out.Fh = f.files.add(handle{e, obj})
+	out.Fh = f.files.add(openFile{e, obj})
 	return fuse.OK
 }
 
-// Read reads from an open file.
+// Flush ends all FLUSH requests. The kernel would send one at every close(2).
+func (f *fileSystem) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return statusNeverAgain }
+
+// Release closes a file.
+func (f *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	if h, ok := f.files.remove(in.Fh); ok {
+		f.close(h)
+	}
+}
+
+// close closes a file that is no longer in the table of handles.
+func (f *fileSystem) close(h openFile) {
+	if f.nodes != nil {
+		f.nodes.release(h.entry.ID())
+	}
+	h.obj.Close()
+}
+
+// Read reads from a file.
 func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadResult, fuse.Status) {
 	e, c, status := f.content(in)
 	if status != fuse.OK {
 		return nil, status
 	}
-	if result := spliced(in, e, c); result != nil {
+	if result := spliceReply(in, e, c); result != nil {
 		return result, fuse.OK
 	}
 	r := newRequest(cancel)
 	defer r.end()
+	result, err := f.read(r, c, int(in.Size), int64(in.Offset))
+	if err != nil {
+		return nil, f.status(err)
+	}
+	return result, fuse.OK
+}
+
+// read reads up to size bytes. It is the only place that retries a read: while the error
+// says that the next read uses another place, such as the next tier.
+func (f *fileSystem) read(r *request, c content, size int, off int64) (fuse.ReadResult, error) {
 	for {
-		buf := f.buffers.get(int(in.Size))
-		n, err := c.ReadAt(r, buf[:in.Size], int64(in.Offset))
-		switch {
-		case err == nil || err == io.EOF:
-			return &readResult{&f.buffers, buf, n}, fuse.OK
-		case !errors.Is(err, drivers.ErrAbandoned):
-			f.buffers.put(buf)
-			return nil, f.errno(err)
-		case r.Err() != nil:
-			return nil, f.errno(r.Err())
+		buf := f.buffers.get(size)
+		n, err := c.ReadAt(r, buf[:size], off)
+		if err == nil || err == io.EOF {
+			return &readResult{&f.buffers, buf, n}, nil
 		}
-		// A tier did not answer. The buffer is lost to it, and the next
-		// read goes elsewhere.
+		abandoned := errors.Is(err, drivers.ErrAbandoned)
+		if !abandoned { // a hung device may still write to an abandoned buffer
+			f.buffers.put(buf)
+			return nil, err
+		}
+		if r.Err() != nil {
+			return nil, r.Err()
+		}
 	}
 }
 
-// A content is what a file is read from. It may be a drivers.Splicer.
+// A content is what a READ reads: an open file, or the file of a stateless mount. It may
+// have the capability drivers.Splicer.
 type content interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
 
-// content returns the entry that a request is for, and what it is read from.
+// content returns the entry and the content of the file that a READ names.
 func (f *fileSystem) content(in *fuse.ReadIn) (*metadata.Entry, content, fuse.Status) {
 	if f.mode == Stateless {
 		e, status := f.entry(in.NodeId)
-		return e, unopened{f.reader, e}, status
+		return e, statelessFile{f.reader, e}, status
 	}
 	h, ok := f.files.get(in.Fh)
 	if !ok {
-		return nil, nil, fuse.EBADF
+		return nil, nil, statusBadHandle
 	}
 	return h.entry, h.obj, fuse.OK
 }
 
-// An unopened is a file that the kernel reads without having told of an open.
-type unopened struct {
+// A statelessFile is a file of a stateless mount, for which there is no handle.
+type statelessFile struct {
 	reader Reader
 	entry  *metadata.Entry
 }
 
-func (u unopened) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return u.reader.ReadAt(ctx, u.entry, p, off)
+var _ drivers.Splicer = statelessFile{}
+
+// ReadAt implements content.
+func (s statelessFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return s.reader.ReadAt(ctx, s.entry, p, off)
 }
 
-func (u unopened) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
-	return u.reader.SpliceDescriptor(u.entry)
-}
-
-// Flush answers what the kernel takes as "never ask again": otherwise it would
-// ask at every close.
-func (f *fileSystem) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
-
-// Release closes a file.
-func (f *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
-	h, ok := f.files.remove(in.Fh)
-	if !ok {
-		return
-	}
-	if f.nodes != nil {
-		f.nodes.release(h.entry.ID())
-	}
-	h.obj.Close()
+// SpliceDescriptor implements drivers.Splicer.
+func (s statelessFile) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	return s.reader.SpliceDescriptor(s.entry)
 }

@@ -197,7 +197,7 @@ func serveAsUser(args []string) error {
 	}
 	files := placement.New(levels, names, placement.Config{Workers: 1}, log)
 	mount := func() (*fs.Mount, error) {
-		return fs.New(names, files, fs.Config{Point: filepath.Join(dir, "mnt"), Source: `a,b\c`, Timeout: time.Minute}, log)
+		return fs.New(names, files, fs.Config{Point: filepath.Join(dir, "mnt"), Source: `a,b\c`, NegativeTTL: time.Minute}, log)
 	}
 	m, err := mount()
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -13,16 +12,15 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// entry returns the entry of a node.
+// entry returns the entry of a node, which may be a stale one.
 func (f *fileSystem) entry(node uint64) (*metadata.Entry, fuse.Status) {
 	if e := f.names.Get(node); e != nil {
 		return e, fuse.OK
 	}
-	return nil, fuse.Status(syscall.ESTALE)
+	return nil, statusStale
 }
 
-// Lookup finds a name in a directory. The kernel remembers names that are not
-// there as long as those that are.
+// Lookup finds a name in a directory. The kernel also caches that a name does not exist.
 func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	dir, status := f.entry(in.NodeId)
 	if status != fuse.OK {
@@ -32,32 +30,35 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	defer r.end()
 	e, err := f.names.Lookup(r, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		out.SetEntryTimeout(f.timeout)
-		if f.timeout > 0 {
-			return fuse.OK // with no node: there is no such name
+		out.SetEntryTimeout(f.negativeTTL)
+		if f.negativeTTL > 0 {
+			return fuse.OK // a reply without a node is a negative lookup
 		}
 	}
 	if err != nil {
-		return f.errno(err)
+		return f.status(err)
 	}
-	f.fill(e, out)
+	f.setEntry(out, e)
 	return fuse.OK
 }
 
-// fill tells the kernel of an entry, which it will Forget.
-func (f *fileSystem) fill(e *metadata.Entry, out *fuse.EntryOut) {
+// setEntry sets the reply to a lookup that found e. It adds one to the kernel's lookup
+// count of e, which a FORGET subtracts.
+func (f *fileSystem) setEntry(out *fuse.EntryOut, e *metadata.Entry) {
 	f.names.Hold(e)
 	out.NodeId = e.ID()
-	lasts := f.names.TTL(e)
-	out.SetAttrTimeout(lasts)
-	if e.Stale() { // of a listing from before; the kernel may be told of it after it was told to forget it
-		lasts = 0
+	ttl := f.names.TTL(e)
+	out.SetAttrTimeout(ttl)
+	if e.Stale() {
+		// An old listing may still contain e. The dentry must expire at once: the
+		// invalidation of the name may have reached the kernel before this reply.
+		ttl = 0
 	}
-	out.SetEntryTimeout(lasts)
+	out.SetEntryTimeout(ttl)
 	setAttr(&out.Attr, e)
 }
 
-// Forget says that the kernel has forgotten a node.
+// Forget subtracts n from the kernel's lookup count of a node.
 func (f *fileSystem) Forget(node, n uint64) { f.names.Forget(node, n) }
 
 // GetAttr returns the attributes of a node.
@@ -68,18 +69,19 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	}
 	r := newRequest(cancel)
 	defer r.end()
-	// A name that has gone is found out by Lookup; a handle that is open on
-	// it still has its attributes.
+	// A removed file still has its attributes, for its open handles. Lookup reports
+	// that the name does not exist.
 	if err := f.names.Refresh(r, e); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return f.errno(err)
+		return f.status(err)
 	}
 	out.SetTimeout(f.names.TTL(e))
 	setAttr(&out.Attr, e)
 	return fuse.OK
 }
 
-// setAttr sets the attributes of an entry: the source's, except for the inode
-// number, which is the entry's own, since the source may be several devices.
+// setAttr sets the attributes of an entry. They are those of the source, except that the
+// inode number is the ID of the entry: the source may span devices, on which inode
+// numbers repeat.
 func setAttr(out *fuse.Attr, e *metadata.Entry) {
 	i := e.Info()
 	*out = fuse.Attr{
@@ -102,7 +104,7 @@ func setAttr(out *fuse.Attr, e *metadata.Entry) {
 
 func nanoseconds(t time.Time) uint32 { return uint32(t.Nanosecond()) }
 
-// Readlink returns the target of a symbolic link, as it is at the source.
+// Readlink returns the target of a symbolic link as the source stores it.
 func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.Status) {
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {
@@ -111,28 +113,28 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 	r := newRequest(cancel)
 	defer r.end()
 	target, err := f.names.Readlink(r, e)
-	return []byte(target), f.errno(err)
+	return []byte(target), f.status(err)
 }
 
-// GetXAttr returns a user attribute of the source.
+// GetXAttr returns the value of an extended attribute of the source.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {
 		return 0, status
 	}
 	if !strings.HasPrefix(attr, "user.") {
-		return 0, fuse.ENODATA
+		return 0, statusNoXattr
 	}
 	r := newRequest(cancel)
 	defer r.end()
 	value, err := f.names.Getxattr(r, e, attr)
 	if err != nil {
-		return 0, f.errno(err)
+		return 0, f.status(err)
 	}
-	return reply(dst, value)
+	return xattrReply(dst, value)
 }
 
-// ListXAttr lists the user attributes of the source.
+// ListXAttr lists the names of the extended attributes of the source.
 func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst []byte) (uint32, fuse.Status) {
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {
@@ -142,34 +144,34 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst []
 	defer r.end()
 	attrs, err := f.names.Listxattr(r, e)
 	if err != nil {
-		return 0, f.errno(err)
+		return 0, f.status(err)
 	}
 	var list []byte
 	for _, a := range attrs {
 		list = append(append(list, a...), 0)
 	}
-	return reply(dst, list)
+	return xattrReply(dst, list)
 }
 
-// reply answers a request for an attribute: the value, or if the caller has no
-// room for it, its size.
-func reply(dst, value []byte) (uint32, fuse.Status) {
+// xattrReply copies value to dst and returns its size. If dst is too small, the reply is
+// the size alone.
+func xattrReply(dst, value []byte) (uint32, fuse.Status) {
 	if len(dst) < len(value) {
-		return uint32(len(value)), fuse.ERANGE
+		return uint32(len(value)), statusBufferTooSmall
 	}
 	return uint32(copy(dst, value)), fuse.OK
 }
 
-// StatFs tells the size of the source.
+// StatFs returns the size of the source, or zeros if the source has no size.
 func (f *fileSystem) StatFs(cancel <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	r := newRequest(cancel)
 	defer r.end()
 	s, err := f.names.Statfs(r)
 	if errors.Is(err, errors.ErrUnsupported) {
-		s, err = drivers.Statfs{}, nil // a source without a size
+		s, err = drivers.Statfs{}, nil
 	}
 	if err != nil {
-		return f.errno(err)
+		return f.status(err)
 	}
 	const block = 4096
 	*out = fuse.StatfsOut{

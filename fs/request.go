@@ -2,121 +2,82 @@ package fs
 
 import (
 	"context"
-	"math/bits"
 	"sync"
 	"time"
-
-	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// grace is how long a request goes on after its caller was sent a signal. The
-// kernel does not say which: most signals are caught, and a program that reads
-// a file expects no EINTR. Only when the source hangs, and the caller perhaps
-// was killed, must the request end before its answer.
-const grace = 5 * time.Second
+// interruptDelay is the time from the interruption of a request to the end of its context.
+// The kernel interrupts a request when its caller gets any signal. Most signals are caught
+// and do not end the caller, and programs that read a file do not expect EINTR. The
+// request has to end before its reply only if the storage hangs, because the caller may
+// have been killed.
+const interruptDelay = 5 * time.Second
 
-// A request is the context of one request of the kernel: it is done when its
-// caller was interrupted, and grace has passed since. Most requests never ask,
-// and for them it costs nothing. It must be ended.
+// A request is the context of one request of the kernel. It is done interruptDelay after
+// the request was interrupted. Most requests never call Done, and then it costs neither a
+// goroutine nor a channel. The caller calls end.
 type request struct {
 	context.Context
-	cancel <-chan struct{} // closed when the caller is interrupted
+	cancel <-chan struct{} // closed when the request is interrupted
 
-	mu    sync.Mutex    // guards the following
-	done  chan struct{} // closed when the request is to be given up; nil until somebody asks
-	ended chan struct{} // closed by end; nil like done
-	over  bool          // end was called
+	mu       sync.Mutex    // guards the following
+	done     chan struct{} // what Done returns; nil before the first call
+	answered chan struct{} // closed by end; nil while done is nil
+	ended    bool          // end was called
 }
 
 func newRequest(cancel <-chan struct{}) *request {
 	return &request{Context: context.Background(), cancel: cancel}
 }
 
-// Done returns a channel that is closed when the request is to be given up.
+// Done implements context.Context.
 func (r *request) Done() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done == nil {
-		r.done, r.ended = make(chan struct{}), make(chan struct{})
-		if !r.over {
+		r.done, r.answered = make(chan struct{}), make(chan struct{})
+		if !r.ended {
 			go r.watch()
 		}
 	}
 	return r.done
 }
 
+// watch closes done interruptDelay after the interruption, unless end comes before.
 func (r *request) watch() {
 	select {
 	case <-r.cancel:
-	case <-r.ended:
+	case <-r.answered:
 		return
 	}
-	timer := time.NewTimer(grace)
+	timer := time.NewTimer(interruptDelay)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		close(r.done)
-	case <-r.ended:
+	case <-r.answered:
 	}
 }
 
-// Err returns context.Canceled once Done is closed.
+// Err returns context.Canceled after Done is closed.
 func (r *request) Err() error {
 	r.mu.Lock()
 	done := r.done
 	r.mu.Unlock()
 	select {
-	case <-done: // never, while it is nil
+	case <-done: // blocks while done is nil
 		return context.Canceled
 	default:
 		return nil
 	}
 }
 
-// end says that the request has been answered.
+// end ends the watch for interruptions. It is called once, when the request has its reply.
 func (r *request) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.over = true
-	if r.ended != nil {
-		close(r.ended)
+	r.ended = true
+	if r.answered != nil {
+		close(r.answered)
 	}
 }
-
-// A bufferPool holds buffers for answers to reads, by powers of two. They are
-// not go-fuse's, which come back to it in any case: one that a hung device may
-// still write to must not.
-type bufferPool [bits.UintSize]sync.Pool
-
-// get returns a buffer of at least n bytes.
-func (p *bufferPool) get(n int) []byte {
-	class := bits.Len(uint(max(n, 4096) - 1))
-	if b, ok := p[class].Get().(*[]byte); ok {
-		return *b
-	}
-	return make([]byte, 1<<class)
-}
-
-// put gives a buffer back.
-func (p *bufferPool) put(b []byte) {
-	b = b[:cap(b)]
-	p[bits.Len(uint(len(b)-1))].Put(&b)
-}
-
-// A readResult is an answer in a pooled buffer, which goes back to the pool
-// when the kernel has it. go-fuse knows by Slices that it must not be done
-// before that.
-type readResult struct {
-	pool *bufferPool
-	buf  []byte
-	n    int
-}
-
-var _ fuse.ReadResult = (*readResult)(nil)
-
-func (r *readResult) Slices() ([][]byte, fuse.Status) { return [][]byte{r.buf[:r.n]}, fuse.OK }
-func (r *readResult) Bytes(dst []byte) ([]byte, fuse.Status) {
-	return dst[:copy(dst, r.buf[:r.n])], fuse.OK
-}
-func (r *readResult) Size() int { return r.n }
-func (r *readResult) Done()     { r.pool.put(r.buf) }

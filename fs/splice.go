@@ -10,52 +10,52 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// maxSplice is the largest read that is answered by way of a pipe, which has to
-// hold it. Where the kernel asks for a megabyte, which only root can make it do,
-// a copy costs no more than the calls that it takes to do without.
+// maxSplice is the largest read whose reply is spliced: the pipe has to hold the reply.
+// Larger reads occur only if root has raised the read-ahead of the kernel. For those, one
+// copy costs no more than the system calls that splicing needs.
 const maxSplice = 256 << 10
 
 var pageSize = uint64(os.Getpagesize())
 
-// A splicedResult is an answer with pages of a file, which go-fuse moves to the
-// kernel by way of a pipe and does not copy.
-type splicedResult struct {
+// A spliceResult is the reply to a read with pages of a file. go-fuse moves the pages to
+// the kernel through a pipe, without a copy.
+type spliceResult struct {
 	fd      uintptr
 	off     int64
 	n       int
 	release func(n int)
 }
 
-var _ fuse.ReadResult = (*splicedResult)(nil)
+var _ fuse.ReadResult = (*spliceResult)(nil)
 
-// Seekable is where go-fuse finds the bytes.
-func (r *splicedResult) Seekable() (fd uintptr, off int64, sz int) { return r.fd, r.off, r.n }
+// Seekable returns the location of the bytes. go-fuse splices a result that has it.
+func (r *spliceResult) Seekable() (fd uintptr, off int64, sz int) { return r.fd, r.off, r.n }
 
-func (r *splicedResult) Size() int { return r.n }
+func (r *spliceResult) Size() int { return r.n }
 
-// Bytes is for go-fuse when a pipe does not work.
-func (r *splicedResult) Bytes(buf []byte) ([]byte, fuse.Status) {
+// Bytes copies the bytes. go-fuse calls it if no pipe can be used.
+func (r *spliceResult) Bytes(buf []byte) ([]byte, fuse.Status) {
 	n, err := syscall.Pread(int(r.fd), buf[:min(len(buf), r.n)], r.off)
-	return buf[:max(n, 0)], fuse.ToStatus(err)
+	return buf[:max(n, 0)], statusOf(err)
 }
 
-// Done gives the file back, after the kernel has the answer.
-func (r *splicedResult) Done() { r.release(r.n) }
+// Done is called after the reply was written to the kernel.
+func (r *spliceResult) Done() { r.release(r.n) }
 
-// spliced answers a read of e with pages of the file that c has its content in, if
-// it is where that works, and else returns nil.
-func spliced(in *fuse.ReadIn, e *metadata.Entry, c content) fuse.ReadResult {
-	s, ok := c.(drivers.Splicer)
-	if !ok || in.Size > maxSplice || in.Offset%pageSize != 0 { // or it would need more pages of the pipe
+// spliceReply returns the reply to a read of e that splices from c, or nil if c has no
+// splice descriptor or the read is not suitable.
+func spliceReply(in *fuse.ReadIn, e *metadata.Entry, c content) fuse.ReadResult {
+	s, ok := drivers.As[drivers.Splicer](c)
+	if !ok || in.Size > maxSplice || in.Offset%pageSize != 0 { // an unaligned read needs one more page
 		return nil
 	}
 	n := min(int64(in.Size), e.Size()-int64(in.Offset))
-	if n <= 0 { // of an answer without bytes there is no Done
+	if n <= 0 { // go-fuse does not call Done for an empty reply
 		return nil
 	}
 	fd, release, err := s.SpliceDescriptor()
 	if err != nil {
 		return nil
 	}
-	return &splicedResult{fd, int64(in.Offset), int(n), release}
+	return &spliceResult{fd, int64(in.Offset), int(n), release}
 }

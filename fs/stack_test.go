@@ -445,7 +445,7 @@ func (s *stack) start() {
 	if s.opts.user {
 		readAhead = 0
 	}
-	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Timeout: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
+	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
 	s.check(err)
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }

@@ -87,14 +87,14 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
-		Point:      cfg.Mount.Point,
-		Source:     cfg.Source.Given(),
-		AllowOther: cfg.Mount.AllowOther,
-		Timeout:    cfg.Mount.AttrTimeout,
-		NoExec:     noExec,
-		ReadAhead:  fs.MaxRequest,
-		Mode:       modes[d.service.Mode],
-		StackDepth: d.stackDepth(),
+		Point:       cfg.Mount.Point,
+		Source:      cfg.Source.Given(),
+		AllowOther:  cfg.Mount.AllowOther,
+		NegativeTTL: cfg.Mount.AttrTimeout,
+		NoExec:      noExec,
+		ReadAhead:   fs.MaxRequest,
+		Mode:        modes[d.service.Mode],
+		StackDepth:  d.stackDepth(),
 	}, log)
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}

@@ -66,7 +66,7 @@ func mount(ctx context.Context, folder, point string, speed Speed) (*limit.Drive
 		return nil, nil, err
 	}
 	m, err := fs.New(names, untiered{levels.Source()}, fs.Config{
-		Point: point, Source: "milkweed-demo", Timeout: cacheTTL, Reread: true,
+		Point: point, Source: "milkweed-demo", NegativeTTL: cacheTTL, InvalidateOnOpen: true,
 	}, log)
 	return limited, m, err
 }

@@ -1,0 +1,82 @@
+// Package fs is the FUSE front end of Milkweed: a read-only file system whose names
+// and attributes come from a metadata container, and whose files are opened by an
+// Opener. Where the content of a file is stored is the concern of the Opener.
+//
+// The package uses the raw interface of go-fuse. A node ID is the ID of a
+// metadata.Entry, so that a file that the kernel has cached costs one Entry of 162
+// bytes; in the node tree of go-fuse it would cost about 900 bytes. An Entry is one
+// version of a file. The page cache of the kernel belongs to a node, and therefore
+// never mixes two versions.
+package fs
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// An Opener opens regular files.
+type Opener interface {
+	// Open opens a file for one handle of the kernel. The caller closes the Object.
+	// The Object may have the capabilities drivers.BackingFiler and drivers.Splicer.
+	// If the error matches drivers.ErrChanged, the kernel looks the name up again.
+	Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error)
+}
+
+// A Reader is an Opener that also reads files that were not opened. A stateless mount
+// needs it, because the kernel sends neither OPEN nor RELEASE there.
+type Reader interface {
+	// ReadAt reads from e, as drivers.Object.ReadAt does.
+	ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error)
+
+	// SpliceDescriptor returns the splice descriptor of e, as
+	// drivers.Splicer.SpliceDescriptor does.
+	SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(n int), err error)
+}
+
+// A fileSystem replies to the requests of the kernel. The embedded RawFileSystem
+// replies ENOSYS to all requests that have no method here. The kernel remembers that
+// reply and stops sending requests of the kind, as is right for lseek, access and
+// locks. Requests for changes never arrive, because the mount is read-only.
+type fileSystem struct {
+	fuse.RawFileSystem
+	names            *metadata.Container
+	opener           Opener
+	reader           Reader // the opener, in a stateless mount; otherwise nil
+	mode             Mode
+	negativeTTL      time.Duration
+	invalidateOnOpen bool
+	log              *slog.Logger
+
+	files   handles[openFile]
+	nodes   *openNodes // nil unless the mode is Passthrough
+	dirs    handles[*openDir]
+	buffers bufferPool
+}
+
+var _ fuse.RawFileSystem = (*fileSystem)(nil)
+
+// String returns the name that go-fuse uses in its log.
+func (f *fileSystem) String() string { return "milkweed" }
+
+// Init is called before the first request.
+func (f *fileSystem) Init(server *fuse.Server) {
+	if f.mode == Passthrough {
+		f.nodes = &openNodes{server: server, log: f.log}
+	}
+}
+
+// OnUnmount closes the handles that are still open. go-fuse calls it after the
+// connection has ended and the last request was answered. The kernel may end the
+// connection without a RELEASE for files that are open or were just closed.
+func (f *fileSystem) OnUnmount() {
+	for _, h := range f.files.removeAll() {
+		h.obj.Close()
+	}
+	f.dirs.removeAll()
+}

@@ -1,0 +1,237 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/hanwen/go-fuse/v2/splice"
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// A Mode is how the kernel reads the content of files.
+type Mode int
+
+// The modes.
+const (
+	// Cached: each open is a FUSE round trip. Reads are round trips unless the page
+	// cache of the kernel has the content.
+	Cached Mode = iota
+
+	// Passthrough is Cached, except that the kernel itself reads a file whose Object
+	// has a backing file. It needs CAP_SYS_ADMIN and Linux 6.9. Without them it is the
+	// same as Cached.
+	Passthrough
+
+	// Stateless: an open is not a round trip, and the page cache is kept from one open
+	// to the next. The Opener must be a Reader.
+	Stateless
+)
+
+// String returns the name of the mode in metrics.
+func (m Mode) String() string { return [...]string{"cached", "passthrough", "stateless"}[m] }
+
+// Type is the type of the file system that df -T and /proc/mounts show.
+const Type = "fuse.milkweed"
+
+// MaxRequest is the largest read that the kernel sends, in bytes.
+const MaxRequest = 1 << 20
+
+// Config describes a mount.
+type Config struct {
+	Point            string        // the mount point, an existing directory
+	Source           string        // the device that df and /proc/mounts show
+	AllowOther       bool          // other users can access the mount, subject to the modes of files
+	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
+	NoExec           bool          // programs on the mount cannot be executed
+	InvalidateOnOpen bool          // each open of a file drops its page cache
+	ReadAhead        int           // read-ahead in bytes, if root mounts; 0 is the kernel's 128 KiB
+	Mode             Mode          // how the kernel reads the content of files
+	StackDepth       int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
+}
+
+// A Mount is a mounted file system that is being served.
+type Mount struct {
+	server *fuse.Server
+	fs     *fileSystem
+	point  string
+	served chan struct{} // closed after the last request was answered
+}
+
+// New mounts a file system and serves it until it is unmounted, by Unmount or by another
+// program. When New returns, the mount can be used. If cfg.Mode is Stateless, files must
+// be a Reader.
+//
+// The process must not access its own mount. Such a request blocks for ever if the
+// process holds a lock that the reply needs.
+func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) (*Mount, error) {
+	f := &fileSystem{
+		RawFileSystem:    fuse.NewDefaultRawFileSystem(),
+		names:            names,
+		opener:           files,
+		mode:             cfg.Mode,
+		negativeTTL:      cfg.NegativeTTL,
+		invalidateOnOpen: cfg.InvalidateOnOpen,
+		log:              log,
+	}
+	if cfg.Mode == Stateless {
+		f.reader = files.(Reader)
+	}
+	server, err := mount(f, cfg, log)
+	if err != nil {
+		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
+	}
+	m := &Mount{server: server, fs: f, point: cfg.Point, served: make(chan struct{})}
+	go m.serve()
+	if err := server.WaitMount(); err != nil {
+		m.Detach()
+		m.Wait()
+		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
+	}
+	if cfg.ReadAhead > 0 {
+		if err := setReadAhead(cfg.Point, cfg.ReadAhead); err != nil {
+			log.Debug("read-ahead is unchanged", "err", err)
+		}
+	}
+	return m, nil
+}
+
+// serve replies to requests until the connection ends.
+func (m *Mount) serve() {
+	defer close(m.served)
+	ctx, stop := context.WithCancel(context.Background())
+	var background sync.WaitGroup
+	background.Go(func() { closePipes(ctx) })
+	background.Go(func() { m.invalidate(ctx) })
+	m.server.Serve()
+	stop()
+	background.Wait()
+	splice.ClearSplicePool()
+}
+
+// closePipes closes idle splice pipes every 5 seconds until ctx is done. go-fuse itself
+// would keep as many open as were ever in use at once.
+func closePipes(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			splice.ClearSplicePool()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// invalidate invalidates the kernel's dentries of stale names until ctx is done.
+func (m *Mount) invalidate(ctx context.Context) {
+	for dir, name := range m.fs.names.StaleNames(ctx) {
+		m.server.EntryNotify(dir.ID(), name) // ENOENT if the kernel has not cached the name
+	}
+}
+
+// Wait returns after the file system was unmounted, all requests were answered, and all
+// files were closed.
+func (m *Mount) Wait() { <-m.served }
+
+// Unmount unmounts the file system. While files are open on it, Unmount fails. If this
+// process is root, the error then matches syscall.EBUSY.
+func (m *Mount) Unmount() error {
+	err := unmountAsRoot(m.point, false)
+	if err == unix.EPERM {
+		return m.server.Unmount() // runs fusermount3, and retries if files were just closed
+	}
+	return err
+}
+
+// Detach removes the mount from its mount point at once. Open files stay readable; the
+// file system ends when the last one is closed.
+func (m *Mount) Detach() error { return Unmount(context.Background(), m.point, true) }
+
+// OpenFiles returns the number of file handles that the kernel has open.
+func (m *Mount) OpenFiles() int { return m.fs.files.len() }
+
+// mount mounts f by mount(2) if this process is root, and otherwise by fusermount3.
+func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
+	opts := &fuse.MountOptions{
+		FsName:               cfg.Source,
+		Name:                 Type[len("fuse."):],
+		Options:              []string{"nosuid", "nodev"},
+		AllowOther:           cfg.AllowOther,
+		MaxWrite:             MaxRequest,
+		MaxReadAhead:         MaxRequest,
+		MaxBackground:        64,
+		EnableSymlinkCaching: true,
+		IgnoreSecurityLabels: true,
+		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	if cfg.Mode == Passthrough {
+		opts.MaxStackDepth = cfg.StackDepth
+	} else { // the capability forbids file systems that are stacked on the mount
+		opts.DisabledCapabilities = fuse.CAP_PASSTHROUGH
+	}
+	if cfg.NoExec {
+		opts.Options = append(opts.Options, "noexec")
+	}
+	if cfg.AllowOther {
+		opts.Options = append(opts.Options, "default_permissions")
+	}
+	if os.Geteuid() == 0 {
+		server, err := mountDirect(f, cfg, opts)
+		if !errors.Is(err, syscall.EPERM) { // root in a container may lack the privilege
+			return server, err
+		}
+	}
+	opts.Options = append(opts.Options, "ro")
+	server, err := fuse.NewServer(f, cfg.Point, opts)
+	if err != nil { // the errors of fusermount3 end with a newline
+		return nil, errors.New(strings.TrimSpace(err.Error()))
+	}
+	return server, nil
+}
+
+// mountDirect mounts f by mount(2), which needs root. go-fuse could do this too, but it
+// opens /dev/fuse without O_CLOEXEC, and every child process would inherit the
+// connection. If this process were then killed, the kernel would wait for the children
+// to serve the mount: processes that use the mount, and the children themselves when
+// they close its files at exit, would block for ever and could not be killed.
+func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Server, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(cfg.Point, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, syscall.ENOTDIR // mount(2) would fail with EINVAL
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/fuse: %w", err)
+	}
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RDONLY)
+	if cfg.NoExec {
+		flags |= unix.MS_NOEXEC
+	}
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d", fd, MaxRequest)
+	if cfg.AllowOther {
+		data += ",allow_other,default_permissions"
+	}
+	if err := unix.Mount(cfg.Source, cfg.Point, Type, flags, data); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
+	if err != nil {
+		unix.Unmount(cfg.Point, unix.MNT_DETACH)
+	}
+	return server, err
+}
