@@ -1,59 +1,85 @@
 package fs
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/cpu"
+)
 
 // handles is a table of what the kernel has open, by the handle IDs that were sent to
-// the kernel. IDs are never reused. Methods may be called concurrently.
+// the kernel. IDs are never reused. Methods may be called concurrently. The table is
+// sharded, because every read looks its handle up: readers of different handles on
+// different cores do not write to the same cache line.
 type handles[T any] struct {
-	mu   sync.RWMutex // guards the following
-	last uint64       // the ID that was assigned last
-	open map[uint64]T
+	last   atomic.Uint64 // the ID that was assigned last
+	shards [64]handleShard[T]
 }
+
+type handleShard[T any] struct {
+	mu   sync.RWMutex // guards the following
+	open map[uint64]T
+
+	_ cpu.CacheLinePad // keeps the next shard in another cache line
+}
+
+func (h *handles[T]) shard(id uint64) *handleShard[T] { return &h.shards[id%uint64(len(h.shards))] }
 
 // add adds v and returns its ID, which is not 0.
 func (h *handles[T]) add(v T) (id uint64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.open == nil {
-		h.open = make(map[uint64]T)
+	id = h.last.Add(1)
+	s := h.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == nil {
+		s.open = make(map[uint64]T)
 	}
-	h.last++
-	h.open[h.last] = v
-	return h.last
+	s.open[id] = v
+	return id
 }
 
 // get returns the value of an ID and reports whether the ID is in the table.
 func (h *handles[T]) get(id uint64) (T, bool) {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	v, ok := h.open[id]
+	s := h.shard(id)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	v, ok := s.open[id]
 	return v, ok
 }
 
 // remove is get that also removes the ID.
 func (h *handles[T]) remove(id uint64) (T, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	v, ok := h.open[id]
-	delete(h.open, id)
+	s := h.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.open[id]
+	delete(s.open, id)
 	return v, ok
 }
 
 // removeAll empties the table and returns the values that were in it.
 func (h *handles[T]) removeAll() []T {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	var all []T
-	for _, v := range h.open {
-		all = append(all, v)
+	for i := range h.shards {
+		s := &h.shards[i]
+		s.mu.Lock()
+		for _, v := range s.open {
+			all = append(all, v)
+		}
+		s.open = nil
+		s.mu.Unlock()
 	}
-	h.open = nil
 	return all
 }
 
 // len returns the number of IDs in the table.
 func (h *handles[T]) len() int {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	return len(h.open)
+	n := 0
+	for i := range h.shards {
+		s := &h.shards[i]
+		s.mu.RLock()
+		n += len(s.open)
+		s.mu.RUnlock()
+	}
+	return n
 }
