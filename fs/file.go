@@ -86,8 +86,10 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 	return result, fuse.OK
 }
 
-// read reads up to size bytes. It is the only place that retries a read: while the error
-// says that the next read uses another place, such as the next tier.
+// read reads up to size bytes. It is the only place that retries a read: it repeats the read
+// while the error matches drivers.ErrRetry, which means that the next read uses another place,
+// such as the next tier or the source. An abandoned buffer is not used again, because a hung
+// device may still write to it.
 func (f *fileSystem) read(r *request, c content, size int, off int64) (fuse.ReadResult, error) {
 	for {
 		buf := f.buffers.get(size)
@@ -96,12 +98,16 @@ func (f *fileSystem) read(r *request, c content, size int, off int64) (fuse.Read
 			return &readResult{&f.buffers, buf, n}, nil
 		}
 		abandoned := errors.Is(err, drivers.ErrAbandoned)
-		if !abandoned { // a hung device may still write to an abandoned buffer
+		if !abandoned {
 			f.buffers.put(buf)
+		}
+		if !errors.Is(err, drivers.ErrRetry) && !abandoned {
 			return nil, err
 		}
-		if r.Err() != nil {
+		select {
+		case <-r.Done():
 			return nil, r.Err()
+		default:
 		}
 	}
 }
