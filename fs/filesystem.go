@@ -76,7 +76,7 @@ func (f *fileSystem) Init(server *fuse.Server) {
 // connection without a RELEASE for files that are open or were just closed.
 func (f *fileSystem) OnUnmount() {
 	for _, h := range f.files.removeAll() {
-		h.obj.Close()
+		f.close(h)
 	}
 	f.dirs.removeAll()
 }

@@ -99,20 +99,12 @@ func TestUnmount(t *testing.T) {
 	s.shut()
 }
 
-// A mount whose connection the administrator cuts ends, and lets go of what
-// was open.
+// When an administrator aborts the connection, the mount ends and closes its files.
 func TestAbort(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { write(t, source, "f", 3<<20, 1) })
-	control := t.TempDir()
-	if err := unix.Mount("none", control, "fusectl", 0, ""); err != nil {
-		t.Skip("may not mount fusectl:", err)
-	}
-	defer unix.Unmount(control, 0)
-	id := sh(t, `awk -v p="$1" '$5 == p { split($3, dev, ":"); print dev[2] }' /proc/self/mountinfo`, s.point)
-	abort := filepath.Join(control, strings.TrimSpace(id), "abort")
 	h := hold(t, s.in("f"))
 	s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
-	s.check(os.WriteFile(abort, []byte("1"), 0))
+	s.abort()
 	s.mount.Wait()
 	if got := s.mount.OpenFiles(); got != 0 {
 		t.Errorf("files open after the abort: got %d, want 0", got)
@@ -121,6 +113,19 @@ func TestAbort(t *testing.T) {
 		t.Errorf("read after the abort: got %s, want an error", got)
 	}
 	h.close()
+}
+
+// abort aborts the connection of the mount through fusectl. It skips the test if this process
+// may not mount fusectl.
+func (s *stack) abort() {
+	s.t.Helper()
+	control := s.t.TempDir()
+	if err := unix.Mount("none", control, "fusectl", 0, ""); err != nil {
+		s.t.Skip("cannot mount fusectl:", err)
+	}
+	defer unix.Unmount(control, 0)
+	id := sh(s.t, `awk -v p="$1" '$5 == p { split($3, dev, ":"); print dev[2] }' /proc/self/mountinfo`, s.point)
+	s.check(os.WriteFile(filepath.Join(control, strings.TrimSpace(id), "abort"), []byte("1"), 0))
 }
 
 // A process that the server starts does not hold the connection: it would keep

@@ -350,11 +350,12 @@ type stackOptions struct {
 	tier    tiers.Options
 	workers int
 	allow   bool
-	memory  bool      // tiers are in memory, and without faults
-	over    string    // the source, in place of one that is made
-	user    bool      // the kernel reads ahead what it does for others than root
-	mode    fs.Mode   // how the kernel gets at files
-	log     io.Writer // where the daemon's log goes; nil is nowhere
+	memory  bool                      // tiers are in memory, and without faults
+	over    string                    // the source, in place of one that is made
+	user    bool                      // the kernel reads ahead what it does for others than root
+	mode    fs.Mode                   // how the kernel gets at files
+	log     io.Writer                 // where the daemon's log goes; nil is nowhere
+	wrap    func(fs.Opener) fs.Opener // wraps the opener of files; nil does not
 }
 
 // eachMode runs a test for each way in which the kernel gets at files.
@@ -445,7 +446,11 @@ func (s *stack) start() {
 	if s.opts.user {
 		readAhead = 0
 	}
-	s.mount, err = fs.New(s.names, s.handler, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
+	var opener fs.Opener = s.handler
+	if s.opts.wrap != nil {
+		opener = s.opts.wrap(opener)
+	}
+	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
 	s.check(err)
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
