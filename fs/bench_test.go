@@ -35,8 +35,8 @@ func init() {
 	children["preads"] = timePreads
 }
 
-// serveLoopback serves go-fuse's own example, without passthrough: args are
-// mount point and folder.
+// serveLoopback serves the loopback example of go-fuse, without passthrough. args are the mount
+// point and the folder.
 func serveLoopback(args []string) error {
 	root, err := loopback.NewLoopbackRoot(args[1])
 	if err != nil {
@@ -50,13 +50,13 @@ func serveLoopback(args []string) error {
 	if err != nil {
 		return err
 	}
-	untilTold()
+	awaitEnd()
 	return server.Unmount()
 }
 
-// serveSlow serves a folder as slowly as a parallel file system that is busy:
-// 1 ms for an operation, reads of 128 KiB, and no page kept across opens. args
-// are mount point and folder.
+// serveSlow serves a folder like a busy parallel file system: an operation takes 1 ms, a read is at
+// most 128 KiB, and each open drops the page cache of the file. args are the mount point and the
+// folder.
 func serveSlow(args []string) error {
 	dir, err := posix.OpenDir(args[1])
 	if err != nil {
@@ -75,18 +75,18 @@ func serveSlow(args []string) error {
 	if err != nil {
 		return err
 	}
-	untilTold()
+	awaitEnd()
 	return mount.Unmount()
 }
 
-// untilTold says that a mount is ready, and returns when it is to end.
-func untilTold() {
+// awaitEnd prints that the mount is ready, and returns when standard input ends.
+func awaitEnd() {
 	fmt.Println("ready")
 	io.Copy(io.Discard, os.Stdin)
 }
 
-// serveAt has a child serve a folder at a mount point of its own until the
-// benchmark ends, and returns the mount point.
+// serveAt starts a child that serves a folder at a new mount point until the benchmark ends, and
+// returns the mount point.
 func serveAt(b *testing.B, role, folder string) string {
 	b.Helper()
 	point := b.TempDir()
@@ -115,9 +115,9 @@ func serveAt(b *testing.B, role, folder string) string {
 	return point
 }
 
-// timeReads reads every file of a folder from start to end, and prints the
-// nanoseconds that it took: args are the folder, the number of files to read at
-// a time, and whether the kernel shall have no pages of them.
+// timeReads reads every file of a folder from start to end, and prints the duration in nanoseconds.
+// args are the folder, the number of files to read at once, and "drop" to drop the page cache
+// before.
 func timeReads(args []string) error {
 	readers, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -172,8 +172,8 @@ func timeReads(args []string) error {
 	return nil
 }
 
-// timePreads reads 4 KiB at random places of each file of a folder, and prints
-// the nanoseconds that it took: args are the folder and how often.
+// timePreads reads 4 KiB at random offsets of each file of a folder, and prints the duration in
+// nanoseconds. args are the folder and the number of reads of each file.
 func timePreads(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -207,7 +207,7 @@ func timePreads(args []string) error {
 	return nil
 }
 
-// readFile reads a file as cheaply as a program can.
+// readFile reads a file with as few system calls and copies as possible.
 func readFile(path string, buf []byte) error {
 	fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
 	if err != nil {
@@ -222,6 +222,7 @@ func readFile(path string, buf []byte) error {
 	}
 }
 
+// dropPages drops the page cache of a file.
 func dropPages(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -231,13 +232,13 @@ func dropPages(path string) error {
 	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// took has a child read a folder, and returns its seconds.
+// took runs timeReads in a child and returns the duration in seconds.
 func took(b *testing.B, folder string, readers int, pages string) float64 {
 	b.Helper()
 	return seconds(b, "time", folder, strconv.Itoa(readers), pages)
 }
 
-// seconds has a child do what prints the nanoseconds that it took.
+// seconds runs one of children that prints a duration in nanoseconds, and returns it in seconds.
 func seconds(b *testing.B, role string, args ...string) float64 {
 	b.Helper()
 	out, err := childCommand(role, args...).CombinedOutput()
@@ -251,8 +252,8 @@ func seconds(b *testing.B, role string, args ...string) float64 {
 	return float64(nanos) / 1e9
 }
 
-// compare reports the median time of each of two sides that were timed in
-// turn, and the median of the ratios pair by pair.
+// compare reports the median time of each of two sides that were timed alternately, and the median
+// ratio of the pairs.
 func compare(b *testing.B, name, other string, ours, theirs []float64) {
 	ratios := make([]float64, len(ours))
 	for i := range ours {
@@ -279,8 +280,8 @@ var shapes = []struct {
 	{"small", 1500, 110_000},
 }
 
-// Reading placed files in each mode, against the same copies read natively. The
-// tier is in memory; pages of the mount are those that the kernel kept.
+// Reads of placed files in each mode, against reads of the same copies without Milkweed. The tier
+// is in memory, and the page cache is kept between epochs.
 func BenchmarkPlacedAgainstNative(b *testing.B) {
 	for _, mode := range []fs.Mode{fs.Passthrough, fs.Stateless, fs.Cached} {
 		for _, shape := range shapes {
@@ -308,8 +309,8 @@ func BenchmarkPlacedAgainstNative(b *testing.B) {
 	}
 }
 
-// Whole files of each size, stateless against passthrough: what mode = "auto"
-// decides by.
+// Reads of whole files of each size, stateless against passthrough. The results are the basis of
+// mode = "auto".
 func BenchmarkStatelessAgainstPassthrough(b *testing.B) {
 	for _, kib := range []int{64, 256, 1 << 10, 4 << 10, 16 << 10} {
 		for _, pages := range []string{"keep", "drop"} {
@@ -328,8 +329,7 @@ func BenchmarkStatelessAgainstPassthrough(b *testing.B) {
 	}
 }
 
-// placed mounts files that are all on a tier in memory, and returns the folder
-// of the copies.
+// placed mounts files that are all on a tier in memory, and returns the folder of the copies.
 func placed(b *testing.B, mode fs.Mode, files, size int) (s *stack, native string) {
 	b.Helper()
 	s = newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, mode: mode}, func(source string) {
@@ -343,10 +343,9 @@ func placed(b *testing.B, mode fs.Mode, files, size int) (s *stack, native strin
 	return s, filepath.Join(s.tierPath(1), "data", "files")
 }
 
-// Reading placed files: Milkweed against go-fuse's loopback example over the
-// same copies, without passthrough on either side; with the pages that the
-// kernel has from an earlier read, and without; and without them as somebody
-// who is not root, for whom the kernel reads ahead less.
+// Reads of placed files, against the loopback example of go-fuse over the same copies. Neither side
+// has passthrough. "keep" keeps the page cache of an earlier read and "drop" drops it; "user" also
+// drops it and has the smaller read-ahead of a mount without root.
 func BenchmarkPlacedAgainstLoopback(b *testing.B) {
 	for _, shape := range shapes {
 		for _, pages := range []string{"drop", "keep", "user"} {
@@ -375,8 +374,8 @@ func BenchmarkPlacedAgainstLoopback(b *testing.B) {
 	}
 }
 
-// The first epoch through Milkweed against the same reads straight from the
-// source, which takes 1 ms for an operation and answers 128 KiB at a time.
+// The first epoch through Milkweed, against the same reads from the source. An operation of the
+// source takes 1 ms and returns at most 128 KiB.
 func BenchmarkFirstEpochAgainstSource(b *testing.B) {
 	for _, shape := range shapes {
 		for _, readers := range []int{1, 4} {
@@ -389,7 +388,7 @@ func BenchmarkFirstEpochAgainstSource(b *testing.B) {
 				var ours, theirs []float64
 				for b.Loop() {
 					s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, workers: 8, over: slow}, nil)
-					// There are no pages to drop; and to open a file begins its copy.
+					// No page is cached. Dropping pages would open the files, and so start copies.
 					theirs = append(theirs, took(b, slow, readers, "keep"))
 					ours = append(ours, took(b, s.point, readers, "keep"))
 					s.end()

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,8 +18,8 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A counted file system counts the requests for listings, and the opens of
-// directories that had the kernel drop what it had of them.
+// A counted file system counts the requests for listings, and the opens that make the kernel
+// drop its cache of a directory.
 type counted struct {
 	*fileSystem
 	lists, drops atomic.Int64
@@ -42,7 +43,7 @@ func (c *counted) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse
 	return c.fileSystem.ReadDirPlus(cancel, in, out)
 }
 
-// newCounted mounts a source with files d/0000 and on.
+// newCounted mounts a source with the files d/0000, d/0001 and so on.
 func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, source *drivertest.Mem, point string) {
 	t.Helper()
 	if _, err := os.Stat("/dev/fuse"); err != nil {
@@ -84,9 +85,9 @@ func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, sou
 	return c, source, point
 }
 
-// asked returns how many requests for listings a command makes, and what it
-// prints.
-func (c *counted) asked(t *testing.T, name string, args ...string) (n int64, out string) {
+// requests runs a command and returns the number of requests for listings that it causes, and
+// its output.
+func (c *counted) requests(t *testing.T, name string, args ...string) (n int64, out string) {
 	t.Helper()
 	before := c.lists.Load()
 	b, err := exec.Command(name, args...).CombinedOutput()
@@ -96,75 +97,73 @@ func (c *counted) asked(t *testing.T, name string, args ...string) (n int64, out
 	return c.lists.Load() - before, string(b)
 }
 
-// kept runs a command that the kernel is to answer from what it has, and returns
-// what it prints. The kernel may have forgotten that, as any page, but may not be
-// told to.
-func (c *counted) kept(t *testing.T, name string, args ...string) (out string) {
+// cached runs a command whose listings the kernel must have cached, and returns its output. The
+// kernel may reclaim the cached pages at any time, so that the command is repeated, but no open
+// may make it drop them.
+func (c *counted) cached(t *testing.T, name string, args ...string) (out string) {
 	t.Helper()
 	drops := c.drops.Load()
 	for range 10 {
 		var n int64
-		n, out = c.asked(t, name, args...)
+		n, out = c.requests(t, name, args...)
 		if c.drops.Load() > drops {
-			t.Errorf("%s %q: the kernel is told to forget", name, args)
+			t.Errorf("%s %q: an open dropped the cache of the kernel", name, args)
 			return out
 		}
 		if n == 0 {
 			return out
 		}
 	}
-	t.Errorf("%s %q: requests each time", name, args)
+	t.Errorf("%s %q: 10 runs have all caused requests", name, args)
 	return out
 }
 
-// What the kernel has listed it lists again without asking, until the directory
-// has changed.
+// The kernel lists a directory from its cache until the directory has changed.
 func TestDirectoryIsListedOnce(t *testing.T) {
 	const files = 500
 	c, source, point := newCounted(t, files, time.Second)
 	lines := func(out string) int { return strings.Count(out, "\n") }
-	list := func(again bool, want int) {
+	list := func(changed bool, want int) {
 		t.Helper()
 		args := []string{"-U", point + "/d"}
-		if !again {
-			if got := lines(c.kept(t, "ls", args...)); got != want {
+		if !changed {
+			if got := lines(c.cached(t, "ls", args...)); got != want {
 				t.Errorf("%d names, want %d", got, want)
 			}
-		} else if n, out := c.asked(t, "ls", args...); n == 0 || lines(out) != want {
-			t.Errorf("%d requests, and %d names, want %d", n, lines(out), want)
+		} else if n, out := c.requests(t, "ls", args...); n == 0 || lines(out) != want {
+			t.Errorf("got %d requests and %d names, want some and %d", n, lines(out), want)
 		}
 	}
 	list(true, files)
 	list(false, files)
 	time.Sleep(1100 * time.Millisecond)
-	list(false, files) // it was asked for at the source, and was the same
+	list(false, files) // validated with the source, and unchanged
 	source.Put("d/new", nil)
 	time.Sleep(1100 * time.Millisecond)
 	list(true, files+1)
 	list(false, files+1)
-	if got := lines(c.kept(t, "find", point+"/d", "-type", "f", "-size", "0")); got != 1 {
+	if got := lines(c.cached(t, "find", point+"/d", "-type", "f", "-size", "0")); got != 1 {
 		t.Errorf("find: %d names, want 1", got)
 	}
 }
 
-// A listing that was not finished is finished by the next.
+// The next reader completes a listing that an earlier one did not finish.
 func TestPartOfADirectoryIsKept(t *testing.T) {
 	const files = 3000
 	c, _, point := newCounted(t, files, time.Hour)
 	t.Setenv("MILKWEED_TEST_CHILD", "part")
-	if n, out := c.asked(t, os.Args[0], point+"/d"); n != 1 || out != "." {
-		t.Fatalf("%d requests, which gave %q", n, out)
+	if n, out := c.requests(t, os.Args[0], point+"/d"); n != 1 || out != "." {
+		t.Fatalf("got %d requests and the output %q, want 1 and \".\"", n, out)
 	}
-	if n, out := c.asked(t, "ls", "-U", point+"/d"); n < 2 || strings.Count(out, "\n") != files {
-		t.Errorf("the whole: %d requests, and %d names, want %d", n, strings.Count(out, "\n"), files)
+	if n, out := c.requests(t, "ls", "-U", point+"/d"); n < 2 || strings.Count(out, "\n") != files {
+		t.Errorf("the whole listing: got %d requests and %d names, want %d names", n, strings.Count(out, "\n"), files)
 	}
-	if got := strings.Count(c.kept(t, "ls", "-U", point+"/d"), "\n"); got != files {
-		t.Errorf("after that: %d names, want %d", got, files)
+	if got := strings.Count(c.cached(t, "ls", "-U", point+"/d"), "\n"); got != files {
+		t.Errorf("from the cache: got %d names, want %d", got, files)
 	}
 }
 
-// open opens a directory, and reports whether the kernel was told to keep what
-// it has of it.
+// open opens a directory and reports whether the kernel keeps its cache of it.
 func (c *counted) open(t *testing.T, dir *metadata.Entry) (handle uint64, keep bool) {
 	t.Helper()
 	var out fuse.OpenOut
@@ -174,8 +173,8 @@ func (c *counted) open(t *testing.T, dir *metadata.Entry) (handle uint64, keep b
 	return out.Fh, out.OpenFlags&fuse.FOPEN_KEEP_CACHE != 0
 }
 
-// When a handle of an earlier version is read from after a later one was opened,
-// the kernel may have kept that, and is told to drop it.
+// When a handle with an earlier version of a listing is read after an open of a later version, the
+// kernel may have cached both. The next open drops its cache.
 func TestEarlierVersionIsNotKept(t *testing.T) {
 	c, source, _ := newCounted(t, 10, 0)
 	d, err := c.names.Resolve(t.Context(), "d")
@@ -186,7 +185,7 @@ func TestEarlierVersionIsNotKept(t *testing.T) {
 		t.Helper()
 		h, got := c.open(t, d)
 		if got != want {
-			t.Errorf("the kernel keeps what it has: got %v, want %v", got, want)
+			t.Errorf("the kernel keeps its cache: got %v, want %v", got, want)
 		}
 		return h
 	}
@@ -203,9 +202,9 @@ func TestEarlierVersionIsNotKept(t *testing.T) {
 	wantKeep(true)
 }
 
-// A listing from before a change tells of what has gone, and has the kernel look
-// the name up again: it may be told of it after it was told to forget it.
-func TestEarlierVersionIsNotBelieved(t *testing.T) {
+// The dentry of a stale entry, which a listing from before a change still contains, expires at
+// once: the reply may reach the kernel after the invalidation of the name.
+func TestStaleDentryIsNotCached(t *testing.T) {
 	c, source, _ := newCounted(t, 10, time.Hour)
 	d, err := c.names.Resolve(t.Context(), "d")
 	if err != nil {
@@ -219,17 +218,20 @@ func TestEarlierVersionIsNotBelieved(t *testing.T) {
 	source.Put("d/0004", []byte("another"))
 	c.names.Changed(old)
 	handle, _ := c.dirs.get(h)
+	if !slices.Contains(handle.listing.Entries, old) {
+		t.Fatal("the listing does not contain the stale entry")
+	}
 	for _, e := range handle.listing.Entries {
 		var out fuse.EntryOut
 		c.setEntry(&out, e)
 		if (out.EntryValid == 0) != (e == old) {
-			t.Errorf("%s: stale %v, believed for %d s", e.Name(), e.Stale(), out.EntryValid)
+			t.Errorf("%s: stale %v, cached for %d s", e.Name(), e.Stale(), out.EntryValid)
 		}
 		c.names.Forget(out.NodeId, 1)
 	}
 }
 
-// The listings of a directory that does not change are one in memory.
+// The handles of a directory that does not change share one listing in memory.
 func TestOpenDirectoriesShareAListing(t *testing.T) {
 	c, source, _ := newCounted(t, 100, 0)
 	d, err := c.names.Resolve(t.Context(), "d")
@@ -243,15 +245,16 @@ func TestOpenDirectoriesShareAListing(t *testing.T) {
 	}
 	a, b := open(), open()
 	if &a.listing.Entries[0] != &b.listing.Entries[0] || a.listing.Version != b.listing.Version {
-		t.Error("not shared")
+		t.Error("two handles have two listings of an unchanged directory")
 	}
 	source.Put("d/new", nil)
 	if c := open(); len(c.listing.Entries) != 101 || len(a.listing.Entries) != 100 || c.listing.Version == a.listing.Version {
-		t.Error("a change does not make another listing")
+		t.Error("a handle of the changed directory has the listing from before")
 	}
 }
 
-// A reader that goes on in one listing at an offset of another goes on by name.
+// A reader that continues at an offset of another listing continues after the name at that
+// offset.
 func TestOffsetOfAnotherListing(t *testing.T) {
 	c, source, _ := newCounted(t, 10, 0)
 	ctx := t.Context()
@@ -267,7 +270,7 @@ func TestOffsetOfAnotherListing(t *testing.T) {
 	source.Delete("d/0004")
 	source.Put("d/0006", []byte("another version"))
 	held := old.Entries[4]
-	c.names.Hold(held) // as the kernel holds what it has looked up
+	c.names.Hold(held) // as a lookup by the kernel does
 	now, err := c.names.Listing(ctx, d)
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +280,7 @@ func TestOffsetOfAnotherListing(t *testing.T) {
 		got, ok := h.position(e.ID()+offsetEntry, c.names)
 		if e.Name() == "0006" && e.Stale() {
 			if ok {
-				t.Error("an entry that was let go has a position")
+				t.Error("an entry that no longer exists has a position")
 			}
 			continue
 		}
@@ -286,18 +289,18 @@ func TestOffsetOfAnotherListing(t *testing.T) {
 			want++
 		}
 		if got != want || !ok {
-			t.Errorf("behind %s: got %d, %v, want %d", e.Name(), got, ok, want)
+			t.Errorf("after %s: got %d, %v, want %d", e.Name(), got, ok, want)
 		}
 	}
 	h = &openDir{entry: d, listing: old}
 	for i, e := range old.Entries {
 		if got, ok := h.position(e.ID()+offsetEntry, c.names); got != i+1 || !ok {
-			t.Errorf("in its own listing, behind %s: got %d, %v, want %d", e.Name(), got, ok, i+1)
+			t.Errorf("in its own listing, after %s: got %d, %v, want %d", e.Name(), got, ok, i+1)
 		}
 	}
 	for _, offset := range []uint64{d.ID() + offsetEntry, 1 << 40} {
 		if _, ok := h.position(offset, c.names); ok {
-			t.Errorf("offset %d is none, but has a position", offset)
+			t.Errorf("the offset %d, which is in no listing, has a position", offset)
 		}
 	}
 }

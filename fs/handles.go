@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// handles is a table of what the kernel has open, by the handle IDs that were sent to
+// handles is the table of open files or directories, by the handle IDs that were sent to
 // the kernel. IDs are never reused. Methods may be called concurrently. The table is
 // sharded, because every read looks its handle up: readers of different handles on
 // different cores do not write to the same cache line.

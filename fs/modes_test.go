@@ -29,7 +29,7 @@ func init() {
 	children["probe"] = probeFile
 }
 
-// ways are how a program may have a file open.
+// ways are the ways in which a program can hold a file open.
 var ways = map[string]func(path string) (opened, error){
 	"read":   openRead,
 	"direct": openDirect,
@@ -37,7 +37,7 @@ var ways = map[string]func(path string) (opened, error){
 	"closed": openClosed,
 }
 
-// An opened is a file that a program has open.
+// An opened is a file that a program holds open.
 type opened interface {
 	io.ReaderAt
 	io.Closer
@@ -45,7 +45,7 @@ type opened interface {
 
 func openRead(path string) (opened, error) { return os.Open(path) }
 
-// openDirect opens a file for reads that go past the kernel's pages.
+// openDirect opens a file for reads that bypass the page cache.
 func openDirect(path string) (opened, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
 	return &directFile{File: f}, err
@@ -53,8 +53,8 @@ func openDirect(path string) (opened, error) {
 
 type directFile struct{ *os.File }
 
-// ReadAt reads whole pages around what is wanted, into memory that begins with
-// a page, as O_DIRECT demands.
+// ReadAt reads the whole pages that contain the range, into memory that is aligned to a page, as
+// O_DIRECT requires.
 func (f *directFile) ReadAt(p []byte, off int64) (int, error) {
 	const page = 4096
 	start := off &^ (page - 1)
@@ -72,7 +72,7 @@ func (f *directFile) ReadAt(p []byte, off int64) (int, error) {
 	return copy(p, have[off-start:]), err
 }
 
-// openMapped maps a file, shared, and keeps it open.
+// openMapped maps a file, shared, and holds it open.
 func openMapped(path string) (opened, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -81,7 +81,7 @@ func openMapped(path string) (opened, error) {
 	return mapFile(f, f.Close)
 }
 
-// openClosed maps a file and closes it, so that only the mapping is left.
+// openClosed maps a file, shared, and closes it, so that only the mapping remains.
 func openClosed(path string) (opened, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -108,10 +108,9 @@ func mapFile(f *os.File, close func() error) (opened, error) {
 
 func (m *mapping) Close() error { return errors.Join(unix.Munmap(m.data), m.close()) }
 
-// The open-mode matrix: a file that somebody has open in any way, since before,
-// during or after its promotion, can be opened in any way at any later time,
-// and both read what is in it. The kernel reads it by itself if nobody has it
-// open from before it was promoted.
+// The open-mode matrix: a file that is held open in any way since before, during or after its
+// copy can be opened in any way at any later time, and both handles read its content. The kernel
+// reads a file by itself unless a handle from before the end of the copy is open.
 func TestOpenModes(t *testing.T) {
 	stages := []string{"before", "during", "after"}
 	const size = 2<<20 + 1
@@ -120,7 +119,7 @@ func TestOpenModes(t *testing.T) {
 			for way2 := range ways {
 				for stage1 := range stages {
 					for stage2 := stage1; stage2 < len(stages); stage2++ {
-						// Each in a folder of its own, for none is to be copied ahead.
+						// Each file is in a folder of its own, so that none is prefetched.
 						f(fmt.Sprintf("%s_%s_%s_%s/f", way1, stages[stage1], way2, stages[stage2]), way1, way2, stage1, stage2)
 					}
 				}
@@ -153,12 +152,12 @@ func TestOpenModes(t *testing.T) {
 			byKernel := s.handler.Stats().Lent[1].Files
 			h3 := hold(t, s.in(name))
 			if got, want := s.handler.Stats().Lent[1].Files-byKernel == 1, stage1 == 2; got != want {
-				t.Errorf("the kernel reads a further open by itself: got %v, want %v", got, want)
+				t.Errorf("the kernel reads a third open by itself: got %v, want %v", got, want)
 			}
 			for _, h := range []*held{h1, h2, h3} {
 				h.close()
 			}
-			s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 			byKernel = s.handler.Stats().Lent[1].Files
 			h4 := hold(t, s.in(name))
 			if got, want := h4.read(0, size), hash(data); got != want {
@@ -166,30 +165,30 @@ func TestOpenModes(t *testing.T) {
 			}
 			h4.close()
 			if got := s.handler.Stats().Lent[1].Files - byKernel; got != 1 {
-				t.Errorf("the kernel reads %d opens by itself when nobody has the file open, want 1", got)
+				t.Errorf("opens that the kernel reads by itself after all handles are closed: got %d, want 1", got)
 			}
-			s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 		})
 	})
 }
 
-// openBetween opens a file of 3 blocks twice, each at a stage of its promotion,
-// which a rule holds up, and promotes it.
+// openBetween copies a file of 3 blocks, and opens it at two stages of the copy: before it, while
+// a fault holds it up, and after it.
 func (s *stack) openBetween(name, way1, way2 string, stage1, stage2 int) (h1, h2 *held) {
 	s.t.Helper()
 	for stage := range 3 {
 		switch stage {
-		case 1: // some blocks are there
+		case 1: // some blocks are copied
 			if stage1 == 0 {
 				s.eventually("the source hangs", func() bool { return s.from.Hung() == 2 })
 				s.from.Release()
-				s.eventually("blocks are there", func() bool { return s.filled(name) == 2<<20 })
+				s.eventually("two blocks are copied", func() bool { return s.filled(name) == 2<<20 })
 			}
 		case 2:
 			s.from.Clear()
 			if stage1 == 2 {
 				sh(s.t, `cat "$1" > /dev/null`, s.in(name))
-				s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+				s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 			}
 			s.settled()
 		}
@@ -199,7 +198,7 @@ func (s *stack) openBetween(name, way1, way2 string, stage1, stage2 int) (h1, h2
 		if stage == 1 && stage1 == 1 {
 			s.eventually("the source hangs", func() bool { return s.from.Hung() == 2 })
 			s.from.Release()
-			s.eventually("blocks are there", func() bool { return s.filled(name) == 2<<20 })
+			s.eventually("two blocks are copied", func() bool { return s.filled(name) == 2<<20 })
 		}
 		if stage == stage2 {
 			h2 = holdBy(s.t, way2, s.in(name))
@@ -208,7 +207,7 @@ func (s *stack) openBetween(name, way1, way2 string, stage1, stage2 int) (h1, h2
 	return h1, h2
 }
 
-// filled returns how much of a file has been copied by the fill under way.
+// filled returns how many bytes of a file the fill in flight has copied.
 func (s *stack) filled(name string) int64 {
 	s.t.Helper()
 	e, err := s.names.Resolve(s.t.Context(), name)
@@ -217,8 +216,9 @@ func (s *stack) filled(name string) int64 {
 	return n
 }
 
-// Many processes open files in all ways and hold some of them, while copies are
-// made, taken away by hand, and made again. None sees an error or a wrong byte.
+// Many processes open files in all ways and hold some of them open, while the files are copied,
+// the copies are removed by hand, and the files are copied again. No process sees an error or a
+// wrong byte.
 func TestOpenModesAtOnce(t *testing.T) {
 	const files, processes = 10, 32
 	s := newStack(t, stackOptions{
@@ -231,7 +231,7 @@ func TestOpenModesAtOnce(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for _, n := range []int{processes, 4} { // of which the first may have all files open all the time
+		for _, n := range []int{processes, 4} { // all files may be open all the time with 32, not with 4
 			var children sync.WaitGroup
 			for i := range n {
 				children.Go(func() { child(t, "storm", s.source, s.point, strconv.Itoa(i)) })
@@ -244,7 +244,7 @@ func TestOpenModesAtOnce(t *testing.T) {
 		case <-done:
 			st := s.handler.Stats()
 			if st.Lent[1].Files == 0 || st.FillOpens.Files == 0 || st.Placed <= files {
-				t.Errorf("not all that was meant to happen did: %+v", st)
+				t.Errorf("passthrough, reads of fills and repeated copies did not all occur: %+v", st)
 			}
 			return
 		case <-time.After(20 * time.Millisecond):
@@ -253,8 +253,8 @@ func TestOpenModesAtOnce(t *testing.T) {
 	}
 }
 
-// storm opens the files of a mount in ways and at moments of its own, and
-// compares what it reads: args are source, mount and seed.
+// storm opens the files of a mount in random ways, closes them at random times, and compares their
+// content with the source. args are source, mount and seed.
 func storm(args []string) error {
 	seed, err := strconv.ParseUint(args[2], 10, 64)
 	if err != nil {
@@ -307,8 +307,8 @@ func storm(args []string) error {
 	return nil
 }
 
-// A file that no tier has room for is read by the kernel from the source itself
-// if it is large; a small one is opened at the source once.
+// If no tier has room, a large file is read by the kernel from the source, in passthrough. A small
+// file is opened at the source once.
 func TestFilesThatStayAtTheSource(t *testing.T) {
 	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 20)}}, func(source string) {
 		write(t, source, "large", 9<<20, 1)
@@ -320,24 +320,24 @@ func TestFilesThatStayAtTheSource(t *testing.T) {
 		s.epoch(1)
 		s.forgetPages()
 	}
-	s.eventually("files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 	st, src := s.handler.Stats(), s.levels.Source().Stats()
 	if got := st.Lent[tiers.AtSource].Files; got == 0 {
-		t.Error("the kernel has read nothing of the source by itself")
+		t.Error("no open of a file at the source was in passthrough")
 	}
 	if got := st.Lent[tiers.AtSource]; got.Bytes != got.Files*(9<<20) {
-		t.Errorf("the kernel has read more by itself than the large file: %+v", got)
+		t.Errorf("opens in passthrough of files other than the large one: %+v", got)
 	}
 	if src.Opens != 21 {
 		t.Errorf("opens at the source in three epochs: got %d, want 21, one for each file", src.Opens)
 	}
 	if st.Kept != 21 {
-		t.Errorf("files kept open at the source: got %d, want 21", st.Kept)
+		t.Errorf("idle handles at the source: got %d, want 21", st.Kept)
 	}
 }
 
-// Of stateless mode the kernel tells no open, and what it has read it reads no
-// more.
+// In stateless mode the kernel sends no OPEN, and reads content that it has cached without a
+// round trip.
 func TestStateless(t *testing.T) {
 	fill, total := mixed(t)
 	s := newStack(t, stackOptions{mode: fs.Stateless, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
@@ -352,15 +352,14 @@ func TestStateless(t *testing.T) {
 	before := s.levels.Tier(1).Stats().Reads
 	s.epoch(3)
 	if got := s.levels.Tier(1).Stats().Reads - before; got != 0 {
-		t.Errorf("reads in an epoch whose pages the kernel has: got %d, want 0", got)
+		t.Errorf("reads in an epoch that the page cache holds: got %d, want 0", got)
 	}
 	if got := s.mount.OpenFiles(); got != 0 {
 		t.Errorf("open files: got %d, want 0", got)
 	}
 }
 
-// A file that is written to in place while it is read by the kernel itself is
-// found out at the next open.
+// When a copy in passthrough is overwritten in place, the next open notices it.
 func TestPassthroughOfChangedCopy(t *testing.T) {
 	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
 		write(t, source, "f", 1<<20, 1)
@@ -368,6 +367,9 @@ func TestPassthroughOfChangedCopy(t *testing.T) {
 	s.epoch(1)
 	s.settled()
 	s.epoch(2)
+	if s.handler.Stats().Lent[1].Files == 0 {
+		t.Error("the copy was not opened in passthrough")
+	}
 	child(t, "overwrite", filepath.Join(s.tierPath(1), "data", "files", "f"))
 	s.epoch(3)
 	s.settled()
@@ -385,9 +387,8 @@ func overwrite(args []string) error {
 	return err
 }
 
-// Where the kernel reads ahead no more than it does for others than root, pages
-// of copies in memory are not copied; and one that somebody has written to is
-// not read.
+// With the read-ahead of a mount without root, reads of copies in memory are spliced. A copy that
+// another program has truncated is not read.
 func TestSplice(t *testing.T) {
 	for _, mode := range []fs.Mode{fs.Cached, fs.Stateless} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -400,16 +401,17 @@ func TestSplice(t *testing.T) {
 				splice.ClearSplicePool()
 				s.epoch(i + 2)
 				if splice.Total() == 0 {
-					t.Error("nothing was spliced")
+					t.Error("no read was spliced")
 				}
 				sh(t, `find "$1" -name '*'$2'.bin' -exec truncate -s 5 {} +`, s.tierPath(1)+"/data/files", strconv.Itoa(i))
 			}
-			s.eventually("no pipe is in use", func() bool { return splice.Used() == 0 }) // each is given back after the answer
+			// A pipe is released after its reply.
+			s.eventually("no pipe is in use", func() bool { return splice.Used() == 0 })
 		})
 	}
 }
 
-// The kernel is asked of each file whether it would read it, and says why not.
+// ProbePassthrough registers each file with the kernel and reports why it cannot be a backing file.
 func TestProbePassthrough(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "f", 1, 1)
@@ -441,7 +443,7 @@ func TestProbePassthrough(t *testing.T) {
 	}
 }
 
-// probeFile says whether the kernel would read a file by itself.
+// probeFile prints the result of ProbePassthrough for a file.
 func probeFile(args []string) error {
 	f, err := os.Open(args[0])
 	if err != nil {

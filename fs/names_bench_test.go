@@ -16,9 +16,8 @@ import (
 
 func init() { children["walk"] = timeWalk }
 
-// timeWalk asks for the size of every file in the folders of a folder, by the
-// system calls of find -size, and prints how many nanoseconds that took: args
-// are folder and number of files.
+// timeWalk gets the size of every file below a folder with the system calls of find -size, and
+// prints the duration in nanoseconds. args are the folder and the number of files.
 func timeWalk(args []string) error {
 	want, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -36,6 +35,7 @@ func timeWalk(args []string) error {
 	return nil
 }
 
+// walk returns the number of files below a folder, after an fstatat(2) of each.
 func walk(at int, name string, buf []byte) (files int, err error) {
 	fd, err := unix.Openat(at, name, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -76,8 +76,8 @@ func walk(at int, name string, buf []byte) (files int, err error) {
 	return files, nil
 }
 
-// Finding files by their size among 100,000 placed
-// ones, the second time and on, against the folder of the tier.
+// Finding files by size among 100,000 placed files, after a first run, against the folder of the
+// tier.
 func BenchmarkFind(b *testing.B) {
 	const dirs, files = 100, 1000
 	s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true}, func(source string) {

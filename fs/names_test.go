@@ -21,7 +21,7 @@ func init() {
 	children["halt"] = listAndHalt
 }
 
-// listPart prints the first name of a folder, and lists no more.
+// listPart prints the first name of a folder and stops there.
 func listPart(args []string) error {
 	fd, err := unix.Open(args[0], unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -34,10 +34,9 @@ func listPart(args []string) error {
 	return err
 }
 
-// relist lists a folder again and again, a few names at a time and with pauses,
-// for so long. Names that start with "stable", of which there are so many, must
-// be listed once each, and others at most once: args are folder, number and
-// duration.
+// relist lists a folder repeatedly, a few names at a time and with pauses. Names that start with
+// "stable" must be listed once each, and others at most once. args are the folder, the number of
+// stable names, and the duration.
 func relist(args []string) error {
 	stable, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -55,8 +54,8 @@ func relist(args []string) error {
 	return nil
 }
 
-// listAndHalt does once as relist does, and after the first names waits for a
-// line of standard input: args are folder and number.
+// listAndHalt is relist for one listing, which after the first names waits for a line of standard
+// input. args are the folder and the number of stable names.
 func listAndHalt(args []string) error {
 	stable, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -71,7 +70,7 @@ func listAndHalt(args []string) error {
 	})
 }
 
-// listOnce lists a folder, and calls pause after every few names.
+// listOnce lists a folder and calls pause after every few names. Names are as for relist.
 func listOnce(folder string, stable int, pause func()) error {
 	fd, err := unix.Open(folder, unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -100,12 +99,12 @@ func listOnce(folder string, stable int, pause func()) error {
 		pause()
 	}
 	if stable != 0 {
-		return fmt.Errorf("%d names are lost", stable)
+		return fmt.Errorf("%d stable names were not listed", stable)
 	}
 	return nil
 }
 
-// direntNames returns the names in an answer of getdents(2).
+// direntNames returns the names in a buffer of getdents(2).
 func direntNames(b []byte) []string {
 	var names []string
 	for len(b) > 0 {
@@ -117,8 +116,8 @@ func direntNames(b []byte) []string {
 	return names
 }
 
-// While names come and go, listings lose none and double none, whatever the
-// kernel has kept of earlier ones and of those under way.
+// While files are created and removed, a listing has every other name once, for any state of the
+// cache of the kernel.
 func TestListingsWhileNamesComeAndGo(t *testing.T) {
 	const stable = 1000
 	s := newStack(t, stackOptions{timeout: 20 * time.Millisecond}, func(source string) {
@@ -150,8 +149,8 @@ func TestListingsWhileNamesComeAndGo(t *testing.T) {
 	}
 }
 
-// A listing that was begun before names came and went goes on rightly in what
-// the kernel has kept of a later one.
+// A listing that began before files were created or removed continues correctly in a later listing
+// that the kernel has cached.
 func TestListingGoesOnInALaterOne(t *testing.T) {
 	const stable = 1000
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
@@ -161,7 +160,7 @@ func TestListingGoesOnInALaterOne(t *testing.T) {
 		}
 	})
 	for _, change := range []string{`rm "$1"/goes*`, `cd "$1" && touch arrives0 arrives1 arrives2`} {
-		sh(t, `ls "$1" && ls "$1"`, s.in("d")) // which the kernel keeps
+		sh(t, `ls "$1" && ls "$1"`, s.in("d")) // the kernel caches the listing
 		cmd := childCommand("halt", s.in("d"), strconv.Itoa(stable))
 		in, err := cmd.StdinPipe()
 		s.check(err)
@@ -182,8 +181,8 @@ func TestListingGoesOnInALaterOne(t *testing.T) {
 	}
 }
 
-// A directory that the kernel has kept is read again after the time-out if it
-// has changed, though its modification time has not.
+// A directory that the kernel has cached is read again after the TTL if its names have changed,
+// even if its modification time has not.
 func TestChangedDirectoryIsListedAgain(t *testing.T) {
 	s := newStack(t, stackOptions{timeout: 200 * time.Millisecond}, func(source string) {
 		write(t, source, "d/a", 1, 1)

@@ -79,7 +79,7 @@ func (n *openNodes) release(node uint64) {
 	}
 	delete(s.nodes, node)
 	if o.backing != 0 {
-		n.server.UnregisterBackingFd(o.backing) // EBADF if the connection has ended, and with it the registration
+		n.server.UnregisterBackingFd(o.backing) // EBADF after the connection ended, which unregisters all
 		o.release()
 	}
 }

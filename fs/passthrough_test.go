@@ -121,33 +121,28 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			for range 3 {
 				handles = append(handles, hold(t, s.in("f")))
 			}
+			tier := s.tierPath(1)
 			// The first registration is alive; those of the other opens ended at once.
 			if made, released, _ := counts.counts(); made != 3 || released != 2 {
 				t.Fatalf("with 3 open handles: got %d registrations, %d of them released; want 3, 2", made, released)
 			}
-			if got := s.openCopies(1); len(got) == 0 {
+			if got := descriptorsOf(tier + "/data/files/"); len(got) == 0 {
 				t.Fatal("no descriptor of the copy is open while it is a backing file")
 			}
-			tier := s.tierPath(1)
 			end(t, s, handles)
 			if made, released, twice := counts.counts(); made != 3 || released != made || twice != 0 {
 				t.Errorf("after the end: got %d registrations, %d released, %d twice; want 3, 3, 0", made, released, twice)
 			}
-			if got := descriptorsIn(tier); len(got) > 0 {
+			if got := descriptorsOf(tier + "/"); len(got) > 0 {
 				t.Errorf("descriptors that are still open: %q", got)
 			}
 		})
 	}
 }
 
-// openCopies returns the copies of a tier of which this process has a descriptor.
-func (s *stack) openCopies(tier int) []string {
-	return descriptorsIn(filepath.Join(s.tierPath(tier), "data", "files"))
-}
-
-// descriptorsIn returns the files and folders below a folder of which this process has a
-// descriptor.
-func descriptorsIn(dir string) []string {
+// descriptorsOf returns the paths that start with a prefix and of which this process has a
+// descriptor open.
+func descriptorsOf(prefix string) []string {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		panic(err)
@@ -155,7 +150,7 @@ func descriptorsIn(dir string) []string {
 	var open []string
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
-		if err == nil && strings.HasPrefix(target, dir+"/") {
+		if err == nil && strings.HasPrefix(target, prefix) {
 			open = append(open, target)
 		}
 	}

@@ -31,8 +31,8 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// childEnv names the environment variable that makes the test binary a reader
-// of a mount: the process that serves a mount must not use it.
+// childEnv is the environment variable that makes the test binary run one of children. Tests
+// access a mount from such a process, because the process that serves a mount must not use it.
 const childEnv = "MILKWEED_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -46,17 +46,17 @@ func TestMain(m *testing.M) {
 	files := descriptors()
 	code := m.Run()
 	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
+		fmt.Fprintln(os.Stderr, "goroutines still running:", err)
 		code = 1
 	}
-	if left := descriptors(); left > files+1 && code == 0 { // one for the poller
-		fmt.Fprintf(os.Stderr, "descriptors left behind: %d before, %d after\n", files, left)
+	if left := descriptors(); left > files+1 && code == 0 { // the network poller of Go has one
+		fmt.Fprintf(os.Stderr, "descriptors still open: %d before the tests, %d after\n", files, left)
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// descriptors counts what this process has open.
+// descriptors returns the number of descriptors that this process has open.
 func descriptors() int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -65,7 +65,7 @@ func descriptors() int {
 	return len(entries)
 }
 
-// children are what a child process can do.
+// children are the functions that a child process can run, by name.
 var children = map[string]func(args []string) error{
 	"compare":  compareTrees,
 	"forget":   forgetTree,
@@ -80,15 +80,15 @@ var children = map[string]func(args []string) error{
 	"serve":    serveAsUser,
 }
 
-// childCommand is a command that runs one of children. The race detector would
-// have each sleep for a second when it ends.
+// childCommand returns a command that runs one of children. By default, the race detector makes
+// each process sleep for a second at exit.
 func childCommand(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), childEnv+"="+name, "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 
-// child runs one of children and returns what it prints.
+// child runs one of children and returns its output.
 func child(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	cmd := childCommand(name, args...)
@@ -99,8 +99,7 @@ func child(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// sh runs a shell command, in which $1 and so on are args, and returns what it
-// prints.
+// sh runs a shell command, in which $1 and so on are args, and returns its output.
 func sh(t testing.TB, script string, args ...string) string {
 	t.Helper()
 	out, err := trySh(script, args...)
@@ -115,9 +114,8 @@ func trySh(script string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// compareTrees reads every file of a mount in pieces of random size, in random
-// order and overlapping, several files at a time, and compares them with the
-// source: args are source, mount and seed.
+// compareTrees compares every file of a mount with the source. It reads pieces of random size at
+// random offsets, which overlap, of several files at once. args are source, mount and seed.
 func compareTrees(args []string) error {
 	source, mount := args[0], args[1]
 	seed, err := strconv.ParseUint(args[2], 10, 64)
@@ -197,8 +195,7 @@ func compareFiles(source, mount string, rng *rand.Rand) error {
 	return nil
 }
 
-// forgetTree makes the kernel forget the pages that it has of the files of a
-// mount.
+// forgetTree drops the page cache of the files of a mount.
 func forgetTree(args []string) error {
 	return filepath.WalkDir(args[0], func(p string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -208,15 +205,14 @@ func forgetTree(args []string) error {
 	})
 }
 
-// keepTree locks the pages of the files of a mount in memory until standard input
-// ends.
+// keepTree locks the page cache of the files of a mount until standard input ends.
 func keepTree(args []string) error {
 	err := filepath.WalkDir(args[0], func(p string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		if info, err := d.Info(); err != nil || info.Size() == 0 {
-			return err // nothing to be mapped
+			return err // an empty file cannot be mapped
 		}
 		m, err := openClosed(p)
 		if err != nil {
@@ -232,8 +228,8 @@ func keepTree(args []string) error {
 	return err
 }
 
-// holdFile opens a file in one of ways, and then for each line of standard input,
-// which is an offset and a length, answers with the hash of the bytes there.
+// holdFile opens a file in one of ways. Then it prints the hash of a range of the file for each
+// line of standard input, which is an offset and a length.
 func holdFile(args []string) error {
 	f, err := ways[args[1]](args[0])
 	if err != nil {
@@ -263,7 +259,7 @@ func hash(b []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// A held file is open in a child process.
+// A held is a child process that holds a file open.
 type held struct {
 	t   testing.TB
 	in  io.WriteCloser
@@ -271,6 +267,7 @@ type held struct {
 	cmd *exec.Cmd
 }
 
+// hold holds a file open for read(2).
 func hold(t testing.TB, path string) *held {
 	t.Helper()
 	return holdBy(t, "read", path)
@@ -282,8 +279,7 @@ func holdBy(t testing.TB, way, path string) *held {
 	return holder(t, "hold", path, way)
 }
 
-// holder runs one of children that says "open" and then holds something until its
-// standard input ends.
+// holder starts one of children that prints "open" and runs until its standard input ends.
 func holder(t testing.TB, name string, args ...string) *held {
 	t.Helper()
 	cmd := childCommand(name, args...)
@@ -306,6 +302,7 @@ func holder(t testing.TB, name string, args ...string) *held {
 	return h
 }
 
+// line returns the next line of output.
 func (h *held) line() string {
 	if !h.out.Scan() {
 		return "child ended"
@@ -313,24 +310,25 @@ func (h *held) line() string {
 	return h.out.Text()
 }
 
-// read returns the hash of n bytes at off, or "error" and why.
+// read returns the hash of n bytes at off, or "error" and the error.
 func (h *held) read(off, n int64) string {
 	fmt.Fprintln(h.in, off, n)
 	return h.line()
 }
 
+// close closes the file and waits for the child.
 func (h *held) close() {
 	h.in.Close()
 	h.cmd.Wait()
 }
 
-// A stack is everything from a source folder to a mount, in this process.
+// A stack is a mounted dataset with all of its layers, in this process.
 type stack struct {
 	t       testing.TB
-	dir     string // holds all of the following
+	dir     string // the parent of the folders below
 	source  string
 	point   string
-	tiers   string // the folder of the tiers
+	tiers   string // the parent of the folders of the tiers
 	opts    stackOptions
 	from    *drivertest.Faults   // around the source
 	to      []*drivertest.Faults // around the tiers
@@ -346,19 +344,19 @@ type stack struct {
 
 type stackOptions struct {
 	quotas  []tiers.Quota // of the tiers
-	timeout time.Duration // of names and attributes; 0 is an hour
+	timeout time.Duration // TTL of names and attributes; 0 is an hour
 	tier    tiers.Options
 	workers int
 	allow   bool
-	memory  bool                      // tiers are in memory, and without faults
-	over    string                    // the source, in place of one that is made
-	user    bool                      // the kernel reads ahead what it does for others than root
-	mode    fs.Mode                   // how the kernel gets at files
-	log     io.Writer                 // where the daemon's log goes; nil is nowhere
-	wrap    func(fs.Opener) fs.Opener // wraps the opener of files; nil does not
+	memory  bool                      // tiers are in memory and have no fault injection
+	over    string                    // the folder of the source; empty: a new one
+	user    bool                      // the read-ahead is that of a mount without root
+	mode    fs.Mode                   // how the kernel reads the content of files
+	log     io.Writer                 // the log of the daemon; nil: discarded
+	wrap    func(fs.Opener) fs.Opener // returns a wrapper of the opener; nil: no wrapper
 }
 
-// eachMode runs a test for each way in which the kernel gets at files.
+// eachMode runs a test in each mode.
 func eachMode(t *testing.T, test func(t *testing.T, mode fs.Mode)) {
 	for _, mode := range []fs.Mode{fs.Cached, fs.Passthrough, fs.Stateless} {
 		t.Run(mode.String(), func(t *testing.T) { test(t, mode) })
@@ -367,8 +365,8 @@ func eachMode(t *testing.T, test func(t *testing.T, mode fs.Mode)) {
 
 func bytesQuota(n int64) tiers.Quota { return tiers.Quota{Bytes: n} }
 
-// newStack makes folders; fill puts the dataset into the source; and what they
-// make is mounted.
+// newStack makes the folders of a stack, calls fill to write the dataset, and mounts it. It ends
+// the stack when the test ends.
 func newStack(t testing.TB, opts stackOptions, fill func(source string)) *stack {
 	t.Helper()
 	if _, err := os.Stat("/dev/fuse"); err != nil {
@@ -455,7 +453,7 @@ func (s *stack) start() {
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
 
-// end unmounts, if that has not been done, and waits for everything to end.
+// end unmounts the dataset, if it is mounted, and shuts the stack down.
 func (s *stack) end() {
 	s.t.Helper()
 	if s.mount == nil {
@@ -471,7 +469,7 @@ func (s *stack) end() {
 	s.shut()
 }
 
-// shut ends what end does but for the mount, which has ended.
+// shut stops all layers of a stack whose mount has ended.
 func (s *stack) shut() {
 	s.t.Helper()
 	s.stop()
@@ -482,7 +480,7 @@ func (s *stack) shut() {
 	s.mount = nil
 }
 
-// restart unmounts and mounts again, as a new daemon would.
+// restart unmounts the dataset and mounts it as a new daemon would.
 func (s *stack) restart() {
 	s.t.Helper()
 	s.end()
@@ -505,25 +503,24 @@ func (s *stack) epoch(seed int) {
 	child(s.t, "compare", s.source, s.point, strconv.Itoa(seed))
 }
 
-// forgetPages makes the kernel forget what it has of the files, so that reads
-// reach the daemon.
+// forgetPages drops the page cache of all files, so that reads reach the daemon.
 func (s *stack) forgetPages() {
 	s.t.Helper()
 	child(s.t, "forget", s.point)
 }
 
-// keepPages makes the kernel keep what it has read of the files, and read what it
-// has not, until the test ends. It may forget pages at any time, and with
-// proactive reclaim (DAMON) it does, on a machine that has plenty of memory.
+// keepPages reads all files and locks their page cache until the test ends. Otherwise the kernel
+// may reclaim pages at any time. With proactive reclaim (DAMON) it does so even when much memory
+// is free.
 func (s *stack) keepPages() {
 	s.t.Helper()
 	holder(s.t, "keep", s.point)
 }
 
-// settled waits until no copy is under way.
+// settled waits until no copy is in flight.
 func (s *stack) settled() {
 	s.t.Helper()
-	s.eventually("copies end", func() bool { return s.handler.Stats().InFlight == 0 })
+	s.eventually("no copy is in flight", func() bool { return s.handler.Stats().InFlight == 0 })
 }
 
 // eventually waits until f is true.
@@ -531,7 +528,7 @@ func (s *stack) eventually(what string, f func() bool) {
 	s.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.t.Fatalf("not within 20 s: %s", what)
+			s.t.Fatalf("timed out after 20 s: %s", what)
 		}
 	}
 }
@@ -551,6 +548,7 @@ func write(t testing.TB, dir, name string, size int, seed uint64) []byte {
 	return data
 }
 
+// chacha fills data with random bytes that depend on seed.
 func chacha(seed uint64, data []byte) {
 	var key [32]byte
 	for i := range key {
@@ -559,8 +557,8 @@ func chacha(seed uint64, data []byte) {
 	rand.NewChaCha8(key).Read(data)
 }
 
-// mixed puts small files in folders and two large ones into a source, about
-// 25 MB in all, and returns the number of their bytes.
+// mixed returns a fill for newStack that writes small files in folders, two large files, an empty
+// file and an empty folder. total is their size, about 25 MB, after fill was called.
 func mixed(t testing.TB) (fill func(string), total *int64) {
 	total = new(int64)
 	return func(source string) {
@@ -581,12 +579,12 @@ func mixed(t testing.TB) (fill func(string), total *int64) {
 	}, total
 }
 
-// tierPath is the folder of a tier.
+// tierPath returns the folder of a tier.
 func (s *stack) tierPath(i int) string {
 	return filepath.Join(s.tiers, "tier"+strconv.Itoa(i))
 }
 
-// tierFiles lists the copies in a tier's folder.
+// tierFiles lists the copies in the folder of a tier.
 func (s *stack) tierFiles(i int) []string {
 	s.t.Helper()
 	out := sh(s.t, `[ -d "$1" ] || exit 0; cd "$1" && find . -type f -printf '%P\n' | sort`, filepath.Join(s.tierPath(i), "data", "files"))

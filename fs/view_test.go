@@ -23,11 +23,11 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// The tests in this file are of what a job sees of the source.
+// The tests in this file are about the view of the source that a job has.
 
 var oneTier = []tiers.Quota{bytesQuota(1 << 30)}
 
-// Attributes are the source's: types, modes, owners, times, sizes, links.
+// Attributes are those of the source: types, modes, owners, times, sizes, links.
 func TestAttributes(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
 		write(t, source, "plain", 1234, 1)
@@ -41,14 +41,14 @@ func TestAttributes(t *testing.T) {
 	if got, want := sh(t, list, s.point), sh(t, list, s.source); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	s.epoch(1) // and nothing of that changes by placing
+	s.epoch(1) // copies do not change the attributes
 	s.settled()
 	if got, want := sh(t, list, s.point), sh(t, list, s.source); got != want {
 		t.Errorf("after placing, got\n%s\nwant\n%s", got, want)
 	}
 }
 
-// Every name that a file can have is shown, and its file is placed.
+// Every name that a file can have is visible, and its file is placed.
 func TestNames(t *testing.T) {
 	names := []string{
 		"plain", "with space", "new\nline", "tab\t", `back\slash`, "quote'\"", "-rf", "*", "...", ".hidden", "ünïcödé", "not \xff\xfe UTF-8",
@@ -70,7 +70,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A path may be longer than one system call takes.
+// A path may be longer than PATH_MAX.
 func TestDeepPath(t *testing.T) {
 	const depth = 40
 	elem := strings.Repeat("d", 200)
@@ -100,14 +100,14 @@ func TestDeepPath(t *testing.T) {
 	})
 	for range 2 {
 		if got := child(t, "descend", s.point, elem, strconv.Itoa(depth)); got != "deep" {
-			t.Errorf("got %q, want what is in the file", got)
+			t.Errorf("got %q, want the content of the file", got)
 		}
 		s.settled()
 	}
 }
 
-// descend opens a folder in a folder in a folder, so many times, and prints
-// the file f there.
+// descend opens a chain of nested folders and prints the file f in the last one. args are the first
+// folder, the name of the others and their number.
 func descend(args []string) error {
 	fd, err := unix.Open(args[0], unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -129,9 +129,8 @@ func descend(args []string) error {
 	return err
 }
 
-// Special files are shown. Opening one is the kernel's business, which does
-// not ask the file system: a pipe is one among the readers of the mount, there
-// is no server behind a socket, and devices are refused, for the mount is
+// Special files are visible. The kernel opens them without a round trip: a pipe connects the
+// readers of the mount, a socket has no server, and devices are refused because the mount is
 // nodev.
 func TestSpecialFiles(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
@@ -152,7 +151,7 @@ func TestSpecialFiles(t *testing.T) {
 	}
 }
 
-// specials opens special files without waiting.
+// specials opens special files with O_NONBLOCK.
 func specials(args []string) error {
 	for _, name := range []string{"fifo", "socket", "device"} {
 		_, err := unix.Open(filepath.Join(args[0], name), unix.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -165,7 +164,7 @@ func specials(args []string) error {
 	return nil
 }
 
-// User attributes are the source's; those of other kinds are not shown.
+// Extended attributes of the namespace user. are those of the source. Others are not visible.
 func TestXattrs(t *testing.T) {
 	long := strings.Repeat("v", 2000)
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
@@ -229,7 +228,7 @@ func readXattrs(args []string) error {
 	return err
 }
 
-// The size of the file system is the source's, and so is its error.
+// The size of the file system is that of the source. An error of the source is reported.
 func TestStatfs(t *testing.T) {
 	s := newStack(t, stackOptions{}, func(source string) {})
 	var want unix.Statfs_t
@@ -249,6 +248,7 @@ func TestStatfs(t *testing.T) {
 	}
 }
 
+// readStatfs prints the size of a file system and its number of files.
 func readStatfs(args []string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(args[0], &st); err != nil {
@@ -259,13 +259,13 @@ func readStatfs(args []string) error {
 	return nil
 }
 
-// All ways to read a file read the same.
+// All ways to read a file return the same content.
 func TestWaysToRead(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		for _, size := range []int{1, 4095, 4096, 3<<20 + 77} {
 			t.Run(strconv.Itoa(size), func(t *testing.T) {
 				s := newStack(t, stackOptions{mode: mode, quotas: oneTier}, func(source string) { write(t, source, "f", size, 1) })
-				for range 2 { // in a fill, and on a tier
+				for range 2 { // during the fill, and from the tier
 					child(t, "ways", s.in("f"), filepath.Join(s.source, "f"), t.TempDir())
 					s.settled()
 					s.forgetPages()
@@ -289,8 +289,8 @@ func readWays(args []string) error {
 				return nil, err
 			}
 			defer f.Close()
-			// Memory and length are in whole pages: in passthrough the rules
-			// are those of the tier's file system.
+			// Memory and length are whole pages, which the file system of the tier may
+			// require in passthrough.
 			pages := (len(want) + os.Getpagesize() - 1) &^ (os.Getpagesize() - 1)
 			buf, err := unix.Mmap(-1, 0, pages, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 			if err != nil {
@@ -317,7 +317,7 @@ func readWays(args []string) error {
 		"copy_file_range": func(f *os.File) ([]byte, error) {
 			return copied(dir, want, func(out *os.File) (int, error) {
 				n, err := unix.CopyFileRange(int(f.Fd()), nil, int(out.Fd()), nil, len(want), 0)
-				if err == unix.EXDEV { // an old kernel
+				if err == unix.EXDEV { // not supported by old kernels
 					n, err = unix.Sendfile(int(out.Fd()), int(f.Fd()), nil, len(want))
 				}
 				return n, err
@@ -330,7 +330,7 @@ func readWays(args []string) error {
 			if n, err := f.ReadAt(make([]byte, 10), int64(len(want))); n != 0 || err != io.EOF {
 				return nil, fmt.Errorf("got %d, %v; want 0, EOF", n, err)
 			}
-			end, err := f.Seek(0, unix.SEEK_HOLE) // all files end in one
+			end, err := f.Seek(0, unix.SEEK_HOLE) // all files end in a hole
 			if err != nil || end != int64(len(want)) {
 				return nil, fmt.Errorf("hole at %d, %v; want %d", end, err, len(want))
 			}
@@ -354,7 +354,7 @@ func readWays(args []string) error {
 	return nil
 }
 
-// copied returns what copy, called until all is there, writes to a file.
+// copied calls copy until it has written as many bytes as want has, and returns them.
 func copied(dir string, want []byte, copy func(*os.File) (int, error)) ([]byte, error) {
 	out, err := os.CreateTemp(dir, "")
 	if err != nil {
@@ -371,6 +371,7 @@ func copied(dir string, want []byte, copy func(*os.File) (int, error)) ([]byte, 
 	return os.ReadFile(out.Name())
 }
 
+// readBytes reads a range of a file one byte at a time.
 func readBytes(f *os.File, from, to int) []byte {
 	var got []byte
 	for ; from < to; from++ {
@@ -381,8 +382,8 @@ func readBytes(f *os.File, from, to int) []byte {
 	return got
 }
 
-// A large folder is listed completely, by several at a time, and from
-// everywhere that a reader goes back to.
+// A large folder is listed completely, by several readers at once, and from every offset to which
+// a reader seeks.
 func TestLargeFolder(t *testing.T) {
 	const files = 20_000
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
@@ -411,14 +412,14 @@ func TestLargeFolder(t *testing.T) {
 	}
 }
 
-// A listed name is one of getdents(2), with the offset behind it.
+// A listed is a name that getdents(2) returned, with the offset after it.
 type listed struct {
 	name string
 	ino  uint64
 	off  int64
 }
 
-// getdents lists a folder from where its offset is.
+// getdents lists a folder from the current offset.
 func getdents(fd int) ([]listed, error) {
 	var all []listed
 	buf := make([]byte, 32<<10)
@@ -436,7 +437,8 @@ func getdents(fd int) ([]listed, error) {
 	}
 }
 
-// listFolder lists a folder that has so many files, and goes back in it.
+// listFolder lists a folder, and again from earlier offsets. args are the folder and its number of
+// files.
 func listFolder(args []string) error {
 	files, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -479,7 +481,7 @@ func listFolder(args []string) error {
 	return nil
 }
 
-// A name that is not there is asked for again after the time-out.
+// The kernel looks a name that did not exist up again after the negative TTL.
 func TestNewName(t *testing.T) {
 	s := newStack(t, stackOptions{timeout: 200 * time.Millisecond}, func(source string) {})
 	if out, err := trySh(`cat "$1"`, s.in("f")); err == nil || !strings.Contains(out, "No such file") {
@@ -490,9 +492,9 @@ func TestNewName(t *testing.T) {
 	sh(t, `cmp "$1" "$2"`, s.in("f"), filepath.Join(s.source, "f"))
 }
 
-// A file that was replaced is seen by the next open, also within the time-out:
-// the daemon finds out when it opens the source, and the kernel asks again. In a
-// stateless mount it is found out by the first read, which fails.
+// The next open returns the new version of a file that was replaced, also within the TTL: the
+// daemon notices the change when it opens the source, and the kernel looks the name up again. In a
+// stateless mount the first read notices it, and fails.
 func TestReplacedWithinTimeout(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: oneTier, timeout: time.Hour}, func(source string) { write(t, source, "d/f", 1000, 1) })
@@ -503,7 +505,7 @@ func TestReplacedWithinTimeout(t *testing.T) {
 			if out, err := trySh(`cat "$1"`, s.in("d/f")); err == nil || !strings.Contains(out, "Stale file handle") {
 				t.Errorf("first read: got %v, %q; want ESTALE", err, out)
 			}
-			s.eventually("the kernel asks for the name again", func() bool {
+			s.eventually("the kernel looks the name up again", func() bool {
 				_, err := trySh(`cat "$1"`, s.in("d/f"))
 				return err == nil
 			})
@@ -512,8 +514,7 @@ func TestReplacedWithinTimeout(t *testing.T) {
 	})
 }
 
-// The kernel's references are given back: entries of versions that are gone do
-// not pile up.
+// Entries of old versions are dropped when the kernel has forgotten them.
 func TestOldVersionsAreForgotten(t *testing.T) {
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
 		for i := range 50 {
@@ -528,5 +529,5 @@ func TestOldVersionsAreForgotten(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 	}
 	sh(t, `ls -l "$1" && cat "$1"/* | wc -c`, s.point)
-	s.eventually("old entries are forgotten", func() bool { return s.names.Len() <= 51 })
+	s.eventually("old entries are dropped", func() bool { return s.names.Len() <= 51 })
 }
