@@ -149,22 +149,22 @@ func TestOpenModes(t *testing.T) {
 					t.Errorf("got %s, want %s", got, want)
 				}
 			}
-			byKernel := s.handler.Stats().Lent[1].Files
+			byKernel := s.handler.Stats().Passthrough[1].Files
 			h3 := hold(t, s.in(name))
-			if got, want := s.handler.Stats().Lent[1].Files-byKernel == 1, stage1 == 2; got != want {
+			if got, want := s.handler.Stats().Passthrough[1].Files-byKernel == 1, stage1 == 2; got != want {
 				t.Errorf("the kernel reads a third open by itself: got %v, want %v", got, want)
 			}
 			for _, h := range []*held{h1, h2, h3} {
 				h.close()
 			}
 			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
-			byKernel = s.handler.Stats().Lent[1].Files
+			byKernel = s.handler.Stats().Passthrough[1].Files
 			h4 := hold(t, s.in(name))
 			if got, want := h4.read(0, size), hash(data); got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
 			h4.close()
-			if got := s.handler.Stats().Lent[1].Files - byKernel; got != 1 {
+			if got := s.handler.Stats().Passthrough[1].Files - byKernel; got != 1 {
 				t.Errorf("opens that the kernel reads by itself after all handles are closed: got %d, want 1", got)
 			}
 			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
@@ -243,7 +243,7 @@ func TestOpenModesAtOnce(t *testing.T) {
 		select {
 		case <-done:
 			st := s.handler.Stats()
-			if st.Lent[1].Files == 0 || st.FillOpens.Files == 0 || st.Placed <= files {
+			if st.Passthrough[1].Files == 0 || st.FillOpens.Files == 0 || st.Placed <= files {
 				t.Errorf("passthrough, reads of fills and repeated copies did not all occur: %+v", st)
 			}
 			return
@@ -322,17 +322,17 @@ func TestFilesThatStayAtTheSource(t *testing.T) {
 	}
 	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 	st, src := s.handler.Stats(), s.levels.Source().Stats()
-	if got := st.Lent[tiers.AtSource].Files; got == 0 {
+	if got := st.Passthrough[tiers.AtSource].Files; got == 0 {
 		t.Error("no open of a file at the source was in passthrough")
 	}
-	if got := st.Lent[tiers.AtSource]; got.Bytes != got.Files*(9<<20) {
+	if got := st.Passthrough[tiers.AtSource]; got.Bytes != got.Files*(9<<20) {
 		t.Errorf("opens in passthrough of files other than the large one: %+v", got)
 	}
 	if src.Opens != 21 {
 		t.Errorf("opens at the source in three epochs: got %d, want 21, one for each file", src.Opens)
 	}
-	if st.Kept != 21 {
-		t.Errorf("idle handles at the source: got %d, want 21", st.Kept)
+	if st.IdleHandles != 21 {
+		t.Errorf("idle handles at the source: got %d, want 21", st.IdleHandles)
 	}
 }
 
@@ -367,7 +367,7 @@ func TestPassthroughOfChangedCopy(t *testing.T) {
 	s.epoch(1)
 	s.settled()
 	s.epoch(2)
-	if s.handler.Stats().Lent[1].Files == 0 {
+	if s.handler.Stats().Passthrough[1].Files == 0 {
 		t.Error("the copy was not opened in passthrough")
 	}
 	child(t, "overwrite", filepath.Join(s.tierPath(1), "data", "files", "f"))

@@ -2,12 +2,12 @@ package placement
 
 import "context"
 
-// buffers are the memory for blocks: a fixed number, made when first needed and
-// then kept. The garbage collector would take them from a sync.Pool each time
-// it runs, and it would run the more often for having to make them again.
+// buffers is a fixed number of blocks of memory. A block is allocated when it is first
+// needed, and is never freed. A sync.Pool would lose its blocks in each garbage collection,
+// and allocating them again would cause more collections.
 type buffers struct {
-	free   chan []byte   // made, and not in use
-	unmade chan struct{} // one for each that may still be made
+	free   chan []byte   // allocated and not in use
+	unmade chan struct{} // has one value for each block that may still be allocated
 }
 
 func newBuffers(n int) *buffers {
@@ -18,7 +18,7 @@ func newBuffers(n int) *buffers {
 	return b
 }
 
-// get waits for a buffer. The caller gives it back by put.
+// get waits for a buffer. The caller returns it with put.
 func (b *buffers) get(ctx context.Context) ([]byte, error) {
 	select {
 	case buf := <-b.free:
@@ -35,8 +35,8 @@ func (b *buffers) get(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// put gives a buffer back. One that was abandoned to an operation that has not
-// ended is not used again.
+// put returns a buffer. An abandoned buffer belongs to an operation that has not ended. It
+// is never used again, and another one may be allocated in its place.
 func (b *buffers) put(buf []byte, abandoned bool) {
 	if abandoned {
 		b.unmade <- struct{}{}

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -14,142 +15,91 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A file is an open file that is read where that is best at the moment, for all
-// who have it open. It begins on a copy, in a fill or at the source. A copy or a fill is left when
-// it fails, in the middle of the file if need be, and the source when a tier
-// has the file or has room for it: all places have the same bytes, for they
-// are of one version.
+// A file is one open version of a file, shared by all its users. It is read in its current
+// view, and moves to another one in the middle of the file if need be: from a copy or a fill
+// when that fails, and from the source when a tier has the file or has room for it. All views
+// have the same bytes, because they are of one version.
 type file struct {
 	handler *Handler
 	entry   *metadata.Entry
-	since   time.Time            // when it was opened
-	at      atomic.Pointer[view] // where it is read now; nil: nowhere yet
+	opened  time.Time            // when the file was made
+	current atomic.Pointer[view] // nil before the first read
 
-	broken atomic.Bool // the source has failed, and is to be opened again
+	broken atomic.Bool // the source has failed: the next open needs a new file
 
-	users int  // guarded by files.mu
-	stay  stay // likewise
+	users  atomic.Int64  // handles, stateless reads, and one for recentFiles
+	closed bool          // guarded by shard.mu
+	idle   idleSlot      // guarded by idleCache.mu
+	recent *list.Element // guarded by recentFiles.mu; nil if the file is not there
 
-	moving chan struct{}  // has room for one, whoever changes the following
-	source drivers.Object // the file at the source, once it was needed
+	moving chan struct{}  // of capacity 1; the goroutine that has sent to it may change the following, and current
+	source drivers.Object // the file at the source; nil before it was needed
 }
 
-var _ drivers.Object = (*file)(nil)
+var (
+	_ drivers.Object       = (*file)(nil)
+	_ drivers.BackingFiler = (*file)(nil)
+	_ drivers.Splicer      = (*file)(nil)
+)
 
 func newFile(h *Handler, e *metadata.Entry) *file {
-	return &file{handler: h, entry: e, since: time.Now(), moving: make(chan struct{}, 1)}
+	return &file{handler: h, entry: e, opened: time.Now(), moving: make(chan struct{}, 1)}
 }
 
-// A view is one place that a file is read from. It is closed when the file has
-// gone elsewhere and the last read in it has ended.
-type view struct {
-	drivers.Object              // nil if fill is set
-	fill           *fill        // nil if Object is set
-	level          tiers.Level  // of the place
-	failed         atomic.Bool  // another place is to be found
-	users          atomic.Int32 // reads under way, and the file whose place it is
-
-	// Of a view at the source: the level that the file had when this view
-	// was chosen, and when to look for a better one again.
-	instead tiers.Level
-	again   time.Time
-}
-
-// again is how often a file that is read from the source looks whether a tier
-// has room for it now, or is well again.
-const again = time.Second
-
-// best reports whether v is the place to read e from. A copy that works is
-// kept when it is removed or superseded, for there may be no other with the
-// version that is open.
-func (v *view) best(e *metadata.Entry) bool {
-	switch {
-	case v == nil || v.failed.Load():
-		return false
-	case v.fill != nil || v.level != tiers.AtSource:
-		return true
-	}
-	return v.instead == e.Level() && (!e.Claimed() || e.Stale()) && time.Now().Before(v.again)
-}
-
-// enter begins a read, unless the view is closed.
-func (v *view) enter() bool {
-	for {
-		n := v.users.Load()
-		if n == 0 {
-			return false
-		}
-		if v.users.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-// leave ends a read.
-func (v *view) leave() {
-	switch {
-	case v.users.Add(-1) > 0:
-	case v.fill != nil:
-		v.fill.release()
-	case v.level != tiers.AtSource: // the object there is the file's
-		v.Object.Close()
-	}
-}
-
-// ReadAt reads the file, as drivers.Object says. The error is the source's or
-// ctx's, except that one which matches drivers.ErrAbandoned may also be that
-// of a tier which did not answer: the caller calls again, with another buffer.
+// ReadAt reads the file, as drivers.Object says. It makes one attempt. If a copy or a fill
+// fails, the error matches drivers.ErrRetry, and the caller repeats the read. Retries end:
+//
+//   - A copy that failed is not used again by this file; the file moves to a lower level.
+//   - A fill that failed is not joined again, since ReadAt returns after its end. The backoff
+//     of failed copies delays the next fill, and the file moves to the source.
+//   - At the source the file stays for sourceTTL, and an error of the source does not match
+//     drivers.ErrRetry.
 func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off >= f.entry.Size() {
 		return 0, io.EOF
 	}
-	for {
-		v, err := f.view(ctx)
-		if err != nil {
-			return 0, err
-		}
-		n, err := f.readAt(ctx, v, p, off)
-		v.leave()
-		if !errors.Is(err, errFailed) || errors.Is(err, drivers.ErrAbandoned) {
-			return n, err
-		}
-	}
-}
-
-// readAt reads from one view. An error that matches errFailed is not the
-// source's, and the view is not to be used again.
-func (f *file) readAt(ctx context.Context, v *view, p []byte, off int64) (int, error) {
-	if v.fill != nil {
-		n, err := v.fill.ReadAt(ctx, p, off)
-		if !errors.Is(err, errFailed) {
-			return n, err
-		}
-		v.failed.Store(true)
-		if !errors.Is(err, drivers.ErrAbandoned) {
-			if werr := v.fill.wait(ctx); werr != nil { // or it would be joined again
-				return 0, werr
-			}
-		}
+	v, err := f.enterView(ctx)
+	if err != nil {
 		return 0, err
+	}
+	defer v.leave()
+	if v.fill != nil {
+		return f.readFill(ctx, v, p, off)
 	}
 	n, err := v.ReadAt(ctx, p, off)
 	switch {
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
-	case v.level == tiers.AtSource:
+	case v.atSource():
 		return n, f.sourceError(ctx, err)
 	}
 	v.failed.Store(true)
 	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
-	if errors.Is(err, drivers.ErrChanged) || err == io.EOF { // somebody wrote to the copy
+	if errors.Is(err, drivers.ErrChanged) || err == io.EOF { // the copy was modified
 		f.entry.Demote(v.level)
 	}
 	return 0, fmt.Errorf("%w: %w", errFailed, err)
 }
 
-// sourceError turns a read at the source that ended early into the error that
-// it is, and takes notice of another version. What has failed once may do so
-// until it is opened again, as what a server has forgotten does.
+// readFill is ReadAt in a fill.
+func (f *file) readFill(ctx context.Context, v *view, p []byte, off int64) (int, error) {
+	n, err := v.fill.ReadAt(ctx, p, off)
+	if !errors.Is(err, errFailed) {
+		return n, err
+	}
+	v.failed.Store(true)
+	if ended := v.fill.wait(ctx); ended != nil { // ctx is done
+		if errors.Is(err, drivers.ErrAbandoned) {
+			return 0, fmt.Errorf("%w: %w", drivers.ErrAbandoned, ended)
+		}
+		return 0, ended
+	}
+	return 0, err // the next read will not join this fill again
+}
+
+// sourceError turns a failed read at the source into the error that the reader gets, and
+// records that the source has another version. A file that has failed once may fail until it
+// is opened again, for example if a server has forgotten the handle.
 func (f *file) sourceError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && !f.broken.Swap(true) {
 		f.handler.log.Warn("source not readable", "path", f.entry.Path(), "err", err)
@@ -163,10 +113,10 @@ func (f *file) sourceError(ctx context.Context, err error) error {
 	return err
 }
 
-// view returns the place to read the file from, going there if need be. The
-// caller leaves it.
-func (f *file) view(ctx context.Context) (*view, error) {
-	if v := f.at.Load(); v.best(f.entry) && v.enter() {
+// enterView returns the current view, after a move to another one if need be. The caller
+// leaves it.
+func (f *file) enterView(ctx context.Context) (*view, error) {
+	if v := f.current.Load(); v.usable(f.entry) && v.enter() {
 		return v, nil
 	}
 	select {
@@ -175,34 +125,34 @@ func (f *file) view(ctx context.Context) (*view, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	old := f.at.Load()
-	if old.best(f.entry) && old.enter() {
+	old := f.current.Load()
+	if old.usable(f.entry) && old.enter() {
 		return old, nil
 	}
 	v, err := f.choose(ctx, old)
 	if err != nil {
 		return nil, err
 	}
-	v.users.Store(2) // the file and the caller
-	f.at.Store(v)
+	v.enter()
+	f.current.Store(v)
 	if old != nil {
 		old.leave()
 	}
 	return v, nil
 }
 
-// choose goes to the best place there is: a copy, a fill, the source. It is
-// called by whoever is moving.
+// choose makes a view of the best place: a copy, a fill or the source. The caller has sent to
+// f.moving.
 func (f *file) choose(ctx context.Context, old *view) (*view, error) {
 	e, h := f.entry, f.handler
-	for range 4 { // a level may change under us, but not for ever
+	for range 4 { // the level may change meanwhile, but this must end
 		l := e.Level()
 		if l == tiers.AtSource {
-			fill, err := h.join(ctx, e, false)
+			fill, err := h.join(ctx, e, forReader)
 			switch {
 			case err == nil:
 				return &view{fill: fill, level: fill.tier.Level()}, nil
-			case errors.Is(err, errSettled):
+			case errors.Is(err, errPublished):
 				continue
 			case f.source == nil && !isElsewhere(err):
 				return nil, err
@@ -210,7 +160,7 @@ func (f *file) choose(ctx context.Context, old *view) (*view, error) {
 			return f.atSource(ctx)
 		}
 		if old != nil && old.level == l && old.fill == nil && old.failed.Load() {
-			return f.atSource(ctx) // not there again so soon: a bad disk may fail in this file alone
+			return f.atSource(ctx) // the tier may be healthy and fail in this file alone
 		}
 		t := h.levels.Tier(l)
 		obj, err := t.Open(ctx, e.CopyName(), e.Info())
@@ -218,26 +168,18 @@ func (f *file) choose(ctx context.Context, old *view) (*view, error) {
 			return &view{Object: obj, level: l}, nil
 		}
 		switch {
-		case errors.Is(err, drivers.ErrChanged): // another file has its name; the next fill removes it
+		case errors.Is(err, drivers.ErrChanged): // another file has the name; the next fill removes it
 			e.Demote(l)
 		case errors.Is(err, fs.ErrNotExist):
-			if e.Demote(l) {
-				t.Lost(e.Size())
-			}
-		default: // the tier is not well; the copy may be
+			h.missing(e, l)
+		default: // the tier is not healthy; the copy may be
 			return f.atSource(ctx)
 		}
 	}
 	return f.atSource(ctx)
 }
 
-// isElsewhere reports whether err, of join, only says that there is no fill to
-// read from.
-func isElsewhere(err error) bool {
-	return errors.Is(err, errNoRoom) || errors.Is(err, errBackoff) || errors.Is(err, errStopped)
-}
-
-// atSource goes to the source. It is called by whoever is moving.
+// atSource makes a view at the source. The caller has sent to f.moving.
 func (f *file) atSource(ctx context.Context) (*view, error) {
 	if f.source == nil {
 		obj, err := openSource(ctx, f.handler, f.entry)
@@ -246,24 +188,48 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 		}
 		f.source = obj
 	}
-	return &view{Object: f.source, instead: f.entry.Level(), again: time.Now().Add(again)}, nil
+	return sourceView(f.source, f.entry), nil
+}
+
+// openSource opens e at the source, if that still has the version of e. A source that is a
+// drivers.VersionOpener may return the error of the wrong version later, from a read.
+func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
+	obj, err := h.levels.Source().OpenVersion(ctx, e.Path(), e.Info())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {
+		h.names.Changed(e)
+	}
+	return obj, err
 }
 
 // Info describes the version that is open.
 func (f *file) Info() drivers.Info { return f.entry.Info() }
 
-// stays reports whether the file is read from the source, and will be: no tier
-// has room for it.
-func (f *file) stays() bool {
-	v := f.at.Load()
-	return v != nil && v.level == tiers.AtSource && v.fill == nil && f.handler.full(f.entry.Size())
+// awaitFirst waits for the first block, if the file is read in a fill.
+func (f *file) awaitFirst(ctx context.Context) error {
+	v := f.current.Load()
+	if v == nil || v.fill == nil || !v.enter() {
+		return nil
+	}
+	defer v.leave()
+	return v.fill.awaitFirst(ctx)
 }
 
-// verify finds out whether the source still has the version that is open, where
-// the file is read from it and it can tell.
+// leaveFailed makes the file move to another view if it is read in a fill that has failed: the
+// source may have recovered since.
+func (f *file) leaveFailed() {
+	if v := f.current.Load(); v != nil && v.fill != nil && v.fill.blocks.failure() != nil {
+		v.failed.Store(true)
+	}
+}
+
+// verify checks that the source still has the version that is open, if the file is read there
+// and the source can tell.
 func (f *file) verify(ctx context.Context, v *view) error {
+	if !v.atSource() {
+		return nil
+	}
 	o, ok := drivers.As[drivers.Verifier](v.Object)
-	if !ok || v.level != tiers.AtSource {
+	if !ok {
 		return nil
 	}
 	if err := o.Verify(ctx); err != nil {
@@ -272,35 +238,38 @@ func (f *file) verify(ctx context.Context, v *view) error {
 	return nil
 }
 
-// filled reports whether the file is read from a fill that has ended: a copy is
-// read with less ado.
-func (f *file) filled() bool {
-	v := f.at.Load()
+// staysAtSource reports whether the file is read from the source, and no tier has room for it.
+func (f *file) staysAtSource() bool {
+	v := f.current.Load()
+	return v != nil && v.atSource() && f.handler.full(f.entry.Size())
+}
+
+// outdated reports whether the next user should get a new file: the source has failed, the
+// name has another version, or the file is read in a fill that has ended, while a copy is
+// read more cheaply.
+func (f *file) outdated() bool {
+	if f.broken.Load() || f.entry.Stale() {
+		return true
+	}
+	v := f.current.Load()
 	return v != nil && v.fill != nil && isClosed(v.fill.ended)
 }
 
-// Close gives the file back.
+// worthKeeping reports whether the file may become idle.
+func (f *file) worthKeeping() bool { return !f.outdated() && f.staysAtSource() }
+
+// Close ends the use of the file.
 func (f *file) Close() error {
-	f.handler.files.release(f, false)
+	f.handler.files.release(f)
 	return nil
 }
 
-// close closes the file when nobody has it any more.
+// close closes the file. It has no users.
 func (f *file) close() {
-	if v := f.at.Swap(nil); v != nil {
+	if v := f.current.Swap(nil); v != nil {
 		v.leave()
 	}
 	if f.source != nil {
 		f.source.Close()
 	}
-}
-
-// openSource opens e at the source, if that still has e's version; of a source
-// that Lists this shows when it is read.
-func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
-	obj, err := h.levels.Source().OpenVersion(ctx, e.Path(), e.Info())
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {
-		h.names.Changed(e)
-	}
-	return obj, err
 }

@@ -262,8 +262,8 @@ func TestBackoff(t *testing.T) {
 		r.put("g", 1000)
 		time.Sleep(3 * maxBackoff)
 		r.handler.Place(t.Context(), r.entry("g"))
-		time.Sleep(2 * linger)
-		if got := len(r.handler.retries); got != 1 {
+		time.Sleep(2 * recentAge)
+		if got := len(r.handler.backoffs); got != 1 {
 			t.Errorf("failures remembered: got %d, want only that of g", got)
 		}
 		remove()
@@ -271,7 +271,7 @@ func TestBackoff(t *testing.T) {
 		if got, err := r.handler.Place(t.Context(), r.entry("g")); got != Placed || err != nil {
 			t.Errorf("Place: got %v, %v; want Placed", got, err)
 		}
-		if got := len(r.handler.retries); got != 0 {
+		if got := len(r.handler.backoffs); got != 0 {
 			t.Errorf("failures remembered: got %d, want 0", got)
 		}
 	})
@@ -290,7 +290,7 @@ func TestSourceErrors(t *testing.T) {
 		release := r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: errBroken})
 		obj := r.open("f")
 		defer obj.Close()
-		if _, err := obj.ReadAt(t.Context(), make([]byte, 10), 0); !errors.Is(err, syscall.EIO) {
+		if err := readAt(t.Context(), obj, make([]byte, 10), 0); !errors.Is(err, syscall.EIO) {
 			t.Errorf("read: got %v, want EIO", err)
 		}
 		release()
@@ -422,7 +422,7 @@ func TestFlappingTierKeepsNothingOpen(t *testing.T) {
 		defer obj.Close()
 		for range 200 {
 			r.wantAt(obj, 0, 1000, data)
-			time.Sleep(again)
+			time.Sleep(sourceTTL)
 		}
 		if got := r.stores[0].opened() + r.source.opened(); got > 2 {
 			t.Errorf("open after many failures: got %d, want at most one copy and the source", got)
@@ -502,7 +502,7 @@ func TestReadersOfOneHandle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{}) // no tier: every move is to the source
 		r.put("f", 1000)
-		obj := newFile(r.handler, r.entry("f"))
+		obj, _ := r.handler.files.acquire(r.handler, r.entry("f"))
 		defer obj.Close()
 		r.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
 		var first sync.WaitGroup
@@ -603,7 +603,7 @@ func TestSkipped(t *testing.T) {
 		r.wantAt(obj, 0, 10, late)
 		r.check(r.stores[0].Remove(t.Context(), "small"))
 		r.levels.Tier(1).Lost(900 << 10)
-		time.Sleep(2 * again)
+		time.Sleep(2 * sourceTTL)
 		r.wantAt(obj, 0, 10, late) // the open handle finds the room
 		r.settled()
 		if got := r.entry("late").Level(); got != 1 {
@@ -684,13 +684,14 @@ func TestStaleBeforeItsTurn(t *testing.T) {
 		r.put("f", 500<<10)
 		r.names.Changed(r.entry("f"))
 		first := r.entry("f")
-		r.handler.prefetch(first, false)
+		waiting := r.handler.prefetch(first)
 		data := r.put("f", 600<<10)
 		r.names.Changed(first)
 		r.wantFile("f", data)
 		synctest.Wait()
 		asked := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead)
 		r.running.Go(func() { r.handler.Run(r.ctx) })
+		waiting.begin()
 		r.settled()
 		r.wantFile("f", data)
 		if st := r.levels.Tier(1).Stats(); r.entry("f").Level() != 1 || st.Used != 600<<10 || st.Files != 1 {
@@ -778,7 +779,7 @@ func TestChangedUnderAFill(t *testing.T) {
 		r.mem.Overwrite("f", fresh)
 		time.Sleep(10 * time.Second)
 		r.wantAt(obj, 0, 10, old) // it was read before
-		if _, err := obj.ReadAt(t.Context(), make([]byte, 10), 3<<20); !errors.Is(err, drivers.ErrChanged) {
+		if err := readAt(t.Context(), obj, make([]byte, 10), 3<<20); !errors.Is(err, drivers.ErrChanged) {
 			t.Errorf("read: got %v, want %v", err, drivers.ErrChanged)
 		}
 		r.wantFile("f", fresh)

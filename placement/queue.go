@@ -3,51 +3,56 @@ package placement
 import (
 	"container/list"
 	"sync"
-	"time"
 )
 
-// A queue holds the fills that have blocks left for the background. Those that
-// are being read come first, in turn: each block that a reader asks for gives
-// its fill credit for as many as are fetched ahead. The rest are completed one
-// after the other, in the order in which they were started. When there are none,
-// those are begun that nobody has asked for yet.
+// A queue orders the background work. It decides what comes next; the gate decides when.
+// The order is:
 //
-// While a reader waits for a block, only a few of the workers may be let through:
-// demand goes before prefetch. No worker is let through while the others have much
-// under way, or, as long as a reader jumps about in a file, an eighth of that: all
-// that is under way shares the network with what it waits for, and it waits for
-// each block, where a reader in order has them brought ahead of it.
+//  1. Fills that are being read, in turn. Each block that a reader requests gives its fill
+//     credit for some turns. The urgent feed has turns, too: it starts copies of files that
+//     are about to be opened.
+//  2. All other fills, one after the other, in the order in which they were started.
+//  3. The idle feed: it starts copies of files that may be opened at some time.
 type queue struct {
-	few  int   // workers let through while a reader waits
-	most int64 // bytes under way with which no more workers are let through
+	gate *gate
 
-	mu      sync.Mutex // guards the following
-	cond    sync.Cond  // of mu: something below has changed
-	hot     list.List  // fills with credit, the next to be served first
-	all     list.List  // all fills, by start
-	later   list.List  // fills to be begun when there is nothing else to do
-	waiting int        // readers that wait for a block
-	jumping int        // those of them that have jumped to it
-	jumped  time.Time  // when the last of them ceased to wait
-	active  int        // workers that fetch one
-	flying  int64      // bytes that they have been sent for, by fill.weight
-	closed  bool
+	mu     sync.Mutex // guards the following, and every slot
+	cond   sync.Cond  // of mu: something below or in the gate has changed
+	hot    list.List  // of *fill: those with credit, and nil for the urgent feed; the next turn first
+	all    list.List  // of *fill: all fills, in the order of their start
+	urgent feed
+	idle   feed
+	marker *list.Element // of the urgent feed in hot; nil if it is not there
+	closed bool
 }
 
-// A place is where in a queue a fill is; it is guarded by queue.mu.
-type place struct {
-	hot, all, later *list.Element // nil where it is not
-	credit          int           // takes before the fill is no longer hot
+// A slot is the position of a fill in a queue.
+type slot struct {
+	hot, all *list.Element // nil if the fill is not in that list
+	credit   int           // turns until the fill leaves hot
 }
 
-// credit is how many blocks, or streams of them, are fetched ahead of a reader
-// before other files get their turn: enough for two seconds at 8 MB/s, and for
-// the largest read-ahead that kernels do.
+// A feed yields fills that no reader has caused.
+type feed struct {
+	pull    func() *fill // returns a new fill, or nil if there is none; the queue makes one call at a time
+	pending bool         // pull may return a fill
+	pulling bool         // a call of pull is in progress
+}
+
+// credit is the number of turns, of one block or one stream each, that are given to a fill
+// ahead of its reader before other fills have their turn. It is enough for two seconds at
+// 8 MB/s, and for the largest read-ahead of kernels.
 const credit = 16
 
-func newQueue(few int, most int64) *queue {
-	q := &queue{few: few, most: most}
+// newQueue makes a queue in which the feeds call urgent and idle. Either may be nil.
+func newQueue(g *gate, urgent, idle func() *fill) *queue {
+	q := &queue{gate: g, urgent: feed{pull: urgent}, idle: feed{pull: idle}}
 	q.cond.L = &q.mu
+	g.opened = func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.cond.Broadcast()
+	}
 	return q
 }
 
@@ -55,177 +60,146 @@ func newQueue(few int, most int64) *queue {
 func (q *queue) add(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f.place.all = q.all.PushBack(f)
+	f.slot.all = q.all.PushBack(f)
 	q.cond.Signal()
 }
 
-// hasten has a worker begin f before others, once, though it is not in the queue
-// yet.
-func (q *queue) hasten(f *fill) {
+// feedUrgent announces that the urgent feed may yield fills.
+func (q *queue) feedUrgent() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f.place.credit = 1
-	f.place.hot = q.hot.PushBack(f)
+	q.urgent.pending = true
+	if q.marker == nil {
+		q.marker = q.hot.PushBack((*fill)(nil))
+	}
 	q.cond.Signal()
 }
 
-// maxLater is how many fills may wait until there is nothing else to do: enough
-// to keep the workers busy from one burst of opens to the next.
-const maxLater = 256
-
-// hasRoom reports whether postpone may be called.
-func (q *queue) hasRoom() bool {
+// feedIdle announces that the idle feed may yield fills.
+func (q *queue) feedIdle() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.later.Len() < maxLater
-}
-
-// postpone has a worker begin f when there is nothing else to do.
-func (q *queue) postpone(f *fill) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	f.place.later = q.later.PushBack(f)
+	q.idle.pending = true
 	q.cond.Signal()
 }
 
-// touch says that a reader has asked for a block of f, which matters if f is
-// queued.
+// touch gives f credit, if it is queued: a reader has requested one of its blocks.
 func (q *queue) touch(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	p := &f.place
-	if p.all == nil {
+	s := &f.slot
+	if s.all == nil {
 		return
 	}
-	p.credit = credit
-	if p.hot == nil {
-		p.hot = q.hot.PushBack(f)
+	s.credit = credit
+	if s.hot == nil {
+		s.hot = q.hot.PushBack(f)
 	}
 }
 
-// remove takes f out, if it is queued.
+// remove takes f out of the queue, if it is there.
 func (q *queue) remove(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	p := &f.place
-	if p.hot != nil {
-		q.hot.Remove(p.hot)
+	if f.slot.hot != nil {
+		q.hot.Remove(f.slot.hot)
 	}
-	if p.all != nil {
-		q.all.Remove(p.all)
+	if f.slot.all != nil {
+		q.all.Remove(f.slot.all)
 	}
-	if p.later != nil {
-		q.later.Remove(p.later)
-	}
-	*p = place{}
+	f.slot = slot{}
 }
 
-// wait says that a reader begins to wait for a block, and whether it has jumped to
-// it; waited, which is told the same, ends it.
-func (q *queue) wait(jumped bool) {
+// take waits for a fill whose next blocks a worker fetches, and returns nil when the queue
+// is closed. The fill stays in the queue for other workers. The caller removes it if it has
+// no absent block left, and calls done in any case.
+func (q *queue) take() *fill {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting++
-	if jumped {
-		q.jumping++
-	}
-}
-
-// waited says that a reader no longer waits.
-func (q *queue) waited(jumped bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.waiting--
-	if jumped {
-		q.jumping--
-		q.jumped = time.Now()
-	}
-	if q.waiting == 0 {
-		q.cond.Broadcast()
-	}
-}
-
-// crowd is with how many readers that wait already there are many.
-const crowd = 8
-
-// crowded reports whether many wait besides the one who asks.
-func (q *queue) crowded() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.waiting > crowd
-}
-
-// jumpAgain is how soon a reader that has jumped is expected to do so again. The
-// workers do not fill the network in between.
-const jumpAgain = 100 * time.Millisecond
-
-// full reports whether as much is under way as may be; q.mu must be held. What
-// lets others through later is the end of something that is under way.
-func (q *queue) full() bool {
-	if q.flying < q.most/8 {
-		return false
-	}
-	return q.flying >= q.most || q.jumping > 0 || time.Since(q.jumped) < jumpAgain
-}
-
-// take waits for a fill to fetch a block of, and reports false when the queue
-// is closed. The fill stays where it is, for other workers; the caller removes
-// it if it has no block left, and calls done in any case.
-func (q *queue) take() (*fill, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for {
+	for !q.closed {
+		f, from := q.front()
 		switch {
-		case q.closed:
-			return nil, false
-		case q.waiting > 0 && q.active >= q.few, q.full():
-		case q.hot.Len() > 0:
-			return q.start(q.spend()), true
-		case q.all.Len() > 0:
-			return q.start(q.all.Front().Value.(*fill)), true
-		case q.later.Len() > 0:
-			f := q.later.Remove(q.later.Front()).(*fill)
-			f.place.later = nil
-			return q.start(f), true
+		case f != nil && q.gate.admit(f.weight):
+			q.spend(f)
+			q.cond.Signal() // f may have blocks for another worker
+			return f
+		case from != nil && q.gate.admit(0):
+			if f := q.pull(from); f != nil {
+				return f
+			}
+		default:
+			q.cond.Wait()
 		}
-		q.cond.Wait()
+	}
+	return nil
+}
+
+// front returns the fill, or the feed, that has the next turn; q.mu must be held.
+func (q *queue) front() (*fill, *feed) {
+	for e := q.hot.Front(); e != nil; e = e.Next() {
+		if f := e.Value.(*fill); f != nil {
+			return f, nil
+		}
+		if !q.urgent.pulling {
+			return nil, &q.urgent
+		}
+	}
+	if e := q.all.Front(); e != nil {
+		return e.Value.(*fill), nil
+	}
+	if q.idle.pending && !q.idle.pulling {
+		return nil, &q.idle
+	}
+	return nil, nil
+}
+
+// spend takes one turn of credit from f if it is hot; q.mu must be held.
+func (q *queue) spend(f *fill) {
+	s := &f.slot
+	if s.hot == nil {
+		return
+	}
+	if s.credit--; s.credit > 0 {
+		q.hot.MoveToBack(s.hot)
+	} else {
+		q.hot.Remove(s.hot)
+		s.hot = nil
 	}
 }
 
-// start begins a take, and wakes the next worker, since f may have more blocks
-// than one; q.mu must be held.
-func (q *queue) start(f *fill) *fill {
-	q.active++
-	q.flying += f.weight()
+// pull returns a new fill of a feed, or nil if the feed has none. The caller was admitted by
+// the gate with 0 bytes; without a fill, pull gives that back. The urgent feed keeps its
+// turn until it has no fill left. q.mu must be held; pull releases it for a while.
+func (q *queue) pull(from *feed) *fill {
+	from.pulling, from.pending = true, false
+	q.cond.Signal() // another worker may take what comes after the feed
+	q.mu.Unlock()
+	f := from.pull()
+	q.mu.Lock()
+	from.pulling = false
+	if f != nil {
+		from.pending = true
+		q.gate.grow(f.weight)
+	} else {
+		q.gate.leave(0)
+	}
+	if !q.urgent.pending && !q.urgent.pulling && q.marker != nil {
+		q.hot.Remove(q.marker)
+		q.marker = nil
+	}
 	q.cond.Signal()
 	return f
 }
 
-// spend returns the hot fill whose turn it is, for one of its credit; q.mu
-// must be held.
-func (q *queue) spend() *fill {
-	e := q.hot.Front()
-	f := e.Value.(*fill)
-	p := &f.place
-	if p.credit--; p.credit > 0 {
-		q.hot.MoveToBack(e)
-	} else {
-		q.hot.Remove(e)
-		p.hot = nil
-	}
-	return f
-}
-
-// done ends the take of f.
+// done ends what take began.
 func (q *queue) done(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.active--
-	q.flying -= f.weight()
+	q.gate.leave(f.weight)
 	q.cond.Signal()
 }
 
-// close ends every take, now and later.
+// close makes take return nil, now and later.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -233,7 +207,7 @@ func (q *queue) close() {
 	q.cond.Broadcast()
 }
 
-// len returns the number of fills that are queued.
+// len returns the number of queued fills.
 func (q *queue) len() int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()

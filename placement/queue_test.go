@@ -6,16 +6,21 @@ import (
 	"time"
 )
 
-// While a reader jumps about, little is begun in the background; a while after it
-// has ceased, as much as before.
-func TestQueueWhileReaderJumps(t *testing.T) {
+// newTestQueue makes a queue whose gate admits background work of some bytes, whoever waits.
+func newTestQueue(bytes int64) *queue {
+	return newQueue(&gate{yielding: 100, bytes: bytes}, nil, nil)
+}
+
+// While a reader reads at random, little background work is started. Some time after the
+// reader has ceased, as much as before is started.
+func TestQueueDuringRandomAccess(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		q := newQueue(100, 128<<20)
-		large := &fill{size: 1 << 30}
+		q := newTestQueue(128 << 20)
+		large := &fill{weight: 8 << 20}
 		q.add(large)
 		taken := 0
 		go func() {
-			for _, ok := q.take(); ok; _, ok = q.take() {
+			for f := q.take(); f != nil; f = q.take() {
 				taken++
 			}
 		}()
@@ -27,50 +32,46 @@ func TestQueueWhileReaderJumps(t *testing.T) {
 			}
 		}
 		want(16)
-		for range 10 { // jumps, with a little time between them
-			q.wait(true)
+		for range 10 { // random reads, with a little time between them
+			w := q.gate.demand(randomAccess)
 			time.Sleep(20 * time.Millisecond)
-			q.waited(true)
+			w.done()
 			q.done(large)
 			want(16)
-			time.Sleep(jumpAgain / 2)
+			time.Sleep(randomPause / 2)
 		}
-		q.wait(true)
-		for range 5 { // there is 8 MiB under way now, and then 16
+		random := q.gate.demand(randomAccess)
+		for range 5 { // 8 MiB remain in flight, and then 16
 			q.done(large)
 		}
 		want(17)
 		q.done(large)
 		want(18)
-		q.wait(false) // another, who reads in order
-		q.waited(true)
+		sequential := q.gate.demand(sequentialAccess)
+		random.done()
 		q.done(large)
 		want(19)
-		time.Sleep(2 * jumpAgain)
+		time.Sleep(2 * randomPause)
 		q.done(large)
 		want(19 + 15)
-		q.waited(false)
+		sequential.done()
 		want(19 + 15)
 		q.close()
 	})
 }
 
-// No more is fetched in the background than the queue is told, however many
-// workers there are; a small file counts for what it is.
-func TestQueueBoundsWhatIsUnderWay(t *testing.T) {
-	q := newQueue(100, 16<<20)
-	small, large := &fill{size: 1 << 20}, &fill{size: 1 << 30}
+// The bytes of background work in flight are limited, whatever the number of workers. A small
+// file counts as its size.
+func TestQueueBoundsBytesInFlight(t *testing.T) {
+	q := newTestQueue(16 << 20)
+	small, large := &fill{weight: 1 << 20}, &fill{weight: 8 << 20}
 	q.add(large)
 	taken := make(chan *fill)
 	go func() {
-		for {
-			f, ok := q.take()
-			if !ok {
-				close(taken)
-				return
-			}
+		for f := q.take(); f != nil; f = q.take() {
 			taken <- f
 		}
+		close(taken)
 	}()
 	q.add(small)
 	for range 2 { // 16 MiB
@@ -80,7 +81,7 @@ func TestQueueBoundsWhatIsUnderWay(t *testing.T) {
 	}
 	select {
 	case <-taken:
-		t.Fatal("more is under way than there may be")
+		t.Fatal("more is in flight than the limit")
 	default:
 	}
 	q.remove(large)
@@ -91,10 +92,10 @@ func TestQueueBoundsWhatIsUnderWay(t *testing.T) {
 		}
 	}
 	q.done(large)
-	if f := <-taken; f != small { // there are 8 MiB now, and room for 8 more
-		t.Fatal("nothing is taken where there is room")
+	if f := <-taken; f != small { // 8 MiB are in flight now
+		t.Fatal("nothing is taken although there is room")
 	}
 	q.close()
-	for range taken { // one may be on its way
+	for range taken { // one may have been taken before the close
 	}
 }

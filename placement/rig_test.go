@@ -59,6 +59,7 @@ type rigOptions struct {
 	ttl     time.Duration // of names
 	tier    tiers.Options
 	idle    bool               // the handler does not run
+	handles int                // Config.IdleHandles
 	over    drivers.Driver     // the source, in place of one in memory
 	bucket  *drivertest.Bucket // the source, likewise; it is given its Mem
 }
@@ -104,7 +105,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	r.ctx, r.stop = ctx, stop
 	r.names, err = metadata.New(ctx, r.levels, metadata.Options{TTL: opts.ttl}, log)
 	r.check(err)
-	r.handler = New(r.levels, r.names, Config{Workers: opts.workers}, log)
+	r.handler = New(r.levels, r.names, Config{Workers: opts.workers, IdleHandles: opts.handles}, log)
 	r.running.Go(func() { r.levels.Run(ctx) })
 	if !opts.idle {
 		r.running.Go(func() { r.handler.Run(ctx) })
@@ -249,16 +250,14 @@ func (r *rig) wantAt(obj drivers.Object, off, n int, want []byte) {
 	}
 }
 
-// readAt fills p, with a new buffer for each read that is abandoned.
+// readAt fills p. It repeats a read whose error matches drivers.ErrRetry, each time with a new
+// buffer.
 func readAt(ctx context.Context, obj drivers.Object, p []byte, off int64) error {
 	for {
 		buf := make([]byte, len(p))
 		n, err := obj.ReadAt(ctx, buf, off)
 		switch {
-		case errors.Is(err, drivers.ErrAbandoned):
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
+		case errors.Is(err, drivers.ErrRetry):
 			continue
 		case err != nil && err != io.EOF:
 			return err

@@ -212,19 +212,19 @@ func TestReadersInOrderInParts(t *testing.T) {
 // What a kernel reads ahead may be asked for a little out of order, which is no
 // jump.
 func TestFollow(t *testing.T) {
-	f := new(fill)
+	m := newBlockMap(10_000<<20, 1<<20)
 	for _, c := range []struct {
 		block int
 		want  bool
 	}{{0, true}, {0, true}, {1, true}, {3, true}, {2, true}, {4, true}, {7, false}, {5, true}, {8, true}, {100, false}, {101, true}, {9, true}, {6, true}, {20, false}} {
-		if got := f.follow(c.block); got != c.want {
-			t.Errorf("block %d, after %d: got %v, want %v", c.block, f.after, got, c.want)
+		if got := m.follow(c.block); got != c.want {
+			t.Errorf("block %d: got %v, want %v", c.block, got, c.want)
 		}
 	}
 	for b := range 100 {
-		f.follow(1000 + 10*b)
+		m.follow(1000 + 10*b)
 	}
-	if got := len(f.after); got != crowd {
+	if got := len(m.readers.Streams()); got != crowd {
 		t.Errorf("readers remembered: got %d, want %d", got, crowd)
 	}
 }

@@ -49,6 +49,26 @@ func (h *Handler) removeOutdated(t *tiers.Tier, e *metadata.Entry) bool {
 	return true
 }
 
+// missing handles a copy of e that the tier of level l did not have when it was opened. The
+// copy may have been made since. missing therefore claims the entry, so that the copy cannot
+// change, and examines the tier again.
+func (h *Handler) missing(e *metadata.Entry, l tiers.Level) {
+	if !e.Retract(l) { // stale, or handled by another goroutine
+		e.Demote(l)
+		return
+	}
+	t := h.levels.Tier(l)
+	info, err := t.Stat(h.ctx, e.CopyName())
+	switch {
+	case err == nil && info.SameVersion(e.Info()):
+		e.Publish(l)
+		return
+	case errors.Is(err, fs.ErrNotExist):
+		t.Lost(e.Size())
+	}
+	e.Release()
+}
+
 // Retract drops the copy of e, if a tier holds one, and reports whether it did. Open files
 // stay readable: handles that are open on the copy keep it, and its room is returned when
 // the last of them is closed. Later opens read from the source or make a new copy. The error
@@ -59,7 +79,10 @@ func (h *Handler) Retract(e *metadata.Entry) (bool, error) {
 		return false, nil
 	}
 	defer e.Release()
-	if err := h.levels.Tier(l).Remove(h.ctx, e.CopyName()); err != nil {
+	t := h.levels.Tier(l)
+	if _, err := t.Stat(h.ctx, e.CopyName()); errors.Is(err, fs.ErrNotExist) { // removed by hand
+		t.Lost(e.Size())
+	} else if err := t.Remove(h.ctx, e.CopyName()); err != nil {
 		return false, err
 	}
 	e.Verified()

@@ -48,7 +48,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.Source = control.Source{
 		Path:           d.cfg.Source.Name(),
 		SourceCounters: source.SourceCounters,
-		IdleHandles:    placed.Kept,
+		IdleHandles:    placed.IdleHandles,
 	}
 	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
 	if b, ok := d.source.(*blob.Bucket); ok {
@@ -57,7 +57,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	}
 	s.ReadLatency[sourceLevel] = histogram(source.Latency)
 	for l, all := range placed.Opens {
-		d.addOpens(&s, d.levels.Name(tiers.Level(l)), all, placed.Lent[l])
+		d.addOpens(&s, d.levels.Name(tiers.Level(l)), all, placed.Passthrough[l])
 	}
 	d.addOpens(&s, "fill", placed.FillOpens, placement.Opens{})
 	return s

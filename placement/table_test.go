@@ -23,8 +23,7 @@ import (
 // open, and is closed when the source has another version.
 func TestSourceStaysOpen(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t, rigOptions{quotas: []int64{4096}, ttl: time.Second})
-		r.handler.files.keep = 3
+		r := newRig(t, rigOptions{quotas: []int64{4096}, ttl: time.Second, handles: 3})
 		var want [5][]byte
 		for i := range want {
 			want[i] = r.put(fmt.Sprint("f", i), 1<<20)
@@ -43,13 +42,13 @@ func TestSourceStaysOpen(t *testing.T) {
 		if got := r.from.Count(drivertest.OpOpen); got != 5 {
 			t.Errorf("opens at the source: got %d, want 5", got)
 		}
-		if got, kept := r.source.opened(), r.handler.Stats().Kept; got != 3 || kept != 3 {
+		if got, kept := r.source.opened(), r.handler.Stats().IdleHandles; got != 3 || kept != 3 {
 			t.Errorf("open at the source: got %d, of which %d are kept; want 3", got, kept)
 		}
 		want[4] = r.put("f4", 2<<20)
 		time.Sleep(2 * time.Second) // for which names are believed
 		r.wantFile("f4", want[4])
-		time.Sleep(2 * linger)                  // in which the other version is found
+		time.Sleep(2 * recentAge)               // in which the other version is found
 		if got := r.source.opened(); got != 2 { // f3 and the new f4, which took the place of f2
 			t.Errorf("open at the source after a change: got %d, want 2", got)
 		}
@@ -71,7 +70,7 @@ func TestReadWithoutOpen(t *testing.T) {
 		}
 		read()
 		r.settled()
-		time.Sleep(2 * linger)
+		time.Sleep(2 * recentAge)
 		if got := r.stores[0].opened() + r.source.opened(); got != 0 {
 			t.Errorf("%d open after a while, want none", got)
 		}
@@ -86,7 +85,7 @@ func TestReadWithoutOpen(t *testing.T) {
 		// Somebody who reads all the time does not keep a copy that was removed.
 		r.check(r.stores[0].Remove(t.Context(), "f"))
 		for range 10 {
-			time.Sleep(linger / 2)
+			time.Sleep(recentAge / 2)
 			read()
 		}
 		r.settled()
@@ -110,8 +109,7 @@ func (u unopened) Close() error       { return nil }
 
 // Readers that open, and others that do not, share files that come and go.
 func TestFilesRace(t *testing.T) {
-	r := newRig(t, rigOptions{quotas: []int64{300 << 10}, ttl: 10 * time.Millisecond})
-	r.handler.files.keep = 2
+	r := newRig(t, rigOptions{quotas: []int64{300 << 10}, ttl: 10 * time.Millisecond, handles: 2})
 	var want [8][]byte
 	for i := range want {
 		want[i] = r.put(fmt.Sprint("f", i), 100_000+i)
@@ -159,7 +157,7 @@ func TestLend(t *testing.T) {
 	}
 	r.put("copy", 1<<20)
 	r.put("large", 11<<20)
-	r.put("small", lendFrom-1)
+	r.put("small", backingFrom-1)
 	r.put("full", 4<<20)
 	if _, err := r.read("full"); err != nil {
 		t.Fatal(err)
@@ -175,8 +173,8 @@ func TestLend(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, err, errors.ErrUnsupported)
 		}
 	}
-	if st := r.handler.Stats(); st.Lent[0].Files != 0 || st.Lent[1].Files != 0 {
-		t.Errorf("what was refused was counted: %+v", st.Lent)
+	if st := r.handler.Stats(); st.Passthrough[0].Files != 0 || st.Passthrough[1].Files != 0 {
+		t.Errorf("what was refused was counted: %+v", st.Passthrough)
 	}
 }
 
@@ -284,8 +282,7 @@ func TestCannotBeCopiedAhead(t *testing.T) {
 
 // What is open at the source and fails is opened again by who opens it next.
 func TestBrokenSourceIsOpenedAgain(t *testing.T) {
-	r := newRig(t, rigOptions{quotas: []int64{4096}})
-	r.handler.files.keep = 10
+	r := newRig(t, rigOptions{quotas: []int64{4096}, handles: 10})
 	data := r.put("f", 1<<20)
 	r.wantFile("f", data)
 	r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: errBroken, Times: 1})
@@ -317,8 +314,7 @@ func TestKeptFileHasChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer source.Close()
-	r := newRig(t, rigOptions{over: source})
-	r.handler.files.keep = 10
+	r := newRig(t, rigOptions{over: source, handles: 10})
 	r.wantFile("f", random(1, 10_000))
 	if err := os.WriteFile(path, random(2, 10_001), 0o600); err != nil {
 		t.Fatal(err)

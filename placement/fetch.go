@@ -1,0 +1,252 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// errFailed is the error of a read from a fill or a copy that has failed. It matches
+// drivers.ErrRetry. An error of the source never matches it.
+var errFailed = fmt.Errorf("copy has failed: %w", drivers.ErrRetry)
+
+// ReadAt reads from the file, and fetches the blocks that are absent. An error that does not
+// match errFailed is the source's or ctx's. After an error that also matches
+// drivers.ErrAbandoned the buffer is lost.
+func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if off >= f.size {
+		return 0, io.EOF
+	}
+	want := p[:min(int64(len(p)), f.size-off)]
+	for n := 0; n < len(want); {
+		pos := off + int64(n)
+		piece := want[n:min(len(want), n+int(blockSize-pos%blockSize))]
+		if err := f.readBlock(ctx, piece, pos, off+int64(len(want))); err != nil {
+			return n, err
+		}
+		n += len(piece)
+	}
+	if len(want) < len(p) {
+		return len(want), io.EOF
+	}
+	return len(want), nil
+}
+
+// readBlock reads p, which lies within one block: from the copy, or from the flight of the
+// block. If there is no flight, it starts one. The reader also needs what follows, up to the
+// offset end. A sequential reader gets the rest of the range fetched, a random-access reader
+// nothing beyond end.
+func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
+	if f.blocks.complete.Load() {
+		return f.readCopy(p, off)
+	}
+	b := int(off / blockSize)
+	to := f.blocks.len()
+	sequential := f.blocks.follow(b)
+	if !sequential {
+		to = blocks(end)
+	}
+	f.handler.queue.touch(f)
+	for {
+		fl, taken, err := f.blocks.lookup(b, to)
+		if err != nil {
+			return errFailed
+		}
+		if fl == nil {
+			return f.readCopy(p, off)
+		}
+		f.fetchDemand(taken)
+		how := sequentialAccess
+		if !sequential && taken != nil { // a block that was in flight was expected
+			how = randomAccess
+		}
+		if done, err := f.readFlight(ctx, fl, p, off, how); done || err != nil {
+			return err
+		}
+		if fl.err != nil && taken != nil {
+			if errors.Is(fl.err, errFailed) {
+				return errFailed // without ErrAbandoned: p was not given to anyone
+			}
+			return fl.err
+		}
+	}
+}
+
+// readFlight waits for a block and reads p from memory. If the flight lands before that,
+// readFlight reports false, and fl.err may be read.
+func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64, how access) (bool, error) {
+	w := f.handler.gate.demand(how)
+	err := fl.wait(ctx)
+	w.done()
+	if err != nil {
+		return false, err
+	}
+	if fl.readAt(p, off%blockSize) {
+		return true, nil
+	}
+	return false, waitFor(ctx, fl.landed) // landed already, or soon: the copy is being discarded
+}
+
+// readCopy reads p from blocks that are present.
+func (f *fill) readCopy(p []byte, off int64) error {
+	if n, err := f.copy.ReadAt(p, off); n < len(p) {
+		f.fail(err)
+		return fmt.Errorf("%w: %w", errFailed, err)
+	}
+	return nil
+}
+
+// fetchDemand fetches blocks for a reader, on a goroutine of its own, which outlives a reader
+// that gives up. The caller holds a reference.
+func (f *fill) fetchDemand(taken []*flight) {
+	if len(taken) == 0 {
+		return
+	}
+	f.refs.Acquire()
+	f.handler.wg.Go(func() {
+		h := f.handler
+		buf, err := h.gate.buffers.get(h.ctx)
+		if err != nil { // the handler stops
+			f.fail(errStopped)
+			for _, fl := range taken {
+				f.blocks.land(fl, errFailed)
+			}
+			f.release()
+			return
+		}
+		err = f.fetch(h.ctx, taken, buf)
+		h.gate.buffers.put(buf, errors.Is(err, drivers.ErrAbandoned))
+	})
+}
+
+// fetchNext fetches the next absent blocks for a worker, which has taken f from the queue. It
+// removes f from the queue if there are none. An error that matches drivers.ErrAbandoned says
+// that buf is lost.
+func (f *fill) fetchNext(ctx context.Context, buf []byte) error {
+	f.begin()
+	if f.err != nil || !f.refs.Acquire() {
+		f.handler.queue.remove(f)
+		return nil
+	}
+	taken := f.blocks.takeNext()
+	if taken == nil {
+		f.release()
+		f.handler.queue.remove(f)
+		return nil
+	}
+	return f.fetch(ctx, taken, buf)
+}
+
+// fetch copies taken blocks, which follow each other, by way of buf. It releases a reference
+// of the caller. An error fails the fill, and ends the flights that have not landed. An error
+// that does not match errFailed is the source's.
+func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte) error {
+	defer f.release()
+	in := f.newInflow(ctx, len(taken))
+	var (
+		last bool
+		err  error
+	)
+	for _, fl := range taken {
+		if err == nil {
+			err = f.fetchBlock(in, fl, buf)
+		}
+		last = f.blocks.land(fl, err)
+	}
+	in.close()
+	if last {
+		f.commit()
+	}
+	return err
+}
+
+// fetchBlock does for one block what fetch does, except that it does not land the flight.
+func (f *fill) fetchBlock(in *inflow, fl *flight, buf []byte) error {
+	ofSource, err := f.transfer(in, fl, buf)
+	if err != nil {
+		if ofSource && isFinal(err) {
+			f.refused.Store(&err)
+		}
+		f.fail(err)
+		if !ofSource {
+			err = fmt.Errorf("%w: %w", errFailed, err)
+		}
+	}
+	return err
+}
+
+// transfer moves a block from the source to the copy. It reports whether an error is the
+// source's.
+func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err error) {
+	off := int64(fl.block) * blockSize
+	buf = buf[:min(blockSize, f.size-off)]
+	err = in.read(buf, off)
+	if err == io.EOF {
+		err = fmt.Errorf("%s: %w", f.name, drivers.ErrChanged) // shorter than it was
+	}
+	if err != nil {
+		return in.ctx.Err() == nil, err
+	}
+	fl.arrive(buf)
+	defer fl.unset()
+	_, err = f.copy.WriteAt(buf, off)
+	return false, err
+}
+
+// An inflow reads blocks that follow each other from the source.
+type inflow struct {
+	fill   *fill
+	ctx    context.Context // when it is done, an error is not the source's
+	blocks int             // how many blocks are read
+	stream io.ReadCloser   // the request, if the source is a Streamer; nil before the first block
+}
+
+// newInflow makes an inflow, which the caller closes. A stream ends when the fill fails. A
+// ReadAt of the source does not: it could only be abandoned, and the buffer with it.
+func (f *fill) newInflow(ctx context.Context, blocks int) *inflow {
+	in := &inflow{fill: f, ctx: ctx, blocks: blocks}
+	if f.stream != nil {
+		in.ctx = f.ctx
+		if drivers.IsBackground(ctx) {
+			in.ctx = drivers.Background(f.ctx)
+		}
+	}
+	return in
+}
+
+// read fills p with the next block, whose offset is off. The error is io.EOF if the file ends
+// before.
+func (in *inflow) read(p []byte, off int64) error {
+	f := in.fill
+	if f.stream == nil {
+		_, err := f.source.ReadAt(in.ctx, p, off)
+		return err
+	}
+	if in.stream == nil {
+		stream, err := f.stream.Stream(in.ctx, off, min(int64(in.blocks)*blockSize, f.size-off))
+		if err != nil {
+			return err
+		}
+		in.stream = stream
+	}
+	for n := 0; n < len(p); {
+		if err := in.ctx.Err(); err != nil {
+			return err
+		}
+		m, err := in.stream.Read(p[n:])
+		if n += m; n < len(p) && err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close closes the stream, if there is one.
+func (in *inflow) close() {
+	if in.stream != nil {
+		in.stream.Close()
+	}
+}

@@ -1,0 +1,58 @@
+package placement
+
+import (
+	"errors"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// SpliceDescriptor implements drivers.Splicer for a file that is read from a copy.
+func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	v := f.current.Load()
+	if !v.usable(f.entry) || !v.enter() {
+		return 0, nil, errors.ErrUnsupported
+	}
+	s, ok := drivers.As[drivers.Splicer](v.Object)
+	if !ok {
+		v.leave()
+		return 0, nil, errors.ErrUnsupported
+	}
+	fd, done, err := s.SpliceDescriptor()
+	if err != nil {
+		v.leave()
+		return 0, nil, errors.ErrUnsupported
+	}
+	return fd, func(n int) {
+		done(n)
+		v.leave()
+	}, nil
+}
+
+// backingFrom is the size in bytes from which a file at the source has a backing file. The
+// kernel opens a backing file once more for each open of the mount, and the daemon has a small
+// file open already.
+const backingFrom = 8 << 20
+
+// BackingFile implements drivers.BackingFiler for a file that is read from a copy, or from the
+// source if no tier has room for it. A registered open counts as passthrough.
+func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	v := f.current.Load()
+	if v == nil || !v.enter() {
+		return nil, errors.ErrUnsupported
+	}
+	b, ok := drivers.As[drivers.BackingFiler](v.Object)
+	if !ok || v.atSource() && (f.entry.Size() < backingFrom || !f.staysAtSource()) {
+		v.leave()
+		return nil, errors.ErrUnsupported
+	}
+	done, err := b.BackingFile(register)
+	if err != nil {
+		v.leave()
+		return nil, err
+	}
+	f.handler.passthrough[v.level].add(f.entry.Size())
+	return func() {
+		done()
+		v.leave()
+	}, nil
+}

@@ -1,0 +1,96 @@
+package placement
+
+import (
+	"context"
+	"errors"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// Open opens a regular file where it is best read: on the fastest tier that has a copy; or in
+// a fill, which it starts if a tier has room for the file; or at the source. The Object moves
+// between these as copies come and go, and has a backing file and a splice descriptor while
+// its content is in a local file. After an error of ReadAt that matches drivers.ErrRetry the
+// caller repeats the read.
+//
+// The error of Open is the source's. It matches drivers.ErrChanged if the source has another
+// version; e is stale then, and the caller looks the name up again. After the open it would be
+// too late for that. If the source is a drivers.VersionOpener, its open succeeds in any case;
+// therefore Open waits for the first block of a fill from a source of drivers.LatencyRequest.
+func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	f, fresh := h.files.acquire(h, e)
+	err := h.opened(ctx, f, fresh)
+	if err == nil && h.remote {
+		err = f.awaitFirst(ctx)
+	}
+	if err != nil {
+		h.files.release(f)
+		return nil, err
+	}
+	return f, nil
+}
+
+// ReadAt reads from a file that was not opened, as the ReadAt of an opened file does. The
+// first read counts as an open.
+func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error) {
+	f, fresh := h.files.acquire(h, e)
+	defer h.files.release(f)
+	if fresh {
+		if err := h.opened(ctx, f, true); err != nil {
+			return 0, err
+		}
+		h.files.keep(f)
+	}
+	n, err := f.ReadAt(ctx, p, off)
+	if f.outdated() {
+		h.files.unkeep(f)
+	}
+	return n, err
+}
+
+// SpliceDescriptor is drivers.Splicer for a file that was not opened. It succeeds only after
+// ReadAt.
+func (h *Handler) SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(n int), err error) {
+	f := h.files.find(e)
+	if f == nil {
+		return 0, nil, errors.ErrUnsupported
+	}
+	fd, done, err := f.SpliceDescriptor()
+	if err != nil {
+		h.files.release(f)
+		return 0, nil, err
+	}
+	return fd, func(n int) {
+		done(n)
+		h.files.release(f)
+	}, nil
+}
+
+// opened chooses where a file is read, and counts the open. If the file was open at the
+// source before, opened verifies that the source still has the version.
+func (h *Handler) opened(ctx context.Context, f *file, fresh bool) error {
+	if f.entry.Size() == 0 {
+		return nil
+	}
+	if !fresh {
+		f.leaveFailed()
+	}
+	v, err := f.enterView(ctx)
+	if err != nil {
+		return err
+	}
+	defer v.leave()
+	if !fresh {
+		if err := f.verify(ctx, v); err != nil {
+			return err
+		}
+	}
+	if v.fill != nil {
+		h.fillOpens.add(f.entry.Size())
+	} else {
+		h.opens[v.level].add(f.entry.Size())
+	}
+	h.predict(f.entry)
+	return nil
+}

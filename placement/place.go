@@ -1,0 +1,220 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// An Outcome is the result of Place.
+type Outcome int
+
+// The outcomes of Place.
+const (
+	Placed  Outcome = iota // there is a copy on a tier
+	Skipped                // no tier has room
+	Failed                 // copying failed
+)
+
+// Errors of a fill that could not be started.
+var (
+	// errNoRoom: no tier has room now.
+	errNoRoom = errors.New("no tier has room")
+
+	// errPublished: no fill is needed, because a copy was published.
+	errPublished = errors.New("a copy was found")
+
+	// errBackoff: the last copy failed a short time ago.
+	errBackoff = errors.New("copying failed a short time ago")
+
+	// errRetracting: the copy of the file is being removed.
+	errRetracting = errors.New("the copy is being removed")
+
+	// errStopped: the handler stops.
+	errStopped = errors.New("placement has stopped")
+)
+
+// isElsewhere reports whether err, of join, only means that there is no fill to read from.
+func isElsewhere(err error) bool {
+	return errors.Is(err, errNoRoom) || errors.Is(err, errBackoff) || errors.Is(err, errRetracting) || errors.Is(err, errStopped)
+}
+
+// Place copies a file to a tier. It returns when the copy is in place, or when there will be
+// none. It copies in the background, after the blocks that readers request.
+func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error) {
+	for {
+		if e.Level() != tiers.AtSource || e.Size() == 0 {
+			return Placed, nil
+		}
+		f, err := h.join(ctx, e, forBackground)
+		switch {
+		case errors.Is(err, errPublished):
+			continue
+		case errors.Is(err, errNoRoom):
+			return Skipped, nil
+		case err != nil:
+			return Failed, err
+		}
+		if err = f.wait(ctx); err == nil {
+			err = f.blocks.failure()
+		}
+		f.release()
+		if err != nil {
+			return Failed, err
+		}
+		return Placed, nil
+	}
+}
+
+// A purpose is why a fill is joined.
+type purpose int
+
+const (
+	forReader     purpose = iota // a reader has opened the file
+	forBackground                // the file is placed on request: the backoff of failed copies does not apply
+)
+
+// join returns the fill of e with a reference, which the caller releases. It starts the fill
+// if there is none; of concurrent callers, one does.
+func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fill, error) {
+	if !e.Claimed() && !e.Unverified() && !h.Fits(e.Size()) { // recheck may find a copy, or make room
+		h.skip(e)
+		return nil, errNoRoom
+	}
+	if h.remote && why == forReader { // readers that open files count as waiting, too
+		defer h.gate.demand(sequentialAccess).done()
+	}
+	f, err := h.claim(e, why)
+	if err != nil {
+		return nil, err
+	}
+	if err := waitFor(ctx, f.started); err != nil {
+		f.release()
+		return nil, err
+	}
+	if f.err != nil {
+		f.release()
+		return nil, f.err
+	}
+	return f, nil
+}
+
+// claim returns the fill of e with a reference. If there is none, claim claims the entry and
+// begins a fill on another goroutine.
+func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f := h.fills[e]
+	switch {
+	case h.ctx.Err() != nil: // checked under the lock, since Run ends the fills that it sees then
+		return nil, errStopped
+	case f != nil:
+	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
+		return nil, errBackoff
+	case !e.Claim():
+		switch {
+		case e.Stale():
+			return nil, drivers.ErrChanged
+		case e.Claimed(): // but not by a fill
+			return nil, errRetracting
+		}
+		return nil, errPublished
+	default:
+		f = newFill(h, e)
+		f.opened = why == forReader
+		h.fills[e] = f
+		h.wg.Go(f.begin)
+	}
+	f.refs.Acquire() // the handler has a reference to every fill in the map
+	return f, nil
+}
+
+// forget removes a fill from the map, and ends the claim if no copy was published. It does
+// both under one lock, so that join finds the fill or can claim the entry. If the fill
+// failed, the next copy of the entry waits for the backoff.
+func (h *Handler) forget(f *fill, published, failed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.fills, f.entry)
+	if !published {
+		f.entry.Release()
+	}
+	if failed {
+		h.backoffs[f.entry] = h.backoffs[f.entry].next(time.Now())
+	} else {
+		delete(h.backoffs, f.entry)
+	}
+}
+
+// A backoff is the time until which an entry is not copied again after a failure.
+type backoff struct {
+	failures int
+	until    time.Time
+}
+
+// A backoff doubles from minBackoff to maxBackoff.
+const (
+	minBackoff = time.Second
+	maxBackoff = 5 * time.Minute
+)
+
+// next returns the backoff after another failure.
+func (b backoff) next(now time.Time) backoff {
+	pause := maxBackoff
+	if b.failures < 16 {
+		pause = min(minBackoff<<b.failures, maxBackoff)
+	}
+	return backoff{b.failures + 1, now.Add(pause)}
+}
+
+// pruneBackoffs forgets the failures of files that were not opened again.
+func (h *Handler) pruneBackoffs(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	maps.DeleteFunc(h.backoffs, func(_ *metadata.Entry, b backoff) bool { return now.Sub(b.until) > maxBackoff })
+}
+
+// reserve reserves room for size bytes on the first of some tiers that has it. It returns nil
+// if none has.
+func (h *Handler) reserve(size int64, among []*tiers.Tier) (*tiers.Tier, *tiers.Reservation) {
+	for _, t := range among {
+		if room, ok := t.Reserve(h.ctx, size); ok {
+			return t, room
+		}
+	}
+	return nil, nil
+}
+
+// Fits reports whether the quota of some tier leaves room for size bytes.
+func (h *Handler) Fits(size int64) bool {
+	for _, t := range h.levels.Tiers() {
+		if t.Fits(size) {
+			return true
+		}
+	}
+	return false
+}
+
+// full reports whether no tier's quota leaves room for size bytes. It reports false while a
+// tier has not been scanned.
+func (h *Handler) full(size int64) bool {
+	for _, t := range h.levels.Tiers() {
+		if !t.Scanned() || t.Fits(size) {
+			return false
+		}
+	}
+	return true
+}
+
+// skip counts e as skipped, once, if no tier has room for it.
+func (h *Handler) skip(e *metadata.Entry) {
+	if h.full(e.Size()) && e.Skip() {
+		atomic.AddInt64(&h.counters.Skipped, 1)
+	}
+}

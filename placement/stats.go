@@ -1,0 +1,84 @@
+package placement
+
+import (
+	"sync/atomic"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// Counters count what a handler has done since the daemon started. They only grow. The
+// tags are those of tiers.TierCounters.
+type Counters struct {
+	Placed      int64 `json:"placed" metric:"placements_total" labels:"result=placed" help:"Copies committed." family:"Files to place, by result."`
+	PlacedBytes int64 `json:"placed_bytes" metric:"placed_bytes_total" help:"Sizes of the copies committed."`
+	Prefetched  int64 `json:"prefetched" metric:"prefetched_files_total" help:"Copies committed that were started before the first open of the file."`
+	Skipped     int64 `json:"skipped" metric:"placements_total" labels:"result=skipped" help:"Files for which no tier had room."`
+	Failed      int64 `json:"failed" metric:"placements_total" labels:"result=failed" help:"Copies that failed."`
+}
+
+// Fills describe the copies in flight at one moment.
+type Fills struct {
+	InFlight      int64 `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
+	InFlightBytes int64 `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
+	Queued        int64 `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
+}
+
+// Stats describes a handler at one moment.
+type Stats struct {
+	Counters
+	Fills
+
+	IdleHandles int64         // files of the source in the idle-handle cache
+	Opens       []Opens       // opens by level; Opens[0] at the source
+	Passthrough []Opens       // those of them that the kernel reads without the daemon
+	FillOpens   Opens         // opens of files whose copies were in flight
+	Waits       tiers.Latency // how long readers waited for blocks in flight
+}
+
+// Opens counts how often files were opened.
+type Opens struct {
+	Files int64 // opens
+	Bytes int64 // the sizes of the files
+}
+
+// add counts the open of a file of size bytes.
+func (o *Opens) add(size int64) {
+	atomic.AddInt64(&o.Files, 1)
+	atomic.AddInt64(&o.Bytes, size)
+}
+
+// Stats returns the counters and the present state.
+func (h *Handler) Stats() Stats {
+	n := len(h.levels.Tiers()) + 1
+	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
+	s := Stats{
+		Counters:    drivers.Snapshot(&h.counters),
+		Fills:       Fills{Queued: h.queue.len()},
+		IdleHandles: h.files.idle.len(),
+		Opens:       opens[:n],
+		Passthrough: passthrough[:n],
+		FillOpens:   drivers.Snapshot(&h.fillOpens),
+		Waits:       h.gate.waits.Load(),
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.InFlight = int64(len(h.fills))
+	for _, f := range h.fills {
+		s.InFlightBytes += f.size
+	}
+	return s
+}
+
+// Filling returns the number of bytes of e that have been copied by the fill in flight, and
+// reports whether there is one.
+func (h *Handler) Filling(e *metadata.Entry) (int64, bool) {
+	h.mu.Lock()
+	f := h.fills[e]
+	h.mu.Unlock()
+	if f == nil {
+		return 0, false
+	}
+	return f.copied(), true
+}

@@ -1,0 +1,65 @@
+package placement
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/refcount"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A view is one place that a file is read from: a copy, a fill or the source. It is closed
+// when the file has moved to another view and the last read in this one has ended.
+type view struct {
+	drivers.Object             // nil if fill is set
+	fill           *fill       // nil if Object is set
+	level          tiers.Level // of the copy, or of the copy that the fill makes
+	failed         atomic.Bool // the file must move to another view
+	refs           refcount.Count
+
+	// Of a view at the source: the level of the entry when the view was chosen, and the time
+	// from which the tiers are examined again.
+	entryLevel tiers.Level
+	expires    time.Time
+}
+
+// sourceTTL is how long a file is read from the source before the tiers are examined again: one
+// may have room now, or be healthy again.
+const sourceTTL = time.Second
+
+// sourceView makes a view at the source, whose object is the file's.
+func sourceView(source drivers.Object, e *metadata.Entry) *view {
+	return &view{Object: source, entryLevel: e.Level(), expires: time.Now().Add(sourceTTL)}
+}
+
+// atSource reports whether the view is at the source, and not in a fill.
+func (v *view) atSource() bool { return v.level == tiers.AtSource }
+
+// usable reports whether e may be read in the view, and no better one is likely. A copy that
+// works is not left when it is removed or superseded, since no other copy may have the version
+// that is open. A nil view is not usable.
+func (v *view) usable(e *metadata.Entry) bool {
+	switch {
+	case v == nil || v.failed.Load():
+		return false
+	case !v.atSource():
+		return true
+	}
+	return v.entryLevel == e.Level() && (!e.Claimed() || e.Stale()) && time.Now().Before(v.expires)
+}
+
+// enter begins a read, and reports false if the view is closed.
+func (v *view) enter() bool { return v.refs.Acquire() }
+
+// leave ends a read. The file leaves the view, too, when it moves to another one.
+func (v *view) leave() {
+	switch {
+	case !v.refs.Release():
+	case v.fill != nil:
+		v.fill.release()
+	case !v.atSource(): // the object at the source is the file's
+		v.Object.Close()
+	}
+}
