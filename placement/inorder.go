@@ -37,10 +37,10 @@ type orderedOpens struct {
 	// Of file numbers. There is one stream, whose Data counts the opens that moved on.
 	positions sequential.Tracker[int]
 
-	depth int               // how many files are predicted
-	ahead []*metadata.Entry // those that were not returned yet
-	next  int               // the number of the first file that was not predicted yet
-	ready *list.Element     // in inOrder.ready; nil if ahead is empty
+	depth    int               // how many files are predicted
+	ahead    []*metadata.Entry // those that were not returned yet, maxDepth at most
+	furthest string            // the name of the last file that was predicted
+	ready    *list.Element     // in inOrder.ready; nil if ahead is empty
 }
 
 func newInOrder(names *metadata.Container) *inOrder {
@@ -71,7 +71,7 @@ func (r *orderedOpens) move(i int) (last int, moved bool) {
 	s, continues := r.positions.Access(int64(i), int64(i)+1)
 	switch {
 	case !continues:
-		r.depth, r.next, r.ahead = 0, 0, nil
+		r.depth, r.furthest, r.ahead = 0, "", nil
 		return 0, false
 	case s.Next <= before: // a reader that lags behind another one
 		return 0, false
@@ -83,9 +83,9 @@ func (r *orderedOpens) move(i int) (last int, moved bool) {
 	return i, true
 }
 
-// extend predicts the files of e's directory from a number on, as far as r.depth and
-// maxAhead allow. Files that were predicted before, or are placed, are left out. p.mu must be
-// held.
+// extend predicts the files of e's directory from a number on, within r.depth and maxAhead.
+// It leaves out files that were predicted before or are placed. It compares names, since the
+// numbers change when files appear or vanish. p.mu must be held.
 func (p *inOrder) extend(r *orderedOpens, e *metadata.Entry, from int) {
 	var bytes int64
 	for i, next := range p.names.Siblings(e, from, r.depth) {
@@ -95,14 +95,15 @@ func (p *inOrder) extend(r *orderedOpens, e *metadata.Entry, from int) {
 		if bytes += next.Size(); bytes > maxAhead && i > 0 {
 			break
 		}
-		if from+i < r.next {
+		if next.Name() <= r.furthest {
 			continue
 		}
-		r.next = from + i + 1
+		r.furthest = next.Name()
 		if next.Level() == tiers.AtSource {
 			r.ahead = append(r.ahead, next)
 		}
 	}
+	r.ahead = r.ahead[max(0, len(r.ahead)-maxDepth):] // the job has overtaken the others
 	if r.ready == nil && len(r.ahead) > 0 {
 		r.ready = p.ready.PushBack(r)
 	}

@@ -248,14 +248,18 @@ func (s *stress) faults(ctx context.Context, rng *rand.Rand) {
 	s.from.Release() // a reader who closes a file there has no time-out
 }
 
-// changes changes files at the source, and removes copies.
+// changes changes files at the source, and removes and retracts copies.
 func (s *stress) changes(ctx context.Context, rng *rand.Rand) {
 	for ctx.Err() == nil {
 		time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond)
 		i := rng.IntN(stressFiles)
-		switch rng.IntN(4) {
+		switch rng.IntN(5) {
 		case 0:
 			s.change(rng, i, true)
+		case 4:
+			if e, err := s.names.Resolve(ctx, s.name(i)); err == nil {
+				s.handler.Retract(e)
+			}
 		case 1:
 			s.stores[rng.IntN(len(s.stores))].Remove(ctx, s.name(i))
 		default:

@@ -242,17 +242,22 @@ func TestCopiedAhead(t *testing.T) {
 	}
 }
 
-// What cannot be copied ahead, for want of room or because the source does not
-// give it, is let be.
-func TestCannotBeCopiedAhead(t *testing.T) {
+// A file that cannot be prefetched, because no tier has room or because the source does not
+// open it, is read when it is opened. The other files are prefetched.
+func TestCannotBePrefetched(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		quota int64
-		rule  drivertest.Rule
+		name       string
+		quota      int64
+		rule       drivertest.Rule
+		prefetched int64
+		attempts   int64 // opens at the source before the other files are opened
 	}{
-		{"no room", 6 * 12 << 10, drivertest.Rule{Op: drivertest.OpStatfs}},
-		{"not readable", 1 << 30, drivertest.Rule{Op: drivertest.OpOpen, Name: "d/00[4-9]", Err: errBroken}},
-		{"not there", 1 << 30, drivertest.Rule{Op: drivertest.OpOpen, Name: "d/00[4-9]", Err: fs.ErrNotExist}},
+		// Files 2 to 9 are predicted after the open of file 1, and those up to 18 after that of
+		// file 2, or up to 19 if six files before have vanished.
+		{"readable", 1 << 30, drivertest.Rule{Op: drivertest.OpStatfs}, 17, 19},
+		{"no room", 6 * 12 << 10, drivertest.Rule{Op: drivertest.OpStatfs}, 4, 6},
+		{"not readable", 1 << 30, drivertest.Rule{Op: drivertest.OpOpen, Name: "d/00[4-9]", Err: errBroken}, 11, 19},
+		{"not there", 1 << 30, drivertest.Rule{Op: drivertest.OpOpen, Name: "d/00[4-9]", Err: fs.ErrNotExist}, 12, 20},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -269,6 +274,12 @@ func TestCannotBeCopiedAhead(t *testing.T) {
 					time.Sleep(time.Second)
 				}
 				r.settled()
+				if got := r.handler.Stats().Prefetched; got != c.prefetched {
+					t.Errorf("files prefetched: got %d, want %d", got, c.prefetched)
+				}
+				if got := r.from.Count(drivertest.OpOpen); got != c.attempts {
+					t.Errorf("opens at the source: got %d, want %d", got, c.attempts)
+				}
 				r.from.Clear()
 				time.Sleep(maxBackoff)
 				for i := range want {
@@ -367,4 +378,52 @@ func TestStoppedWhileCopyingAhead(t *testing.T) {
 			t.Errorf("%s is still claimed", e.Path())
 		}
 	}
+}
+
+// A read of a placed file takes no lock of the table but one for reading, and allocates
+// nothing, until it reaches the tier. So does a stateless read that follows another.
+func TestReadPathAllocatesNothing(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+	data := r.put("f", 1<<20)
+	r.wantFile("f", data)
+	r.settled()
+	e := r.entry("f")
+	r.wantAt(unopened{r.handler, e}, 0, 1000, data)
+	if got := testing.AllocsPerRun(100, func() {
+		f, fresh := r.handler.files.acquire(r.handler, e)
+		if fresh {
+			t.Error("the file is not open any more")
+		}
+		v, err := f.enterView(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		v.leave()
+		if f.outdated() {
+			t.Error("the file is read in a fill")
+		}
+		r.handler.files.release(f)
+	}); got != 0 {
+		t.Errorf("allocations: got %v, want none", got)
+	}
+}
+
+// A close that hangs does not keep other files from being closed.
+func TestSweepDuringHungClose(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{})
+		hung, other := r.put("hung", 1000), r.put("other", 2000)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpClose, Name: "hung", Hang: true})
+		r.wantAt(unopened{r.handler, r.entry("hung")}, 0, 1000, hung)
+		time.Sleep(2 * recentAge)
+		if got := r.from.Hung(); got != 1 {
+			t.Fatalf("closes that hang: got %d, want 1", got)
+		}
+		r.wantAt(unopened{r.handler, r.entry("other")}, 0, 1000, other)
+		time.Sleep(2 * recentAge)
+		if got := r.source.opened(); got != 1 {
+			t.Errorf("open at the source: got %d, want only the file whose close hangs", got)
+		}
+		r.from.Clear()
+	})
 }
