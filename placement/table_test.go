@@ -261,7 +261,7 @@ func TestCannotBePrefetched(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := newRig(t, rigOptions{quotas: []int64{c.quota}})
+				r := newRig(t, rigOptions{quotas: []int64{c.quota}, workers: 1}) // which reserves room in order
 				var want [20][]byte
 				for i := range want {
 					want[i] = r.put(fmt.Sprintf("d/%03d", i), 10_000+i)
