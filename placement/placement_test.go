@@ -21,7 +21,7 @@ import (
 
 var errBroken = fmt.Errorf("injected: %w", syscall.EIO)
 
-// All who open a file first share one fill, and the source is read once.
+// Concurrent first opens of a file share one fill, and the source is read once.
 func TestFirstOpensShareAFill(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
 	const size = 5<<20 + 123
@@ -61,8 +61,8 @@ func TestFirstOpensShareAFill(t *testing.T) {
 	r.wantFile("f", data)
 }
 
-// A reader's block is fetched at once, however much is queued, and what comes
-// after it is fetched next.
+// A block that a reader requests is fetched at once, however much is queued. The blocks after
+// it are fetched next.
 func TestDemandBeforePrefetch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const slow = time.Second
@@ -77,22 +77,22 @@ func TestDemandBeforePrefetch(t *testing.T) {
 		}
 		wanted := r.open("wanted")
 		defer wanted.Close()
-		time.Sleep(5*slow + slow/2) // prefetches are under way
+		time.Sleep(5*slow + slow/2) // background reads are in flight
 		begin := time.Now()
 		r.wantAt(wanted, 7<<20, 100, data)
 		if got := time.Since(begin); got != slow {
-			t.Errorf("the reader waited for %v, want %v: one read of the source", got, slow)
+			t.Errorf("wait of the reader: got %v, want %v, one read of the source", got, slow)
 		}
 		before := len(r.source.spans())
 		time.Sleep(3 * slow)
 		after := r.source.spans()[before:]
 		if len(after) < 8 {
-			t.Fatalf("%d reads in 3 s by 4 workers", len(after))
+			t.Fatalf("reads in 3 s by 4 workers: got %d, want at least 8", len(after))
 		}
 		var offsets []int64
 		for _, s := range after {
 			if s.name != "wanted" {
-				t.Errorf("%s was read before what comes after the reader's block", s.name)
+				t.Errorf("%s was read before the blocks after the reader's block", s.name)
 			}
 			offsets = append(offsets, s.off>>20)
 		}
@@ -100,12 +100,12 @@ func TestDemandBeforePrefetch(t *testing.T) {
 		if offsets[0] != 8 {
 			t.Errorf("blocks read ahead: got %d, want those from 8 on", offsets)
 		}
-		r.stop() // the rest would take long
+		r.stop() // the other copies would take long
 	})
 }
 
-// A reader keeps its read-ahead as long as it reads, also of what was there
-// before it came.
+// Blocks are fetched ahead of a reader as long as it reads, also if other files were queued
+// before.
 func TestReadAheadGoesOn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const size = 40 << 20
@@ -126,13 +126,13 @@ func TestReadAheadGoesOn(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if stalls > 2 {
-			t.Errorf("a sequential reader waited %d times, want only at the start", stalls)
+			t.Errorf("waits of a sequential reader: got %d, want 2 at most, at the start", stalls)
 		}
 	})
 }
 
-// The first block is fetched when a file is opened. What nobody reads is then
-// completed file by file, in the order of the opens.
+// The first block is fetched when a file is opened. Files that are not read are then
+// completed one by one, in the order of the opens.
 func TestBackgroundOrder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}, workers: 1})
@@ -158,8 +158,8 @@ func TestBackgroundOrder(t *testing.T) {
 	})
 }
 
-// One touch of any byte has the whole file copied, also after the reader has
-// gone.
+// After the read of any one byte, the whole file is copied, also if the file is closed
+// meanwhile.
 func TestWholeFileAfterOneTouch(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
 	const size = 6<<20 + 1
@@ -180,10 +180,10 @@ func TestWholeFileAfterOneTouch(t *testing.T) {
 	}
 }
 
-// Reads end where the file does.
+// Reads end at the end of the file.
 func TestSizes(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{3 << 20}})
-	for _, size := range []int{0, 1, blockSize - 1, blockSize, blockSize + 1, 4 << 20} { // the last fits nowhere
+	for _, size := range []int{0, 1, blockSize - 1, blockSize, blockSize + 1, 4 << 20} { // no tier has room for the last
 		name := fmt.Sprint(size)
 		data := r.put(name, size)
 		for range 2 { // in a fill, and on a tier
@@ -203,7 +203,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// However many readers wait, only so many blocks are held.
+// The number of blocks in memory is bounded, whatever the number of waiting readers.
 func TestMemoryIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const workers = 3
@@ -217,7 +217,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if got, most := r.from.Hung(), workers+16; got > most || got < 16 {
-			t.Errorf("blocks held: got %d, want 16 to %d", got, most)
+			t.Errorf("blocks in memory: got %d, want 16 to %d", got, most)
 		}
 		r.from.Clear()
 		readers.Wait()
@@ -225,8 +225,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	})
 }
 
-// A copy that failed is tried again after a pause that doubles, by whoever
-// opens the file, and is forgotten when nobody does. Who insists does not wait.
+// An open starts a failed copy again after a backoff that doubles. A failure is forgotten if
+// the file is not opened. Place does not wait for the backoff.
 func TestBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -246,7 +246,7 @@ func TestBackoff(t *testing.T) {
 			if got := tried(); got != want {
 				t.Fatalf("copies begun before %v: got %d, want %d", pause, got, want)
 			}
-			time.Sleep(10*time.Millisecond + time.Second) // the tier must be well by then
+			time.Sleep(10*time.Millisecond + time.Second) // the tier must be healthy by then
 			want++
 			if got := tried(); got != want {
 				t.Fatalf("copies begun after %v: got %d, want %d", pause, got, want)
@@ -277,8 +277,8 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// The source's error goes to the reader that asked, and the next one tries
-// again.
+// An error of the source is returned to the reader that caused the request. The next read
+// makes another request.
 func TestSourceErrors(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -305,7 +305,7 @@ func TestSourceErrors(t *testing.T) {
 	})
 }
 
-// An error that only the background met is not a reader's.
+// An error of a background read is not returned to a reader.
 func TestBackgroundErrors(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -321,7 +321,7 @@ func TestBackgroundErrors(t *testing.T) {
 	})
 }
 
-// A tier that fails in the middle of a copy costs the reader nothing but time.
+// A tier that fails in the middle of a copy delays the reader, and causes no error.
 func TestTierFailsMidway(t *testing.T) {
 	faults := map[string]drivertest.Rule{
 		"write":         {Op: drivertest.OpWrite, Err: errBroken, After: 3},
@@ -344,7 +344,7 @@ func TestTierFailsMidway(t *testing.T) {
 					begin := time.Now()
 					r.wantFile("f", data)
 					if got := time.Since(begin); got > 15*time.Second {
-						t.Errorf("reading took %v, want at most three times the time-out", got)
+						t.Errorf("time of reading: got %v, want at most three times the time-out", got)
 					}
 				}
 				r.to[0].Clear()
@@ -352,15 +352,15 @@ func TestTierFailsMidway(t *testing.T) {
 				r.wantFile("f", data)
 				r.settled()
 				if got := r.entry("f").Level(); got != 1 {
-					t.Errorf("level after the tier is well again: got %d, want 1", got)
+					t.Errorf("level after the tier has recovered: got %d, want 1", got)
 				}
 			})
 		})
 	}
 }
 
-// A copy that cannot be read back while it is committed is left to the commit,
-// and readers wait for that to end.
+// A failure to read a copy back during its commit does not discard the copy. Readers wait for
+// the end of the commit.
 func TestReadBackFailsDuringCommit(t *testing.T) {
 	for _, commits := range []bool{true, false} {
 		t.Run(fmt.Sprint("commits=", commits), func(t *testing.T) {
@@ -375,7 +375,7 @@ func TestReadBackFailsDuringCommit(t *testing.T) {
 				}
 				synctest.Wait()
 				if got := r.to[0].Count(drivertest.OpReadBack); got > 10 {
-					t.Errorf("%d reads of a copy that cannot be read, want one for each reader", got)
+					t.Errorf("reads of a copy that cannot be read: got %d, want one for each reader", got)
 				}
 				if commits {
 					r.to[0].Clear()
@@ -390,8 +390,7 @@ func TestReadBackFailsDuringCommit(t *testing.T) {
 	}
 }
 
-// A handle on a copy that works is not moved by what becomes of the copy's
-// name.
+// An open handle stays on its copy when the copy is removed or superseded.
 func TestHandleKeepsItsCopy(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
 	data := r.put("f", 3<<20)
@@ -400,9 +399,9 @@ func TestHandleKeepsItsCopy(t *testing.T) {
 	obj := r.open("f")
 	r.wantAt(obj, 0, 100, data)
 	r.check(r.stores[0].Remove(t.Context(), "f"))
-	r.mem.Put("f", random(9, 3<<20)) // and the source has it no more
+	r.mem.Put("f", random(9, 3<<20)) // the source no longer has the version
 	r.wantAt(obj, 1<<20, 1<<20, data)
-	r.wantFile("f", data) // the copy that is open serves whoever else opens it
+	r.wantFile("f", data) // other opens share the open copy
 	r.wantAt(obj, 2<<20, 1<<20, data)
 	obj.Close()
 	if _, err := r.read("f"); !errors.Is(err, drivers.ErrChanged) {
@@ -410,7 +409,7 @@ func TestHandleKeepsItsCopy(t *testing.T) {
 	}
 }
 
-// A tier that is sometimes not read costs a handle no descriptors.
+// A handle does not collect descriptors while reads of a tier fail now and then.
 func TestFlappingTierKeepsNothingOpen(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -425,13 +424,13 @@ func TestFlappingTierKeepsNothingOpen(t *testing.T) {
 			time.Sleep(sourceTTL)
 		}
 		if got := r.stores[0].opened() + r.source.opened(); got > 2 {
-			t.Errorf("open after many failures: got %d, want at most one copy and the source", got)
+			t.Errorf("open files after many failures: got %d, want at most one copy and the source", got)
 		}
 	})
 }
 
-// A copy that cannot be read on a tier that is well otherwise is read from the
-// source, and not tried again at once.
+// If one copy on a healthy tier cannot be read, the file is read from the source, and the copy
+// is not opened again at once.
 func TestOneBadCopy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -443,7 +442,7 @@ func TestOneBadCopy(t *testing.T) {
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpOpen, Name: "bad", Delay: time.Millisecond})
 		ctx, stop := context.WithCancel(t.Context())
 		var others sync.WaitGroup
-		others.Go(func() { // keeps the tier well
+		others.Go(func() { // keeps the tier healthy
 			obj := r.open("good")
 			defer obj.Close()
 			for ctx.Err() == nil {
@@ -465,7 +464,7 @@ func TestOneBadCopy(t *testing.T) {
 	})
 }
 
-// A read that its reader gives up ends, and the copy goes on.
+// A cancelled read returns, and the copy continues.
 func TestReaderGoesAway(t *testing.T) {
 	for _, op := range []drivertest.Op{drivertest.OpOpen, drivertest.OpRead} {
 		t.Run(string(op), func(t *testing.T) {
@@ -497,10 +496,10 @@ func TestReaderGoesAway(t *testing.T) {
 	}
 }
 
-// One reader of a handle can give up while another of the same handle waits.
+// One read of a handle can be cancelled while another one waits.
 func TestReadersOfOneHandle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t, rigOptions{}) // no tier: every move is to the source
+		r := newRig(t, rigOptions{}) // without tiers, the only view is the source
 		r.put("f", 1000)
 		obj, _ := r.handler.files.acquire(r.handler, r.entry("f"))
 		defer obj.Close()
@@ -518,8 +517,7 @@ func TestReadersOfOneHandle(t *testing.T) {
 	})
 }
 
-// Run returns within the time-out of a tier whatever hangs, and no reader sees
-// an error of it.
+// Run returns within the time-out of a tier whatever hangs, and readers get no error.
 func TestShutdown(t *testing.T) {
 	hang := func(ops ...drivertest.Op) (rules []drivertest.Rule) {
 		for _, op := range ops {
@@ -569,7 +567,7 @@ func TestShutdown(t *testing.T) {
 				r.stop()
 				r.running.Wait()
 				if got := time.Since(begin); got > 10*time.Second {
-					t.Errorf("Run returned after %v, want at most twice the time-out", got)
+					t.Errorf("time until Run returned: got %v, want at most twice the time-out", got)
 				}
 				r.from.Clear()
 				r.to[0].Clear()
@@ -582,8 +580,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// Files that no tier has room for are counted once, and placed when there is
-// room.
+// A file for which no tier has room is counted as skipped once, and placed when there is room.
 func TestSkipped(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 20}})
@@ -604,7 +601,7 @@ func TestSkipped(t *testing.T) {
 		r.check(r.stores[0].Remove(t.Context(), "small"))
 		r.levels.Tier(1).Lost(900 << 10)
 		time.Sleep(2 * sourceTTL)
-		r.wantAt(obj, 0, 10, late) // the open handle finds the room
+		r.wantAt(obj, 0, 10, late) // the open handle moves to a fill
 		r.settled()
 		if got := r.entry("late").Level(); got != 1 {
 			t.Errorf("level: got %d, want 1", got)
@@ -612,8 +609,7 @@ func TestSkipped(t *testing.T) {
 	})
 }
 
-// rigs runs a test in a bubble with a source that is a folder, and with one that
-// is a bucket.
+// rigs runs a test in a bubble twice: with a source that is a folder, and with a bucket.
 func rigs(t *testing.T, opts rigOptions, test func(t *testing.T, r *rig)) {
 	for _, kind := range []string{"folder", "bucket"} {
 		t.Run(kind, func(t *testing.T) {
@@ -627,7 +623,7 @@ func rigs(t *testing.T, opts rigOptions, test func(t *testing.T, r *rig)) {
 	}
 }
 
-// A tier that is full of the copy of an earlier version has room for the new one.
+// The copy of an earlier version, which fills a tier, makes room for the new one.
 func TestFullOfAnOutdatedCopy(t *testing.T) {
 	rigs(t, rigOptions{quotas: []int64{1 << 20}, ttl: time.Second}, func(t *testing.T, r *rig) {
 		r.wantFile("f", r.put("f", 900<<10))
@@ -645,9 +641,9 @@ func TestFullOfAnOutdatedCopy(t *testing.T) {
 	})
 }
 
-// A copy on a tier that was not well when the file was looked up is used when the
-// tier is, though there is no room for another.
-func TestFullAndNotWellAtFirst(t *testing.T) {
+// A tier that failed when the file was looked up has a copy. The copy is used when the tier has
+// recovered, although there is no room for another one.
+func TestFullAndFailingAtFirst(t *testing.T) {
 	rigs(t, rigOptions{quotas: []int64{1 << 20}}, func(t *testing.T, r *rig) {
 		data, other := r.put("f", 900<<10), r.put("other", 900<<10)
 		r.wantFile("f", data)
@@ -661,23 +657,23 @@ func TestFullAndNotWellAtFirst(t *testing.T) {
 		before := r.from.Bytes(drivertest.OpRead)
 		r.wantFile("f", data)
 		if got := r.from.Bytes(drivertest.OpRead) - before; got != 0 || r.entry("f").Level() != 1 {
-			t.Errorf("%d bytes of the source were read, level %d; want none, 1", got, r.entry("f").Level())
+			t.Errorf("got %d bytes read from the source, level %d; want none, 1", got, r.entry("f").Level())
 		}
-		// What the tier does not have is looked for there once.
+		// A tier that has no copy of a file is examined once.
 		stats := r.to[0].Count(drivertest.OpStat)
 		for range 5 {
 			r.wantFile("other", other)
 			time.Sleep(time.Minute)
 		}
 		if got := r.to[0].Count(drivertest.OpStat) - stats; got > 1 {
-			t.Errorf("the tier was asked %d times for what it does not have", got)
+			t.Errorf("lookups of a missing copy: got %d, want 1", got)
 		}
 	})
 }
 
-// A fill that has waited for its turn until its version had gone leaves the copy
-// of the next version alone, and asks the source for nothing.
-func TestStaleBeforeItsTurn(t *testing.T) {
+// A fill whose entry becomes stale between the claim and the start leaves the copy of the next
+// version alone, and makes no request to the source.
+func TestStaleBeforeStart(t *testing.T) {
 	rigs(t, rigOptions{quotas: []int64{1 << 30}, idle: true}, func(t *testing.T, r *rig) {
 		r.wantFile("f", r.put("f", 400<<10))
 		synctest.Wait()
@@ -689,7 +685,7 @@ func TestStaleBeforeItsTurn(t *testing.T) {
 		r.names.Changed(first)
 		r.wantFile("f", data)
 		synctest.Wait()
-		asked := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead)
+		before := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead)
 		r.running.Go(func() { r.handler.Run(r.ctx) })
 		waiting.begin()
 		r.settled()
@@ -697,13 +693,13 @@ func TestStaleBeforeItsTurn(t *testing.T) {
 		if st := r.levels.Tier(1).Stats(); r.entry("f").Level() != 1 || st.Used != 600<<10 || st.Files != 1 {
 			t.Errorf("level %d, %d bytes used by %d files; want 1, %d by 1", r.entry("f").Level(), st.Used, st.Files, 600<<10)
 		}
-		if got := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead) - asked; got != 0 {
-			t.Errorf("the source was asked %d times once the file was placed", got)
+		if got := r.from.Count(drivertest.OpOpen) + r.from.Count(drivertest.OpRead) - before; got != 0 {
+			t.Errorf("requests to the source after the file was placed: got %d, want none", got)
 		}
 	})
 }
 
-// What Warmup reports adds up.
+// The progress that Warmup reports adds up.
 func TestWarmup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{2 << 20, 4 << 20}})
@@ -742,13 +738,13 @@ func TestWarmup(t *testing.T) {
 		if int64(failures) != want.Failed.Files {
 			t.Errorf("failures reported: got %d, want %d", failures, want.Failed.Files)
 		}
-		if got := r.handler.Stats().Placed; got != want.Placed.Files-1 { // the empty one needs no copy
+		if got := r.handler.Stats().Placed; got != want.Placed.Files-1 { // the empty file needs no copy
 			t.Errorf("files placed: got %d, want %d", got, want.Placed.Files-1)
 		}
 	})
 }
 
-// Warmup ends when it is told to.
+// Warmup returns when its context is done.
 func TestWarmupCancelled(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -765,8 +761,8 @@ func TestWarmupCancelled(t *testing.T) {
 	})
 }
 
-// A version that changes under a fill is an error to those who read it, and
-// its copy is thrown away.
+// If a file changes during its fill, readers of the old version get an error, and the copy is
+// discarded.
 func TestChangedUnderAFill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}, workers: 1})
@@ -778,7 +774,7 @@ func TestChangedUnderAFill(t *testing.T) {
 		fresh := random(7, 4<<20)
 		r.mem.Overwrite("f", fresh)
 		time.Sleep(10 * time.Second)
-		r.wantAt(obj, 0, 10, old) // it was read before
+		r.wantAt(obj, 0, 10, old) // this block was copied before the change
 		if err := readAt(t.Context(), obj, make([]byte, 10), 3<<20); !errors.Is(err, drivers.ErrChanged) {
 			t.Errorf("read: got %v, want %v", err, drivers.ErrChanged)
 		}

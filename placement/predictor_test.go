@@ -12,17 +12,15 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A shuffled is many small files of an object store, and an order to read them
-// in.
+// A shuffled is a rig with many small files, and a random order in which to read them.
 type shuffled struct {
 	*rig
 	names []string
 	data  [][]byte
 }
 
-// newShuffled makes dirs directories of files each, of up to size bytes, at the
-// source of r, whose names have not been asked for. The directories have been
-// listed.
+// newShuffled makes dirs directories with a number of files each, of up to size bytes, at the
+// source of r, and lists the directories. No name of r may have been looked up before.
 func newShuffled(r *rig, dirs, files, size int) *shuffled {
 	r.t.Helper()
 	s := &shuffled{rig: r}
@@ -46,7 +44,7 @@ func newShuffled(r *rig, dirs, files, size int) *shuffled {
 	return s
 }
 
-// epoch reads the first n files with some readers that share them.
+// epoch reads the first n files, which some readers share.
 func (s *shuffled) epoch(readers, n int) {
 	s.t.Helper()
 	var all sync.WaitGroup
@@ -60,8 +58,8 @@ func (s *shuffled) epoch(readers, n int) {
 	all.Wait()
 }
 
-// A shuffled epoch from an object store asks for each file once, and has many
-// of them copied before they are opened: in one directory, and in many.
+// A shuffled epoch from an object store requests each file once, and many files are prefetched:
+// in one directory, and in many.
 func TestShuffledEpoch(t *testing.T) {
 	for _, c := range []struct{ dirs, files int }{{1, 500}, {100, 5}, {20, 25}} {
 		t.Run(fmt.Sprintf("%d of %d", c.dirs, c.files), func(t *testing.T) {
@@ -75,18 +73,18 @@ func TestShuffledEpoch(t *testing.T) {
 				}
 				st := s.handler.Stats()
 				if st.Placed != 500 || st.Prefetched < 200 {
-					t.Errorf("got %d files placed, of which %d copied ahead; want 500, and at least 200", st.Placed, st.Prefetched)
+					t.Errorf("got %d files placed, %d of them prefetched; want 500, and at least 200", st.Placed, st.Prefetched)
 				}
 				s.epoch(4, 500)
 				if got := bucket.Requests().Gets; got != 500 {
-					t.Errorf("requests after another epoch: got %d, want no more", got)
+					t.Errorf("requests after another epoch: got %d, want 500", got)
 				}
 			})
 		})
 	}
 }
 
-// A job that reads a few files of many has no more than so many others copied.
+// The number of prefetched files is in proportion to the number of opened files.
 func TestFewOfManyFiles(t *testing.T) {
 	for _, c := range []struct{ dirs, files, read, most, least int }{
 		{1, 5000, scatteredHere, 0, 0},
@@ -99,7 +97,7 @@ func TestFewOfManyFiles(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
 				s := newShuffled(newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 8, bucket: bucket}), c.dirs, c.files, 100)
-				for i := range c.read { // one after the other, each again and again
+				for i := range c.read { // one after the other, each three times
 					for range 3 {
 						s.wantFile(s.names[i], s.data[i])
 					}
@@ -111,15 +109,15 @@ func TestFewOfManyFiles(t *testing.T) {
 					t.Errorf("requests for %d files: got %d, want at most %d", c.read, got, most)
 				}
 				if got := s.handler.Stats().Prefetched; got < int64(c.least)*9/10 {
-					t.Errorf("files copied ahead: got %d, want about %d", got, c.least)
+					t.Errorf("files prefetched: got %d, want about %d", got, c.least)
 				}
 			})
 		})
 	}
 }
 
-// A job that reads some of the files, which fit into half of a tier that cannot
-// take them all, has them all placed: others do not take their room.
+// A tier cannot take all files of the dataset, and a job reads some that fit into half of it.
+// All of those are placed: prefetched files do not take their room.
 func TestSomeOfManyFilesArePlaced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const room = 1000
@@ -139,12 +137,12 @@ func TestSomeOfManyFilesArePlaced(t *testing.T) {
 		}
 		st := s.handler.Stats()
 		if st.Prefetched < room/4 || st.Placed > room {
-			t.Errorf("got %d files placed, %d of them copied ahead; want at least %d", st.Placed, st.Prefetched, room/4)
+			t.Errorf("got %d files placed, %d of them prefetched; want at least %d", st.Placed, st.Prefetched, room/4)
 		}
 	})
 }
 
-// Opens now and then are no job that shuffles.
+// Opens now and then do not count as a job that shuffles.
 func TestOpensAreCountedAnew(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const dirs, files = 60, 600
@@ -158,25 +156,25 @@ func TestOpensAreCountedAnew(t *testing.T) {
 		}
 		s.settled()
 		if got := s.handler.Stats().Prefetched; got != 0 {
-			t.Errorf("files copied ahead: got %d, want none", got)
+			t.Errorf("files prefetched: got %d, want none", got)
 		}
 	})
 }
 
-// What is not to be copied for a job that shuffles: files that no tier has room
-// for, large ones, and any from a source that does not List.
-func TestNotCopiedForOthers(t *testing.T) {
+// For a job that shuffles, no files are prefetched that are large or for which no tier has room,
+// and none from a file system.
+func TestNotPrefetchedForShuffledJobs(t *testing.T) {
 	const files = 1000
 	for _, c := range []struct {
 		name  string
 		opts  rigOptions
 		size  int
-		least int64 // copied ahead
+		least int64 // files prefetched
 		most  int64
 	}{
 		{"no room", rigOptions{quotas: []int64{7 * 4000}, bucket: &drivertest.Bucket{Length: 8 << 20}}, 7 * 100, 0, files},
 		{"no tier", rigOptions{bucket: &drivertest.Bucket{Length: 8 << 20}}, 700, 0, 0},
-		{"not listed", rigOptions{quotas: []int64{1 << 40}}, 700, 0, 0},
+		{"file system", rigOptions{quotas: []int64{1 << 40}}, 700, 0, 0},
 		{"small", rigOptions{quotas: []int64{1 << 40}, bucket: &drivertest.Bucket{Length: 8 << 20}}, 700, 1, files},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -188,10 +186,10 @@ func TestNotCopiedForOthers(t *testing.T) {
 				}
 				st := s.handler.Stats()
 				if st.Prefetched < c.least || st.Prefetched > c.most {
-					t.Errorf("files copied ahead: got %d, want %d to %d", st.Prefetched, c.least, c.most)
+					t.Errorf("files prefetched: got %d, want %d to %d", st.Prefetched, c.least, c.most)
 				}
 				if got := s.from.Count(drivertest.OpOpen); len(c.opts.quotas) > 0 && got > st.Placed+50 {
-					t.Errorf("opens at the source: got %d, want those of %d copies, and of what has no room", got, st.Placed)
+					t.Errorf("opens at the source: got %d, want those of %d copies, and of files without room", got, st.Placed)
 				}
 			})
 		})
@@ -210,7 +208,7 @@ func TestNotCopiedForOthers(t *testing.T) {
 			}
 			r.settled()
 			if got := r.handler.Stats(); got.Placed != 30 || got.Prefetched != 0 {
-				t.Errorf("got %d placed and %d copied ahead, want 30 and 0", got.Placed, got.Prefetched)
+				t.Errorf("got %d placed and %d prefetched, want 30 and 0", got.Placed, got.Prefetched)
 			}
 		})
 	})
@@ -311,8 +309,8 @@ func TestForgottenDirectory(t *testing.T) {
 	})
 }
 
-// BenchmarkShuffled is a first epoch over small files in random order, by four
-// readers, from an object store that answers after 20 ms.
+// BenchmarkShuffled is a first epoch over small files in random order, by four readers, from an
+// object store with a latency of 20 ms.
 func BenchmarkShuffled(b *testing.B) {
 	for _, c := range []struct {
 		name     string

@@ -26,28 +26,27 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bubble runs a test on a clock of its own, which moves on when there is
-// nothing left to do: what takes hours takes no time, and what takes no time
-// takes none.
+// bubble runs a test with a simulated clock, which advances when every goroutine is blocked.
+// Waits of hours therefore take no time, and work that does not wait takes none on the clock.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
 }
 
-// A rig is everything from a source to a handler, in memory.
+// A rig is a handler with its source, tiers and metadata container, in memory.
 type rig struct {
 	t       testing.TB
 	mem     *drivertest.Mem    // the source
-	bucket  *drivertest.Bucket // around it, if it is read as an object store
-	source  *ledger
+	bucket  *drivertest.Bucket // around mem, if the source is an object store
+	source  *recorder
 	from    *drivertest.Faults // around the source
-	stores  []*ledger
+	stores  []*recorder
 	to      []*drivertest.Faults // around the tiers
 	levels  *tiers.Hierarchy
 	names   *metadata.Container
 	handler *Handler
 
-	ctx     context.Context // of what runs
+	ctx     context.Context // of the goroutines in running
 	stop    context.CancelFunc
 	running sync.WaitGroup
 	closed  sync.Once // names
@@ -58,13 +57,13 @@ type rigOptions struct {
 	workers int
 	ttl     time.Duration // of names
 	tier    tiers.Options
-	idle    bool               // the handler does not run
+	idle    bool               // the handler does not run: it has no workers
 	handles int                // Config.IdleHandles
-	over    drivers.Driver     // the source, in place of one in memory
-	bucket  *drivertest.Bucket // the source, likewise; it is given its Mem
+	over    drivers.Driver     // the source, instead of mem
+	bucket  *drivertest.Bucket // the source, instead of mem; newRig sets its Mem
 }
 
-// newRig makes a rig and runs it until the test ends. Nothing may be left open
+// newRig makes a rig and runs it until the test ends. The test fails if anything is open
 // then.
 func newRig(t testing.TB, opts rigOptions) *rig {
 	t.Helper()
@@ -77,17 +76,17 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 		r.bucket = opts.bucket
 		r.bucket.Mem = r.mem
 	}
-	r.source = newLedger(t, r.mem)
+	r.source = newRecorder(t, r.mem)
 	r.from = drivertest.NewFaults(r.source)
 	if opts.bucket != nil {
-		r.from = drivertest.NewFaults(&ledgerBucket{r.bucket, r.source})
+		r.from = drivertest.NewFaults(&recordedBucket{r.bucket, r.source})
 	}
 	if opts.over != nil {
 		r.from = drivertest.NewFaults(opts.over)
 	}
 	var configs []tiers.Config
 	for i, q := range opts.quotas {
-		store := newLedger(t, drivertest.NewMem(0))
+		store := newRecorder(t, drivertest.NewMem(0))
 		faults := drivertest.NewFaults(store)
 		r.stores, r.to = append(r.stores, store), append(r.to, faults)
 		configs = append(configs, tiers.Config{Name: "tier" + strconv.Itoa(i+1), Store: faults, Quota: tiers.Quota{Bytes: q}})
@@ -119,7 +118,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	return r
 }
 
-// end stops everything, and sees to it that nothing is left.
+// end stops the rig, and checks that nothing is left open or in flight.
 func (r *rig) end() {
 	r.t.Helper()
 	r.stop()
@@ -129,7 +128,7 @@ func (r *rig) end() {
 	r.running.Wait()
 	r.closed.Do(func() { r.check(r.names.Close()) })
 	if got := r.handler.Stats(); got.InFlight != 0 || got.Queued != 0 {
-		r.t.Errorf("after the end: %d fills in flight, %d queued; want none", got.InFlight, got.Queued)
+		r.t.Errorf("after the end: got %d fills in flight, %d queued; want none", got.InFlight, got.Queued)
 	}
 	for i, l := range append(slices.Clone(r.stores), r.source) {
 		r.eventually(fmt.Sprintf("everything of store %d is closed", i+1), func() bool { return l.opened() == 0 })
@@ -143,7 +142,7 @@ func (r *rig) check(err error) {
 	}
 }
 
-// eventually waits until f is true.
+// eventually waits until f returns true.
 func (r *rig) eventually(what string, f func() bool) {
 	r.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
@@ -154,7 +153,7 @@ func (r *rig) eventually(what string, f func() bool) {
 	}
 }
 
-// settled waits until no copy is under way.
+// settled waits until no copy is in flight.
 func (r *rig) settled() {
 	r.t.Helper()
 	r.eventually("copies end", func() bool { return r.handler.Stats().InFlight == 0 })
@@ -192,8 +191,8 @@ func (r *rig) open(name string) drivers.Object {
 	return obj
 }
 
-// touch opens a file and does not wait for its first block; somebody else, or
-// nobody, will. It is called in a bubble.
+// touch begins to open a file, and cancels the open if it waits for the first block. It must
+// be called in a bubble.
 func (r *rig) touch(name string) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(r.ctx)
@@ -212,7 +211,7 @@ func (r *rig) touch(name string) {
 	opener.Wait()
 }
 
-// read reads a whole file, in pieces as the kernel would.
+// read reads a whole file, in pieces of the size that the kernel requests.
 func (r *rig) read(name string) ([]byte, error) {
 	obj, err := r.handler.Open(context.Background(), r.entry(name))
 	if err != nil {
@@ -269,9 +268,9 @@ func readAt(ctx context.Context, obj drivers.Object, p []byte, off int64) error 
 	}
 }
 
-// A ledger is a store that knows what is open, and what was read in which
-// order. It fails the test when something is used after it was closed.
-type ledger struct {
+// A recorder is a store that records which files are open, and which reads were made in which
+// order. It fails the test when a file is used after it was closed.
+type recorder struct {
 	*drivertest.Mem
 	t testing.TB
 
@@ -280,191 +279,192 @@ type ledger struct {
 	reads []span
 }
 
-// A span is what one read asked for.
+// A span is the range of one read.
 type span struct {
 	name string
 	off  int64
 	n    int
 }
 
-func newLedger(t testing.TB, m *drivertest.Mem) *ledger { return &ledger{Mem: m, t: t} }
+func newRecorder(t testing.TB, m *drivertest.Mem) *recorder { return &recorder{Mem: m, t: t} }
 
-// add changes the number of what is open.
-func (l *ledger) add(n int) {
+// add changes the number of open files.
+func (l *recorder) add(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open += n
 }
 
-func (l *ledger) opened() int {
+// opened returns the number of open files and streams.
+func (l *recorder) opened() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.open
 }
 
-// spans returns what was read so far.
-func (l *ledger) spans() []span {
+// spans returns the reads so far, in their order.
+func (l *recorder) spans() []span {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.reads)
 }
 
-func (l *ledger) Open(ctx context.Context, name string) (drivers.Object, error) {
+func (l *recorder) Open(ctx context.Context, name string) (drivers.Object, error) {
 	obj, err := l.Mem.Open(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	return &ledgerObject{Object: obj, page: l.page(name)}, nil
+	return &recordedObject{Object: obj, record: l.record(name)}, nil
 }
 
-func (l *ledger) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
+func (l *recorder) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
 	w, err := l.Mem.Create(ctx, name, info)
 	if err != nil {
 		return nil, err
 	}
-	return &ledgerWriter{Writer: w, page: l.page(name)}, nil
+	return &recordedWriter{Writer: w, record: l.record(name)}, nil
 }
 
-// A page is one thing that is or was open.
-type page struct {
-	ledger *ledger
-	name   string
+// A record is one file or stream that is or was open.
+type record struct {
+	recorder *recorder
+	name     string
 
 	mu     sync.RWMutex // held for reading by operations
 	closed bool
 }
 
-func (l *ledger) page(name string) *page {
+func (l *recorder) record(name string) *record {
 	l.add(1)
-	return &page{ledger: l, name: name}
+	return &record{recorder: l, name: name}
 }
 
-// use begins an operation; the caller ends it by what is returned.
-func (p *page) use(what string) (end func()) {
+// use begins an operation, which the caller ends by calling end.
+func (p *record) use(what string) (end func()) {
 	p.mu.RLock()
 	if p.closed {
-		p.ledger.t.Errorf("%s of %s after close", what, p.name)
+		p.recorder.t.Errorf("%s of %s after close", what, p.name)
 	}
 	return p.mu.RUnlock
 }
 
-func (p *page) close() {
+func (p *record) close() {
 	if !p.mu.TryLock() {
-		p.ledger.t.Errorf("close of %s while it is used", p.name)
+		p.recorder.t.Errorf("close of %s during an operation", p.name)
 		return
 	}
 	defer p.mu.Unlock()
 	if p.closed {
-		p.ledger.t.Errorf("second close of %s", p.name)
+		p.recorder.t.Errorf("second close of %s", p.name)
 		return
 	}
 	p.closed = true
-	p.ledger.add(-1)
+	p.recorder.add(-1)
 }
 
-type ledgerObject struct {
+type recordedObject struct {
 	drivers.Object
-	*page
+	*record
 }
 
-// A ledgerBucket is a Bucket with a ledger of its objects and streams.
-type ledgerBucket struct {
+// A recordedBucket is a Bucket whose objects and streams are recorded.
+type recordedBucket struct {
 	*drivertest.Bucket
-	ledger *ledger
+	recorder *recorder
 }
 
-func (b *ledgerBucket) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+func (b *recordedBucket) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
 	obj, err := b.Bucket.OpenVersion(ctx, name, info)
 	if err != nil {
 		return nil, err
 	}
-	return &ledgerObject{Object: obj, page: b.ledger.page(name)}, nil
+	return &recordedObject{Object: obj, record: b.recorder.record(name)}, nil
 }
 
-// note takes down what was asked for.
-func (l *ledger) note(name string, off, n int64) {
+// note records a read.
+func (l *recorder) note(name string, off, n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reads = append(l.reads, span{name, off, int(n)})
 }
 
-func (o *ledgerObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+func (o *recordedObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	defer o.use("stream")()
-	o.ledger.note(o.name, off, n)
+	o.recorder.note(o.name, off, n)
 	s, err := o.Object.(drivers.Streamer).Stream(ctx, off, n)
 	if err != nil {
 		return nil, err
 	}
-	return &ledgerStream{ReadCloser: s, of: o.page, page: o.ledger.page("a stream of " + o.name)}, nil
+	return &recordedStream{ReadCloser: s, of: o.record, record: o.recorder.record("stream of " + o.name)}, nil
 }
 
-// A ledgerStream is open for itself, and finds out when its object is closed
-// while it is read.
-type ledgerStream struct {
+// A recordedStream is recorded apart from its object, and fails the test when the object is
+// closed while the stream is read.
+type recordedStream struct {
 	io.ReadCloser
-	*page
-	of *page
+	*record
+	of *record
 }
 
-func (s *ledgerStream) Read(p []byte) (int, error) {
+func (s *recordedStream) Read(p []byte) (int, error) {
 	defer s.of.use("read from a stream")()
 	defer s.use("read")()
 	return s.ReadCloser.Read(p)
 }
 
-func (s *ledgerStream) Close() error {
+func (s *recordedStream) Close() error {
 	s.close()
 	return s.ReadCloser.Close()
 }
 
-func (o *ledgerObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+func (o *recordedObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	defer o.use("read")()
-	o.ledger.note(o.name, off, int64(len(p)))
+	o.recorder.note(o.name, off, int64(len(p)))
 	return o.Object.ReadAt(ctx, p, off)
 }
 
-func (o *ledgerObject) Close() error {
+func (o *recordedObject) Close() error {
 	o.close()
 	return o.Object.Close()
 }
 
-// A ledgerWriter also finds out when commit and abort run at once.
-type ledgerWriter struct {
+// A recordedWriter also fails the test when Commit and Abort run at the same time.
+type recordedWriter struct {
 	drivers.Writer
-	*page
+	*record
 	ending sync.Mutex
 }
 
-func (w *ledgerWriter) WriteAt(p []byte, off int64) (int, error) {
+func (w *recordedWriter) WriteAt(p []byte, off int64) (int, error) {
 	defer w.use("write")()
 	return w.Writer.WriteAt(p, off)
 }
 
-func (w *ledgerWriter) ReadAt(p []byte, off int64) (int, error) {
+func (w *recordedWriter) ReadAt(p []byte, off int64) (int, error) {
 	defer w.use("read back")()
 	return w.Writer.ReadAt(p, off)
 }
 
-func (w *ledgerWriter) end(what string) func() {
+func (w *recordedWriter) end(what string) func() {
 	leave := w.use(what)
 	if !w.ending.TryLock() {
-		w.ledger.t.Errorf("%s of %s while it is ended otherwise", what, w.name)
+		w.recorder.t.Errorf("%s of %s during another commit or abort", what, w.name)
 		return leave
 	}
 	return func() { w.ending.Unlock(); leave() }
 }
 
-func (w *ledgerWriter) Commit() error {
+func (w *recordedWriter) Commit() error {
 	defer w.end("commit")()
 	return w.Writer.Commit()
 }
 
-func (w *ledgerWriter) Abort() {
+func (w *recordedWriter) Abort() {
 	defer w.end("abort")()
 	w.Writer.Abort()
 }
 
-func (w *ledgerWriter) Close() error {
+func (w *recordedWriter) Close() error {
 	w.close()
 	return w.Writer.Close()
 }

@@ -17,24 +17,23 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// newBucketRig is newRig with one tier, and a source that is read in streams of
-// stride bytes.
+// newBucketRig is newRig with one tier and a source that is read in streams of stride bytes.
 func newBucketRig(t *testing.T, stride int64, workers int) *rig {
 	t.Helper()
 	return newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: workers, bucket: &drivertest.Bucket{Length: stride}})
 }
 
-// streams returns what was asked of the source, in blocks: where each request
-// began, and how many.
-func (r *rig) streams() (asked [][2]int) {
+// streams returns the requests to the source in their order: the first block of each, and the
+// number of blocks.
+func (r *rig) streams() (requests [][2]int) {
 	for _, s := range r.source.spans() {
-		asked = append(asked, [2]int{int(s.off / blockSize), (s.n + blockSize - 1) / blockSize})
+		requests = append(requests, [2]int{int(s.off / blockSize), (s.n + blockSize - 1) / blockSize})
 	}
-	return asked
+	return requests
 }
 
-// A file that is read in order, or in the background, costs one request for each
-// range, and no byte is asked for twice.
+// A file that is read in order, or in the background, costs one request for each range, and
+// no byte is requested twice.
 func TestOneRequestForEachRange(t *testing.T) {
 	for _, c := range []struct {
 		stride  int64
@@ -91,9 +90,9 @@ func TestOneRequestForEachRange(t *testing.T) {
 	}
 }
 
-// Blocks land as they come: a reader waits for its block alone, and one of a
-// block that a stream will bring waits for that and asks for no other.
-func TestBlocksLandAsTheyCome(t *testing.T) {
+// Blocks land one by one as they arrive. A reader waits only for its own block, and a reader of
+// a block that is in flight makes no request.
+func TestBlocksLandAsTheyArrive(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const slow = time.Second
 		r := newBucketRig(t, 8<<20, 1)
@@ -107,7 +106,7 @@ func TestBlocksLandAsTheyCome(t *testing.T) {
 			readers.Go(func() {
 				r.wantAt(obj, b<<20+17, 1000, data)
 				if got, want := time.Since(begin), time.Duration(b+1)*slow; got != want {
-					t.Errorf("block %d was there after %v, want %v", b, got, want)
+					t.Errorf("arrival of block %d: got %v, want %v", b, got, want)
 				}
 			})
 		}
@@ -119,10 +118,10 @@ func TestBlocksLandAsTheyCome(t *testing.T) {
 	})
 }
 
-// A reader that jumps has what it wants, and no more, first in a stream of its
-// own. From where it goes on in order it has the rest of the range too. What is
-// skipped comes in the background.
-func TestReaderJumps(t *testing.T) {
+// A random read fetches the blocks that it requests, and no more, in a stream of their own.
+// Where the reader continues in order, the rest of the range is fetched, too. The other blocks
+// are fetched in the background.
+func TestRandomReads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const slow = time.Second
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
@@ -133,17 +132,17 @@ func TestReaderJumps(t *testing.T) {
 		time.Sleep(100 * slow)
 		for _, c := range []struct{ at, n, blocks int }{
 			{14 << 20, 100, 1},
-			{5<<20 + 1, 1 << 20, 2}, // of two blocks
+			{5<<20 + 1, 1 << 20, 2}, // in two blocks
 			{9 << 20, 100, 1},
 			{15 << 20, 100, 1},
-			{10<<20 + 7, 100, 1}, // the rest of its range comes with it
+			{10<<20 + 7, 100, 1}, // with the rest of its range
 			{7 << 20, 100, 1},
 			{11 << 20, 100, 0},
 		} {
 			begin := time.Now()
 			r.wantAt(obj, c.at, c.n, data)
 			if got, most := time.Since(begin), time.Duration(c.blocks)*slow; got > most {
-				t.Errorf("the reader waited %v at %d, want at most %v", got, c.at, most)
+				t.Errorf("wait at %d: got %v, want at most %v", c.at, got, most)
 			}
 			time.Sleep(10 * slow)
 		}
@@ -162,9 +161,8 @@ func TestReaderJumps(t *testing.T) {
 	})
 }
 
-// While a large file is copied, a reader that jumps about in it has each block
-// that it wants in a stream of its own.
-func TestReaderJumpsDuringCopy(t *testing.T) {
+// While a large file is copied, each block of a random read is fetched in a stream of its own.
+func TestRandomReadsDuringCopy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const stride = 8
 		r := newBucketRig(t, stride<<20, 1)
@@ -172,14 +170,14 @@ func TestReaderJumpsDuringCopy(t *testing.T) {
 		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: time.Second}) // of each block
 		obj := r.open("f")
 		defer obj.Close()
-		jumps := []int{7*stride + 3, 5*stride + 1, 6*stride + 6, 3*stride + 2, 4*stride + 5}
-		for _, b := range jumps {
+		reads := []int{7*stride + 3, 5*stride + 1, 6*stride + 6, 3*stride + 2, 4*stride + 5}
+		for _, b := range reads {
 			r.wantAt(obj, b<<20+9, 100, data)
 		}
-		asked := r.streams()
-		for _, b := range jumps {
-			if !slices.Contains(asked, [2]int{b, 1}) {
-				t.Errorf("no stream of block %d alone; streams of blocks: %d", b, asked)
+		got := r.streams()
+		for _, b := range reads {
+			if !slices.Contains(got, [2]int{b, 1}) {
+				t.Errorf("no stream of block %d alone; streams of blocks: %d", b, got)
 			}
 		}
 		r.from.Clear()
@@ -188,8 +186,8 @@ func TestReaderJumpsDuringCopy(t *testing.T) {
 	})
 }
 
-// Several readers that each go through their part of a file in order have whole
-// ranges, once they have begun.
+// Several readers, each of which reads one part of a file in order, cause requests of whole
+// ranges after their first one.
 func TestReadersInOrderInParts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const readers, stride = 8, 4
@@ -203,14 +201,13 @@ func TestReadersInOrderInParts(t *testing.T) {
 			}
 		}
 		r.settled()
-		if got, want := len(r.streams()), 2*readers+readers-1; got != want { // where each but the first begins, one more
+		if got, want := len(r.streams()), 2*readers+readers-1; got != want { // and one more where each reader but the first begins
 			t.Errorf("streams: got %d, want %d", got, want)
 		}
 	})
 }
 
-// What a kernel reads ahead may be asked for a little out of order, which is no
-// jump.
+// Requests of the kernel's read-ahead that arrive a little out of order are sequential.
 func TestFollow(t *testing.T) {
 	m := newBlockMap(10_000<<20, 1<<20)
 	for _, c := range []struct {
@@ -229,8 +226,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// Where many open large files at once, each has its first block and no more to
-// begin with. A file of one range is not fetched in parts.
+// When many large files are opened at once, only the first block of each is fetched at first. A
+// file of one range is fetched by one request.
 func TestManyOpenLargeFiles(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
@@ -259,8 +256,8 @@ func TestManyOpenLargeFiles(t *testing.T) {
 	})
 }
 
-// That an object was overwritten since it was listed is said when it is opened:
-// nobody opens it, to learn it from a read.
+// If an object was overwritten since it was listed, its open returns the error, and not the
+// first read.
 func TestOpenOfOverwritten(t *testing.T) {
 	for _, size := range []int{1000, 5 << 20} {
 		bubble(t, func(t *testing.T) {
@@ -277,19 +274,20 @@ func TestOpenOfOverwritten(t *testing.T) {
 				data[i] = r.put(fmt.Sprintf("d/%02d", i), size)
 			}
 			for i, e := range entries {
-				for range 2 { // the second time in the copy's backoff
+				for range 2 { // the second time during the backoff of the copy
 					if _, err := r.handler.Open(t.Context(), e); !errors.Is(err, drivers.ErrChanged) {
 						t.Errorf("open: got %v, want %v", err, drivers.ErrChanged)
 					}
 				}
-				r.wantFile(fmt.Sprintf("d/%02d", i), data[i]) // looked up again
+				r.wantFile(fmt.Sprintf("d/%02d", i), data[i]) // the new version
 			}
 			r.settled()
 		})
 	}
 }
 
-// A tier that fails, or an error that may pass, is no reason not to open a file.
+// A file is opened although a tier fails, or although the source returns an error that is not
+// final.
 func TestOpenThoughCopyFails(t *testing.T) {
 	for name, fail := range map[string]func(r *rig){
 		"tier":   func(r *rig) { r.to[0].Add(drivertest.Rule{Op: drivertest.OpWrite, Err: fs.ErrPermission}) },
@@ -310,8 +308,7 @@ func TestOpenThoughCopyFails(t *testing.T) {
 	}
 }
 
-// Readers all over a file read no byte of the source twice, with any number of
-// workers.
+// Random reads cause no byte of the source to be read twice, with any number of workers.
 func TestStreamsInRandomOrder(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -340,8 +337,7 @@ func TestStreamsInRandomOrder(t *testing.T) {
 	}
 }
 
-// However many streams are wanted, each holds one block, and there are only so
-// many.
+// The number of streams is bounded, and each of them holds one block.
 func TestMemoryOfStreamsIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const workers = 3
@@ -365,15 +361,14 @@ func TestMemoryOfStreamsIsBounded(t *testing.T) {
 	})
 }
 
-// When a stream breaks, what has landed can be read, the reader who asked for
-// what failed has the error, and the others go on at the source. A later open
-// copies the file.
+// When a stream fails, the blocks that have landed can be read. The reader whose request failed
+// gets the error, and other readers continue at the source. A later open copies the file.
 func TestStreamBreaks(t *testing.T) {
 	for name, rule := range map[string]drivertest.Rule{
-		"error":       {Op: drivertest.OpStream, After: 3, Times: 1, Err: errBroken},
-		"truncated":   {Op: drivertest.OpStream, After: 3, Times: 1, Short: true},
-		"half of it":  {Op: drivertest.OpRead, Times: 1, Short: true},
-		"not granted": {Op: drivertest.OpStream, After: 3, Times: 1, Err: fs.ErrPermission},
+		"error":     {Op: drivertest.OpStream, After: 3, Times: 1, Err: errBroken},
+		"truncated": {Op: drivertest.OpStream, After: 3, Times: 1, Short: true},
+		"half":      {Op: drivertest.OpRead, Times: 1, Short: true},
+		"denied":    {Op: drivertest.OpStream, After: 3, Times: 1, Err: fs.ErrPermission},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -384,7 +379,7 @@ func TestStreamBreaks(t *testing.T) {
 				obj := r.open("f")
 				defer obj.Close()
 				var readers sync.WaitGroup
-				for b := range 8 { // who wait, when it breaks, for blocks that it was to bring
+				for b := range 8 { // some wait for blocks of the stream when it fails
 					readers.Go(func() { r.wantAt(obj, b<<20, 1000, data) })
 				}
 				readers.Wait()
@@ -407,7 +402,7 @@ func TestStreamBreaks(t *testing.T) {
 	}
 }
 
-// A reader whose own block is what fails has the source's error.
+// A reader whose own request fails gets the error of the source.
 func TestStreamErrorIsTheReaders(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
@@ -427,8 +422,8 @@ func TestStreamErrorIsTheReaders(t *testing.T) {
 	})
 }
 
-// A tier that fails ends the streams of the fill at once, also those that bring
-// nothing, and their readers go on at the source without an error.
+// A failure of the tier ends the streams of the fill at once, also those that transfer nothing.
+// Their readers continue at the source without an error.
 func TestTierFailsUnderStreams(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
@@ -440,21 +435,21 @@ func TestTierFailsUnderStreams(t *testing.T) {
 		defer obj.Close()
 		synctest.Wait() // the first block is being written
 		var readers sync.WaitGroup
-		for _, b := range []int{2, 5, 10, 12} { // one waits for the stream of the first block, the others for their own
+		for _, b := range []int{2, 5, 10, 12} { // one block of the first stream, and three of other streams
 			readers.Go(func() { r.wantAt(obj, b<<20, 1000, data) })
 		}
 		synctest.Wait()
 		if got := r.source.opened(); got != 1+4 {
-			t.Fatalf("the file and %d streams are open, want 4", got-1)
+			t.Fatalf("open streams: got %d, want 4", got-1)
 		}
-		time.Sleep(1500 * time.Millisecond) // the tier has failed, and the copy is being thrown away
+		time.Sleep(1500 * time.Millisecond) // the tier has failed, and the copy is being discarded
 		if got := r.source.opened(); got != 1+1 {
-			t.Errorf("the file and %d streams are open, want the one that met the failure", got-1)
+			t.Errorf("open streams: got %d, want 1, that of the block which failed", got-1)
 		}
 		begin := time.Now()
 		readers.Wait()
 		if got := time.Since(begin); got > time.Minute {
-			t.Errorf("the readers waited %v for streams of a fill that had failed", got)
+			t.Errorf("wait for streams of a fill that has failed: got %v", got)
 		}
 		if got := r.handler.Stats(); got.Failed != 1 || got.InFlight != 0 {
 			t.Errorf("got %d copies failed and %d in flight, want 1 and 0", got.Failed, got.InFlight)
@@ -462,7 +457,7 @@ func TestTierFailsUnderStreams(t *testing.T) {
 	})
 }
 
-// The handler stops though streams bring nothing, and readers go on.
+// The handler stops although streams transfer nothing, and readers continue.
 func TestStopUnderStreams(t *testing.T) {
 	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpStream} {
 		t.Run(string(op), func(t *testing.T) {
@@ -486,7 +481,7 @@ func TestStopUnderStreams(t *testing.T) {
 				r.stop()
 				r.running.Wait()
 				if got := time.Since(begin); got > 10*time.Second {
-					t.Errorf("Run returned after %v", got)
+					t.Errorf("time until Run returned: got %v, want at most 10s", got)
 				}
 				r.from.Clear()
 				readers.Wait()
@@ -495,9 +490,8 @@ func TestStopUnderStreams(t *testing.T) {
 	}
 }
 
-// An object that is gone or has changed since it was listed shows when it is
-// read, and where it is copied when it is opened. Whoever does so is told, the
-// entry is stale, and the source is asked once for each read and no more.
+// If an object was removed or has changed since it was listed, a read returns the error; with a
+// tier, the open does. The entry becomes stale, and each read causes one request at most.
 func TestListedFileIsGone(t *testing.T) {
 	for name, change := range map[string]func(r *rig){
 		"gone":      func(r *rig) { r.mem.Delete("f") },
@@ -537,7 +531,7 @@ func TestListedFileIsGone(t *testing.T) {
 				})
 			})
 		}
-		t.Run(name+" and nobody reads", func(t *testing.T) {
+		t.Run(name+" and is placed", func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newBucketRig(t, 2<<20, 4)
 				r.put("f", 1<<20)
@@ -559,8 +553,8 @@ func TestListedFileIsGone(t *testing.T) {
 	}
 }
 
-// What may not be read is an error of its reader, as it is. Each read asks once;
-// no copy is begun again before its time.
+// A reader of a file without permission gets the error of the source. Each read causes one
+// request; no copy is started before its backoff has ended.
 func TestListedFileMayNotBeRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newBucketRig(t, 2<<20, 4)
@@ -580,7 +574,7 @@ func TestListedFileMayNotBeRead(t *testing.T) {
 			t.Errorf("requests for 20 reads, 2 copies and a good file: got %d, want at most %d", got, most)
 		}
 		if r.entry("bad").Stale() {
-			t.Error("what may not be read is stale")
+			t.Error("the entry without permission is stale")
 		}
 		r.from.Clear()
 		time.Sleep(3 * minBackoff)
@@ -592,7 +586,7 @@ func TestListedFileMayNotBeRead(t *testing.T) {
 	})
 }
 
-// What a store said of a file once is not told to those who open it later.
+// A final error of the source is not returned to opens that come later.
 func TestRefusalPasses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}, idle: true, bucket: &drivertest.Bucket{Length: 1 << 20}})
@@ -600,10 +594,10 @@ func TestRefusalPasses(t *testing.T) {
 		holder := r.open("f")
 		defer holder.Close()
 		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: fs.ErrPermission, Times: 1})
-		r.running.Go(func() { r.handler.Run(r.ctx) }) // the workers are refused the rest
+		r.running.Go(func() { r.handler.Run(r.ctx) }) // the workers are denied the other blocks
 		synctest.Wait()
 		if got := r.handler.Stats().Failed; got != 1 {
-			t.Fatalf("%d copies failed, want 1", got)
+			t.Fatalf("copies failed: got %d, want 1", got)
 		}
 		r.wantFile("f", data)
 		time.Sleep(time.Hour)
@@ -615,17 +609,17 @@ func TestRefusalPasses(t *testing.T) {
 	})
 }
 
-// While a reader waits for an object store the workers go on: it does not wait
-// the longer for them.
-func TestWorkersGoOn(t *testing.T) {
+// While a reader waits for an object store, all workers go on. While it waits for a file system,
+// a quarter of them does.
+func TestWorkersWhileReaderWaits(t *testing.T) {
 	for _, c := range []struct {
-		lists bool
-		want  int
+		bucket bool
+		want   int
 	}{{true, 8}, {false, 2}} {
-		t.Run(fmt.Sprint("lists=", c.lists), func(t *testing.T) {
+		t.Run(fmt.Sprint("bucket=", c.bucket), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				opts := rigOptions{quotas: []int64{1 << 40}, workers: 8}
-				if c.lists {
+				if c.bucket {
 					opts.bucket = &drivertest.Bucket{Length: 1 << 20}
 				}
 				r := newRig(t, opts)
@@ -637,7 +631,7 @@ func TestWorkersGoOn(t *testing.T) {
 				synctest.Wait()
 				r.touch("cold")
 				if got := r.from.Hung(); got != c.want+2 { // and the first blocks of both
-					t.Errorf("requests under way: got %d, want %d", got, c.want+2)
+					t.Errorf("requests in flight: got %d, want %d", got, c.want+2)
 				}
 				r.from.Clear()
 				reader.Wait()

@@ -18,15 +18,15 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// The errors that a stress injects: those of tiers must not reach a reader.
+// The injected errors. A reader must not get those of tiers.
 var (
 	errTier   = errors.New("injected into a tier")
 	errSource = errors.New("injected into the source")
 )
 
-// TestStress has readers, faults and changing files go on at random, and in
-// the end the handler is stopped in the middle of it. Each read is of one
-// version, each error is the source's, and nothing stays open.
+// TestStress runs readers, faults and changes of files at random; in half of the runs the
+// handler is stopped in the middle. Each read returns bytes of one version, each error is the
+// source's, and nothing stays open.
 func TestStress(t *testing.T) {
 	seeds, time, latency := uint64(12), 700*time.Millisecond, 100*time.Microsecond
 	if testing.Short() {
@@ -46,7 +46,7 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// A stress is one such run.
+// A stress is one run of TestStress.
 type stress struct {
 	*rig
 	seed uint64
@@ -57,7 +57,7 @@ type stress struct {
 
 const stressFiles = 12
 
-// newStress makes a stress whose source is the bucket, unless that is nil.
+// newStress makes a stress. Its source is the bucket, unless that is nil.
 func newStress(t *testing.T, seed uint64, bucket *drivertest.Bucket) *stress {
 	quotas := [][]int64{{1 << 30}, {4 << 20, 16 << 20}, {2 << 20}}[seed%3]
 	s := &stress{seed: seed, versions: make(map[string]map[time.Time][]byte)}
@@ -104,7 +104,7 @@ func (s *stress) want(name string, mtime time.Time) []byte {
 			return data
 		}
 	}
-	s.t.Errorf("%s has never had a version of %v", name, mtime)
+	s.t.Errorf("%s never had a version of %v", name, mtime)
 	return nil
 }
 
@@ -122,13 +122,13 @@ func (s *stress) run(d time.Duration) {
 		s.stop()
 	}
 	all.Wait()
-	for i, data := range s.latest() { // when all is well, all is readable
+	for i, data := range s.latest() { // without faults, every file is readable
 		got, err := s.rig.read(s.name(i))
-		if errors.Is(err, drivers.ErrChanged) { // since it was listed: whoever opens it looks again, as a kernel does
+		if errors.Is(err, drivers.ErrChanged) { // since it was listed: the kernel would look the name up again
 			got, err = s.rig.read(s.name(i))
 		}
 		if err != nil || !bytes.Equal(got, data) {
-			s.t.Errorf("%s in the end: %v, or wrong bytes", s.name(i), err)
+			s.t.Errorf("%s after the faults: %v, or wrong bytes", s.name(i), err)
 		}
 	}
 	if s.seed%2 != 0 {
@@ -136,13 +136,13 @@ func (s *stress) run(d time.Duration) {
 	}
 }
 
-// latest clears all faults and returns what the files are now.
+// latest clears all faults and returns the present content of the files.
 func (s *stress) latest() (data [stressFiles][]byte) {
 	s.from.Clear()
 	for _, f := range s.to {
 		f.Clear()
 	}
-	time.Sleep(200 * time.Millisecond) // until names are asked for again
+	time.Sleep(200 * time.Millisecond) // until the TTL of names is over
 	for i := range data {
 		info, err := s.mem.Stat(context.Background(), s.name(i))
 		s.check(err)
@@ -203,17 +203,17 @@ func (s *stress) reads(ctx context.Context, rng *rand.Rand, name string, obj dri
 	readers.Wait()
 }
 
-// allowed fails the test if a reader must not see err.
+// allowed fails the test if a reader must not get err.
 func (s *stress) allowed(ctx context.Context, what string, err error) {
 	switch {
 	case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
 	case errors.Is(err, drivers.ErrChanged), errors.Is(err, errSource), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, fs.ErrNotExist):
 	default:
-		s.t.Errorf("%s: a reader sees %v", what, err)
+		s.t.Errorf("%s: a reader got %v", what, err)
 	}
 }
 
-// faults adds faults, and takes them away.
+// faults adds faults and removes them.
 func (s *stress) faults(ctx context.Context, rng *rand.Rand) {
 	ops := []drivertest.Op{
 		drivertest.OpOpen, drivertest.OpRead, drivertest.OpCreate, drivertest.OpWrite, drivertest.OpReadBack, drivertest.OpCommit,
@@ -245,7 +245,7 @@ func (s *stress) faults(ctx context.Context, rng *rand.Rand) {
 			at.Release()
 		}
 	}
-	s.from.Release() // a reader who closes a file there has no time-out
+	s.from.Release() // the close of a file at the source has no time-out
 }
 
 // changes changes files at the source, and removes and retracts copies.

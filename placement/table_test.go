@@ -19,9 +19,9 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// What no tier has room for is opened at the source once, as far as it may stay
-// open, and is closed when the source has another version.
-func TestSourceStaysOpen(t *testing.T) {
+// A file for which no tier has room is opened at the source once, stays open while the
+// idle-handle cache has room, and is closed when the source has another version.
+func TestIdleHandles(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{4096}, ttl: time.Second, handles: 3})
 		var want [5][]byte
@@ -36,27 +36,27 @@ func TestSourceStaysOpen(t *testing.T) {
 		if got := r.from.Count(drivertest.OpOpen); got != 3 {
 			t.Errorf("opens at the source of 3 files, 4 times: got %d, want 3", got)
 		}
-		for i := range want { // f3 and f4 take the places of f0 and f1
+		for i := range want { // f3 and f4 replace f0 and f1
 			r.wantFile(fmt.Sprint("f", i), want[i])
 		}
 		if got := r.from.Count(drivertest.OpOpen); got != 5 {
 			t.Errorf("opens at the source: got %d, want 5", got)
 		}
-		if got, kept := r.source.opened(), r.handler.Stats().IdleHandles; got != 3 || kept != 3 {
-			t.Errorf("open at the source: got %d, of which %d are kept; want 3", got, kept)
+		if got, idle := r.source.opened(), r.handler.Stats().IdleHandles; got != 3 || idle != 3 {
+			t.Errorf("open at the source: got %d, of which %d are idle; want 3", got, idle)
 		}
 		want[4] = r.put("f4", 2<<20)
-		time.Sleep(2 * time.Second) // for which names are believed
+		time.Sleep(2 * time.Second) // longer than the TTL of names
 		r.wantFile("f4", want[4])
-		time.Sleep(2 * recentAge)               // in which the other version is found
-		if got := r.source.opened(); got != 2 { // f3 and the new f4, which took the place of f2
+		time.Sleep(2 * recentAge)               // until the sweep finds the other version
+		if got := r.source.opened(); got != 2 { // f3 and the new f4, which has replaced f2
 			t.Errorf("open at the source after a change: got %d, want 2", got)
 		}
 	})
 }
 
-// A file that is read without being opened is opened once for reads that follow
-// each other, and closed when they have ended.
+// A file that is read without being opened is opened once for reads that follow each other,
+// and closed afterwards.
 func TestReadWithoutOpen(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
@@ -72,7 +72,7 @@ func TestReadWithoutOpen(t *testing.T) {
 		r.settled()
 		time.Sleep(2 * recentAge)
 		if got := r.stores[0].opened() + r.source.opened(); got != 0 {
-			t.Errorf("%d open after a while, want none", got)
+			t.Errorf("open files after a while: got %d, want none", got)
 		}
 		opens, before := r.to[0].Count(drivertest.OpOpen), r.handler.Stats()
 		read()
@@ -82,7 +82,7 @@ func TestReadWithoutOpen(t *testing.T) {
 		if st := r.handler.Stats(); st.Opens[1].Files-before.Opens[1].Files != 1 || st.Opens[1].Bytes-before.Opens[1].Bytes != 5<<20 {
 			t.Errorf("opens: %+v before 5 reads, %+v after", before.Opens, st.Opens)
 		}
-		// Somebody who reads all the time does not keep a copy that was removed.
+		// Also while reads continue, a removed copy is noticed.
 		r.check(r.stores[0].Remove(t.Context(), "f"))
 		for range 10 {
 			time.Sleep(recentAge / 2)
@@ -90,12 +90,12 @@ func TestReadWithoutOpen(t *testing.T) {
 		}
 		r.settled()
 		if _, err := r.stores[0].Stat(t.Context(), "f"); err != nil {
-			t.Errorf("the copy that was removed is not made again: %v", err)
+			t.Errorf("the removed copy is not made again: %v", err)
 		}
 	})
 }
 
-// An unopened is a file that is read without being opened.
+// An unopened is an Object that reads a file without opening it.
 type unopened struct {
 	handler *Handler
 	entry   *metadata.Entry
@@ -107,7 +107,7 @@ func (u unopened) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 func (u unopened) Info() drivers.Info { return u.entry.Info() }
 func (u unopened) Close() error       { return nil }
 
-// Readers that open, and others that do not, share files that come and go.
+// Reads with and without an open share files, which are opened and closed all the time.
 func TestFilesRace(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{300 << 10}, ttl: 10 * time.Millisecond, handles: 2})
 	var want [8][]byte
@@ -146,11 +146,10 @@ func backing(obj drivers.Object) error {
 	return err
 }
 
-// A file is lent where it is on a tier; at the source, if it is large and will
-// stay there.
-func TestLend(t *testing.T) {
+// A file has a backing file where it is on a tier; at the source, if it is large and stays there.
+func TestBackingFile(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{10 << 20}})
-	lend := func(name string) error {
+	register := func(name string) error {
 		obj := r.open(name)
 		defer obj.Close()
 		return backing(obj)
@@ -166,27 +165,26 @@ func TestLend(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.settled()
-	// Nothing in memory has a descriptor, so that all are refused; but what is
-	// asked for one is told by who refuses.
+	// Files in memory have no descriptor, so that every request fails.
 	for _, name := range []string{"copy", "large", "small"} {
-		if err := lend(name); !errors.Is(err, errors.ErrUnsupported) {
+		if err := register(name); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("%s: got %v, want %v", name, err, errors.ErrUnsupported)
 		}
 	}
 	if st := r.handler.Stats(); st.Passthrough[0].Files != 0 || st.Passthrough[1].Files != 0 {
-		t.Errorf("what was refused was counted: %+v", st.Passthrough)
+		t.Errorf("opens without a backing file were counted as passthrough: %+v", st.Passthrough)
 	}
 }
 
-// What is opened in the order of names is copied ahead; what is opened in
-// another order is not.
-func TestCopiedAhead(t *testing.T) {
+// Files that are opened in the order of their names are prefetched. Files that are opened in
+// another order are not.
+func TestPrefetchedInOrder(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		order func(i int) int
 		files int
 		size  int
-		most  int64 // that may be fetched ahead of the last open
+		most  int64 // files prefetched after the last one that was opened
 		least int64
 	}{
 		{"in order", func(i int) int { return i }, 12, 10_000, maxDepth + 1, 16},
@@ -229,10 +227,10 @@ func TestCopiedAhead(t *testing.T) {
 					}
 				}
 				if ahead > c.most || ahead < c.least {
-					t.Errorf("copied ahead of the last open: got %d, want %d to %d", ahead, c.least, c.most)
+					t.Errorf("files prefetched after the last open: got %d, want %d to %d", ahead, c.least, c.most)
 				}
 				if (st.Prefetched > 0) != (c.least > 0) {
-					t.Errorf("files copied ahead: got %d", st.Prefetched)
+					t.Errorf("files prefetched: got %d", st.Prefetched)
 				}
 				if got := r.from.Count(drivertest.OpOpen); got != st.Placed {
 					t.Errorf("opens at the source: got %d for %d files", got, st.Placed)
@@ -291,7 +289,7 @@ func TestCannotBePrefetched(t *testing.T) {
 	}
 }
 
-// What is open at the source and fails is opened again by who opens it next.
+// After a file that is open at the source has failed, the next open opens it again.
 func TestBrokenSourceIsOpenedAgain(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{4096}, handles: 10})
 	data := r.put("f", 1<<20)
@@ -299,7 +297,7 @@ func TestBrokenSourceIsOpenedAgain(t *testing.T) {
 	r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: errBroken, Times: 1})
 	held := r.open("f")
 	if _, err := r.read("f"); !errors.Is(err, errBroken) {
-		t.Errorf("read of what fails: got %v", err)
+		t.Errorf("read of a failing file: got %v, want %v", err, errBroken)
 	}
 	r.wantFile("f", data)
 	if got := r.from.Count(drivertest.OpOpen); got != 2 {
@@ -312,9 +310,9 @@ func TestBrokenSourceIsOpenedAgain(t *testing.T) {
 	}
 }
 
-// A file that stays open at the source is looked at when it is opened: another
-// version is told of, as if it had not been open.
-func TestKeptFileHasChanged(t *testing.T) {
+// The open of an idle file verifies its version, and returns the error that an open at the
+// source would.
+func TestIdleFileHasChanged(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	if err := os.WriteFile(path, random(1, 10_000), 0o600); err != nil {
@@ -331,14 +329,14 @@ func TestKeptFileHasChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := r.handler.Open(t.Context(), r.entry("f")); !errors.Is(err, drivers.ErrChanged) {
-		t.Errorf("open of what was rewritten: got %v, want %v", err, drivers.ErrChanged)
+		t.Errorf("open of a rewritten file: got %v, want %v", err, drivers.ErrChanged)
 	}
 	r.wantFile("f", random(2, 10_001))
 }
 
-// What is copied ahead and then opened is read at once, also when all workers
-// are busy with files that hang.
-func TestOpenedWhileCopiedAhead(t *testing.T) {
+// A file that is to be prefetched and is opened is read at once, also when all workers wait for
+// files that hang.
+func TestOpenedBeforePrefetch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 2})
 		for i := range 40 {
@@ -352,7 +350,7 @@ func TestOpenedWhileCopiedAhead(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if got := r.from.Hung(); got != 2 {
-			t.Fatalf("%d opens hang, want both workers", got)
+			t.Fatalf("opens that hang: got %d, want those of both workers", got)
 		}
 		r.wantFile("d/006", random(uint64(5)<<32+10_000, 10_000))
 		r.from.Clear()
@@ -360,8 +358,8 @@ func TestOpenedWhileCopiedAhead(t *testing.T) {
 	})
 }
 
-// What waits to be copied ahead when the handler stops is let go.
-func TestStoppedWhileCopyingAhead(t *testing.T) {
+// Files that wait to be prefetched when the handler stops are not claimed.
+func TestStoppedDuringPrefetch(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 1})
 	for i := range 40 {
 		r.put(fmt.Sprintf("d/%03d", i), 10_000)
@@ -380,8 +378,8 @@ func TestStoppedWhileCopyingAhead(t *testing.T) {
 	}
 }
 
-// A read of a placed file takes no lock of the table but one for reading, and allocates
-// nothing, until it reaches the tier. So does a stateless read that follows another.
+// A stateless read of a placed file, and a read of an open one, allocate nothing before they
+// reach the tier.
 func TestReadPathAllocatesNothing(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
 	data := r.put("f", 1<<20)

@@ -7,14 +7,14 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// Progress is how far a Warmup is. Files and Bytes of Placed, Skipped and
-// Failed add up to those of Found when it has ended, unless it was cancelled.
+// Progress is the progress of a Warmup. When the Warmup has ended, Placed, Skipped and Failed
+// add up to Found, unless it was cancelled.
 type Progress struct {
-	Walking                        bool // more may be found
+	Walking                        bool // more files may be found
 	Found, Placed, Skipped, Failed Amount
 }
 
-// An Amount is a number of files and of the bytes in them.
+// An Amount is a number of files and the sum of their sizes.
 type Amount struct{ Files, Bytes int64 }
 
 func (a *Amount) add(bytes int64) {
@@ -22,12 +22,14 @@ func (a *Amount) add(bytes int64) {
 	a.Bytes += bytes
 }
 
-// Warmup places every regular file at and below the given entries, in the
-// order in which they are found, and returns when each is placed or will not
-// be. It calls report after each file, and failed for each that could not be
-// placed; neither is called concurrently. The error is of walking, or ctx's.
-func (h *Handler) Warmup(ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error)) error {
-	h.levels.WaitScanned(ctx) // before that, no tier takes anything
+// Warmup places every regular file at and below the given entries, in the order in which they
+// are found. It returns when all are placed, skipped or failed. It calls report after each
+// step, and failed for each file whose copy failed. The calls are not concurrent. The error is
+// that of walking the entries, or ctx's.
+func (h *Handler) Warmup(
+	ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error),
+) error {
+	h.levels.WaitScanned(ctx) // before that, no tier accepts copies
 	var (
 		mu       sync.Mutex
 		progress = Progress{Walking: true}
@@ -40,7 +42,7 @@ func (h *Handler) Warmup(ctx context.Context, entries []*metadata.Entry, report 
 		f()
 		report(progress)
 	}
-	for range 2 * h.workers { // so that the workers never wait for the next file
+	for range 2 * h.workers { // so that no worker waits for the next file
 		placers.Go(func() {
 			for e := range files {
 				outcome, err := h.Place(ctx, e)
