@@ -19,7 +19,7 @@ var walls = []struct {
 	{"drivers", nil, nil},
 	{"drivers/refcount", nil, nil},
 	{"drivers/sequential", nil, nil},
-	{"drivers/posix", []string{"drivers"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
+	{"drivers/posix", []string{"drivers", "drivers/refcount"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
 	{"drivers/limit", []string{"drivers"}, nil},
 	{"drivers/blob", []string{"drivers", "drivers/sequential"}, vendors},
 	{"tiers", []string{"drivers", "drivers/refcount"}, nil},

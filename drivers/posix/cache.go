@@ -8,29 +8,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A cache is how the files of a folder pass through the kernel's page cache:
-// leaving nothing there, as far as the file system lets it. A block of the
-// source is read once, to be copied; a copy is written once; and what is read
-// of either for the mount is kept in the pages of the mount. Those of the file
-// would be a second copy in memory, in place of something that the job uses. In
-// passthrough the kernel reads copies without this package, and keeps their
-// pages as it likes.
+// A cachePolicy determines how the files of a folder use the page cache of the kernel. They
+// leave no pages behind where the file system allows it. A block of the source is read once,
+// to be copied. A copy is written once. Bytes of either that are read through the mount are
+// cached in the pages of the mount. The pages of the file would be a second copy, and would
+// take memory from the job. In passthrough the kernel reads copies without this package and
+// caches their pages as it likes.
 //
-// RWF_DONTCACHE, where the file system knows it, takes back just the pages that
-// the call brought, and those of a write when they are on the disk. Elsewhere
-// there is posix_fadvise(2). After a write it takes all up to the end of the
-// write: of its range alone, pages would stay that are in a folio with its
-// neighbours. After reads it takes all when the file is closed, and not before:
-// several blocks are read at the same time, and one read would drop what the
-// kernel has read ahead for another, to be asked for again.
-type cache struct {
-	memory    bool        // the pages are the files
-	unflagged atomic.Bool // the file system does not know RWF_DONTCACHE
+// RWF_DONTCACHE, where the file system supports it, drops exactly the pages that the call
+// added, and those of a write after they are on the disk. Elsewhere posix_fadvise(2) is
+// used:
+//
+//   - After a write it drops all pages up to the end of the write. If it dropped only the
+//     range of the write, pages that share a folio with their neighbours would remain.
+//   - After reads it drops all pages when the file is closed, not earlier. Several blocks
+//     are read at once, and one read would drop the pages that the kernel has read ahead
+//     for another, which would then be read again.
+type cachePolicy struct {
+	inMemory    bool        // the files exist only in the page cache
+	noDontCache atomic.Bool // the file system does not support RWF_DONTCACHE
 }
 
-// isMemory reports whether a kind of file system has its files in the page cache
-// and nowhere else.
-func isMemory(fsType string) bool {
+// isInMemory reports whether a type of file system keeps its files only in the page cache.
+func isInMemory(fsType string) bool {
 	switch fsType {
 	case "tmpfs", "ramfs":
 		return true
@@ -38,56 +38,57 @@ func isMemory(fsType string) bool {
 	return false
 }
 
-// readOnce is the least read that leaves nothing behind. Smaller ones live on
-// what the kernel reads ahead, unless they read the end of the file: of 4 KiB
-// one after the other, 200 MB/s were read without it and 900 MB/s with it.
-const readOnce = 64 << 10
+// minUncached is the size of the smallest read that leaves no pages behind, in bytes.
+// Smaller reads depend on the read-ahead of the kernel, unless they reach the end of the
+// file: sequential reads of 4 KiB reached 200 MB/s without read-ahead and 900 MB/s with it.
+const minUncached = 64 << 10
 
-// readAt reads p from a file of size bytes, as io.ReaderAt does.
-func (c *cache) readAt(fd int, p []byte, off, size int64) (int, error) {
-	if c.memory || len(p) < readOnce && off+int64(len(p)) < size {
+// readAt reads from a file of size bytes, as io.ReaderAt does.
+func (c *cachePolicy) readAt(fd int, p []byte, off, size int64) (int, error) {
+	if c.inMemory || len(p) < minUncached && off+int64(len(p)) < size {
 		return readAt(fd, p, off, 0)
 	}
-	if !c.unflagged.Load() {
+	if !c.noDontCache.Load() {
 		n, err := readAt(fd, p, off, unix.RWF_DONTCACHE)
 		if err != unix.EOPNOTSUPP {
 			return n, err
 		}
-		c.unflagged.Store(true)
+		c.noDontCache.Store(true)
 	}
 	return readAt(fd, p, off, 0)
 }
 
-// closed takes what reads of a file have left behind, before it is closed.
-func (c *cache) closed(fd int) {
-	if !c.memory && c.unflagged.Load() {
-		forget(fd, 0)
+// dropAfterReads drops the pages that reads of a file have left behind. It is called before
+// the file is closed.
+func (c *cachePolicy) dropAfterReads(fd int) {
+	if !c.inMemory && c.noDontCache.Load() {
+		dropPages(fd, 0)
 	}
 }
 
 // writeAt writes all of p.
-func (c *cache) writeAt(fd int, p []byte, off int64) (int, error) {
-	if c.memory {
+func (c *cachePolicy) writeAt(fd int, p []byte, off int64) (int, error) {
+	if c.inMemory {
 		return writeAt(fd, p, off, 0)
 	}
-	if !c.unflagged.Load() {
+	if !c.noDontCache.Load() {
 		n, err := writeAt(fd, p, off, unix.RWF_DONTCACHE)
 		if err != unix.EOPNOTSUPP {
 			return n, err
 		}
-		c.unflagged.Store(true)
+		c.noDontCache.Store(true)
 	}
 	n, err := writeAt(fd, p, off, 0)
-	if n > 0 { // a length of 0 is the whole file
-		forget(fd, off+int64(n))
+	if n > 0 { // dropPages(fd, 0) would drop all pages
+		dropPages(fd, off+int64(n))
 	}
 	return n, err
 }
 
-// forget has the kernel drop the first n bytes of the pages of a file, or all if
-// n is 0: those that are on the disk at once. The others it begins to write, and
-// a later call drops them. It is a hint, which a file system may ignore.
-func forget(fd int, n int64) { unix.Fadvise(fd, 0, n, unix.FADV_DONTNEED) }
+// dropPages drops the first n bytes of a file from the page cache, or all if n is 0. Pages
+// that are not on the disk yet are written in the background and dropped by a later call.
+// The file system may ignore the call.
+func dropPages(fd int, n int64) { unix.Fadvise(fd, 0, n, unix.FADV_DONTNEED) }
 
 // readAt reads len(p) bytes, or fewer with an error, as io.ReaderAt does.
 func readAt(fd int, p []byte, off int64, flags int) (int, error) {
@@ -95,7 +96,7 @@ func readAt(fd int, p []byte, off int64, flags int) (int, error) {
 		if n == len(p) {
 			return n, nil
 		}
-		m, err := vector(unix.SYS_PREADV2, fd, p[n:], off+int64(n), flags)
+		m, err := vectorIO(unix.SYS_PREADV2, fd, p[n:], off+int64(n), flags)
 		switch {
 		case err == unix.EINTR:
 		case err != 0:
@@ -112,7 +113,7 @@ func readAt(fd int, p []byte, off int64, flags int) (int, error) {
 func writeAt(fd int, p []byte, off int64, flags int) (int, error) {
 	n := 0
 	for n < len(p) {
-		m, err := vector(unix.SYS_PWRITEV2, fd, p[n:], off+int64(n), flags)
+		m, err := vectorIO(unix.SYS_PWRITEV2, fd, p[n:], off+int64(n), flags)
 		switch {
 		case err == unix.EINTR:
 		case err != 0:
@@ -124,16 +125,16 @@ func writeAt(fd int, p []byte, off int64, flags int) (int, error) {
 	return n, nil
 }
 
-// vector is preadv2(2) or pwritev2(2) of one buffer, which is not empty. Those
-// of unix allocate. An offset of -1, which is the file's own position for the
-// kernel, is as wrong as the others below 0.
-func vector(call uintptr, fd int, p []byte, off int64, flags int) (int, unix.Errno) {
+// vectorIO calls preadv2(2) or pwritev2(2) with one buffer, which must not be empty. The
+// functions of package unix allocate. All negative offsets are errors, also -1, by which the
+// kernel means the current position of the file.
+func vectorIO(call uintptr, fd int, p []byte, off int64, flags int) (int, unix.Errno) {
 	if off < 0 {
 		return 0, unix.EINVAL
 	}
 	iov := unix.Iovec{Base: unsafe.SliceData(p)}
 	iov.SetLen(len(p))
-	// An offset has two words; where one is enough the second is ignored.
+	// The offset is passed in two words. A 64-bit kernel ignores the second.
 	n, _, err := unix.Syscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1,
 		uintptr(off), uintptr(uint64(off)>>32), uintptr(flags))
 	return int(n), err

@@ -26,8 +26,9 @@ func resident(t testing.TB, fd uintptr) int64 {
 	return int64(stat.Cache) * int64(os.Getpagesize())
 }
 
-// residentSoon is resident once the kernel had time to write what it must.
-func residentSoon(t testing.TB, fd uintptr) int64 {
+// residentAfterWriteback returns what resident returns after the kernel has written the dirty
+// pages: 0, or another number if that persists for a minute.
+func residentAfterWriteback(t testing.TB, fd uintptr) int64 {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if n := resident(t, fd); n == 0 || time.Now().After(end) {
@@ -36,7 +37,7 @@ func residentSoon(t testing.TB, fd uintptr) int64 {
 	}
 }
 
-// evict takes a file that nobody writes out of the page cache.
+// evict drops a file from the page cache. Nothing may be writing it.
 func evict(t testing.TB, path string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -52,17 +53,17 @@ func evict(t testing.TB, path string) {
 	}
 }
 
-// A way is how a cache leaves nothing behind.
-type way struct {
-	name      string
-	unflagged bool
+// A method is how a cachePolicy leaves no pages behind.
+type method struct {
+	name        string
+	noDontCache bool
 }
 
-var ways = []way{{"RWF_DONTCACHE", false}, {"fadvise", true}}
+var methods = []method{{"RWF_DONTCACHE", false}, {"fadvise", true}}
 
-// openBoth opens a source of one file, which has size bytes and is not in the
-// page cache, and a tier.
-func openBoth(t testing.TB, source, tier string, size int, w way) (*Dir, *Store) {
+// openBoth opens a source and a tier. The source has one file, "file", which has size bytes
+// and is not in the page cache.
+func openBoth(t testing.TB, source, tier string, size int, m method) (*Dir, *Store) {
 	t.Helper()
 	path := filepath.Join(source, "file")
 	if err := os.WriteFile(path, bytes.Repeat([]byte("milkweed"), (size+7)/8)[:size], 0o600); err != nil {
@@ -79,13 +80,13 @@ func openBoth(t testing.TB, source, tier string, size int, w way) (*Dir, *Store)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	d.cache.unflagged.Store(w.unflagged)
-	s.tree.Load().files.cache.unflagged.Store(w.unflagged)
+	d.cache.noDontCache.Store(m.noDontCache)
+	s.tree.Load().files.cache.noDontCache.Store(m.noDontCache)
 	return d, s
 }
 
-// copyFile copies the file of openBoth in blocks, as placement does, and
-// returns both ends, which the caller closes.
+// copyFile copies the file of openBoth in blocks, as placement does. The caller closes both
+// results.
 func copyFile(t testing.TB, d *Dir, s *Store, block []byte) (drivers.Object, drivers.Writer) {
 	t.Helper()
 	o, err := d.Open(ctx, "file")
@@ -113,25 +114,25 @@ func copyFile(t testing.TB, d *Dir, s *Store, block []byte) (drivers.Object, dri
 }
 
 func TestCopyingLeavesThePageCacheAlone(t *testing.T) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	for _, m := range methods {
+		t.Run(m.name, func(t *testing.T) {
 			for _, size := range []int{3000, 110_000, 8<<20 + 3000} {
 				source := t.TempDir()
-				d, s := openBoth(t, source, t.TempDir(), size, w)
+				d, s := openBoth(t, source, t.TempDir(), size, m)
 				if s.Profile().Latency == drivers.LatencyMemory {
 					t.Skip("needs temporary files on a disk")
 				}
 				o, copied := copyFile(t, d, s, make([]byte, 1<<20))
-				path, err := os.Open(filepath.Join(source, "file"))
+				original, err := os.Open(filepath.Join(source, "file"))
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer path.Close()
+				defer original.Close()
 				o.Close()
-				if got := residentSoon(t, path.Fd()); got != 0 {
-					t.Errorf("%d bytes of a source of %d are in the page cache", got, size)
+				if got := residentAfterWriteback(t, original.Fd()); got != 0 {
+					t.Errorf("source: %d of %d bytes are in the page cache, want 0", got, size)
 				}
-				if d.cache.unflagged.Load() { // only what is on the disk can be dropped
+				if d.cache.noDontCache.Load() { // fadvise drops only pages that are on the disk
 					if err := s.Sync(); err != nil {
 						t.Fatal(err)
 					}
@@ -145,66 +146,66 @@ func TestCopyingLeavesThePageCacheAlone(t *testing.T) {
 				}
 				defer o.Close()
 				copied.Close()
-				if got := residentSoon(t, uintptr(o.(*object).fd)); got != 0 {
-					t.Errorf("%d bytes of a copy of %d are in the page cache", got, size)
+				if got := residentAfterWriteback(t, uintptr(o.(*object).fd)); got != 0 {
+					t.Errorf("copy: %d of %d bytes are in the page cache, want 0", got, size)
 				}
 			}
 		})
 	}
 }
 
-// A cache learns that a file system does not know RWF_DONTCACHE, and memory is
-// not asked: its pages are the files.
+// On a memory file system no pages are dropped, because they are the files. On another file
+// system without RWF_DONTCACHE, the first call detects that the flag is not supported.
 func TestCacheOfMemory(t *testing.T) {
 	const size = 1 << 20
-	shm := folders(t)[1]
-	d, s := openBoth(t, shm.make(t), shm.make(t), size, ways[0])
-	for _, memory := range []bool{true, false} {
-		d.cache.memory, s.tree.Load().files.cache.memory = memory, memory
+	shm := tempFolders(t)[1]
+	d, s := openBoth(t, shm.make(t), shm.make(t), size, methods[0])
+	for _, inMemory := range []bool{true, false} {
+		d.cache.inMemory, s.tree.Load().files.cache.inMemory = inMemory, inMemory
 		o, w := copyFile(t, d, s, make([]byte, size))
 		defer o.Close()
 		defer w.Close()
-		for _, fd := range []uintptr{uintptr(o.(*object).fd), uintptr(w.(*writer).part.fd)} {
+		for _, fd := range []uintptr{uintptr(o.(*object).fd), uintptr(w.(*writer).temp.fd)} {
 			if got := resident(t, fd); got != size {
-				t.Errorf("%d bytes of %d are left", got, size)
+				t.Errorf("inMemory %v: %d of %d bytes are in the page cache, want all", inMemory, got, size)
 			}
 		}
-		if learnt := d.cache.unflagged.Load(); learnt == memory {
-			t.Errorf("memory is %v, and was asked: %v", memory, learnt)
+		if detected := d.cache.noDontCache.Load(); detected == inMemory {
+			t.Errorf("inMemory %v: missing RWF_DONTCACHE detected: %v", inMemory, detected)
 		}
 	}
 }
 
-// What somebody else has read stays, where the file system can tell. The kernel
-// may take pages at any time, and has several attempts.
-func TestCopyingKeepsWhatOthersRead(t *testing.T) {
+// With RWF_DONTCACHE, pages that another process has read stay in the page cache. The test has
+// several attempts, because the kernel may evict pages at any time.
+func TestCopyingKeepsPagesOfOthers(t *testing.T) {
 	const size = 4 << 20
 	source := t.TempDir()
-	d, s := openBoth(t, source, t.TempDir(), size, ways[0])
-	left := func() int64 {
+	d, s := openBoth(t, source, t.TempDir(), size, methods[0])
+	cached := func() int64 {
 		if _, err := os.ReadFile(filepath.Join(source, "file")); err != nil {
 			t.Fatal(err)
 		}
 		o, w := copyFile(t, d, s, make([]byte, 1<<20))
 		defer o.Close()
 		defer w.Close()
-		if d.cache.unflagged.Load() || d.cache.memory {
+		if d.cache.noDontCache.Load() || d.cache.inMemory {
 			t.Skip("needs a file system with RWF_DONTCACHE")
 		}
 		return resident(t, uintptr(o.(*object).fd))
 	}
 	var got int64
 	for range 10 {
-		if got = left(); got == size {
+		if got = cached(); got == size {
 			return
 		}
 	}
-	t.Errorf("%d bytes of %d are left", got, size)
+	t.Errorf("%d of %d bytes are in the page cache, want all", got, size)
 }
 
-// Reads that are smaller than what the kernel reads ahead profit from it.
+// Small reads use the read-ahead of the kernel.
 func TestSmallReadsAreReadAhead(t *testing.T) {
-	d, _ := openBoth(t, t.TempDir(), t.TempDir(), 1<<20, ways[0])
+	d, _ := openBoth(t, t.TempDir(), t.TempDir(), 1<<20, methods[0])
 	o, err := d.Open(ctx, "file")
 	if err != nil {
 		t.Fatal(err)
@@ -215,14 +216,14 @@ func TestSmallReadsAreReadAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := resident(t, uintptr(o.(*object).fd)); got <= int64(len(p)) {
-		t.Errorf("%d bytes are in the page cache after a read of %d", got, len(p))
+		t.Errorf("%d bytes are in the page cache after a read of %d bytes, want more than that", got, len(p))
 	}
 }
 
 func TestReadsAndWritesAllocateNothing(t *testing.T) {
-	for _, tmp := range folders(t) {
-		for _, way := range ways {
-			d, s := openBoth(t, tmp.make(t), tmp.make(t), 1<<20, way)
+	for _, tmp := range tempFolders(t) {
+		for _, m := range methods {
+			d, s := openBoth(t, tmp.make(t), tmp.make(t), 1<<20, m)
 			o, w := copyFile(t, d, s, make([]byte, 1<<20))
 			defer o.Close()
 			defer w.Close()
@@ -237,23 +238,23 @@ func TestReadsAndWritesAllocateNothing(t *testing.T) {
 					}
 				})
 				if allocs != 0 {
-					t.Errorf("%s, %s, %d bytes: %v allocations", tmp.fsType, way.name, size, allocs)
+					t.Errorf("%s, %s, %d bytes: %v allocations", tmp.fsType, m.name, size, allocs)
 				}
 			}
 		}
 	}
 }
 
-// BenchmarkCopy copies a file in the blocks of placement, in each way and with
-// the page cache left as it falls, and tells what it left there.
+// BenchmarkCopy copies a file in the blocks of placement, by each method and without any, and
+// reports the part of the bytes that is in the page cache afterwards.
 func BenchmarkCopy(b *testing.B) {
 	const size = 256 << 20
-	for _, w := range append(ways, way{name: "cached"}) {
-		b.Run(w.name, func(b *testing.B) {
+	for _, m := range append(methods, method{name: "cached"}) {
+		b.Run(m.name, func(b *testing.B) {
 			source := b.TempDir()
-			d, s := openBoth(b, source, b.TempDir(), size, w)
-			if w.name == "cached" {
-				d.cache.memory, s.tree.Load().files.cache.memory = true, true
+			d, s := openBoth(b, source, b.TempDir(), size, m)
+			if m.name == "cached" {
+				d.cache.inMemory, s.tree.Load().files.cache.inMemory = true, true
 			}
 			block := make([]byte, 1<<20)
 			b.SetBytes(size)
@@ -261,7 +262,7 @@ func BenchmarkCopy(b *testing.B) {
 			for b.Loop() {
 				o, copied := copyFile(b, d, s, block)
 				b.StopTimer()
-				left = resident(b, uintptr(o.(*object).fd)) + resident(b, uintptr(copied.(*writer).part.fd))
+				left = resident(b, uintptr(o.(*object).fd)) + resident(b, uintptr(copied.(*writer).temp.fd))
 				o.Close()
 				copied.Close()
 				evict(b, filepath.Join(source, "file"))

@@ -21,20 +21,20 @@ var (
 	_ drivers.Sampler    = (*Dir)(nil)
 )
 
-// A Dir reads a folder. It cannot write to it. All methods may be called
-// concurrently; Close is called once, after the last of them has returned.
-// Objects stay readable after Close.
+// A Dir is a Driver that reads a folder. It cannot write to it. All methods may be called
+// concurrently. Close is called once, after all other methods have returned. Objects stay
+// readable after Close.
 type Dir struct {
 	root    int         // O_PATH descriptor of the folder
-	fsType  string      // the kind of file system that it is on
-	noatime atomic.Bool // reads can leave access times alone
-	cache   cache
+	fsType  string      // type of its file system
+	noatime atomic.Bool // files may be opened with O_NOATIME
+	cache   cachePolicy
 }
 
 // OpenDir opens the folder at path, which may itself be a symbolic link.
 func OpenDir(path string) (*Dir, error) {
 	fd := -1
-	err := retry(func() (err error) {
+	err := ignoringEINTR(func() (err error) {
 		fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		return err
 	})
@@ -48,16 +48,16 @@ func OpenDir(path string) (*Dir, error) {
 	return d, nil
 }
 
-// newDir is the Dir at fd, which it takes over.
+// newDir returns a Dir that reads the folder fd. It takes over fd, also if it fails.
 func newDir(fd int) (*Dir, error) {
-	self, err := openat2(fd, ".", unix.O_PATH)
+	probe, err := openat2(fd, ".", unix.O_PATH)
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("openat2, which needs Linux 5.6 and may be forbidden in a container: %w", err)
+		return nil, fmt.Errorf("openat2, which needs Linux 5.6 and is forbidden in some containers: %w", err)
 	}
-	unix.Close(self)
-	kind := fsType(fd)
-	d := &Dir{root: fd, fsType: kind, cache: cache{memory: isMemory(kind)}}
+	unix.Close(probe)
+	fsType := fsType(fd)
+	d := &Dir{root: fd, fsType: fsType, cache: cachePolicy{inMemory: isInMemory(fsType)}}
 	d.noatime.Store(true)
 	return d, nil
 }
@@ -65,18 +65,17 @@ func newDir(fd int) (*Dir, error) {
 // Close releases the folder.
 func (d *Dir) Close() error { return unix.Close(d.root) }
 
-// FSType is the kind of file system that the folder is on, such as "tmpfs" or
-// "lustre".
+// FSType returns the type of the file system of the folder, such as "tmpfs" or "lustre".
 func (d *Dir) FSType() string { return d.fsType }
 
-// Open implements drivers.Driver. O_NONBLOCK keeps a FIFO from holding it up.
+// Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block.
 func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
-	if err := begin(ctx, "open", name); err != nil {
+	if err := checkRequest(ctx, "open", name); err != nil {
 		return nil, err
 	}
 	fd, err := d.openRead(name, unix.O_NONBLOCK)
 	if err != nil {
-		return nil, pathError("open", name, absent(err))
+		return nil, pathError("open", name, asMissing(err))
 	}
 	o, err := d.newObject(fd, name)
 	if err != nil {
@@ -86,9 +85,9 @@ func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	return o, nil
 }
 
-// openRead opens name for reading, without a trace in its access time if this
-// process may. Who may not for one file, because somebody else owns it, may
-// not for its neighbours either, so that one is enough to give up.
+// openRead opens name for reading, with O_NOATIME where that is permitted. Only the owner
+// of a file may use O_NOATIME. If it is refused for one file, it probably is for the
+// others as well, and openRead no longer tries it.
 func (d *Dir) openRead(name string, flags int) (int, error) {
 	if d.noatime.Load() {
 		fd, err := openBelow(d.root, name, flags|unix.O_NOATIME)
@@ -103,36 +102,36 @@ func (d *Dir) openRead(name string, flags int) (int, error) {
 	return fd, err
 }
 
-// Stat implements drivers.Driver. A descriptor of the name itself costs no
-// more than one of its folder, and is one resolution instead of two.
+// Stat implements drivers.Driver. It opens the name itself, not its folder: both opens cost
+// the same, and the name is resolved once instead of twice.
 func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	var st unix.Stat_t
 	err := d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) })
 	if err != nil {
 		return drivers.Info{}, err
 	}
-	return describe(name, &st), nil
+	return infoOf(name, &st), nil
 }
 
-// withPath calls f with an O_PATH descriptor of name, which may be a link.
+// withPath calls f with an O_PATH descriptor of name, which may be a symbolic link.
 func (d *Dir) withPath(ctx context.Context, op, name string, f func(fd int) error) error {
-	if err := begin(ctx, op, name); err != nil {
+	if err := checkRequest(ctx, op, name); err != nil {
 		return err
 	}
 	fd, err := openBelow(d.root, name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
-		return pathError(op, name, absent(err))
+		return pathError(op, name, asMissing(err))
 	}
 	defer unix.Close(fd)
-	if err := retry(func() error { return f(fd) }); err != nil {
+	if err := ignoringEINTR(func() error { return f(fd) }); err != nil {
 		return pathError(op, name, err)
 	}
 	return nil
 }
 
-// ReadDir implements drivers.Driver. ctx is watched between elements.
+// ReadDir implements drivers.Driver. It checks ctx between entries.
 func (d *Dir) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	if err := begin(ctx, "readdir", dir); err != nil {
+	if err := checkRequest(ctx, "readdir", dir); err != nil {
 		return nil, err
 	}
 	fd, err := d.openRead(dir, unix.O_DIRECTORY)
@@ -172,22 +171,21 @@ func readNames(ctx context.Context, fd int) ([]string, error) {
 	}
 }
 
-// On a parallel file system each operation is a round trip, so that many are
-// made several at a time.
+// On a parallel file system each operation is a round trip. Several are in flight at once.
 const (
-	workers      = 8
-	statParallel = 64 // elements up to which one worker is quicker
+	workers   = 8
+	statAlone = 64 // up to this number of names, one worker is faster
 )
 
-// statAll describes those of names that are still in the folder fd.
+// statAll returns the Infos of names in the folder fd. It omits names that have disappeared.
 func statAll(ctx context.Context, fd int, names []string) ([]drivers.Info, error) {
-	infos := make([]drivers.Info, len(names)) // no Name: vanished
+	infos := make([]drivers.Info, len(names)) // without Name: disappeared
 	n := workers
-	if len(names) <= statParallel {
+	if len(names) <= statAlone {
 		n = 1
 	}
 	err := parallel(ctx, n, len(names), func(i int) error {
-		if err := statAt(fd, names[i], &infos[i]); err != nil && !gone(err) {
+		if err := statAt(fd, names[i], &infos[i]); err != nil && !isMissing(err) {
 			return fmt.Errorf("%q: %w", names[i], err)
 		}
 		return nil
@@ -198,8 +196,8 @@ func statAll(ctx context.Context, fd int, names []string) ([]drivers.Info, error
 	return slices.DeleteFunc(infos, func(i drivers.Info) bool { return i.Name == "" }), nil
 }
 
-// parallel calls f with each number below n, on so many goroutines, until ctx
-// is done or f returns an error.
+// parallel calls f with each number below n, in the given number of goroutines. It stops
+// when ctx is done or f returns an error.
 func parallel(ctx context.Context, goroutines, n int, f func(i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
@@ -219,25 +217,26 @@ func parallel(ctx context.Context, goroutines, n int, f func(i int) error) error
 	return group.Wait()
 }
 
-func statAt(fd int, name string, info *drivers.Info) error {
+// statAt stores the Info of name in the folder dirfd.
+func statAt(dirfd int, name string, info *drivers.Info) error {
 	var st unix.Stat_t
-	err := retry(func() error {
-		return unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	err := ignoringEINTR(func() error {
+		return unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	})
 	if err == nil {
-		*info = describe(name, &st)
+		*info = infoOf(name, &st)
 	}
 	return err
 }
 
-// Readlink implements drivers.Readlinker. What is not a link gives EINVAL.
+// Readlink implements drivers.Readlinker. The error for a name that is not a link is EINVAL.
 func (d *Dir) Readlink(ctx context.Context, name string) (string, error) {
 	buf := make([]byte, unix.PathMax) // no link is longer
 	var n int
 	err := d.withPath(ctx, "readlink", name, func(fd int) (err error) {
 		n, err = unix.Readlinkat(fd, "", buf)
 		if err == unix.ENOENT {
-			err = unix.EINVAL // what readlinkat(2) says of a descriptor that is no link
+			err = unix.EINVAL // readlinkat(2) returns ENOENT for a descriptor that is not of a link
 		}
 		return err
 	})
@@ -247,12 +246,12 @@ func (d *Dir) Readlink(ctx context.Context, name string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// Listxattr implements drivers.Xattrer. A file system without attributes has
-// an empty list of them.
+// Listxattr implements drivers.Xattrer. On a file system without attributes the list is
+// empty.
 func (d *Dir) Listxattr(ctx context.Context, name string) ([]string, error) {
 	var list []byte
 	err := d.withPath(ctx, "listxattr", name, func(fd int) (err error) {
-		list, err = grow(func(buf []byte) (int, error) { return unix.Listxattr(self(fd), buf) })
+		list, err = withBuffer(func(buf []byte) (int, error) { return unix.Listxattr(procPath(fd), buf) })
 		if err == unix.ENOTSUP {
 			err = nil
 		}
@@ -277,7 +276,7 @@ func (d *Dir) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
 		if !userAttr(attr) {
 			return unix.ENODATA
 		}
-		value, err = grow(func(buf []byte) (int, error) { return unix.Getxattr(self(fd), attr, buf) })
+		value, err = withBuffer(func(buf []byte) (int, error) { return unix.Getxattr(procPath(fd), attr, buf) })
 		if err == unix.ENOTSUP {
 			err = unix.ENODATA
 		}
@@ -288,17 +287,17 @@ func (d *Dir) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
 
 func userAttr(attr string) bool { return strings.HasPrefix(attr, "user.") }
 
-// self is a path to what fd is open on. The calls for attributes take no
-// O_PATH descriptor.
-func self(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+// procPath returns a path to the file of fd. The system calls for attributes do not accept
+// an O_PATH descriptor.
+func procPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-// grow calls get with a buffer that is large enough, which get says with
-// ERANGE that it is not, and returns what it filled in.
-func grow(get func(buf []byte) (int, error)) ([]byte, error) {
+// withBuffer calls get, with larger buffers as long as it returns ERANGE, and returns the
+// part of the buffer that get filled.
+func withBuffer(get func(buf []byte) (int, error)) ([]byte, error) {
 	for size := 1 << 10; ; size *= 4 {
 		buf := make([]byte, size)
 		n, err := get(buf)
-		if err == unix.ERANGE && size < 1<<20 { // the kernel's bound is 64 KiB
+		if err == unix.ERANGE && size < 1<<20 { // the limit of the kernel is 64 KiB
 			continue
 		}
 		return buf[:max(n, 0)], err
@@ -307,7 +306,7 @@ func grow(get func(buf []byte) (int, error)) ([]byte, error) {
 
 // Statfs implements drivers.Statfser.
 func (d *Dir) Statfs(ctx context.Context) (drivers.Statfs, error) {
-	if err := begin(ctx, "statfs", "."); err != nil {
+	if err := checkRequest(ctx, "statfs", "."); err != nil {
 		return drivers.Statfs{}, err
 	}
 	return statfs(d.root)

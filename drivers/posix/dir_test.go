@@ -13,8 +13,8 @@ import (
 
 var ctx = context.Background()
 
-// wantNoLeak fails the test if descriptors are open at its end that are not
-// open now. A test that calls it is not parallel.
+// wantNoLeak fails the test if more descriptors are open at its end than now. The test must
+// not be parallel.
 func wantNoLeak(t *testing.T) {
 	t.Helper()
 	count := func() int {
@@ -24,14 +24,14 @@ func wantNoLeak(t *testing.T) {
 		}
 		return len(fds)
 	}
-	if r, w, err := os.Pipe(); err == nil { // the runtime opens its own with the first one
+	if r, w, err := os.Pipe(); err == nil { // with the first pipe, the runtime opens descriptors of its own
 		r.Close()
 		w.Close()
 	}
 	before := count()
 	t.Cleanup(func() {
 		if after := count(); after > before {
-			t.Errorf("%d descriptors are open, and were %d", after, before)
+			t.Errorf("%d descriptors are open at the end, %d at the start", after, before)
 		}
 	})
 }
@@ -48,7 +48,7 @@ func openDir(t *testing.T, path string) *Dir {
 
 func TestDir(t *testing.T) {
 	wantNoLeak(t)
-	for _, tmp := range folders(t) {
+	for _, tmp := range tempFolders(t) {
 		t.Run(tmp.fsType, func(t *testing.T) {
 			drivertest.Run(t, func(t *testing.T) drivertest.Subject {
 				root := tmp.make(t)
@@ -58,27 +58,27 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// A folder makes empty folders on one kind of file system.
-type folder struct {
+// A tempFolder creates empty folders on one type of file system.
+type tempFolder struct {
 	fsType string
 	make   func(t *testing.T) string
 }
 
-// folders is the file system of temporary files, and that of shared memory.
-func folders(t *testing.T) []folder {
+// tempFolders returns the file system of temporary files and that of shared memory.
+func tempFolders(t *testing.T) []tempFolder {
 	shm := func(t *testing.T) string {
 		dir, err := os.MkdirTemp("/dev/shm", "milkweed-test")
 		if err != nil {
-			t.Skipf("no shared memory: %v", err)
+			t.Skipf("needs shared memory: %v", err)
 		}
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		return dir
 	}
 	temp := func(t *testing.T) string { return t.TempDir() }
-	return []folder{{"temporary", temp}, {"shared memory", shm}}
+	return []tempFolder{{"temporary", temp}, {"shared memory", shm}}
 }
 
-func TestDirIsNotThere(t *testing.T) {
+func TestOpenDirOfMissingFolder(t *testing.T) {
 	wantNoLeak(t)
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -86,12 +86,12 @@ func TestDirIsNotThere(t *testing.T) {
 	}
 	for _, path := range []string{file, file + "2"} {
 		if _, err := OpenDir(path); err == nil {
-			t.Errorf("OpenDir(%q) succeeds", path)
+			t.Errorf("OpenDir(%q) succeeds, want an error", path)
 		}
 	}
 }
 
-func TestObjectIsADescriptor(t *testing.T) {
+func TestObjectHasADescriptor(t *testing.T) {
 	root := t.TempDir()
 	want := []byte("monarch")
 	if err := os.WriteFile(filepath.Join(root, "file"), want, 0o600); err != nil {
@@ -104,7 +104,7 @@ func TestObjectIsADescriptor(t *testing.T) {
 	defer o.Close()
 	got := make([]byte, len(want))
 	if _, err := readAt(o.(*object).fd, got, 0, 0); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("read %q, %v; want %q", got, err, want)
 	}
 }
 
@@ -135,7 +135,7 @@ func BenchmarkOpenReadClose(b *testing.B) {
 func BenchmarkReadAt(b *testing.B) {
 	root, err := os.MkdirTemp("/dev/shm", "milkweed-test")
 	if err != nil {
-		b.Skipf("no shared memory: %v", err)
+		b.Skipf("needs shared memory: %v", err)
 	}
 	defer os.RemoveAll(root)
 	if err := os.WriteFile(filepath.Join(root, "file"), make([]byte, 4<<20), 0o600); err != nil {

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Holder is the process that has a dataset folder open.
+// A Holder describes the process that holds the lock of a dataset folder.
 type Holder struct {
 	PID        int       `json:"pid"`
 	Host       string    `json:"host"`
-	Mountpoint string    `json:"mountpoint"` // where it shows the dataset
+	Mountpoint string    `json:"mountpoint"` // where it mounts the dataset
 	Since      time.Time `json:"since"`      // when it opened the folder
 }
 
-// A LockedError is a dataset folder that another process has open.
+// A LockedError reports a dataset folder that another process has locked.
 type LockedError struct {
 	Path   string // the folder
-	Holder Holder // zero if it does not say
+	Holder Holder // zero if unknown
 }
 
 func (e *LockedError) Error() string {
@@ -30,14 +30,14 @@ func (e *LockedError) Error() string {
 		e.Path, e.Holder.PID, e.Holder.Host, e.Holder.Mountpoint, e.Holder.Since.Format(time.DateTime))
 }
 
-// lockName is the lock of a dataset folder. It is locked with flock(2), which
-// ends with the process however that ends, and is never removed: what it says
-// counts only while it is locked.
+// lockName is the lock file of a dataset folder. It is locked with flock(2), which ends with
+// the process in every case. The file is never removed. Its content, a Holder, is valid only
+// while it is locked.
 const lockName = "lock"
 
-// takeLock locks folder, which is at path, and returns the descriptor that
-// holds the lock. If held, the descriptor of a lock taken before, is on the
-// same file, that lock is shared.
+// takeLock locks folder, which is at path, for holder. It returns the descriptor that holds
+// the lock. If held is the descriptor of an earlier lock of the same file, the result shares
+// that lock; otherwise held is ignored.
 func takeLock(folder, held int, path string, holder Holder) (int, error) {
 	fd, err := openLock(folder)
 	if err != nil {
@@ -47,7 +47,7 @@ func takeLock(folder, held int, path string, holder Holder) (int, error) {
 		unix.Close(fd)
 		return unix.FcntlInt(uintptr(held), unix.F_DUPFD_CLOEXEC, 0)
 	}
-	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	err = ignoringEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if err == unix.EWOULDBLOCK {
 		locked := &LockedError{Path: path, Holder: readHolder(folder)}
 		unix.Close(fd)
@@ -63,6 +63,7 @@ func takeLock(folder, held int, path string, holder Holder) (int, error) {
 	return fd, nil
 }
 
+// openLock opens the lock file in folder and creates it if it is missing.
 func openLock(folder int) (int, error) {
 	how := unix.O_RDWR | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	fd, err := unix.Openat(folder, lockName, how, 0o600)
@@ -72,7 +73,7 @@ func openLock(folder int) (int, error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	if err == nil {
-		err = notRegular(&st)
+		err = checkRegular(&st)
 	}
 	if err == nil {
 		err = unix.Fchmod(fd, 0o600)
@@ -84,7 +85,8 @@ func openLock(folder int) (int, error) {
 	return fd, nil
 }
 
-// readHolder is best effort: the holder may be writing just now.
+// readHolder returns the content of the lock file, or the zero Holder if it is unreadable or
+// being written.
 func readHolder(folder int) Holder {
 	var h Holder
 	if data, err := readSmall(folder, lockName); err == nil && json.Unmarshal(data, &h) != nil {
@@ -93,6 +95,7 @@ func readHolder(folder int) Holder {
 	return h
 }
 
+// writeHolder replaces the content of the lock file fd.
 func writeHolder(fd int, data []byte) error {
 	if err := unix.Ftruncate(fd, 0); err != nil {
 		return err
@@ -101,7 +104,7 @@ func writeHolder(fd int, data []byte) error {
 	return err
 }
 
-// sameFile reports whether two descriptors are on one file.
+// sameFile reports whether a and b are descriptors of the same file.
 func sameFile(a, b int) bool {
 	var sa, sb unix.Stat_t
 	return unix.Fstat(a, &sa) == nil && unix.Fstat(b, &sb) == nil && sa.Dev == sb.Dev && sa.Ino == sb.Ino

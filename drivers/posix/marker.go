@@ -11,21 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// format is the version of the layout on disk that this package writes. It
-// reads this one and no other.
+// format is the version of the layout on disk. This package reads and writes only this one.
 const format = 1
 
-// A marker says that a folder is Milkweed's, and of which dataset. It is
-// milkweed.json in the folder, and never changes.
+// A marker identifies a folder of Milkweed and its dataset. It is stored as milkweed.json in
+// the folder and never changes.
 type marker struct {
 	Format  int       `json:"format"`
 	Source  string    `json:"source"`
 	Created time.Time `json:"created"`
 }
 
-// decodeMarker reads a marker strictly, so that a folder is taken for ours
-// only if it is. The format is looked at first: a later one may have fields
-// that are not known here.
+// decodeMarker decodes a marker strictly, so that no other file is mistaken for one. It
+// checks the format first, because a later format may have unknown fields.
 func decodeMarker(data []byte) (marker, error) {
 	var version struct {
 		Format int `json:"format"`
@@ -34,23 +32,22 @@ func decodeMarker(data []byte) (marker, error) {
 		return marker{}, err
 	}
 	if version.Format > format {
-		return marker{}, fmt.Errorf("format %d is of a later Milkweed, this one knows %d", version.Format, format)
+		return marker{}, fmt.Errorf("format %d is of a later version of Milkweed; this one supports format %d", version.Format, format)
 	}
 	if version.Format < 1 {
-		return marker{}, errors.New("no format")
+		return marker{}, errors.New("format is missing")
 	}
 	var m marker
 	if err := decodeStrict(data, &m); err != nil {
 		return marker{}, err
 	}
 	if m.Source == "" {
-		return marker{}, errors.New("no source")
+		return marker{}, errors.New("source is missing")
 	}
 	return m, nil
 }
 
-// decodeStrict decodes the one JSON value that data is, into v that has every
-// field of it.
+// decodeStrict decodes data, which must be a single JSON value without unknown fields, into v.
 func decodeStrict(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
@@ -58,21 +55,22 @@ func decodeStrict(data []byte, v any) error {
 		return err
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return errors.New("more than one value")
+		return errors.New("data after the JSON value")
 	}
 	return nil
 }
 
-// encode is v as it is kept in a file for people to read.
+// encode returns v as indented JSON.
 func encode(v any) []byte {
 	data, err := json.MarshalIndent(v, "", "\t")
 	if err != nil {
-		panic(err) // of our own plain structs
+		panic(err) // impossible for the structs of this package
 	}
 	return append(data, '\n')
 }
 
-// jsonText is s as it comes back from a JSON file: a path need not be UTF-8.
+// jsonText returns s after a round trip through JSON, which replaces bytes that are not
+// UTF-8. A path may have such bytes.
 func jsonText(s string) string {
 	var t string
 	if json.Unmarshal(encode(s), &t) != nil {
@@ -81,7 +79,7 @@ func jsonText(s string) string {
 	return t
 }
 
-// readSmall reads a file of ours in the folder dirfd.
+// readSmall reads a small regular file in the folder dirfd, without following links.
 func readSmall(dirfd int, name string) ([]byte, error) {
 	fd, err := openat2(dirfd, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -92,7 +90,7 @@ func readSmall(dirfd int, name string) ([]byte, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
-	if err := notRegular(&st); err != nil {
+	if err := checkRegular(&st); err != nil {
 		return nil, err
 	}
 	const limit = 64 << 10
@@ -100,7 +98,7 @@ func readSmall(dirfd int, name string) ([]byte, error) {
 	n, err := readAt(fd, data, 0, 0)
 	switch {
 	case err == nil:
-		return nil, fmt.Errorf("%s: larger than any of ours", name)
+		return nil, fmt.Errorf("%s: larger than %d bytes", name, limit)
 	case err != io.EOF:
 		return nil, err
 	}

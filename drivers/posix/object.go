@@ -18,40 +18,40 @@ var (
 	_ drivers.Verifier     = (*object)(nil)
 )
 
-// An object is an open file.
+// An object is an open regular file.
 type object struct {
 	fd    int
-	cache *cache
+	cache *cachePolicy
 	name  string
-	info  drivers.Info  // when it was opened
-	mtime unix.Timespec // info.Mtime, as the kernel tells it
+	info  drivers.Info  // as of the open
+	mtime unix.Timespec // info.Mtime as the kernel returns it
+	piece int           // reads are split into concurrent reads of this many bytes; 0: not split
 
-	shared atomic.Bool // the kernel may read it by itself, and then its pages are the only ones
-
-	piece int // bytes to read at a time, with others at the same time; 0: all at once
+	// shared is set when the kernel may read the file without this package. The pages
+	// of the file are then its only ones, and Close keeps them.
+	shared atomic.Bool
 }
 
-// newObject is the Object at fd. The caller closes fd if it gets an error.
+// newObject returns the Object of fd and takes over fd. After an error the caller closes fd.
 func (d *Dir) newObject(fd int, name string) (*object, error) {
 	var st unix.Stat_t
-	if err := retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
+	if err := ignoringEINTR(func() error { return unix.Fstat(fd, &st) }); err != nil {
 		return nil, err
 	}
-	if err := notRegular(&st); err != nil {
+	if err := checkRegular(&st); err != nil {
 		return nil, err
 	}
 	return &object{
-		fd: fd, cache: &d.cache, name: name, info: describe(name, &st), mtime: st.Mtim,
-		piece: pieceOf(d.fsType, int64(st.Blksize)),
+		fd: fd, cache: &d.cache, name: name, info: infoOf(name, &st), mtime: st.Mtim,
+		piece: pieceSize(d.fsType, int64(st.Blksize)),
 	}, nil
 }
 
-// ReadAt implements drivers.Object. A read that is under way cannot be
-// interrupted; ctx is looked at before. It allocates nothing unless it fails.
+// ReadAt implements drivers.Object. It checks ctx before the read; a read in flight cannot
+// be interrupted. It allocates nothing unless it fails.
 //
-// The file is looked at after the read: the kernel sets the modification time
-// before it changes content, so that an unchanged time means that what was read
-// is of the version that was opened.
+// It verifies the file after the read: the kernel sets the modification time before it
+// changes content. If the time is unchanged, the bytes are of the version that was opened.
 func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, pathError("read", o.name, err)
@@ -60,8 +60,8 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err != nil && err != io.EOF {
 		return n, pathError("read", o.name, err)
 	}
-	if cerr := o.verify(); cerr != nil {
-		return 0, pathError("read", o.name, cerr)
+	if changed := o.verify(); changed != nil {
+		return 0, pathError("read", o.name, changed)
 	}
 	if err == io.EOF && off+int64(n) < o.info.Size {
 		return n, pathError("read", o.name, io.ErrUnexpectedEOF)
@@ -69,7 +69,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// read is ReadAt without a look at the version.
+// read is ReadAt without the verification.
 func (o *object) read(p []byte, off int64) (int, error) {
 	if o.piece == 0 || len(p) <= o.piece {
 		return o.cache.readAt(o.fd, p, off, o.info.Size)
@@ -79,9 +79,8 @@ func (o *object) read(p []byte, off int64) (int, error) {
 	})
 }
 
-// Verify implements drivers.Verifier. It asks for size and modification time and
-// nothing else: a network file system has to ask its server for the access time,
-// which the read has changed.
+// Verify implements drivers.Verifier. It requests only the size and the modification time:
+// for the access time, which reads change, a network file system needs a round trip.
 func (o *object) Verify(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -89,6 +88,7 @@ func (o *object) Verify(ctx context.Context) error {
 	return o.verify()
 }
 
+// verify is Verify without a context. It does not add the name to the error.
 func (o *object) verify() error {
 	var st unix.Statx_t
 	for {
@@ -104,8 +104,8 @@ func (o *object) verify() error {
 	}
 }
 
-// statx is unix.Statx of an open file, without the memory that it takes for an
-// empty path.
+// statx is unix.Statx for an open file. It does not allocate; unix.Statx allocates the empty
+// path.
 func statx(fd, mask int, st *unix.Statx_t) unix.Errno {
 	var empty byte
 	_, _, err := unix.Syscall6(unix.SYS_STATX, uintptr(fd), uintptr(unsafe.Pointer(&empty)), unix.AT_EMPTY_PATH,
@@ -116,8 +116,8 @@ func statx(fd, mask int, st *unix.Statx_t) unix.Errno {
 // Info implements drivers.Object.
 func (o *object) Info() drivers.Info { return o.info }
 
-// BackingFile implements drivers.BackingFiler. The kernel holds a reference of its
-// own to a registered file, so that there is nothing to release.
+// BackingFile implements drivers.BackingFiler. There is nothing to release, because the
+// kernel holds its own reference to a registered file.
 func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
 	o.shared.Store(true)
 	if err := register(uintptr(o.fd)); err != nil {
@@ -126,8 +126,8 @@ func (o *object) BackingFile(register func(fd uintptr) error) (release func(), e
 	return func() {}, nil
 }
 
-// SpliceDescriptor implements drivers.Splicer for a file that has not changed. The
-// caller calls release before Close.
+// SpliceDescriptor implements drivers.Splicer. It fails if the file has changed. The caller
+// calls release before Close.
 func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	if err := o.verify(); err != nil {
 		return 0, nil, err
@@ -139,7 +139,7 @@ func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error)
 // Close implements drivers.Object.
 func (o *object) Close() error {
 	if !o.shared.Load() {
-		o.cache.closed(o.fd)
+		o.cache.dropAfterReads(o.fd)
 	}
 	return unix.Close(o.fd)
 }

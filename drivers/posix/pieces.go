@@ -2,16 +2,18 @@ package posix
 
 import "sync"
 
-// minPiece is the least that is worth a request of its own, in bytes. It is
-// what FUSE asks for at a time unless it is told otherwise.
+// minPiece is the smallest piece in bytes. It is the size of a FUSE read request by
+// default.
 const minPiece = 128 << 10
 
-// pieceOf returns how large the pieces are in which to read a file on a kind of
-// file system that tells blockSize for it, or 0 for all at once. A client of a
-// remote file system that asks for little at a time does so for one piece after
-// the other, and waits for each. Those made for large reads tell their size, a
-// megabyte or more; a disk reads ahead.
-func pieceOf(fsType string, blockSize int64) int {
+// pieceSize returns the size of the pieces in which a file is read, given the type of its
+// file system and its st_blksize. It returns 0 if reads are not split.
+//
+// A client of a remote file system that splits a large read into small requests sends them
+// one after the other. Reading the pieces in parallel overlaps these round trips. A client
+// made for large requests reports their size, a megabyte or more, as blockSize. For a disk
+// the kernel reads ahead.
+func pieceSize(fsType string, blockSize int64) int {
 	switch fsType {
 	case "fuse", "nfs", "smb", "ceph":
 		return int(max(blockSize, minPiece))
@@ -19,8 +21,8 @@ func pieceOf(fsType string, blockSize int64) int {
 	return 0
 }
 
-// readPieces reads p in pieces at the same time. Like readAt it returns how much
-// of p was read before the first error.
+// readPieces reads p in concurrent calls of readAt, each for at most piece bytes. As
+// readAt does, it returns the number of bytes that were read before the first error.
 func readPieces(p []byte, off int64, piece int, readAt func(p []byte, off int64) (int, error)) (int, error) {
 	type result struct {
 		n   int
@@ -29,10 +31,10 @@ func readPieces(p []byte, off int64, piece int, readAt func(p []byte, off int64)
 	results := make([]result, (len(p)+piece-1)/piece)
 	var wg sync.WaitGroup
 	for i := range results {
-		from := i * piece
-		part := p[from:min(from+piece, len(p))]
+		start := i * piece
+		buf := p[start:min(start+piece, len(p))]
 		wg.Go(func() {
-			n, err := readAt(part, off+int64(from))
+			n, err := readAt(buf, off+int64(start))
 			results[i] = result{n, err}
 		})
 	}

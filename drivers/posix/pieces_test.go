@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What is read in pieces is what is read at once, also around the end.
+// A read in pieces returns the same bytes as a single read, also around the end of the file.
 func TestReadInPieces(t *testing.T) {
 	dir := t.TempDir()
 	data := make([]byte, 2<<20+77)
@@ -29,7 +29,7 @@ func TestReadInPieces(t *testing.T) {
 	}
 	defer o.Close()
 	if got := o.(*object).piece; got != minPiece {
-		t.Fatalf("piece: got %d, want %d", got, minPiece)
+		t.Fatalf("size of a piece: got %d, want %d", got, minPiece)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -38,22 +38,22 @@ func TestReadInPieces(t *testing.T) {
 		n, err := o.ReadAt(ctx, p, int64(off))
 		want := data[min(off, len(data)):min(off+len(p), len(data))]
 		if !bytes.Equal(p[:n], want) || (err == io.EOF) != (n < len(p)) || err != nil && err != io.EOF {
-			t.Fatalf("%d bytes at %d: got %d, %v; want %d", len(p), off, n, err, len(want))
+			t.Fatalf("ReadAt of %d bytes at %d: %d, %v, or wrong bytes; want %d bytes", len(p), off, n, err, len(want))
 		}
 	}
 }
 
-func TestPieceOf(t *testing.T) {
+func TestPieceSize(t *testing.T) {
 	for _, c := range []struct {
-		kind      string
+		fsType    string
 		blockSize int64
 		want      int
 	}{
 		{"ext4", 4096, 0}, {"tmpfs", 4096, 0}, {"lustre", 4 << 20, 0}, {"gpfs", 1 << 18, 0},
 		{"fuse", 4096, minPiece}, {"nfs", 1 << 20, 1 << 20}, {"nfs", 32 << 10, minPiece}, {"ceph", 4 << 20, 4 << 20},
 	} {
-		if got := pieceOf(c.kind, c.blockSize); got != c.want {
-			t.Errorf("%s with blocks of %d: got %d, want %d", c.kind, c.blockSize, got, c.want)
+		if got := pieceSize(c.fsType, c.blockSize); got != c.want {
+			t.Errorf("%s with a block size of %d: got %d, want %d", c.fsType, c.blockSize, got, c.want)
 		}
 	}
 }

@@ -11,43 +11,43 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// What a sample may cost: with 1 ms for each operation, one of 64 files takes
-// about 20 ms in a tree like ImageNet's.
+// Bounds on the cost of a sample. If each operation takes 1 ms, a sample of 64 files takes
+// about 20 ms in a tree like that of ImageNet.
 const (
 	sampleFolders = 128     // folders that are read
-	sampleNames   = 8 << 10 // bytes of names that are read of each: some 200 names
-	sampleUnknown = 64      // elements of each that are asked for a type which the folder does not tell
+	sampleBytes   = 8 << 10 // bytes that are read of each folder: about 200 names
+	sampleStats   = 64      // entries of each folder whose type is found by a stat
 )
 
-// Sample implements drivers.Sampler. It reads up to 8 folders at a time, those
-// that were found last first, until so many of them have files that the sample
-// can be spread over 8.
+// Sample implements drivers.Sampler. It reads up to 8 folders at a time, the most recently
+// found first. It stops when it has found n files. It counts at most n/8 of each folder, so
+// that the sample is from at least 8 folders where possible.
 func (d *Dir) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
 	var files [][]string // by folder
 	unread := []string{"."}
-	for read, spread := 0, 0; spread < n && read < sampleFolders && len(unread) > 0; {
+	for read, found := 0, 0; found < n && read < sampleFolders && len(unread) > 0; {
 		next := unread[:min(len(unread), workers)]
 		unread = unread[len(next):]
-		listings, err := d.listSome(ctx, next)
+		listings, err := d.listStarts(ctx, next)
 		if err != nil && read == 0 {
 			return nil, pathError("sample", ".", err)
 		}
 		var folders [][]string
 		for _, l := range listings {
-			spread += min(len(l.files), (n+workers-1)/workers)
+			found += min(len(l.files), (n+workers-1)/workers)
 			files = append(files, l.files)
 			folders = append(folders, l.folders)
 		}
 		read += len(next)
-		unread = append(deal(folders), unread...)
+		unread = append(interleave(folders), unread...)
 	}
-	names := deal(files)
-	return d.describeSome(ctx, names[:max(0, min(n, len(names)))]), nil
+	names := interleave(files)
+	return d.statRegular(ctx, names[:max(0, min(n, len(names)))]), nil
 }
 
-// describeSome describes those of names that are regular files, until ctx is
+// statRegular returns the Infos of those names that are regular files. It stops when ctx is
 // done.
-func (d *Dir) describeSome(ctx context.Context, names []string) map[string]drivers.Info {
+func (d *Dir) statRegular(ctx context.Context, names []string) map[string]drivers.Info {
 	var mu sync.Mutex // guards found
 	found := make(map[string]drivers.Info)
 	parallel(ctx, workers, len(names), func(i int) error {
@@ -62,15 +62,15 @@ func (d *Dir) describeSome(ctx context.Context, names []string) map[string]drive
 	return found
 }
 
-// A listing is the start of a folder: what its first names are.
+// A listing holds the first names of a folder, relative to the root of the Dir.
 type listing struct {
-	files   []string // regular ones
+	files   []string // regular files
 	folders []string
 }
 
-// listSome lists the start of each of folders. The error is that of one of
-// those that cannot be read, whose listing is empty; a ctx that is done is none.
-func (d *Dir) listSome(ctx context.Context, folders []string) ([]listing, error) {
+// listStarts lists the beginning of each of folders. The listing of an unreadable folder is
+// empty; the error is that of one such folder. It stops without an error when ctx is done.
+func (d *Dir) listStarts(ctx context.Context, folders []string) ([]listing, error) {
 	listings := make([]listing, len(folders))
 	errs := make([]error, len(folders))
 	parallel(ctx, workers, len(folders), func(i int) error {
@@ -85,21 +85,21 @@ func (d *Dir) listSome(ctx context.Context, folders []string) ([]listing, error)
 	return listings, nil
 }
 
-// listStart lists the start of one folder. Names are those below the root.
+// listStart lists the beginning of one folder.
 func (d *Dir) listStart(ctx context.Context, folder string) (listing, error) {
 	fd, err := d.openRead(folder, unix.O_DIRECTORY)
 	if err != nil {
 		return listing{}, err
 	}
 	defer unix.Close(fd)
-	elems, err := readStart(fd)
+	entries, err := readStart(fd)
 	if err != nil {
 		return listing{}, err
 	}
-	resolve(ctx, fd, elems)
+	resolveTypes(ctx, fd, entries)
 	var l listing
-	for _, e := range elems {
-		switch e.kind {
+	for _, e := range entries {
+		switch e.typ {
 		case unix.DT_REG:
 			l.files = append(l.files, path.Join(folder, e.name))
 		case unix.DT_DIR:
@@ -109,68 +109,67 @@ func (d *Dir) listStart(ctx context.Context, folder string) (listing, error) {
 	return l, nil
 }
 
-// An element is a name in a folder.
-type element struct {
+// An entry is a directory entry.
+type entry struct {
 	name string
-	kind byte // DT_REG and so on; DT_UNKNOWN where the file system does not tell
+	typ  byte // DT_REG and so on; DT_UNKNOWN if the file system does not provide it
 }
 
-// readStart returns the elements of the folder fd that one getdents64(2) gives.
-func readStart(fd int) ([]element, error) {
-	buf := make([]byte, sampleNames)
+// readStart returns the entries of the folder fd that one getdents64(2) returns.
+func readStart(fd int) ([]entry, error) {
+	buf := make([]byte, sampleBytes)
 	var n int
-	err := retry(func() (err error) {
+	err := ignoringEINTR(func() (err error) {
 		n, err = unix.ReadDirent(fd, buf)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return parseElements(buf[:n]), nil
+	return parseEntries(buf[:n]), nil
 }
 
-// parseElements is what buf, which getdents64(2) filled, says; "." and ".."
-// are left out.
-func parseElements(buf []byte) []element {
-	const kindAt, nameAt = 18, 19 // in struct linux_dirent64; the length is before
-	var elems []element
+// parseEntries decodes buf, which getdents64(2) has filled. It omits "." and "..".
+func parseEntries(buf []byte) []entry {
+	const lengthOffset, typeOffset, nameOffset = 16, 18, 19 // in struct linux_dirent64
+	var entries []entry
 	for len(buf) > 0 {
-		size := binary.NativeEndian.Uint16(buf[kindAt-2:])
-		name := unix.ByteSliceToString(buf[nameAt:size])
+		size := binary.NativeEndian.Uint16(buf[lengthOffset:])
+		name := unix.ByteSliceToString(buf[nameOffset:size])
 		if name != "." && name != ".." {
-			elems = append(elems, element{name, buf[kindAt]})
+			entries = append(entries, entry{name, buf[typeOffset]})
 		}
 		buf = buf[size:]
 	}
-	return elems
+	return entries
 }
 
-// resolve finds out the kind of the first elements of the folder fd that have
-// none, until ctx is done.
-func resolve(ctx context.Context, fd int, elems []element) {
-	var unknown []*element
-	for i := range elems {
-		if elems[i].kind == unix.DT_UNKNOWN && len(unknown) < sampleUnknown {
-			unknown = append(unknown, &elems[i])
+// resolveTypes finds, by a stat of each, the types of the first sampleStats entries of the
+// folder fd that are of unknown type. It stops when ctx is done.
+func resolveTypes(ctx context.Context, fd int, entries []entry) {
+	var unknown []*entry
+	for i := range entries {
+		if entries[i].typ == unix.DT_UNKNOWN && len(unknown) < sampleStats {
+			unknown = append(unknown, &entries[i])
 		}
 	}
 	parallel(ctx, workers, len(unknown), func(i int) error {
 		var info drivers.Info
 		if statAt(fd, unknown[i].name, &info) == nil {
-			unknown[i].kind = byte(info.Type() >> 12) // as DT_ is made of S_IF
+			unknown[i].typ = byte(info.Type() >> 12) // as IFTODT(3) does
 		}
 		return nil
 	})
 }
 
-// deal returns the first of each hand, then the second of each, and so on.
-func deal(hands [][]string) []string {
+// interleave returns the first element of each list, then the second of each, and so on.
+func interleave(lists [][]string) []string {
 	var all []string
 	for i, more := 0, true; more; i++ {
 		more = false
-		for _, hand := range hands {
-			if i < len(hand) {
-				all = append(all, hand[i])
+		for _, list := range lists {
+			if i < len(list) {
+				all = append(all, list[i])
 				more = true
 			}
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// plant makes files below root, each as large as its name is long. A name that
-// ends in a slash is a folder.
+// plant creates files below root. The content of a file is its name. A name that ends in a
+// slash is that of a folder.
 func plant(t testing.TB, root string, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -38,8 +38,8 @@ func plant(t testing.TB, root string, names ...string) {
 	}
 }
 
-// number returns n names made from format.
-func number(n int, format string) []string {
+// numbered returns n names, each of format with a number.
+func numbered(n int, format string) []string {
 	names := make([]string, n)
 	for i := range names {
 		names[i] = fmt.Sprintf(format, i)
@@ -47,24 +47,24 @@ func number(n int, format string) []string {
 	return names
 }
 
-// sample samples root, and checks what is the same for all trees: there are
-// want files, each is described as Stat does, and was made by plant.
+// sample samples root. It checks that there are want files, that each was created by plant,
+// and that the Info of each is that of Stat.
 func sample(t *testing.T, root string, n, want int) map[string]drivers.Info {
 	t.Helper()
 	d := openDir(t, root)
 	got, err := d.Sample(ctx, n)
 	if err != nil || len(got) != want {
-		t.Fatalf("%d files, %v; want %d", len(got), err, want)
+		t.Fatalf("sampled %d files, %v; want %d", len(got), err, want)
 	}
 	for name, info := range got {
 		if stat, err := d.Stat(ctx, name); err != nil || info != stat || info.Size != int64(len(name)) {
-			t.Errorf("%s is described as %+v, and by Stat as %+v, %v", name, info, stat, err)
+			t.Errorf("%s: Sample returns %+v; Stat returns %+v, %v", name, info, stat, err)
 		}
 	}
 	return got
 }
 
-// byFolder counts the files of a sample.
+// byFolder counts the files of a sample in each folder.
 func byFolder(found map[string]drivers.Info) map[string]int {
 	n := make(map[string]int)
 	for name := range found {
@@ -74,7 +74,7 @@ func byFolder(found map[string]drivers.Info) map[string]int {
 }
 
 func TestSample(t *testing.T) {
-	for _, tmp := range folders(t) {
+	for _, tmp := range tempFolders(t) {
 		t.Run(tmp.fsType, func(t *testing.T) {
 			root := tmp.make(t)
 			plant(t, root, "a", "b/c", "b/d", "e/")
@@ -104,31 +104,31 @@ func TestSampleFollowsNoLink(t *testing.T) {
 	sample(t, root, 10, 0)
 }
 
-// A tree like ImageNet's: two files beside a thousand folders of images.
+// The tree is like that of ImageNet: two files beside many folders of images.
 func TestSampleIsSpread(t *testing.T) {
 	root := t.TempDir()
 	plant(t, root, "LICENSE", "labels")
-	for _, class := range number(100, "train/n%04d") {
-		plant(t, root, number(20, class+"/%02d.jpg")...)
+	for _, class := range numbered(100, "train/n%04d") {
+		plant(t, root, numbered(20, class+"/%02d.jpg")...)
 	}
 	folders := byFolder(sample(t, root, 64, 64))
 	if len(folders) < 8 {
-		t.Errorf("the sample is of these folders alone: %v", folders)
+		t.Errorf("the sample is from %v, want at least 8 folders", folders)
 	}
 	for folder, n := range folders {
 		if n > 12 {
-			t.Errorf("%d files are of %s", n, folder)
+			t.Errorf("%d files are from %s, want at most 12", n, folder)
 		}
 	}
 }
 
 func TestSampleOfADeepTree(t *testing.T) {
 	root := t.TempDir()
-	// 20 folders on each of two levels, and files in one place far below.
-	plant(t, root, number(20, "%02d/x/y/z/file")...)
-	plant(t, root, number(20, "00/%02d/")...)
+	// There are 20 folders on each of two levels. Files are only far below.
+	plant(t, root, numbered(20, "%02d/x/y/z/file")...)
+	plant(t, root, numbered(20, "00/%02d/")...)
 	if got, err := openDir(t, root).Sample(ctx, 20); err != nil || len(got) < 8 {
-		t.Errorf("got %d files, %v", len(got), err)
+		t.Errorf("sampled %d files, %v; want at least 8", len(got), err)
 	}
 
 	root = t.TempDir()
@@ -136,75 +136,75 @@ func TestSampleOfADeepTree(t *testing.T) {
 	sample(t, root, 20, 1)
 }
 
-// Of a large folder only the start is read: with the cost of listing all of it,
-// a dataset in one folder would not be sampled in time.
+// Only the beginning of a large folder is read. Listing all of it would take too long for a
+// dataset in a single folder.
 func TestSampleOfALargeFolder(t *testing.T) {
-	root := folders(t)[1].make(t)
-	for _, name := range number(100_000, "file-%05d") {
+	root := tempFolders(t)[1].make(t)
+	for _, name := range numbered(100_000, "file-%05d") {
 		if err := unix.Mknod(filepath.Join(root, name), unix.S_IFREG|0o600, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	d := openDir(t, root)
 	if got, err := d.Sample(ctx, 64); err != nil || len(got) != 64 {
-		t.Errorf("got %d files, %v", len(got), err)
+		t.Errorf("sampled %d files, %v; want 64", len(got), err)
 	}
 	fd, err := d.openRead(".", unix.O_DIRECTORY)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	elems, err := readStart(fd)
-	if err != nil || len(elems) < 64 || len(elems) > 500 {
-		t.Errorf("read %d names, %v", len(elems), err)
+	entries, err := readStart(fd)
+	if err != nil || len(entries) < 64 || len(entries) > 500 {
+		t.Errorf("read %d names, %v; want 64 to 500", len(entries), err)
 	}
 }
 
-// A file system that does not tell the kinds of names is asked for some.
-func TestSampleAsksForKinds(t *testing.T) {
+// If the file system does not provide the types of entries, a limited number is found by stats.
+func TestSampleResolvesTypes(t *testing.T) {
 	root := t.TempDir()
 	plant(t, root, "folder/")
-	plant(t, root, number(100, "%03d")...)
+	plant(t, root, numbered(100, "%03d")...)
 	d := openDir(t, root)
 	fd, err := d.openRead(".", unix.O_DIRECTORY)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	elems := []element{{"folder", unix.DT_UNKNOWN}, {"000", unix.DT_REG}, {"missing", unix.DT_UNKNOWN}}
-	for _, name := range number(100, "%03d") {
-		elems = append(elems, element{name, unix.DT_UNKNOWN})
+	entries := []entry{{"folder", unix.DT_UNKNOWN}, {"000", unix.DT_REG}, {"missing", unix.DT_UNKNOWN}}
+	for _, name := range numbered(100, "%03d") {
+		entries = append(entries, entry{name, unix.DT_UNKNOWN})
 	}
-	resolve(ctx, fd, elems)
+	resolveTypes(ctx, fd, entries)
 	got := make(map[byte]int)
-	for _, e := range elems {
-		got[e.kind]++
+	for _, e := range entries {
+		got[e.typ]++
 	}
-	if elems[0].kind != unix.DT_DIR || got[unix.DT_REG] != 1+sampleUnknown-2 {
-		t.Errorf("%d regular files and %d folders of %d elements that were asked", got[unix.DT_REG], got[unix.DT_DIR], sampleUnknown)
+	if entries[0].typ != unix.DT_DIR || got[unix.DT_REG] != 1+sampleStats-2 {
+		t.Errorf("got %d regular files and %d folders, want %d and 1", got[unix.DT_REG], got[unix.DT_DIR], 1+sampleStats-2)
 	}
 }
 
-func TestSampleLeavesOutWhatCannotBeRead(t *testing.T) {
+func TestSampleOmitsUnreadableFolders(t *testing.T) {
 	root := t.TempDir()
 	plant(t, root, "a/file", "b/file", "c/file")
 	d := openDir(t, root)
 	if err := os.RemoveAll(filepath.Join(root, "a")); err != nil {
 		t.Fatal(err)
 	}
-	listings, err := d.listSome(ctx, []string{"a", "b", "c"})
+	listings, err := d.listStarts(ctx, []string{"a", "b", "c"})
 	if len(listings[0].files) != 0 || len(listings[1].files) != 1 || len(listings[2].files) != 1 {
-		t.Errorf("listed %v, %v", listings, err)
+		t.Errorf("listed %v, %v; want nothing of a, one file of b and one of c", listings, err)
 	}
 	if err := os.RemoveAll(root); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := d.Sample(ctx, 10); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a folder that was removed: %v, %v", got, err)
+		t.Errorf("Sample of a removed folder: %v, %v; want fs.ErrNotExist", got, err)
 	}
 }
 
-func TestSampleOfAFolderThatIsNotReadable(t *testing.T) {
+func TestSampleWithoutPermission(t *testing.T) {
 	root := t.TempDir()
 	plant(t, root, "a/file", "b/file")
 	d := openDir(t, root)
@@ -225,16 +225,16 @@ func TestSampleOfAFolderThatIsNotReadable(t *testing.T) {
 			got = err.Error()
 		}
 		if got != test.want {
-			t.Errorf("of folders with modes %o, %o and %o: %s, want %s", test.root, test.a, test.b, got, test.want)
+			t.Errorf("folders with modes %o, %o and %o: %s, want %s", test.root, test.a, test.b, got, test.want)
 		}
 	}
 }
 
-// asNobody calls f without the rights of root over files of others.
+// asNobody calls f as the user nobody, who has no permissions of root.
 func asNobody(t *testing.T, f func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, who has files that others may not read")
+		t.Skip("needs root, to drop its permissions")
 	}
 	if err := syscall.Setresuid(-1, 65534, -1); err != nil {
 		t.Fatal(err)
@@ -255,11 +255,11 @@ func chmod(t *testing.T, modes map[string]fs.FileMode) {
 func TestSampleEndsWithTheContext(t *testing.T) {
 	wantNoLeak(t)
 	root := t.TempDir()
-	plant(t, root, number(20, "%d/file")...)
+	plant(t, root, numbered(20, "%d/file")...)
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	got, err := openDir(t, root).Sample(done, 10)
 	if len(got) != 0 || err != nil {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v; want no files and no error", got, err)
 	}
 }

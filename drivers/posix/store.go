@@ -27,59 +27,57 @@ var (
 	_ drivers.Profiler = (*Store)(nil)
 )
 
-// background is for what is done on a small folder of ours.
+// background is the context of short operations on the folders of a store.
 var background = context.Background()
 
-// A StoreConfig says which folder to open, and for whom.
+// A StoreConfig identifies the folder to open and the process that opens it.
 type StoreConfig struct {
-	Tier       string       // path of the tier; made if it is not there
-	Dataset    string       // id of the dataset, which names its folder in the tier
-	Source     string       // where the dataset lives; a folder of another source is refused
-	Mountpoint string       // where it will be shown, for whoever finds the folder locked
-	Log        *slog.Logger // told what is found odd; nil for nobody
+	Tier       string       // path of the tier; created if missing
+	Dataset    string       // id of the dataset, which is the name of its folder in the tier
+	Source     string       // location of the dataset; the folder of another source is an error
+	Mountpoint string       // recorded in the lock, for the LockedError of other processes
+	Log        *slog.Logger // receives warnings; may be nil
 }
 
-// holder is what the lock says of this process.
+// holder describes this process, for the lock.
 func (c StoreConfig) holder() Holder {
 	host, _ := os.Hostname()
 	return Holder{PID: os.Getpid(), Host: host, Mountpoint: c.Mountpoint, Since: time.Now().Truncate(time.Second)}
 }
 
-// A Store holds copies of one dataset in a folder of a tier:
+// A Store is a drivers.Store in a folder of a tier. It holds copies of one dataset:
 //
 //	<tier>/<dataset>/files/<name>     copies
-//	<tier>/<dataset>/incoming/        copies in the making
-//	<tier>/<dataset>/milkweed.json    what makes the folder ours
-//	<tier>/<dataset>/synced.json      what is on the disk
-//	<tier>/<dataset>/lock             one process at a time
+//	<tier>/<dataset>/incoming/        temporary files, which become copies
+//	<tier>/<dataset>/milkweed.json    marks the folder as one of Milkweed
+//	<tier>/<dataset>/synced.json      which copies are on the disk
+//	<tier>/<dataset>/lock             admits one process at a time
 //
-// Folders are 0700 and files 0600. A copy that a power failure may have
-// spoilt is as absent; the package comment explains. All methods may be
-// called concurrently. Objects that are open outlive Close; Writers can then
-// only be aborted.
+// Folders have the permissions 0700 and files 0600. A copy that a power failure may have
+// damaged counts as missing; see the package comment. All methods may be called
+// concurrently. Open Objects stay readable after Close. Writers can then only be aborted.
 type Store struct {
 	config StoreConfig
-	boot   string               // bootID, or what a test calls it
-	tree   atomic.Pointer[tree] // nil once closed
-	dirty  atomic.Bool          // something was committed since the last Sync
-	syncfs func(fd int) error   // syncfs(2), or what a test has for a broken disk
+	boot   string               // bootID; tests set it
+	tree   atomic.Pointer[tree] // nil after Close
+	dirty  atomic.Bool          // there was a commit since the last Sync
+	syncfs func(fd int) error   // syncfs(2); a test simulates a broken disk
 
-	// Where both are needed, mu is taken first.
-	mu sync.Mutex // serializes Probe, Sync and Close, which replace tree or its ledger
+	// mu is locked before commits.
+	mu sync.Mutex // serializes Probe, Sync and Close, which replace tree or its sync record
 
-	commits sync.RWMutex // held by a commit, for reading; guards the following
-	closed  bool         // nothing may be committed any more
+	commits sync.RWMutex // read-locked by each commit; guards the following
+	closed  bool         // commits fail
 }
 
-// OpenStore opens the folder of a dataset, and makes it if it is not there.
-// The error may be a *ForeignError, a *NotOursError or a *LockedError.
+// OpenStore opens the folder of a dataset and creates it if it is missing. The error may be a *ForeignError, a *NotOursError or a *LockedError.
 func OpenStore(config StoreConfig) (*Store, error) {
 	return openStore(config, bootID())
 }
 
 func openStore(config StoreConfig, boot string) (*Store, error) {
 	if !drivers.ValidName(config.Dataset) || config.Dataset == "." || strings.Contains(config.Dataset, "/") {
-		return nil, fmt.Errorf("dataset %q: does not name a folder", config.Dataset)
+		return nil, fmt.Errorf("dataset %q: not a valid folder name", config.Dataset)
 	}
 	tier, err := filepath.Abs(config.Tier)
 	if err != nil {
@@ -93,34 +91,34 @@ func openStore(config StoreConfig, boot string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	strangers, err := t.sweep()
+	unknown, err := t.sweep()
 	if err != nil {
 		t.close()
 		return nil, pathError("sweep", t.path, err)
 	}
-	if strangers > 0 {
-		config.Log.Warn("files that Milkweed did not make are left alone",
-			"folder", filepath.Join(t.path, incomingName), "files", strangers)
+	if unknown > 0 {
+		config.Log.Warn("left files that Milkweed did not create",
+			"folder", filepath.Join(t.path, incomingName), "files", unknown)
 	}
 	s := &Store{config: config, boot: boot, syncfs: syncfs}
 	s.tree.Store(t)
 	return s, nil
 }
 
-// acquire returns the tree of now, which the caller releases.
+// acquire returns the current tree. The caller releases it.
 func (s *Store) acquire() (*tree, error) {
 	for {
 		t := s.tree.Load()
 		if t == nil {
 			return nil, fs.ErrClosed
 		}
-		if t.retain() {
+		if t.refs.Acquire() {
 			return t, nil
 		}
 	}
 }
 
-// Path is the folder of the dataset.
+// Path returns the path of the dataset folder.
 func (s *Store) Path() string { return filepath.Join(s.config.Tier, s.config.Dataset) }
 
 // Profile implements drivers.Profiler. Only tmpfs never blocks.
@@ -131,7 +129,7 @@ func (s *Store) Profile() drivers.Profile {
 	return drivers.Profile{}
 }
 
-// FSType is the kind of file system that the store is on, such as "tmpfs".
+// FSType returns the type of the file system of the store, such as "tmpfs".
 func (s *Store) FSType() string {
 	t, err := s.acquire()
 	if err != nil {
@@ -152,7 +150,7 @@ func (s *Store) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !t.believes(o.Info()) {
+	if !t.trusts(o.Info()) {
 		o.Close()
 		return nil, pathError("open", name, unix.ENOENT)
 	}
@@ -167,7 +165,7 @@ func (s *Store) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	}
 	defer t.release()
 	info, err := t.files.Stat(ctx, name)
-	if err == nil && !t.believes(info) {
+	if err == nil && !t.trusts(info) {
 		return drivers.Info{}, pathError("stat", name, unix.ENOENT)
 	}
 	return info, err
@@ -181,13 +179,13 @@ func (s *Store) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error)
 	}
 	defer t.release()
 	infos, err := t.files.ReadDir(ctx, dir)
-	return slices.DeleteFunc(infos, func(i drivers.Info) bool { return !t.believes(i) }), err
+	return slices.DeleteFunc(infos, func(i drivers.Info) bool { return !t.trusts(i) }), err
 }
 
-// believes reports whether what info describes may be shown. Only files have
-// content to lose.
-func (t *tree) believes(info drivers.Info) bool {
-	return info.Mode&unix.S_IFMT != unix.S_IFREG || t.ledger.Load().believes(info.Ctime)
+// trusts reports whether the file that info describes has its content. Only regular files
+// have content that a power failure can damage.
+func (t *tree) trusts(info drivers.Info) bool {
+	return !info.IsRegular() || t.record.Load().trusts(info.Ctime)
 }
 
 // Statfs implements drivers.Statfser.
@@ -202,7 +200,7 @@ func (s *Store) Statfs(ctx context.Context) (drivers.Statfs, error) {
 
 // Remove implements drivers.Store.
 func (s *Store) Remove(ctx context.Context, name string) error {
-	if err := begin(ctx, "remove", name); err != nil {
+	if err := checkRequest(ctx, "remove", name); err != nil {
 		return err
 	}
 	t, err := s.acquire()
@@ -213,7 +211,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	dir, base := split(name)
 	parent, err := openBelow(t.files.root, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
-		return pathError("remove", name, absent(err))
+		return pathError("remove", name, asMissing(err))
 	}
 	defer unix.Close(parent)
 	if err := unix.Unlinkat(parent, base, 0); err != nil {
@@ -222,21 +220,20 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// Sync brings what was committed to the disk, so that it is believed after a
-// power failure too. It is cheap when nothing was. The daemon calls it every
-// half a minute or so, and nobody else need.
+// Sync writes all committed copies to the disk, so that they are trusted after a power
+// failure. It is cheap if there was no commit since the last call. The daemon calls it
+// every 30 seconds; other callers need not.
 func (s *Store) Sync() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sync(false)
 }
 
-// sync notes that the store is clean, if it is about to be closed. s.mu must
-// be held.
+// sync implements Sync. clean means that the store is being closed; sync then records that
+// as well. s.mu must be held.
 //
-// The kernel tells of a write that it could not finish once, and then forgets
-// it. What was committed since the last sync is then not believed any more,
-// from now on.
+// The kernel reports a failed write once, and never again. After such a report, copies that
+// were committed since the last sync are no longer trusted.
 func (s *Store) sync(clean bool) error {
 	t := s.tree.Load()
 	if t == nil {
@@ -247,17 +244,17 @@ func (s *Store) sync(clean bool) error {
 		return nil
 	}
 	var lost error
-	err := t.saveLedger(func(now time.Time) ledger {
-		l := *t.ledger.Load()
-		l.Clean = clean
+	err := t.saveRecord(func(now time.Time) syncRecord {
+		r := *t.record.Load()
+		r.Clean = clean
 		if !dirty {
-			return l
+			return r
 		}
 		if lost = s.syncfs(t.folder); lost != nil {
-			return l.lose(now)
+			return r.lose(now)
 		}
-		l.Synced = now
-		return l
+		r.Synced = now
+		return r
 	})
 	if err != nil {
 		s.dirty.Store(true)
@@ -269,18 +266,18 @@ func (s *Store) sync(clean bool) error {
 }
 
 func syncfs(fd int) error {
-	return retry(func() error { return unix.Syncfs(fd) })
+	return ignoringEINTR(func() error { return unix.Syncfs(fd) })
 }
 
-// Probe implements drivers.Prober. It forces its file to the disk and out of
-// memory, or a broken disk would seem to work.
+// Probe implements drivers.Prober. It writes its file through to the disk and drops it from
+// the page cache before it reads it. Otherwise a broken disk would seem to work.
 func (s *Store) Probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return pathError("probe", s.Path(), err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t, err := s.present()
+	t, err := s.reopenIfMissing()
 	if err == nil {
 		err = t.probe()
 	}
@@ -290,58 +287,59 @@ func (s *Store) Probe(ctx context.Context) error {
 	return nil
 }
 
-// present returns the tree, opened anew if its folder is not there any more.
-// s.mu must be held.
-func (s *Store) present() (*tree, error) {
+// reopenIfMissing returns the current tree. If files of it were removed, it first creates
+// and opens a new tree. s.mu must be held.
+func (s *Store) reopenIfMissing() (*tree, error) {
 	t := s.tree.Load()
 	if t == nil {
 		return nil, fs.ErrClosed
 	}
-	ok, err := t.intact()
-	if err != nil || ok {
+	intact, err := t.intact()
+	if err != nil || intact {
 		return t, err
 	}
-	if err := t.sameHome(); err != nil {
+	if err := t.checkMounted(); err != nil {
 		return nil, err
 	}
-	again, err := openTree(s.config, s.boot, t)
+	reopened, err := openTree(s.config, s.boot, t)
 	if err != nil {
 		return nil, err
 	}
-	s.tree.Store(again)
+	s.tree.Store(reopened)
 	t.release()
-	s.config.Log.Warn("folder was made again", "folder", again.path)
-	return again, nil
+	s.config.Log.Warn("recreated the folder of the dataset", "folder", reopened.path)
+	return reopened, nil
 }
 
+// probe writes, reads and removes a temporary file.
 func (t *tree) probe() error {
-	p, err := newPart(t.incoming)
+	f, err := newTempFile(t.incoming)
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	defer p.unlink()
+	defer f.close()
+	defer f.unlink()
 	want := make([]byte, 4096)
 	rand.Read(want)
-	if _, err := writeAt(p.fd, want, 0, 0); err != nil {
+	if _, err := writeAt(f.fd, want, 0, 0); err != nil {
 		return err
 	}
-	if err := retry(func() error { return unix.Fdatasync(p.fd) }); err != nil {
+	if err := ignoringEINTR(func() error { return unix.Fdatasync(f.fd) }); err != nil {
 		return err
 	}
-	unix.Fadvise(p.fd, 0, 0, unix.FADV_DONTNEED)
+	unix.Fadvise(f.fd, 0, 0, unix.FADV_DONTNEED)
 	got := make([]byte, len(want))
-	if _, err := readAt(p.fd, got, 0, 0); err != nil {
+	if _, err := readAt(f.fd, got, 0, 0); err != nil {
 		return err
 	}
 	if string(got) != string(want) {
-		return errors.New("read something else than was written")
+		return errors.New("the bytes read differ from the bytes written")
 	}
 	return nil
 }
 
-// Close brings the store to the disk and lets others have its folder. It
-// releases the folder also when it returns an error.
+// Close syncs the store and unlocks its folder, also if it returns an error. Further calls
+// do nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -359,7 +357,7 @@ func (s *Store) Close() error {
 	return err
 }
 
-// split is path.Split with "." for the root.
+// split returns the directory and the last element of name. The root is ".".
 func split(name string) (dir, base string) {
 	i := strings.LastIndexByte(name, '/')
 	if i < 0 {

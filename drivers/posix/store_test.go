@@ -23,7 +23,7 @@ func config(tier string) StoreConfig {
 	return StoreConfig{Tier: tier, Dataset: "imagenet-1a2b", Source: "/lustre/imagenet", Mountpoint: "/mnt/imagenet"}
 }
 
-// openIn opens a store that the test need not close.
+// openIn opens a store in tier. It is closed at the end of the test.
 func openIn(t *testing.T, tier, boot string) *Store {
 	t.Helper()
 	s, err := openStore(config(tier), boot)
@@ -34,13 +34,14 @@ func openIn(t *testing.T, tier, boot string) *Store {
 	return s
 }
 
-// crash lets go of the folder of s as the end of the process would.
+// crash releases the folder of s without closing the store, as the end of the process does.
 func (s *Store) crash() {
 	t := s.tree.Swap(nil)
 	unix.Flock(t.lock, unix.LOCK_UN)
 	t.release()
 }
 
+// addCopy commits a copy.
 func addCopy(t *testing.T, s *Store, name, data string) {
 	t.Helper()
 	w, err := s.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: time.Unix(1e9, 5)})
@@ -56,12 +57,12 @@ func addCopy(t *testing.T, s *Store, name, data string) {
 	}
 }
 
-// has reports whether s shows name, in all its ways.
+// has reports whether s has a copy of name. Stat, Open and ReadDir must agree.
 func has(t *testing.T, s *Store, name string) bool {
 	t.Helper()
-	_, stat := s.Stat(ctx, name)
-	o, open := s.Open(ctx, name)
-	if open == nil {
+	_, statErr := s.Stat(ctx, name)
+	o, openErr := s.Open(ctx, name)
+	if openErr == nil {
 		o.Close()
 	}
 	infos, err := s.ReadDir(ctx, ".")
@@ -71,15 +72,15 @@ func has(t *testing.T, s *Store, name string) bool {
 			listed++
 		}
 	}
-	if err != nil || (stat == nil) != (open == nil) || (open == nil) != (listed == 1) {
-		t.Errorf("%s: Stat says %v, Open %v, ReadDir shows %d, %v", name, stat, open, listed, err)
+	if err != nil || (statErr == nil) != (openErr == nil) || (openErr == nil) != (listed == 1) {
+		t.Errorf("%s: Stat: %v; Open: %v; ReadDir: %d times, %v", name, statErr, openErr, listed, err)
 	}
-	return open == nil
+	return openErr == nil
 }
 
 func TestStore(t *testing.T) {
 	wantNoLeak(t)
-	for _, tmp := range folders(t) {
+	for _, tmp := range tempFolders(t) {
 		t.Run(tmp.fsType, func(t *testing.T) {
 			drivertest.Run(t, func(t *testing.T) drivertest.Subject {
 				s := openIn(t, tmp.make(t), "boot")
@@ -89,7 +90,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-func TestStoreIsOursAlone(t *testing.T) {
+func TestStorePermissions(t *testing.T) {
 	tier := t.TempDir()
 	defer unix.Umask(unix.Umask(0))
 	for _, umask := range []int{0, 0o277} {
@@ -109,7 +110,7 @@ func TestStoreIsOursAlone(t *testing.T) {
 				want = 0o700
 			}
 			if got := info.Mode().Perm(); got != want {
-				t.Errorf("umask %o: %s is %o, want %o", umask, path, got, want)
+				t.Errorf("umask %o: %s has the permissions %o, want %o", umask, path, got, want)
 			}
 			return err
 		})
@@ -120,22 +121,22 @@ func TestStoreIsOursAlone(t *testing.T) {
 	}
 }
 
-func TestStoreIsFoundAgain(t *testing.T) {
+func TestStoreIsReopened(t *testing.T) {
 	wantNoLeak(t)
-	tier := filepath.Join(t.TempDir(), "made/for/it")
+	tier := filepath.Join(t.TempDir(), "new/folder")
 	s := openIn(t, tier, "boot")
 	addCopy(t, s, "file", "data")
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 	if err := s.Close(); err != nil {
-		t.Errorf("a second Close: %v", err)
+		t.Errorf("second Close: %v", err)
 	}
 	if _, err := s.Open(ctx, "file"); !errors.Is(err, fs.ErrClosed) {
-		t.Errorf("Open of a closed store: %v", err)
+		t.Errorf("Open of a closed store: %v, want fs.ErrClosed", err)
 	}
 	if !has(t, openIn(t, tier, "boot"), "file") {
-		t.Error("the copy is gone")
+		t.Error("the copy is missing")
 	}
 }
 
@@ -149,22 +150,22 @@ func TestStoreIsLocked(t *testing.T) {
 		t.Fatalf("got %v, want a LockedError", err)
 	}
 	if locked.Holder.PID != os.Getpid() || locked.Holder.Mountpoint != "/mnt/imagenet" {
-		t.Errorf("holder is %+v", locked.Holder)
+		t.Errorf("got the holder %+v, want this process", locked.Holder)
 	}
 	if !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
-		t.Errorf("the message does not say who: %v", err)
+		t.Errorf("the message lacks the process id: %v", err)
 	}
 	s.Close()
 	openIn(t, tier, "boot")
 }
 
-func TestStoreRefusesWhatIsNotOurs(t *testing.T) {
+func TestStoreRejectsOtherFolders(t *testing.T) {
 	wantNoLeak(t)
 	for _, test := range []struct {
 		name, file, data string
 	}{
-		{"somebody's folder", "thesis.txt", "x"},
-		{"no JSON", markerName, "x"},
+		{"unknown file", "thesis.txt", "x"},
+		{"marker is not JSON", markerName, "x"},
 		{"empty marker", markerName, ""},
 		{"another source", markerName, `{"format":1,"source":"/other","created":"2026-01-02T03:04:05Z"}`},
 		{"later format", markerName, `{"format":2,"source":"/lustre/imagenet","shards":7}`},
@@ -185,13 +186,13 @@ func TestStoreRefusesWhatIsNotOurs(t *testing.T) {
 				t.Fatalf("got %v, want a NotOursError", err)
 			}
 			if got, err := os.ReadFile(file); string(got) != test.data || err != nil {
-				t.Errorf("%s is %q now, %v", test.file, got, err)
+				t.Errorf("%s was changed to %q, %v", test.file, got, err)
 			}
 		})
 	}
 }
 
-func TestStoreRefusesLinks(t *testing.T) {
+func TestStoreRejectsLinks(t *testing.T) {
 	wantNoLeak(t)
 	for _, name := range []string{".", filesName, incomingName, markerName, lockName} {
 		tier, elsewhere := t.TempDir(), t.TempDir()
@@ -205,17 +206,17 @@ func TestStoreRefusesLinks(t *testing.T) {
 		}
 		if s, err := OpenStore(config(tier)); err == nil {
 			s.Close()
-			t.Errorf("%s may be a link", name)
+			t.Errorf("%s is a symbolic link: OpenStore succeeds, want an error", name)
 		}
 		if got, _ := os.ReadDir(elsewhere); len(got) > 0 {
-			t.Errorf("%s: the link was followed, and %v made", name, got)
+			t.Errorf("%s is a symbolic link: it was followed, and %v created", name, got)
 		}
 	}
 }
 
-func TestStoreRefusesStrangers(t *testing.T) {
+func TestStoreRejectsOtherOwners(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can give a folder away")
+		t.Skip("needs root, to change the owner of a folder")
 	}
 	wantNoLeak(t)
 	for _, name := range []string{"", "imagenet-1a2b"} {
@@ -235,15 +236,15 @@ func TestStoreRefusesStrangers(t *testing.T) {
 	}
 }
 
-func TestStoreRefusesOddDatasets(t *testing.T) {
+func TestStoreRejectsInvalidDatasets(t *testing.T) {
 	for _, dataset := range []string{"", ".", "..", "a/b", "/a"} {
 		if _, err := OpenStore(StoreConfig{Tier: t.TempDir(), Dataset: dataset, Source: "/x"}); err == nil {
-			t.Errorf("dataset %q is accepted", dataset)
+			t.Errorf("OpenStore for the dataset %q succeeds, want an error", dataset)
 		}
 	}
 }
 
-func TestStoreSweepsOnlyItsOwn(t *testing.T) {
+func TestStoreSweepsOnlyTemporaryFiles(t *testing.T) {
 	wantNoLeak(t)
 	tier := t.TempDir()
 	s := openIn(t, tier, "boot")
@@ -264,7 +265,7 @@ func TestStoreSweepsOnlyItsOwn(t *testing.T) {
 	openIn(t, tier, "boot")
 	left, err := os.ReadDir(incoming)
 	if len(left) != 4 || err != nil {
-		t.Errorf("left are %v, %v; want the four that are not ours", left, err)
+		t.Errorf("%v remain, %v; want the four that are no temporary files", left, err)
 	}
 	w.Close()
 }
@@ -276,10 +277,10 @@ func TestStoreIsFull(t *testing.T) {
 	}
 }
 
-func TestCommitTellsOfATimeThatIsNotKept(t *testing.T) {
+func TestCommitChecksTheModificationTime(t *testing.T) {
 	s := openIn(t, t.TempDir(), "boot")
 	if s.FSType() == "tmpfs" {
-		t.Skip("tmpfs keeps any time")
+		t.Skip("needs a file system that does not store all times, unlike tmpfs")
 	}
 	w, err := s.Create(ctx, "file", drivers.Info{Mtime: time.Unix(1<<40, 0)})
 	if err != nil {
@@ -287,7 +288,7 @@ func TestCommitTellsOfATimeThatIsNotKept(t *testing.T) {
 	}
 	defer w.Close()
 	if err := w.Commit(); err == nil || !strings.Contains(err.Error(), "modification time") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error about the modification time", err)
 	}
 }
 
@@ -295,58 +296,57 @@ func TestCommitAfterClose(t *testing.T) {
 	wantNoLeak(t)
 	s := openIn(t, t.TempDir(), "boot")
 	addCopy(t, s, "file", "data")
-	o, err := s.Open(ctx, "file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer o.Close()
-	w, err := s.Create(ctx, "late", drivers.Info{Mtime: time.Unix(1e9, 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	o, w := openHandles(t, s)
 	s.Close()
 	if err := w.Commit(); !errors.Is(err, fs.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
 	if n, err := o.ReadAt(ctx, make([]byte, 4), 0); n != 4 || err != nil {
-		t.Errorf("an Object that was open: %d, %v", n, err)
+		t.Errorf("ReadAt of an open Object: %d, %v", n, err)
 	}
 }
 
-func TestProbeMakesAgainWhatIsLost(t *testing.T) {
+// openHandles opens the copy "file" and begins the empty copy "late". Both are closed at the
+// end of the test.
+func openHandles(t *testing.T, s *Store) (drivers.Object, drivers.Writer) {
+	t.Helper()
+	o, err := s.Open(ctx, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.Close() })
+	w, err := s.Create(ctx, "late", drivers.Info{Mtime: time.Unix(1e9, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return o, w
+}
+
+func TestProbeRecreatesRemovedFiles(t *testing.T) {
 	wantNoLeak(t)
-	for _, lost := range []string{".", "..", filesName, incomingName, markerName, lockName, ledgerName} {
-		t.Run(lost, func(t *testing.T) {
+	for _, removed := range []string{".", "..", filesName, incomingName, markerName, lockName, recordName} {
+		t.Run(removed, func(t *testing.T) {
 			tier := filepath.Join(t.TempDir(), "tier")
 			s := openIn(t, tier, "boot")
 			addCopy(t, s, "file", "data")
-			o, err := s.Open(ctx, "file")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer o.Close()
-			w, err := s.Create(ctx, "late", drivers.Info{Mtime: time.Unix(1e9, 0)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
-			if err := os.RemoveAll(filepath.Join(s.Path(), lost)); err != nil {
+			o, _ := openHandles(t, s)
+			if err := os.RemoveAll(filepath.Join(s.Path(), removed)); err != nil {
 				t.Fatal(err)
 			}
 			if err := s.Probe(ctx); err != nil {
 				t.Fatal(err)
 			}
 			if has(t, s, "file") {
-				t.Error("the copy is believed")
+				t.Error("a copy of before the probe is trusted")
 			}
 			addCopy(t, s, "dir/again", "data")
 			got := make([]byte, 4)
 			if _, err := o.ReadAt(ctx, got, 0); err != nil || !bytes.Equal(got, []byte("data")) {
-				t.Errorf("an Object that was open: %q, %v", got, err)
+				t.Errorf("ReadAt of an open Object: %q, %v", got, err)
 			}
 			if _, err := OpenStore(config(tier)); !errors.As(err, new(*LockedError)) {
-				t.Errorf("the folder is not locked: %v", err)
+				t.Errorf("second OpenStore: %v, want a LockedError", err)
 			}
 			if err := s.Close(); err != nil {
 				t.Error(err)
@@ -356,8 +356,8 @@ func TestProbeMakesAgainWhatIsLost(t *testing.T) {
 	}
 }
 
-// Nothing here is sure to succeed, but no descriptor may be used after it was
-// closed, nor left open: others could have its number by then.
+// The operations may fail, because the folder is removed. But no descriptor may be used after
+// it was closed, since its number may then be that of another file, and none may stay open.
 func TestProbeWhileTheStoreIsUsed(t *testing.T) {
 	wantNoLeak(t)
 	s := openIn(t, t.TempDir(), "boot")
@@ -396,7 +396,7 @@ func TestProbeWhileTheStoreIsUsed(t *testing.T) {
 		})
 	}
 	for range 50 {
-		os.RemoveAll(s.Path()) // may fail, for others make files in it
+		os.RemoveAll(s.Path()) // may fail, because the goroutines create files in it
 		if err := s.Probe(ctx); err != nil {
 			t.Error(err)
 		}
@@ -409,32 +409,32 @@ func TestProbeWhileTheStoreIsUsed(t *testing.T) {
 	wg.Wait()
 }
 
-// A tier whose disk is not mounted any more is not made on the disk below.
+// If the disk of a tier is unmounted, Probe does not create the tier on the disk below.
 func TestProbeWithoutTheDisk(t *testing.T) {
 	wantNoLeak(t)
 	disk := t.TempDir()
 	mount := func() {
 		if err := unix.Mount("milkweed-test", disk, "tmpfs", 0, "size=1m"); err != nil {
-			t.Skipf("mounting is not allowed: %v", err)
+			t.Skipf("needs permission to mount: %v", err)
 		}
 	}
 	unmount := func() { unix.Unmount(disk, unix.MNT_DETACH) }
 	if onRoot, err := sameDevice(disk, "/"); err != nil || !onRoot {
-		t.Skipf("temporary files are not on the root file system (%v)", err)
+		t.Skipf("needs temporary files on the root file system (%v)", err)
 	}
 	mount()
 	t.Cleanup(unmount)
 	s := openIn(t, filepath.Join(disk, "tier"), "boot")
 	unmount()
 	if err := s.Probe(ctx); err == nil {
-		t.Error("the tier is taken for well")
+		t.Error("Probe succeeds without the disk, want an error")
 	}
 	if left, err := os.ReadDir(disk); len(left) > 0 || err != nil {
-		t.Errorf("made on the disk below: %v, %v", left, err)
+		t.Errorf("Probe created %v on the disk below, %v", left, err)
 	}
 	mount()
 	if err := s.Probe(ctx); err != nil {
-		t.Errorf("mounted again: %v", err)
+		t.Errorf("Probe after the disk was mounted again: %v", err)
 	}
 	addCopy(t, s, "file", "data")
 	s.Close()
@@ -446,7 +446,7 @@ func sameDevice(a, b string) (bool, error) {
 	return sa.Dev == sb.Dev, err
 }
 
-func TestProbeLeavesAStrangersFolder(t *testing.T) {
+func TestProbeRejectsOtherFolders(t *testing.T) {
 	wantNoLeak(t)
 	s := openIn(t, t.TempDir(), "boot")
 	if err := os.Rename(s.Path(), s.Path()+".old"); err != nil {
@@ -463,8 +463,8 @@ func TestProbeLeavesAStrangersFolder(t *testing.T) {
 	}
 }
 
-// tick waits until the file system's clock is another.
-func tick() { time.Sleep(20 * time.Millisecond) }
+// waitForClock returns after the clock of the file system has advanced.
+func waitForClock() { time.Sleep(20 * time.Millisecond) }
 
 func TestPowerFailure(t *testing.T) {
 	wantNoLeak(t)
@@ -472,66 +472,66 @@ func TestPowerFailure(t *testing.T) {
 
 	s := openIn(t, tier, "boot 1")
 	addCopy(t, s, "synced", "data")
-	tick()
+	waitForClock()
 	if err := s.Sync(); err != nil {
 		t.Fatal(err)
 	}
 	addCopy(t, s, "unsynced", "data")
 	s.crash()
 
-	// The daemon is started again: the kernel has everything.
+	// Only the daemon was restarted. The kernel still has all data.
 	s = openIn(t, tier, "boot 1")
 	if !has(t, s, "synced") || !has(t, s, "unsynced") {
-		t.Error("a copy is lost with the daemon alone")
+		t.Error("a restart of the daemon loses a copy")
 	}
 	s.crash()
 
-	// The machine is.
+	// The machine was restarted.
 	s = openIn(t, tier, "boot 2")
 	if !has(t, s, "synced") {
-		t.Error("a copy that was synced is not believed")
+		t.Error("a copy that was synced is not trusted")
 	}
 	if has(t, s, "unsynced") {
-		t.Error("a copy that was not synced is believed")
+		t.Error("a copy that was not synced is trusted")
 	}
 	addCopy(t, s, "replaced", "data")
 	addCopy(t, s, "unsynced", "data")
 	if !has(t, s, "replaced") || !has(t, s, "unsynced") {
-		t.Error("a new copy is not believed")
+		t.Error("a new copy is not trusted")
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 
-	// Closed in order, everything is kept.
+	// The store was closed in order.
 	s = openIn(t, tier, "boot 3")
 	for _, name := range []string{"synced", "unsynced", "replaced"} {
 		if !has(t, s, name) {
-			t.Errorf("%s is not believed after an orderly end", name)
+			t.Errorf("%s is not trusted after the store was closed in order", name)
 		}
 	}
 	s.crash()
 
-	// Without a ledger nothing is.
-	if err := os.Remove(filepath.Join(tier, "imagenet-1a2b", ledgerName)); err != nil {
+	// Without a sync record no copy is trusted.
+	if err := os.Remove(filepath.Join(tier, "imagenet-1a2b", recordName)); err != nil {
 		t.Fatal(err)
 	}
 	if has(t, openIn(t, tier, "boot 3"), "synced") {
-		t.Error("a copy is believed without a ledger")
+		t.Error("a copy is trusted without a sync record")
 	}
 }
 
 func TestPowerFailureIsRemembered(t *testing.T) {
 	tier := t.TempDir()
 	s := openIn(t, tier, "boot 1")
-	addCopy(t, s, "spoilt", "data")
+	addCopy(t, s, "damaged", "data")
 	s.crash()
-	tick()
+	waitForClock()
 	openIn(t, tier, "boot 2").Close()
 	for _, boot := range []string{"boot 2", "boot 3"} {
 		s := openIn(t, tier, boot)
-		if has(t, s, "spoilt") {
-			t.Errorf("in %s the copy is believed again", boot)
+		if has(t, s, "damaged") {
+			t.Errorf("%s: the damaged copy is trusted", boot)
 		}
 		s.Close()
 	}
@@ -540,37 +540,37 @@ func TestPowerFailureIsRemembered(t *testing.T) {
 func TestSyncThatFails(t *testing.T) {
 	s := openIn(t, t.TempDir(), "boot")
 	if err := s.Sync(); err != nil {
-		t.Errorf("Sync of nothing: %v", err)
+		t.Errorf("Sync without commits: %v", err)
 	}
-	addCopy(t, s, "spoilt", "data")
-	tick()
+	addCopy(t, s, "damaged", "data")
+	waitForClock()
 	s.syncfs = func(int) error { return unix.EIO }
 	if err := s.Sync(); !errors.Is(err, unix.EIO) {
 		t.Errorf("got %v, want EIO", err)
 	}
 	s.syncfs = syncfs
-	if has(t, s, "spoilt") {
-		t.Error("a copy that the disk did not take is believed")
+	if has(t, s, "damaged") {
+		t.Error("a copy is trusted although Sync failed")
 	}
-	addCopy(t, s, "spoilt", "data")
-	if err := s.Sync(); err != nil || !has(t, s, "spoilt") {
-		t.Errorf("the next one: %v", err)
+	addCopy(t, s, "damaged", "data")
+	if err := s.Sync(); err != nil || !has(t, s, "damaged") {
+		t.Errorf("Sync of a new copy: %v; or the copy is not trusted", err)
 	}
 }
 
-func TestLedgerStaysSmall(t *testing.T) {
-	var l ledger
+func TestSyncRecordStaysSmall(t *testing.T) {
+	var r syncRecord
 	now := time.Unix(1000, 0)
 	first := now
 	for range 3 * maxSpans {
 		now = now.Add(time.Minute)
-		l = l.opened(now.String(), now, false)
+		r = r.opened(now.String(), now, false)
 	}
-	if len(l.Lost) > maxSpans {
-		t.Errorf("%d spans", len(l.Lost))
+	if len(r.Lost) > maxSpans {
+		t.Errorf("%d spans, want at most %d", len(r.Lost), maxSpans)
 	}
-	if l.believes(first) || l.believes(now.Add(-time.Second)) || !l.believes(now) {
-		t.Error("what is believed changed")
+	if r.trusts(first) || r.trusts(now.Add(-time.Second)) || !r.trusts(now) {
+		t.Error("merging spans changes which copies are trusted")
 	}
 }
 
@@ -586,9 +586,9 @@ func FuzzDecodeMarker(f *testing.F) {
 		if m.Format != format || m.Source == "" {
 			t.Errorf("%q is accepted as %+v", data, m)
 		}
-		again, err := decodeMarker(encode(m))
-		if err != nil || again.Source != m.Source || !again.Created.Equal(m.Created) {
-			t.Errorf("%+v comes back as %+v, %v", m, again, err)
+		decoded, err := decodeMarker(encode(m))
+		if err != nil || decoded.Source != m.Source || !decoded.Created.Equal(m.Created) {
+			t.Errorf("%+v is encoded and decoded as %+v, %v", m, decoded, err)
 		}
 	})
 }

@@ -9,29 +9,30 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/refcount"
 )
 
 // The names in the folder of a dataset.
 const (
-	filesName    = "files"         // copies
-	incomingName = "incoming"      // copies in the making
+	filesName    = "files"         // folder of the copies
+	incomingName = "incoming"      // folder of temporary files, which become copies
 	markerName   = "milkweed.json" // a marker
-	ledgerName   = "synced.json"   // a ledger
+	recordName   = "synced.json"   // a syncRecord
 )
 
-// A ForeignError is a folder that belongs to somebody who could change what is
-// in it.
+// A ForeignError reports a folder whose owner could change the copies in it.
 type ForeignError struct {
 	Path string
-	UID  uint32 // whose it is
+	UID  uint32 // the owner
 }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("%s: belongs to user %d, not to user %d, who runs this", e.Path, e.UID, os.Geteuid())
+	return fmt.Sprintf("%s: owned by user %d, but this process runs as user %d", e.Path, e.UID, os.Geteuid())
 }
 
-// A NotOursError is a dataset folder that Milkweed did not make, or made for
-// something else. It was left as it is.
+// A NotOursError reports a dataset folder that Milkweed did not create, or created for
+// another dataset. The folder is left unchanged.
 type NotOursError struct {
 	Path   string
 	Reason string
@@ -41,34 +42,21 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("%s: not a Milkweed folder of this dataset: %s", e.Path, e.Reason)
 }
 
-// A tree is the folder of a dataset as it was opened. It is counted, because
-// a Store that finds its folder removed opens a new tree while calls still
-// use the old one.
+// A tree is the set of open descriptors of a dataset folder. It has a reference count: a
+// Store that finds its folder removed opens a new tree while calls still use the old one.
 type tree struct {
-	refs     atomic.Int64           // calls and writers that use it, and one for the Store
-	path     string                 // of the folder
-	folder   int                    // descriptor of the folder
-	incoming int                    // of incoming
-	lock     int                    // of lock, which holds it
-	files    *Dir                   // on files
-	ledger   atomic.Pointer[ledger] // what is believed
+	refs     refcount.Count             // calls and writers that use it, and one for the Store
+	path     string                     // of the folder
+	folder   int                        // descriptor of the folder
+	incoming int                        // descriptor of incoming
+	lock     int                        // descriptor of lock, which holds the lock
+	files    *Dir                       // reads files
+	record   atomic.Pointer[syncRecord] // current sync record
 }
 
-// retain counts one more user. It reports false when the tree is closed.
-func (t *tree) retain() bool {
-	for {
-		n := t.refs.Load()
-		if n == 0 {
-			return false
-		}
-		if t.refs.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
+// release drops a reference. The last one closes the descriptors.
 func (t *tree) release() {
-	if t.refs.Add(-1) == 0 {
+	if t.refs.Release() {
 		t.close()
 	}
 }
@@ -84,58 +72,59 @@ func (t *tree) close() {
 	}
 }
 
-// openTree opens the folder of config's dataset, and makes what is missing:
+// openTree opens the dataset folder of config and creates what is missing, in this order:
 //
-//  1. the tier's folder, which must be ours or root's;
-//  2. the dataset's, which must be ours, and empty if it has no marker;
-//  3. the lock: from here on there is no other Milkweed in it;
-//  4. the ledger and the marker;
+//  1. the folder of the tier, which must belong to this user or to root;
+//  2. the folder of the dataset, which must belong to this user, and must be empty if it
+//     has no marker;
+//  3. the lock, which excludes all other Milkweed processes from the folder;
+//  4. the sync record and the marker;
 //  5. incoming and files.
 //
-// before, if not nil, is the tree that this one will replace.
-func openTree(config StoreConfig, boot string, before *tree) (*tree, error) {
+// If old is not nil, it is the tree that the new one will replace. The caller owns one
+// reference.
+func openTree(config StoreConfig, boot string, old *tree) (*tree, error) {
 	t := &tree{
 		path:     filepath.Join(config.Tier, config.Dataset),
 		folder:   -1,
 		incoming: -1,
 		lock:     -1,
 	}
-	t.refs.Store(1)
-	if err := t.open(config, boot, before); err != nil {
+	if err := t.open(config, boot, old); err != nil {
 		t.close()
 		return nil, err
 	}
 	return t, nil
 }
 
-func (t *tree) open(config StoreConfig, boot string, before *tree) (err error) {
+func (t *tree) open(config StoreConfig, boot string, old *tree) (err error) {
 	tier, err := openTier(config.Tier)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(tier)
-	if t.folder, err = openOwn(tier, config.Dataset, t.path); err != nil {
+	if t.folder, err = openOwned(tier, config.Dataset, t.path); err != nil {
 		return err
 	}
-	held := -1
-	if before != nil {
-		held = before.lock
+	oldLock := -1
+	if old != nil {
+		oldLock = old.lock
 	}
-	if before == nil || !sameFile(t.folder, before.folder) {
-		if err := t.mayUse(); err != nil {
+	if old == nil || !sameFile(t.folder, old.folder) {
+		if err := t.checkContents(); err != nil {
 			return err
 		}
 	}
-	if t.lock, err = takeLock(t.folder, held, t.path, config.holder()); err != nil {
+	if t.lock, err = takeLock(t.folder, oldLock, t.path, config.holder()); err != nil {
 		return err
 	}
-	if err := t.mark(config.Source, boot, before != nil); err != nil {
+	if err := t.openRecords(config.Source, boot, old != nil); err != nil {
 		return err
 	}
-	if t.incoming, err = openOwn(t.folder, incomingName, filepath.Join(t.path, incomingName)); err != nil {
+	if t.incoming, err = openOwned(t.folder, incomingName, filepath.Join(t.path, incomingName)); err != nil {
 		return err
 	}
-	files, err := openOwn(t.folder, filesName, filepath.Join(t.path, filesName))
+	files, err := openOwned(t.folder, filesName, filepath.Join(t.path, filesName))
 	if err != nil {
 		return err
 	}
@@ -143,8 +132,8 @@ func (t *tree) open(config StoreConfig, boot string, before *tree) (err error) {
 	return err
 }
 
-// openTier opens the folder at path, and makes it if it is not there. It may
-// be a link, if those who may change the folder made that.
+// openTier opens the folder of a tier and creates it if it is missing. path may be a
+// symbolic link if the link, like the folder, belongs to this user or to root.
 func openTier(path string) (int, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return -1, err
@@ -171,11 +160,12 @@ func openTier(path string) (int, error) {
 	return fd, nil
 }
 
+// trusted reports whether st belongs to this user or to root.
 func trusted(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }
 
-// openOwn opens the folder name in dirfd, which must be ours and no link, and
-// makes it if it is not there. path is for errors.
-func openOwn(dirfd int, name, path string) (int, error) {
+// openOwned opens the folder name in dirfd and creates it if it is missing. It must belong
+// to this user and must not be a symbolic link. path is for errors.
+func openOwned(dirfd int, name, path string) (int, error) {
 	if err := mkdirAt(dirfd, name); err != nil && err != unix.EEXIST {
 		return -1, pathError("mkdir", path, err)
 	}
@@ -195,21 +185,21 @@ func openOwn(dirfd int, name, path string) (int, error) {
 	return fd, nil
 }
 
-// mkdirAt makes a folder that is 0700 whatever the umask.
+// mkdirAt creates a folder with the permissions 0700, without regard to the umask.
 func mkdirAt(dirfd int, name string) error {
-	if err := retry(func() error { return unix.Mkdirat(dirfd, name, 0o700) }); err != nil {
+	if err := ignoringEINTR(func() error { return unix.Mkdirat(dirfd, name, 0o700) }); err != nil {
 		return err
 	}
 	return unix.Fchmodat(dirfd, name, 0o700, 0)
 }
 
-// mayUse returns a NotOursError for a folder that has no marker and holds
-// anything but what is there when Milkweed is interrupted before it writes it.
-func (t *tree) mayUse() error {
+// checkContents returns a NotOursError if the folder has no marker and holds a file other
+// than those that exist when Milkweed is interrupted before it writes the marker.
+func (t *tree) checkContents() error {
 	var st unix.Stat_t
 	err := unix.Fstatat(t.folder, markerName, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil {
-		return nil // mark will read it
+		return nil // openRecords reads it
 	}
 	if err != unix.ENOENT {
 		return pathError("stat", filepath.Join(t.path, markerName), err)
@@ -219,14 +209,14 @@ func (t *tree) mayUse() error {
 		return pathError("readdir", t.path, err)
 	}
 	for _, name := range names {
-		if name != lockName && name != ledgerName && !partName.MatchString(name) {
-			return &NotOursError{t.path, fmt.Sprintf("it has no %s, and holds %q", markerName, name)}
+		if name != lockName && name != recordName && !tempFileName.MatchString(name) {
+			return &NotOursError{t.path, fmt.Sprintf("it has no %s, but contains %q", markerName, name)}
 		}
 	}
 	return nil
 }
 
-// listNames reads the folder fd from its start.
+// listNames returns all names in the folder fd.
 func listNames(fd int) ([]string, error) {
 	if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 		return nil, err
@@ -234,9 +224,9 @@ func listNames(fd int) ([]string, error) {
 	return readNames(background, fd)
 }
 
-// mark reads the marker and the ledger, or makes them. The lock must be held.
-// With reopened the file system may have lost what was not on the disk.
-func (t *tree) mark(source, boot string, reopened bool) error {
+// openRecords reads the marker and the sync record, and writes what is missing. The lock
+// must be held. If reopened, the file system may have lost data that was not on the disk.
+func (t *tree) openRecords(source, boot string, reopened bool) error {
 	data, err := readSmall(t.folder, markerName)
 	unmarked := errors.Is(err, unix.ENOENT)
 	if err != nil && !unmarked {
@@ -247,15 +237,15 @@ func (t *tree) mark(source, boot string, reopened bool) error {
 			return err
 		}
 	}
-	old := t.readLedger()
-	err = t.saveLedger(func(now time.Time) ledger {
-		if t.fresh() {
-			return ledger{Boot: boot, Synced: now}
+	old := t.readRecord()
+	err = t.saveRecord(func(now time.Time) syncRecord {
+		if t.neverHeldCopies() {
+			return syncRecord{Boot: boot, Synced: now}
 		}
 		return old.opened(boot, now, reopened)
 	})
 	if err != nil {
-		return pathError("write", filepath.Join(t.path, ledgerName), err)
+		return pathError("write", filepath.Join(t.path, recordName), err)
 	}
 	if unmarked {
 		if err := t.writeMarker(source); err != nil {
@@ -276,87 +266,87 @@ func (t *tree) checkMarker(data []byte, source string) error {
 	return nil
 }
 
-// readLedger returns the ledger in the folder. One that is not there, or cannot
-// be read, is the zero one, for which nothing is on the disk.
-func (t *tree) readLedger() ledger {
-	var l ledger
-	data, err := readSmall(t.folder, ledgerName)
-	if err != nil || decodeStrict(data, &l) != nil {
-		return ledger{}
+// readRecord returns the sync record on the disk. If it is missing or unreadable,
+// readRecord returns the zero value, after which no existing copy is trusted.
+func (t *tree) readRecord() syncRecord {
+	var r syncRecord
+	data, err := readSmall(t.folder, recordName)
+	if err != nil || decodeStrict(data, &r) != nil {
+		return syncRecord{}
 	}
-	return l
+	return r
 }
 
-// fresh reports whether there was never a copy in the folder.
-func (t *tree) fresh() bool {
+// neverHeldCopies reports whether there was never a copy in the folder.
+func (t *tree) neverHeldCopies() bool {
 	var st unix.Stat_t
 	return unix.Fstatat(t.folder, filesName, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT
 }
 
 func (t *tree) writeMarker(source string) error {
-	p, err := newPart(t.folder)
+	f, err := newTempFile(t.folder)
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	defer p.unlink()
-	return p.publish(markerName, encode(marker{format, source, time.Now().Truncate(time.Second)}))
+	defer f.close()
+	defer f.unlink()
+	return f.publish(markerName, encode(marker{format, source, time.Now().Truncate(time.Second)}))
 }
 
-// saveLedger publishes the ledger that next returns, here and then on the
-// disk: it is what was found out, whether or not the disk takes it. next is told what time it is for the file system: what was changed
-// before next is called has no later time, and what is changed afterwards no
-// earlier one.
-func (t *tree) saveLedger(next func(now time.Time) ledger) error {
-	p, err := newPart(t.folder)
+// saveRecord publishes the sync record that next returns, first in memory and then on the
+// disk. It takes effect in memory even if writing it fails. now is the current time by
+// the clock of the file system: no change before the call of next has a later time, and no
+// change after it an earlier one.
+func (t *tree) saveRecord(next func(now time.Time) syncRecord) error {
+	f, err := newTempFile(t.folder)
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	defer p.unlink()
-	now, err := p.made()
+	defer f.close()
+	defer f.unlink()
+	now, err := f.ctime()
 	if err != nil {
 		return err
 	}
-	l := next(now)
-	t.ledger.Store(&l)
-	return p.publish(ledgerName, encode(l))
+	r := next(now)
+	t.record.Store(&r)
+	return f.publish(recordName, encode(r))
 }
 
-// sweep removes what an interrupted Milkweed left in incoming and in the folder
-// itself, and returns how many files it left alone there because it did not
-// make them.
-func (t *tree) sweep() (strangers int, err error) {
+// sweep removes the temporary files of an interrupted process from incoming and from the
+// folder itself. It returns the number of files in incoming that it left in place because
+// Milkweed did not create them.
+func (t *tree) sweep() (unknown int, err error) {
 	names, err := listNames(t.incoming)
 	if err != nil {
 		return 0, err
 	}
 	for _, name := range names {
-		if !removePart(t.incoming, name) {
-			strangers++
+		if !removeTempFile(t.incoming, name) {
+			unknown++
 		}
 	}
 	names, err = listNames(t.folder)
 	if err != nil {
-		return strangers, err
+		return unknown, err
 	}
 	for _, name := range names {
-		removePart(t.folder, name)
+		removeTempFile(t.folder, name)
 	}
-	return strangers, nil
+	return unknown, nil
 }
 
-// removePart removes name if it is a file of ours, and reports whether it was.
-func removePart(dirfd int, name string) bool {
-	return partName.MatchString(name) && removeRegular(dirfd, name) == nil
+// removeTempFile removes name if it is a temporary file, and reports whether it did.
+func removeTempFile(dirfd int, name string) bool {
+	return tempFileName.MatchString(name) && removeRegular(dirfd, name) == nil
 }
 
-// removeRegular removes a regular file and nothing else.
+// removeRegular removes name if it is a regular file.
 func removeRegular(dirfd int, name string) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil {
-		err = notRegular(&st)
+		err = checkRegular(&st)
 	}
 	if err != nil {
 		return err
@@ -364,7 +354,7 @@ func removeRegular(dirfd int, name string) error {
 	return unix.Unlinkat(dirfd, name, 0)
 }
 
-// intact reports whether the path of the tree still leads to what is open.
+// intact reports whether the paths of the tree still lead to the files that are open.
 func (t *tree) intact() (bool, error) {
 	for name, fd := range map[string]int{
 		".":          t.folder,
@@ -372,11 +362,11 @@ func (t *tree) intact() (bool, error) {
 		incomingName: t.incoming,
 		lockName:     t.lock,
 		markerName:   -1,
-		ledgerName:   -1,
+		recordName:   -1,
 	} {
 		var path, open unix.Stat_t
 		err := unix.Lstat(filepath.Join(t.path, name), &path)
-		if gone(err) {
+		if isMissing(err) {
 			return false, nil
 		}
 		if err == nil && fd >= 0 {
@@ -392,27 +382,28 @@ func (t *tree) intact() (bool, error) {
 	return true, nil
 }
 
-// sameHome returns an error if a folder made at the tree's path would not be
-// where the tree was: the disk of a tier that is not mounted any more must not
-// be taken for the one below, which is often the system's.
-func (t *tree) sameHome() error {
-	var was, is, root unix.Stat_t
-	if err := unix.Fstat(t.folder, &was); err != nil {
+// checkMounted returns an error if a folder created at the path of the tree would be on
+// another file system than before, namely on that of "/". The file system of the tier is
+// then not mounted, and the tier must not fill the disk below the mount point, which is
+// often the system disk.
+func (t *tree) checkMounted() error {
+	var old, current, root unix.Stat_t
+	if err := unix.Fstat(t.folder, &old); err != nil {
 		return pathError("stat", t.path, err)
 	}
-	at := t.path
-	err := unix.Lstat(at, &is)
-	for gone(err) && at != "/" {
-		at = filepath.Dir(at)
-		err = unix.Stat(at, &is)
+	path := t.path
+	err := unix.Lstat(path, &current)
+	for isMissing(err) && path != "/" {
+		path = filepath.Dir(path)
+		err = unix.Stat(path, &current)
 	}
 	if err == nil {
 		err = unix.Stat("/", &root)
 	}
 	if err != nil {
-		return pathError("stat", at, err)
+		return pathError("stat", path, err)
 	}
-	if is.Dev != was.Dev && is.Dev == root.Dev {
+	if current.Dev != old.Dev && current.Dev == root.Dev {
 		return fmt.Errorf("%s: its file system is not mounted", t.path)
 	}
 	return nil

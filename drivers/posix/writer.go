@@ -14,25 +14,23 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-var (
-	_ drivers.Writer = (*writer)(nil)
-)
+var _ drivers.Writer = (*writer)(nil)
 
-// A writer is a part that becomes a copy.
+// A writer is a drivers.Writer. It writes a temporary file, which Commit renames.
 type writer struct {
 	store *Store
-	tree  *tree // held until Close
-	part  part
+	tree  *tree // released by Close
+	temp  tempFile
 	name  string
-	info  drivers.Info // what the copy is to be
+	info  drivers.Info // size and modification time of the copy
 	done  bool         // committed or aborted
 }
 
-// Create implements drivers.Store. A store that has not the room says so here.
-// Nothing is reserved: fallocate(2) on tmpfs would take its time for a large
-// file, in the job's open.
+// Create implements drivers.Store. It fails if the file system has not enough free space. It
+// does not reserve the space: for a large file on tmpfs, fallocate(2) would take long, and
+// the open(2) of the job would wait for it.
 func (s *Store) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
-	if err := begin(ctx, "create", name); err != nil {
+	if err := checkRequest(ctx, "create", name); err != nil {
 		return nil, err
 	}
 	if name == "." || info.Size < 0 {
@@ -42,35 +40,36 @@ func (s *Store) Create(ctx context.Context, name string, info drivers.Info) (dri
 	if err != nil {
 		return nil, pathError("create", name, err)
 	}
-	p, err := t.create(name, info.Size)
+	temp, err := t.create(name, info.Size)
 	if err != nil {
 		t.release()
 		return nil, pathError("create", name, err)
 	}
-	return &writer{store: s, tree: t, part: p, name: name, info: info}, nil
+	return &writer{store: s, tree: t, temp: temp, name: name, info: info}, nil
 }
 
-func (t *tree) create(name string, size int64) (part, error) {
-	room, err := statfs(t.incoming)
+// create returns a temporary file for a copy of name with size bytes.
+func (t *tree) create(name string, size int64) (tempFile, error) {
+	space, err := statfs(t.incoming)
 	if err != nil {
-		return part{}, err
+		return tempFile{}, err
 	}
-	if room.Total > 0 && room.Available < size {
-		return part{}, unix.ENOSPC
+	if space.Total > 0 && space.Available < size {
+		return tempFile{}, unix.ENOSPC
 	}
 	dir, _ := split(name)
 	parent, err := t.makeDirs(dir)
 	if err != nil {
-		return part{}, err
+		return tempFile{}, err
 	}
 	unix.Close(parent)
-	return newPart(t.incoming)
+	return newTempFile(t.incoming)
 }
 
-// makeDirs returns a descriptor of dir in files, which it makes if need be.
+// makeDirs returns a descriptor of the folder dir below files and creates what is missing.
 func (t *tree) makeDirs(dir string) (int, error) {
 	fd, err := openBelow(t.files.root, dir, unix.O_PATH|unix.O_DIRECTORY)
-	if err == nil || !gone(err) {
+	if err == nil || !isMissing(err) {
 		return fd, err
 	}
 	fd, err = openat2(t.files.root, ".", unix.O_PATH|unix.O_DIRECTORY)
@@ -86,11 +85,10 @@ func (t *tree) makeDirs(dir string) (int, error) {
 	return fd, err
 }
 
-// makeDir returns a descriptor of the folder name in dirfd, which it makes if
-// need be: also in place of a copy, when what was a file is now a folder at
-// the source.
+// makeDir returns a descriptor of the folder name in dirfd and creates it if it is missing.
+// It removes a copy of that name: at the source, a folder has replaced the file.
 func makeDir(dirfd int, name string) (int, error) {
-	for range 3 { // others may be at it too
+	for range 3 { // other goroutines may change the folder at the same time
 		if err := mkdirAt(dirfd, name); err != nil && err != unix.EEXIST {
 			return -1, err
 		}
@@ -98,7 +96,7 @@ func makeDir(dirfd int, name string) (int, error) {
 		switch err {
 		case unix.ENOENT:
 		case unix.ENOTDIR:
-			if err := removeRegular(dirfd, name); err != nil && !gone(err) && err != unix.EISDIR {
+			if err := removeRegular(dirfd, name); err != nil && !isMissing(err) && err != unix.EISDIR {
 				return -1, err
 			}
 		default:
@@ -110,7 +108,7 @@ func makeDir(dirfd int, name string) (int, error) {
 
 // WriteAt implements drivers.Writer.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	n, err := w.tree.files.cache.writeAt(w.part.fd, p, off)
+	n, err := w.tree.files.cache.writeAt(w.temp.fd, p, off)
 	if err != nil {
 		return n, pathError("write", w.name, err)
 	}
@@ -119,15 +117,14 @@ func (w *writer) WriteAt(p []byte, off int64) (int, error) {
 
 // ReadAt implements drivers.Writer.
 func (w *writer) ReadAt(p []byte, off int64) (int, error) {
-	n, err := w.tree.files.cache.readAt(w.part.fd, p, off, w.info.Size)
+	n, err := w.tree.files.cache.readAt(w.temp.fd, p, off, w.info.Size)
 	if err != nil && err != io.EOF {
 		return n, pathError("read", w.name, err)
 	}
 	return n, err
 }
 
-// Commit implements drivers.Writer. It does not wait for the disk; see the
-// package comment.
+// Commit implements drivers.Writer. It does not wait for the disk; see the package comment.
 func (w *writer) Commit() error {
 	if w.done {
 		return pathError("commit", w.name, errors.New("already committed or aborted"))
@@ -154,35 +151,35 @@ func (w *writer) commit() error {
 	if w.store.closed {
 		return fs.ErrClosed
 	}
-	rename := func() error { return unix.Renameat(w.part.dirfd, w.part.name, parent, base) }
+	rename := func() error { return unix.Renameat(w.temp.dirfd, w.temp.name, parent, base) }
 	err = rename()
 	if err == unix.EISDIR && unix.Unlinkat(parent, base, unix.AT_REMOVEDIR) == nil {
-		err = rename() // what was a folder is now a file at the source
+		err = rename() // at the source, a file has replaced the folder
 	}
-	w.store.dirty.Store(true) // after the change, or a Sync could miss it
+	w.store.dirty.Store(true) // after the rename, so that no Sync misses it
 	return err
 }
 
-// finish sets the modification time, and checks what the file system made of
-// it and of the size.
+// finish sets the modification time. It then checks that the file system has stored exactly
+// that time and the expected size.
 func (w *writer) finish() error {
 	mtime, err := unix.TimeToTimespec(w.info.Mtime)
 	if err != nil {
 		return err
 	}
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, mtime}
-	if err := unix.UtimesNanoAt(w.part.dirfd, w.part.name, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.UtimesNanoAt(w.temp.dirfd, w.temp.name, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(w.part.fd, &st); err != nil {
+	if err := unix.Fstat(w.temp.fd, &st); err != nil {
 		return err
 	}
 	if st.Size != w.info.Size {
-		return fmt.Errorf("size is %d, not %d", st.Size, w.info.Size)
+		return fmt.Errorf("%d bytes were written, want %d", st.Size, w.info.Size)
 	}
 	if st.Mtim != mtime {
-		return fmt.Errorf("the file system keeps the modification time as %v, not %v", time.Unix(st.Mtim.Unix()), w.info.Mtime)
+		return fmt.Errorf("the file system stored the modification time %v as %v", w.info.Mtime, time.Unix(st.Mtim.Unix()))
 	}
 	return nil
 }
@@ -191,15 +188,15 @@ func (w *writer) finish() error {
 func (w *writer) Abort() {
 	if !w.done {
 		w.done = true
-		w.part.unlink()
+		w.temp.unlink()
 	}
 }
 
-// Close implements drivers.Writer. What was not committed is thrown away.
+// Close implements drivers.Writer.
 func (w *writer) Close() error {
 	w.Abort()
-	w.tree.files.cache.closed(w.part.fd)
-	err := w.part.close()
+	w.tree.files.cache.dropAfterReads(w.temp.fd)
+	err := w.temp.close()
 	w.tree.release()
 	return err
 }
