@@ -18,51 +18,51 @@ var (
 	_ drivers.Profiler      = (*Bucket)(nil)
 )
 
-// A Bucket is a Mem that is read as an object store is: names are listed, files
-// are opened without a question, and content comes in long streams. It counts
-// what would be requests. The fields are set before it is used; the methods may
-// be called concurrently.
+// A Bucket is a Mem that behaves like an object store: names are found by listing, files are
+// opened without a request, and content is read in long streams. It counts the operations
+// that would be requests. The fields are set before its first use. The methods may be called
+// concurrently.
 type Bucket struct {
 	*Mem
-	Latency time.Duration // before each request is answered
-	Length  int64         // Stride of the profile
-	Page    int           // names in a part of a listing; 0 is 1000
+	Latency time.Duration // of each request
+	Length  int64         // Profile.Stride
+	Page    int           // names in a page of a listing; 0: 1000
 
 	lists, stats, gets atomic.Int64
 }
 
-// Subject is b with the hands to change it. What the Mem can do and an object
-// store cannot is hidden.
+// Subject returns a Subject with the driver b. It hides the capabilities of the Mem that an
+// object store does not have.
 func (b *Bucket) Subject() Subject {
 	return Subject{
-		Driver:    lister{b, b, b, b},
+		Driver:    objectStore{b, b, b, b},
 		Put:       func(name string, data []byte) { b.Put(name, data) },
 		Remove:    b.Delete,
 		Overwrite: func(name string, data []byte) { b.Put(name, data) },
 	}
 }
 
-// A lister is a Driver with the capabilities of an object store and no others.
-type lister struct {
+// An objectStore is a Driver with the capabilities of an object store and no others.
+type objectStore struct {
 	drivers.Driver
 	drivers.Lister
 	drivers.VersionOpener
 	drivers.Profiler
 }
 
-// BucketRequests are the requests that a Bucket was sent.
+// BucketRequests counts the requests to a Bucket.
 type BucketRequests struct {
-	Lists int64 // one for each part of a listing, and for each that was empty
+	Lists int64 // pages of listings; an empty listing counts as one
 	Stats int64 // Stat and Open
 	Gets  int64 // ReadAt and Stream
 }
 
-// Requests returns what was asked so far.
+// Requests returns the requests until now.
 func (b *Bucket) Requests() BucketRequests {
 	return BucketRequests{Lists: b.lists.Load(), Stats: b.stats.Load(), Gets: b.gets.Load()}
 }
 
-// request counts a request and waits for the answer.
+// request counts a request and waits for b.Latency.
 func (b *Bucket) request(ctx context.Context, counter *atomic.Int64) error {
 	counter.Add(1)
 	select {
@@ -73,8 +73,8 @@ func (b *Bucket) request(ctx context.Context, counter *atomic.Int64) error {
 	}
 }
 
-// version gives files a Version.
-func version(i drivers.Info) drivers.Info {
+// withVersion sets the Version of files.
+func withVersion(i drivers.Info) drivers.Info {
 	if i.IsRegular() {
 		i.Version = fmt.Sprintf("%x", i.Mtime.UnixNano())
 	}
@@ -87,26 +87,26 @@ func (b *Bucket) Profile() drivers.Profile {
 }
 
 // List implements drivers.Lister.
-func (b *Bucket) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
+func (b *Bucket) List(ctx context.Context, dir string, page func([]drivers.Info) error) error {
 	infos, err := b.Mem.ReadDir(ctx, dir)
 	for i := range infos {
-		infos[i] = version(infos[i])
+		infos[i] = withVersion(infos[i])
 	}
-	page := b.Page
-	if page == 0 {
-		page = 1000
+	size := b.Page
+	if size == 0 {
+		size = 1000
 	}
 	if err != nil || len(infos) == 0 {
-		if asked := b.request(ctx, &b.lists); asked != nil {
-			return asked
-		}
-		return err
-	}
-	for infos := range slices.Chunk(infos, page) {
 		if err := b.request(ctx, &b.lists); err != nil {
 			return err
 		}
-		if err := part(infos); err != nil {
+		return err
+	}
+	for infos := range slices.Chunk(infos, size) {
+		if err := b.request(ctx, &b.lists); err != nil {
+			return err
+		}
+		if err := page(infos); err != nil {
 			return err
 		}
 	}
@@ -129,7 +129,7 @@ func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
 		return drivers.Info{}, err
 	}
 	i, err := b.Mem.Stat(ctx, name)
-	return version(i), err
+	return withVersion(i), err
 }
 
 // Open implements drivers.Driver.
@@ -149,7 +149,7 @@ func (b *Bucket) OpenVersion(_ context.Context, name string, info drivers.Info) 
 	return &bucketObject{b, name, info}, nil
 }
 
-// A bucketObject is read anew each time, if it is still the version that it was.
+// A bucketObject opens the file for each read, and fails if its version has changed.
 type bucketObject struct {
 	bucket *Bucket
 	name   string
@@ -158,12 +158,13 @@ type bucketObject struct {
 
 var _ drivers.Streamer = (*bucketObject)(nil)
 
+// get makes a request and returns an Object of the Mem.
 func (o *bucketObject) get(ctx context.Context) (drivers.Object, error) {
 	if err := o.bucket.request(ctx, &o.bucket.gets); err != nil {
 		return nil, err
 	}
 	obj, err := o.bucket.Mem.Open(ctx, o.name)
-	if err != nil || !version(obj.Info()).SameVersion(o.info) {
+	if err != nil || !withVersion(obj.Info()).SameVersion(o.info) {
 		return nil, fmt.Errorf("%s: %w", o.name, drivers.ErrChanged)
 	}
 	return obj, nil
@@ -188,7 +189,7 @@ func (o *bucketObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser,
 	return &bucketStream{ctx, bytes.NewReader(p)}, nil
 }
 
-// A bucketStream has all that was asked for, until its context is done.
+// A bucketStream holds the requested bytes. It returns them until its context is done.
 type bucketStream struct {
 	ctx  context.Context
 	data *bytes.Reader

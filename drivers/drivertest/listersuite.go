@@ -15,49 +15,43 @@ import (
 )
 
 var listerTests = []namedTest{
-	{"List gives in parts what ReadDir gives, and ends with the error of one", suite.listsInParts, suite.isLister},
-	{"what is missing cannot be listed", suite.listsMissing, suite.isLister},
-	{"a listed file is opened as it was listed", suite.opensListed, suite.isLister},
-	{"a listed file that was changed since is ErrChanged", suite.listedAndChanged, suite.isLister},
+	{"List returns the names of ReadDir and stops at an error", suite.listsInPages, isA[drivers.Lister]},
+	{"a missing directory cannot be listed", suite.listsMissing, isA[drivers.Lister]},
+	{"OpenVersion opens the listed version", suite.opensListed, isA[drivers.Lister]},
+	{"a read of a listed file that has changed is ErrChanged", suite.listedAndChanged, isA[drivers.Lister]},
 }
 
 var streamerTests = []namedTest{
-	{"a stream has the bytes that were asked for", suite.streams, suite.isStreamer},
+	{"a stream returns the requested bytes", suite.streams, suite.isStreamer},
 	{"a stream may be closed early", suite.streamClosedEarly, suite.isStreamer},
 	{"a stream ends when the context is done", suite.streamCancelled, suite.isStreamer},
-	{"a stream is of the version that was opened", suite.streamChanged, suite.isStreamer},
+	{"a stream returns only the version that was opened", suite.streamChanged, suite.isStreamer},
 }
 
-// isLister reports whether the driver is a drivers.Lister.
-func (s suite) isLister() bool {
-	_, ok := drivers.As[drivers.Lister](s.Driver)
-	return ok
-}
-
-// isStreamer reports whether the files of the driver are streamed. It makes one.
+// isStreamer reports whether Objects are Streamers and the driver has a stride. It puts a
+// file.
 func (s suite) isStreamer() bool {
-	s.Put("streamer", content(10, 1))
-	_, ok := drivers.As[drivers.Streamer](s.open("streamer"))
+	_, ok := objectAs[drivers.Streamer](s)
 	return ok && s.stride() > 0
 }
 
 func (s suite) stride() int64 { return drivers.ProfileOf(s.Driver).Stride }
 
-// list returns what List gives of dir.
+// list returns the Infos of all pages of dir.
 func (s suite) list(dir string) []drivers.Info {
 	s.Helper()
-	var parts [][]drivers.Info
-	err := as[drivers.Lister](s).List(ctx, dir, func(part []drivers.Info) error {
-		parts = append(parts, part)
+	var pages [][]drivers.Info
+	err := as[drivers.Lister](s).List(ctx, dir, func(page []drivers.Info) error {
+		pages = append(pages, page)
 		return nil
 	})
 	if err != nil {
 		s.Fatalf("List(%q): %v", dir, err)
 	}
-	return slices.Concat(parts...)
+	return slices.Concat(pages...)
 }
 
-// listed returns what List says about a file of dir.
+// listed returns the Info that List returns for the file name in dir.
 func (s suite) listed(dir, name string) drivers.Info {
 	s.Helper()
 	infos := s.list(dir)
@@ -68,27 +62,18 @@ func (s suite) listed(dir, name string) drivers.Info {
 	return infos[i]
 }
 
-// as returns a capability that the driver must have.
-func as[T any](s suite) T {
-	s.Helper()
-	t, ok := drivers.As[T](s.Driver)
-	if !ok {
-		s.Fatalf("%T is no %T", s.Driver, t)
-	}
-	return t
-}
-
-// streamer returns an Object that must be a drivers.Streamer as one.
+// streamer returns o as a Streamer, which it must be.
 func streamer(s suite, o drivers.Object) drivers.Streamer {
 	s.Helper()
 	t, ok := drivers.As[drivers.Streamer](o)
 	if !ok {
-		s.Fatalf("%T is no Streamer", o)
+		s.Fatalf("%T is not a Streamer", o)
 	}
 	return t
 }
 
-// openVersion opens the version of a file that a listing has described.
+// openVersion opens the version of a file that info describes, and closes it at the end of the
+// test.
 func (s suite) openVersion(name string, info drivers.Info) drivers.Object {
 	s.Helper()
 	o, err := as[drivers.VersionOpener](s).OpenVersion(ctx, name, info)
@@ -103,12 +88,12 @@ func (s suite) openVersion(name string, info drivers.Info) drivers.Object {
 	return o
 }
 
-func (s suite) listsInParts() {
+func (s suite) listsInPages() {
 	if got := s.list("."); len(got) != 0 {
-		s.Errorf("the root of nothing has %+v", got)
+		s.Errorf("List of an empty root returns %+v", got)
 	}
 	files := make(map[string][]byte)
-	for i := range 1200 { // more than a part of most
+	for i := range 1200 { // more than one page of most drivers
 		files[fmt.Sprintf("dir/file-%04d", i)] = content(i%7, 1)
 	}
 	for i := range 10 {
@@ -124,44 +109,45 @@ func (s suite) listsInParts() {
 	slices.SortFunc(got, byName)
 	slices.SortFunc(want, byName)
 	if len(got) != 1210 || !slices.Equal(got, want) {
-		s.Errorf("List gives %d names and ReadDir %d, or they differ; want 1210", len(got), len(want))
+		s.Errorf("List returns %d names and ReadDir %d, or they differ; want 1210", len(got), len(want))
 	}
-	s.wantEndsWithPart("dir")
+	s.wantStopsAtError("dir")
 }
 
-// wantEndsWithPart lists dir, which has more than one part, up to an error.
-func (s suite) wantEndsWithPart(dir string) {
+// wantStopsAtError checks that List of dir, which has several pages, stops at the error of the
+// first one.
+func (s suite) wantStopsAtError(dir string) {
 	s.Helper()
-	stop, parts := errors.New("no more"), 0
+	stop, pages := errors.New("stop"), 0
 	err := as[drivers.Lister](s).List(ctx, dir, func([]drivers.Info) error {
-		parts++
+		pages++
 		return stop
 	})
-	s.wantIs("List", err, stop)
-	if parts != 1 {
-		s.Errorf("%d parts, though the first one failed", parts)
+	s.wantError("List", err, stop)
+	if pages != 1 {
+		s.Errorf("List passed %d pages, want 1, because the first one failed", pages)
 	}
 }
 
 func (s suite) listsMissing() {
 	s.Put("dir/file", content(10, 1))
 	l := as[drivers.Lister](s)
-	part := func(infos []drivers.Info) error {
+	page := func(infos []drivers.Info) error {
 		if len(infos) > 0 {
-			s.Errorf("given %+v", infos)
+			s.Errorf("List passed %+v, want nothing", infos)
 		}
 		return nil
 	}
-	s.wantIs("List of missing", l.List(ctx, "missing", part), fs.ErrNotExist)
-	s.wantIs("List of missing/dir", l.List(ctx, "missing/dir", part), fs.ErrNotExist)
+	s.wantError("List of missing", l.List(ctx, "missing", page), fs.ErrNotExist)
+	s.wantError("List of missing/dir", l.List(ctx, "missing/dir", page), fs.ErrNotExist)
 	for _, name := range []string{"dir/file", "", "/", "dir/", "../dir"} {
-		if err := l.List(ctx, name, part); err == nil {
-			s.Errorf("List(%q) succeeds", name)
+		if err := l.List(ctx, name, page); err == nil {
+			s.Errorf("List(%q) succeeds, want an error", name)
 		}
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	s.wantIs("List", l.List(done, "dir", part), context.Canceled)
+	s.wantError("List with a done context", l.List(done, "dir", page), context.Canceled)
 }
 
 func (s suite) opensListed() {
@@ -172,16 +158,16 @@ func (s suite) opensListed() {
 	o := s.openVersion("dir/file", info)
 	s.wantContent(o, want)
 	if got := o.Info(); got != info {
-		s.Errorf("Info is %+v, and was listed as %+v", got, info)
+		s.Errorf("Info returns %+v, List returned %+v", got, info)
 	}
 	if got := s.open("dir/file").Info(); !got.SameVersion(info) {
-		s.Errorf("opened %+v, and listed %+v", got, info)
+		s.Errorf("Open: Info returns %+v, List returned %+v", got, info)
 	}
 	s.wantContent(s.openVersion("dir/empty", s.listed("dir", "empty")), nil)
 }
 
 func (s suite) listedAndChanged() {
-	for _, size := range []int{1000, 10, 2000} { // what takes its place at once
+	for _, size := range []int{1000, 10, 2000} { // of the replacement
 		s.Put("dir/file", content(1000, 1))
 		old := s.listed("dir", "file")
 		o := s.openVersion("dir/file", old)
@@ -192,7 +178,7 @@ func (s suite) listedAndChanged() {
 
 		info := s.listed("dir", "file")
 		if info.SameVersion(old) || info.Size == old.Size && info.Mtime.Equal(old.Mtime) {
-			s.Errorf("after a change to %d bytes it is listed as %+v, and was as %+v", size, info, old)
+			s.Errorf("after a change to %d bytes List returns %+v, before it %+v", size, info, old)
 		}
 		o = s.openVersion("dir/file", info)
 		s.wantContent(o, content(size, 2))
@@ -202,47 +188,47 @@ func (s suite) listedAndChanged() {
 	}
 }
 
-// wantChanged reads what is gone.
+// wantChanged checks that reads of o fail with ErrChanged.
 func (s suite) wantChanged(o drivers.Object) {
 	s.Helper()
 	for _, off := range []int64{0, 5, o.Info().Size - 1} {
 		n, err := o.ReadAt(ctx, make([]byte, 100), off)
 		if n != 0 || !errors.Is(err, drivers.ErrChanged) {
-			s.Errorf("ReadAt at %d of what has changed: %d, %v", off, n, err)
+			s.Errorf("ReadAt at %d of a changed file: %d, %v; want ErrChanged", off, n, err)
 		}
 	}
 }
 
-// stream asks for a part of o.
+// stream requests n bytes of o at off.
 func (s suite) stream(ctx context.Context, o drivers.Object, off, n int64) io.ReadCloser {
 	s.Helper()
 	r, err := streamer(s, o).Stream(ctx, off, n)
 	if err != nil {
-		s.Fatalf("Stream of %d at %d: %v", n, off, err)
+		s.Fatalf("Stream of %d bytes at %d: %v", n, off, err)
 	}
 	return r
 }
 
-// streamed puts a file that takes a few requests to be read.
-func (s suite) streamed(seed byte) []byte {
+// putLarge puts "file", which is larger than two strides, and returns its content.
+func (s suite) putLarge(seed byte) []byte {
 	data := content(int(min(2*s.stride()+12_345, 20<<20)), seed)
 	s.Put("file", data)
 	return data
 }
 
 func (s suite) streams() {
-	data := s.streamed(1)
+	data := s.putLarge(1)
 	o, size := s.open("file"), int64(len(data))
 	stride := min(s.stride(), size/2)
 	var wg sync.WaitGroup
-	for _, part := range []struct{ off, n int64 }{
+	for _, test := range []struct{ off, n int64 }{
 		{0, size}, {0, 1}, {size - 1, 1}, {0, stride}, {stride - 1, 2}, {stride, stride}, {12_345, size / 2}, {1, size - 1},
 	} {
-		r := s.stream(ctx, o, part.off, part.n)
-		wg.Go(func() { // side by side
+		r := s.stream(ctx, o, test.off, test.n)
+		wg.Go(func() {
 			got, err := io.ReadAll(r)
-			if err != nil || !bytes.Equal(got, data[part.off:part.off+part.n]) {
-				s.Errorf("Stream of %d at %d: %d bytes, or other ones, %v", part.n, part.off, len(got), err)
+			if err != nil || !bytes.Equal(got, data[test.off:test.off+test.n]) {
+				s.Errorf("Stream of %d bytes at %d: %d bytes, %v, or wrong bytes", test.n, test.off, len(got), err)
 			}
 			if err := r.Close(); err != nil {
 				s.Errorf("Close: %v", err)
@@ -253,13 +239,13 @@ func (s suite) streams() {
 }
 
 func (s suite) streamClosedEarly() {
-	data := s.streamed(1)
+	data := s.putLarge(1)
 	o := s.open("file")
 	for i := range 8 {
 		r := s.stream(ctx, o, int64(i), int64(len(data)-i))
-		p := make([]byte, i) // none of it, the first time
+		p := make([]byte, i) // at first, no bytes
 		if _, err := io.ReadFull(r, p); err != nil || !bytes.Equal(p, data[i:i+i]) {
-			s.Errorf("the start of a Stream: %v, or other bytes", err)
+			s.Errorf("first bytes of a Stream: %v, or wrong bytes", err)
 		}
 		if err := r.Close(); err != nil {
 			s.Errorf("Close: %v", err)
@@ -269,7 +255,7 @@ func (s suite) streamClosedEarly() {
 }
 
 func (s suite) streamCancelled() {
-	s.Put("file", content(16<<20, 1)) // more than is on its way
+	s.Put("file", content(16<<20, 1)) // more than the driver requests in advance
 	o := s.open("file")
 	done, cancel := context.WithCancel(ctx)
 	r := s.stream(done, o, 0, 16<<20)
@@ -279,12 +265,12 @@ func (s suite) streamCancelled() {
 	}
 	cancel()
 	_, err := io.Copy(io.Discard, r)
-	s.wantIs("reading on", err, context.Canceled)
+	s.wantError("Read of the stream", err, context.Canceled)
 	_, err = s.readStream(done, o, 16<<20)
-	s.wantIs("another Stream", err, context.Canceled)
+	s.wantError("Stream with a done context", err, context.Canceled)
 }
 
-// readStream reads the first n bytes of o by a Stream.
+// readStream reads the first n bytes of o by Stream.
 func (s suite) readStream(ctx context.Context, o drivers.Object, n int64) ([]byte, error) {
 	r, err := streamer(s, o).Stream(ctx, 0, n)
 	if err != nil {
@@ -295,7 +281,7 @@ func (s suite) readStream(ctx context.Context, o drivers.Object, n int64) ([]byt
 }
 
 func (s suite) streamChanged() {
-	data := s.streamed(1)
+	data := s.putLarge(1)
 	o := s.open("file")
 	r := s.stream(ctx, o, 0, int64(len(data)))
 	defer r.Close()
@@ -306,16 +292,16 @@ func (s suite) streamChanged() {
 	s.Put("file", content(len(data), 2))
 	rest, err := io.ReadAll(r)
 	if err != nil && !errors.Is(err, drivers.ErrChanged) || !bytes.HasPrefix(data, append(first, rest...)) {
-		s.Errorf("the rest: %d bytes, or other ones, %v", len(rest), err)
+		s.Errorf("rest of the stream after a change: %d bytes, %v, or wrong bytes", len(rest), err)
 	}
 	got, err := s.readStream(ctx, o, int64(len(data)))
 	if err != nil && !errors.Is(err, drivers.ErrChanged) || !bytes.HasPrefix(data, got) {
-		s.Errorf("a Stream after the change: %d bytes, or other ones, %v", len(got), err)
+		s.Errorf("Stream after a change: %d bytes, %v, or wrong bytes", len(got), err)
 	}
 	s.Remove("file")
 	if got, err := s.readStream(ctx, o, int64(len(data))); err == nil && !bytes.Equal(got, data) {
-		s.Errorf("a Stream after the removal: %d other bytes", len(got))
+		s.Errorf("Stream after the removal: %d bytes, or wrong bytes", len(got))
 	} else if err != nil && !errors.Is(err, drivers.ErrChanged) {
-		s.Errorf("a Stream after the removal: %v", err)
+		s.Errorf("Stream after the removal: %v, want ErrChanged", err)
 	}
 }

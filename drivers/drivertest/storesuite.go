@@ -13,13 +13,33 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// mtime is a time that a file system which keeps only microseconds, or only
-// seconds, cannot have.
+var storeTests = []namedTest{
+	{"a commit is atomic", suite.commitIsAtomic, isA[drivers.Store]},
+	{"a copy has the size and time given to Create", suite.copyHasSizeAndTime, isA[drivers.Store]},
+	{"a commit of the wrong size fails", suite.wrongSize, isA[drivers.Store]},
+	{"an aborted copy leaves nothing behind", suite.abort, isA[drivers.Store]},
+	{"Close discards an uncommitted copy", suite.closeAborts, isA[drivers.Store]},
+	{"a Writer reads back what was written", suite.readBack, isA[drivers.Store]},
+	{"a copy replaces an earlier one", suite.replacesCopy, isA[drivers.Store]},
+	{"a copy may be empty", suite.emptyCopy, isA[drivers.Store]},
+	{"a copy may have any valid name", suite.anyName, isA[drivers.Store]},
+	{"a name may be longer than PATH_MAX", suite.longName, isA[drivers.Store]},
+	{"a folder replaces a file", suite.folderForFile, isA[drivers.Store]},
+	{"a file replaces an empty folder", suite.fileForFolder, isA[drivers.Store]},
+	{"Remove removes one copy", suite.remove, isA[drivers.Store]},
+	{"copies may be written concurrently", suite.concurrentCopies, isA[drivers.Store]},
+	{"Probe succeeds on a working Store", suite.probe, suite.isStoreAndProber},
+}
+
+func (s suite) isStoreAndProber() bool { return isA[drivers.Store](s) && isA[drivers.Prober](s) }
+
+// mtime is the modification time of copies. A file system that stores only seconds or
+// microseconds would change it.
 var mtime = time.Unix(1234567890, 987654321)
 
-func (s suite) store() drivers.Store { return s.Driver.(drivers.Store) }
+func (s suite) store() drivers.Store { return as[drivers.Store](s) }
 
-// create begins a copy. The test need not close it.
+// create begins a copy and closes its Writer at the end of the test.
 func (s suite) create(name string, size int) drivers.Writer {
 	s.Helper()
 	w, err := s.store().Create(ctx, name, drivers.Info{Size: int64(size), Mtime: mtime})
@@ -37,7 +57,7 @@ func (s suite) create(name string, size int) drivers.Writer {
 func (s suite) write(w drivers.Writer, data []byte, off int64) {
 	s.Helper()
 	if n, err := w.WriteAt(data, off); n != len(data) || err != nil {
-		s.Fatalf("WriteAt of %d at %d: %d, %v", len(data), off, n, err)
+		s.Fatalf("WriteAt of %d bytes at %d: %d, %v", len(data), off, n, err)
 	}
 }
 
@@ -48,29 +68,30 @@ func (s suite) commit(w drivers.Writer) {
 	}
 }
 
-// copyOf makes a copy of data.
-func (s suite) copyOf(name string, data []byte) {
+// addCopy commits a copy with the content data.
+func (s suite) addCopy(name string, data []byte) {
 	s.Helper()
 	w := s.create(name, len(data))
 	s.write(w, data, 0)
 	s.commit(w)
 }
 
-func (s suite) wantAbsent(name string) {
+// wantMissing checks that the driver has no file name.
+func (s suite) wantMissing(name string) {
 	s.Helper()
 	_, err := s.Driver.Open(ctx, name)
-	s.wantIs("Open of "+name, err, fs.ErrNotExist)
+	s.wantError("Open of "+name, err, fs.ErrNotExist)
 	_, err = s.Driver.Stat(ctx, name)
-	s.wantIs("Stat of "+name, err, fs.ErrNotExist)
+	s.wantError("Stat of "+name, err, fs.ErrNotExist)
 }
 
 func (s suite) commitIsAtomic() {
 	w := s.create("a/b/file", 1000)
-	s.wantAbsent("a/b/file")
+	s.wantMissing("a/b/file")
 	s.write(w, content(1000, 1)[500:], 500) // in any order
-	s.wantAbsent("a/b/file")
+	s.wantMissing("a/b/file")
 	s.write(w, content(1000, 1)[:500], 0)
-	s.wantAbsent("a/b/file")
+	s.wantMissing("a/b/file")
 	s.commit(w)
 	s.wantFile("a/b/file", content(1000, 1))
 	if got := s.names("a/b"); !slices.Equal(got, []string{"file"}) {
@@ -80,34 +101,34 @@ func (s suite) commitIsAtomic() {
 		s.Errorf("ReadDir of the root: %q", got)
 	}
 	if err := w.Commit(); err == nil {
-		s.Error("a second Commit succeeds")
+		s.Error("a second Commit succeeds, want an error")
 	}
 }
 
 func (s suite) copyHasSizeAndTime() {
-	s.copyOf("file", content(1000, 1))
+	s.addCopy("file", content(1000, 1))
 	info := s.stat("file")
 	if info.Size != 1000 || !info.Mtime.Equal(mtime) {
-		s.Errorf("got %d bytes of %v, want 1000 of %v", info.Size, info.Mtime, mtime)
+		s.Errorf("got %d bytes, modified %v; want 1000, modified %v", info.Size, info.Mtime, mtime)
 	}
 	if got := s.open("file").Info(); !got.SameVersion(info) {
-		s.Errorf("the Object says %+v", got)
+		s.Errorf("Info returns %+v, Stat returns %+v", got, info)
 	}
 }
 
 func (s suite) wrongSize() {
-	s.copyOf("file", content(1000, 1))
+	s.addCopy("file", content(1000, 1))
 	for _, size := range []int{0, 999, 1001} {
 		w := s.create("file", 1000)
 		s.write(w, content(size, 2), 0)
 		if err := w.Commit(); err == nil {
-			s.Errorf("Commit of %d bytes for 1000 succeeds", size)
+			s.Errorf("Commit of %d bytes instead of 1000 succeeds, want an error", size)
 		}
 		w.Abort()
 		s.wantFile("file", content(1000, 1))
 	}
 	if _, err := s.store().Create(ctx, "file", drivers.Info{Size: -1, Mtime: mtime}); err == nil {
-		s.Error("Create of less than nothing succeeds")
+		s.Error("Create of a negative size succeeds, want an error")
 	}
 }
 
@@ -116,11 +137,11 @@ func (s suite) abort() {
 	s.write(w, content(1000, 1), 0)
 	w.Abort()
 	w.Abort()
-	s.wantAbsent("file")
+	s.wantMissing("file")
 	if err := w.Commit(); err == nil {
-		s.Error("Commit after Abort succeeds")
+		s.Error("Commit after Abort succeeds, want an error")
 	}
-	s.wantAbsent("file")
+	s.wantMissing("file")
 
 	w = s.create("file", 1000)
 	s.write(w, content(1000, 2), 0)
@@ -138,7 +159,7 @@ func (s suite) closeAborts() {
 	if err := w.Close(); err != nil {
 		s.Error(err)
 	}
-	s.wantAbsent("file")
+	s.wantMissing("file")
 }
 
 func (s suite) readBack() {
@@ -154,23 +175,24 @@ func (s suite) readBack() {
 	s.wantReadBack(w, want)
 }
 
+// wantReadBack checks that w reads the content want.
 func (s suite) wantReadBack(w drivers.Writer, want []byte) {
 	s.Helper()
 	got, err := io.ReadAll(io.NewSectionReader(w, 0, int64(len(want)+1)))
 	if err != nil || !bytes.Equal(got, want) {
-		s.Errorf("reading the Writer: %v, or other bytes", err)
+		s.Errorf("ReadAt of the Writer: %v, or wrong bytes", err)
 	}
 }
 
 func (s suite) replacesCopy() {
-	s.copyOf("file", content(100_000, 1))
+	s.addCopy("file", content(100_000, 1))
 	o := s.open("file")
 	w := s.create("file", 50_000)
 	s.write(w, content(50_000, 2), 0)
 	s.wantFile("file", content(100_000, 1))
 	s.commit(w)
 	s.wantFile("file", content(50_000, 2))
-	s.wantVersion(o, content(100_000, 1))
+	s.wantOpenedVersion(o, content(100_000, 1))
 }
 
 func (s suite) emptyCopy() {
@@ -180,47 +202,47 @@ func (s suite) emptyCopy() {
 
 func (s suite) anyName() {
 	for i, name := range oddNames {
-		s.copyOf(name+"/"+name, content(10, byte(i)))
+		s.addCopy(name+"/"+name, content(10, byte(i)))
 	}
 	for i, name := range oddNames {
 		s.wantFile(name+"/"+name, content(10, byte(i)))
 	}
 	for _, name := range []string{"", ".", "/file", "a//b", "../file", "a/../b", "file/"} {
 		if _, err := s.store().Create(ctx, name, drivers.Info{Mtime: mtime}); err == nil {
-			s.Errorf("Create(%q) succeeds", name)
+			s.Errorf("Create(%q) succeeds, want an error", name)
 		}
 		if err := s.store().Remove(ctx, name); err == nil {
-			s.Errorf("Remove(%q) succeeds", name)
+			s.Errorf("Remove(%q) succeeds, want an error", name)
 		}
 	}
 }
 
 func (s suite) longName() {
 	name := strings.Repeat(strings.Repeat("d", 99)+"/", 90) + "file"
-	s.copyOf(name, content(10, 1))
+	s.addCopy(name, content(10, 1))
 	s.wantFile(name, content(10, 1))
-	s.copyOf(name, content(20, 2))
+	s.addCopy(name, content(20, 2))
 	if got := s.stat(name).Size; got != 20 {
 		s.Errorf("Stat: size %d, want 20", got)
 	}
 	if err := s.store().Remove(ctx, name); err != nil {
 		s.Error(err)
 	}
-	s.wantAbsent(name)
+	s.wantMissing(name)
 }
 
 func (s suite) folderForFile() {
-	s.copyOf("x", content(10, 1))
-	s.copyOf("x/y/file", content(20, 2))
+	s.addCopy("x", content(10, 1))
+	s.addCopy("x/y/file", content(20, 2))
 	s.wantFile("x/y/file", content(20, 2))
 }
 
 func (s suite) fileForFolder() {
-	s.copyOf("x/file", content(10, 1))
+	s.addCopy("x/file", content(10, 1))
 	w := s.create("x", 20)
 	s.write(w, content(20, 2), 0)
 	if err := w.Commit(); err == nil {
-		s.Error("Commit in place of a folder with copies succeeds")
+		s.Error("Commit in place of a folder with copies succeeds, want an error")
 	}
 	if err := s.store().Remove(ctx, "x/file"); err != nil {
 		s.Error(err)
@@ -230,20 +252,20 @@ func (s suite) fileForFolder() {
 }
 
 func (s suite) remove() {
-	s.copyOf("dir/a", content(10, 1))
-	s.copyOf("dir/b", content(10, 2))
+	s.addCopy("dir/a", content(10, 1))
+	s.addCopy("dir/b", content(10, 2))
 	o := s.open("dir/a")
 	if err := s.store().Remove(ctx, "dir/a"); err != nil {
 		s.Error(err)
 	}
-	s.wantAbsent("dir/a")
+	s.wantMissing("dir/a")
 	s.wantContent(o, content(10, 1))
 	s.wantFile("dir/b", content(10, 2))
 	for _, name := range []string{"dir/a", "missing/file", "dir/b/file"} {
-		s.wantIs("Remove of "+name, s.store().Remove(ctx, name), fs.ErrNotExist)
+		s.wantError("Remove of "+name, s.store().Remove(ctx, name), fs.ErrNotExist)
 	}
 	if err := s.store().Remove(ctx, "dir"); err == nil {
-		s.Error("Remove of a directory succeeds")
+		s.Error("Remove of a directory succeeds, want an error")
 	}
 }
 
@@ -256,8 +278,8 @@ func (s suite) concurrentCopies() {
 				w := s.create(name, 10_000)
 				want := content(10_000, byte(i*8+k))
 				var halves sync.WaitGroup
-				halves.Go(func() { s.writeQuietly(w, want[:5000], 0) })
-				halves.Go(func() { s.writeQuietly(w, want[5000:], 5000) })
+				halves.Go(func() { s.writeConcurrently(w, want[:5000], 0) })
+				halves.Go(func() { s.writeConcurrently(w, want[5000:], 5000) })
 				halves.Wait()
 				if err := w.Commit(); err != nil {
 					s.Errorf("Commit of %s: %v", name, err)
@@ -273,8 +295,8 @@ func (s suite) concurrentCopies() {
 	}
 }
 
-// writeQuietly is write for a goroutine, which may not end the test.
-func (s suite) writeQuietly(w drivers.Writer, data []byte, off int64) {
+// writeConcurrently is write for goroutines, which must not call Fatal.
+func (s suite) writeConcurrently(w drivers.Writer, data []byte, off int64) {
 	if _, err := w.WriteAt(data, off); err != nil {
 		s.Error(err)
 	}
@@ -285,6 +307,6 @@ func (s suite) probe() {
 		s.Error(err)
 	}
 	if got := s.names("."); len(got) != 0 {
-		s.Errorf("probing leaves %q", got)
+		s.Errorf("Probe leaves %q behind", got)
 	}
 }

@@ -1,0 +1,168 @@
+package drivertest
+
+import (
+	"context"
+	"syscall"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// Open implements drivers.Driver.
+func (f *Faults) Open(ctx context.Context, name string) (drivers.Object, error) {
+	if _, err := f.inject(ctx, OpOpen, name); err != nil {
+		return nil, err
+	}
+	o, err := f.inner.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return &object{f, name, o}, nil
+}
+
+// Inner returns the wrapped driver, for drivers.As.
+func (f *Faults) Inner() drivers.Driver { return f.inner }
+
+// Profile implements drivers.Profiler. With faults, even operations in memory may block.
+func (f *Faults) Profile() drivers.Profile {
+	p := drivers.ProfileOf(f.inner)
+	if p.Latency == drivers.LatencyMemory {
+		p.Latency = drivers.LatencyFile
+	}
+	return p
+}
+
+// Sample implements drivers.Sampler. It is an OpReadDir of the root.
+func (f *Faults) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+	if _, err := f.inject(ctx, OpReadDir, "."); err != nil {
+		return nil, err
+	}
+	if s, ok := drivers.As[drivers.Sampler](f.inner); ok {
+		return s.Sample(ctx, n)
+	}
+	return nil, syscall.ENOTSUP
+}
+
+// List implements drivers.Lister. Faults are injected before the first page.
+func (f *Faults) List(ctx context.Context, dir string, page func([]drivers.Info) error) error {
+	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {
+		return err
+	}
+	if l, ok := drivers.As[drivers.Lister](f.inner); ok {
+		return l.List(ctx, dir, page)
+	}
+	return syscall.ENOTSUP
+}
+
+// OpenVersion implements drivers.VersionOpener.
+func (f *Faults) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+	if _, err := f.inject(ctx, OpOpen, name); err != nil {
+		return nil, err
+	}
+	v, ok := drivers.As[drivers.VersionOpener](f.inner)
+	if !ok {
+		return nil, syscall.ENOTSUP
+	}
+	o, err := v.OpenVersion(ctx, name, info)
+	if err != nil {
+		return nil, err
+	}
+	return &object{f, name, o}, nil
+}
+
+// ReadDir implements drivers.Driver.
+func (f *Faults) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
+	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {
+		return nil, err
+	}
+	return f.inner.ReadDir(ctx, dir)
+}
+
+// Stat implements drivers.Driver.
+func (f *Faults) Stat(ctx context.Context, name string) (drivers.Info, error) {
+	if _, err := f.inject(ctx, OpStat, name); err != nil {
+		return drivers.Info{}, err
+	}
+	return f.inner.Stat(ctx, name)
+}
+
+// Readlink implements drivers.Readlinker.
+func (f *Faults) Readlink(ctx context.Context, name string) (string, error) {
+	if _, err := f.inject(ctx, OpReadlink, name); err != nil {
+		return "", err
+	}
+	if d, ok := drivers.As[drivers.Readlinker](f.inner); ok {
+		return d.Readlink(ctx, name)
+	}
+	return "", syscall.ENOTSUP
+}
+
+// Listxattr implements drivers.Xattrer.
+func (f *Faults) Listxattr(ctx context.Context, name string) ([]string, error) {
+	if _, err := f.inject(ctx, OpXattr, name); err != nil {
+		return nil, err
+	}
+	if d, ok := drivers.As[drivers.Xattrer](f.inner); ok {
+		return d.Listxattr(ctx, name)
+	}
+	return nil, nil
+}
+
+// Getxattr implements drivers.Xattrer.
+func (f *Faults) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
+	if _, err := f.inject(ctx, OpXattr, name); err != nil {
+		return nil, err
+	}
+	if d, ok := drivers.As[drivers.Xattrer](f.inner); ok {
+		return d.Getxattr(ctx, name, attr)
+	}
+	return nil, syscall.ENODATA
+}
+
+// Statfs implements drivers.Statfser.
+func (f *Faults) Statfs(ctx context.Context) (drivers.Statfs, error) {
+	if _, err := f.inject(ctx, OpStatfs, "."); err != nil {
+		return drivers.Statfs{}, err
+	}
+	if d, ok := drivers.As[drivers.Statfser](f.inner); ok {
+		return d.Statfs(ctx)
+	}
+	return drivers.Statfs{}, syscall.ENOTSUP
+}
+
+// Probe implements drivers.Prober.
+func (f *Faults) Probe(ctx context.Context) error {
+	if _, err := f.inject(ctx, OpProbe, "."); err != nil {
+		return err
+	}
+	if d, ok := drivers.As[drivers.Prober](f.inner); ok {
+		return d.Probe(ctx)
+	}
+	return nil
+}
+
+// Create implements drivers.Store.
+func (f *Faults) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
+	if _, err := f.inject(ctx, OpCreate, name); err != nil {
+		return nil, err
+	}
+	d, ok := drivers.As[drivers.Store](f.inner)
+	if !ok {
+		return nil, syscall.ENOTSUP
+	}
+	w, err := d.Create(ctx, name, info)
+	if err != nil {
+		return nil, err
+	}
+	return &writer{f, name, w}, nil
+}
+
+// Remove implements drivers.Store.
+func (f *Faults) Remove(ctx context.Context, name string) error {
+	if _, err := f.inject(ctx, OpRemove, name); err != nil {
+		return err
+	}
+	if d, ok := drivers.As[drivers.Store](f.inner); ok {
+		return d.Remove(ctx, name)
+	}
+	return syscall.ENOTSUP
+}

@@ -1,0 +1,118 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"syscall"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+var optionalTests = []namedTest{
+	{"user attributes are listed and read", suite.xattrs, suite.isXattrer},
+	{"the size of the storage is consistent", suite.statfs, isA[drivers.Statfser]},
+	{"Verify detects a change", suite.verify, suite.isVerifier},
+	{"a backing file has the content of the file", suite.backingFile, suite.hasBackingFile},
+}
+
+func (s suite) isXattrer() bool { return isA[drivers.Xattrer](s) && s.Setxattr != nil }
+
+// isVerifier reports whether Objects are Verifiers and can be changed. It puts a file.
+func (s suite) isVerifier() bool {
+	_, ok := objectAs[drivers.Verifier](s)
+	return ok && s.hasOverwrite()
+}
+
+// hasBackingFile reports whether Objects have backing files now. It puts a file.
+func (s suite) hasBackingFile() bool {
+	b, ok := objectAs[drivers.BackingFiler](s)
+	if !ok {
+		return false
+	}
+	release, err := b.BackingFile(func(uintptr) error { return nil })
+	if err == nil {
+		release()
+	}
+	return !errors.Is(err, errors.ErrUnsupported)
+}
+
+func (s suite) xattrs() {
+	d := as[drivers.Xattrer](s)
+	s.Put("file", content(10, 1))
+	if got, err := d.Listxattr(ctx, "file"); len(got) != 0 || err != nil {
+		s.Errorf("Listxattr without attributes: %q, %v", got, err)
+	}
+	_, err := d.Getxattr(ctx, "file", "user.colour")
+	s.wantError("Getxattr of a missing attribute", err, syscall.ENODATA)
+	s.Setxattr("file", "user.colour", "orange")
+	s.Setxattr("file", "user.empty", "")
+	got, err := d.Listxattr(ctx, "file")
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"user.colour", "user.empty"}) || err != nil {
+		s.Errorf("Listxattr: %q, %v", got, err)
+	}
+	if got, err := d.Getxattr(ctx, "file", "user.colour"); string(got) != "orange" || err != nil {
+		s.Errorf("Getxattr: %q, %v", got, err)
+	}
+	if got, err := d.Getxattr(ctx, "file", "user.empty"); len(got) != 0 || err != nil {
+		s.Errorf("Getxattr of an empty attribute: %q, %v", got, err)
+	}
+	_, err = d.Getxattr(ctx, "file", "security.selinux")
+	s.wantError("Getxattr of an attribute outside user.", err, syscall.ENODATA)
+	_, err = d.Listxattr(ctx, "missing")
+	s.wantError("Listxattr of missing", err, fs.ErrNotExist)
+}
+
+func (s suite) statfs() {
+	got, err := as[drivers.Statfser](s).Statfs(ctx)
+	if err != nil || got.Total <= 0 || got.Free > got.Total || got.Available > got.Free {
+		s.Errorf("Statfs: %+v, %v", got, err)
+	}
+}
+
+func (s suite) verify() {
+	s.Put("file", content(1000, 1))
+	v, ok := drivers.As[drivers.Verifier](s.open("file"))
+	if !ok {
+		s.Fatal("the Object is not a Verifier")
+	}
+	if err := v.Verify(ctx); err != nil {
+		s.Errorf("Verify of an unchanged file: %v", err)
+	}
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := v.Verify(done); err == nil {
+		s.Error("Verify with a done context succeeds, want an error")
+	}
+	s.Overwrite("file", content(1000, 2))
+	s.wantError("Verify of a changed file", v.Verify(ctx), drivers.ErrChanged)
+}
+
+func (s suite) backingFile() {
+	want := content(100_000, 1)
+	s.Put("file", want)
+	o := s.open("file")
+	b, ok := drivers.As[drivers.BackingFiler](o)
+	if !ok {
+		s.Fatal("the Object is not a BackingFiler")
+	}
+	got := make([]byte, len(want)+1)
+	release, err := b.BackingFile(func(fd uintptr) error {
+		n, err := syscall.Pread(int(fd), got, 0)
+		got = got[:max(n, 0)]
+		return err
+	})
+	if err != nil {
+		s.Fatalf("BackingFile: %v", err)
+	}
+	if !bytes.Equal(got, want) {
+		s.Errorf("the descriptor reads %d bytes, or wrong bytes; want %d", len(got), len(want))
+	}
+	release()
+	s.wantContent(o, want)
+	_, err = b.BackingFile(func(uintptr) error { return syscall.EPERM })
+	s.wantError("BackingFile with a failing register", err, syscall.EPERM)
+}
