@@ -47,7 +47,7 @@ func TestFaultsOfFolder(t *testing.T) {
 	Run(t, func(t *testing.T) Subject {
 		store := openStore(t)
 		s := Folder(t, NewFaults(store), filepath.Join(store.Path(), "files"))
-		s.Setxattr = nil // a Store does not show attributes
+		s.Setxattr = nil // a Store does not expose attributes
 		return s
 	})
 }
@@ -62,7 +62,9 @@ func openStore(t *testing.T) *posix.Store {
 	return store
 }
 
-func TestFaultsHideDescriptors(t *testing.T) {
+// faultyStore returns a Faults over a posix.Store with one copy, the empty "file".
+func faultyStore(t *testing.T) *Faults {
+	t.Helper()
 	f := NewFaults(openStore(t))
 	w, err := f.Create(ctx, "file", drivers.Info{Mtime: mtime})
 	if err != nil {
@@ -72,6 +74,11 @@ func TestFaultsHideDescriptors(t *testing.T) {
 	if err := w.Commit(); err != nil {
 		t.Fatal(err)
 	}
+	return f
+}
+
+func TestFaultsHideDescriptors(t *testing.T) {
+	f := faultyStore(t)
 	for _, test := range []struct {
 		rule Rule
 		want bool
@@ -88,11 +95,11 @@ func TestFaultsHideDescriptors(t *testing.T) {
 		}
 		b, ok := drivers.As[drivers.BackingFiler](o)
 		if !ok {
-			t.Fatal("the Object of a folder is no BackingFiler")
+			t.Fatal("the Object of a folder is not a BackingFiler")
 		}
 		_, err = b.BackingFile(func(uintptr) error { return nil })
 		if got := err == nil; got != test.want {
-			t.Errorf("with %+v: has a backing file: %v", test.rule, got)
+			t.Errorf("with %+v: has a backing file: %v, want %v", test.rule, got, test.want)
 		}
 		o.Close()
 		remove()
@@ -103,36 +110,36 @@ func TestMemIsFull(t *testing.T) {
 	m := NewMem(100)
 	m.Put("a", make([]byte, 60))
 	if _, err := m.Create(ctx, "b", drivers.Info{Size: 41}); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("Create of more than there is room for: %v", err)
+		t.Errorf("Create of more than the free space: %v, want ENOSPC", err)
 	}
 	w, err := m.Create(ctx, "b", drivers.Info{Size: 40})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := m.Used(); got != 100 {
-		t.Errorf("used %d while a copy is made, want 100", got)
+		t.Errorf("Used: %d before Commit, want 100", got)
 	}
 	w.Abort()
 	w.Close()
 	if got := m.Used(); got != 60 {
-		t.Errorf("used %d after Abort, want 60", got)
+		t.Errorf("Used: %d after Abort, want 60", got)
 	}
 	m.Overwrite("a", make([]byte, 10))
 	m.Put("dir/b", make([]byte, 5))
 	if got := m.Used(); got != 15 {
-		t.Errorf("used %d, want 15", got)
+		t.Errorf("Used: %d, want 15", got)
 	}
 	m.Delete("dir")
 	if err := m.Remove(ctx, "a"); err != nil {
 		t.Error(err)
 	}
 	if got := m.Used(); got != 0 {
-		t.Errorf("used %d of an empty Mem", got)
+		t.Errorf("Used: %d in an empty Mem, want 0", got)
 	}
 }
 
-// faulty is a Faults over a file of 100 bytes.
-func faulty(t *testing.T) (*Faults, drivers.Object) {
+// faultyFile returns a Faults over a Mem and its only file, dir/file, which has 100 bytes.
+func faultyFile(t *testing.T) (*Faults, drivers.Object) {
 	m := NewMem(0)
 	m.Put("dir/file", make([]byte, 100))
 	f := NewFaults(m)
@@ -144,7 +151,7 @@ func faulty(t *testing.T) (*Faults, drivers.Object) {
 }
 
 func TestFaultsError(t *testing.T) {
-	f, o := faulty(t)
+	f, o := faultyFile(t)
 	remove := f.Add(Rule{Op: OpRead, Name: "dir/*", After: 1, Times: 2, Err: syscall.EIO})
 	p := make([]byte, 10)
 	for i, want := range []error{nil, syscall.EIO, syscall.EIO, nil} {
@@ -153,29 +160,29 @@ func TestFaultsError(t *testing.T) {
 		}
 	}
 	if got := f.Count(OpRead); got != 4 {
-		t.Errorf("%d reads, want 4", got)
+		t.Errorf("counted %d reads, want 4", got)
 	}
 	if got := f.Bytes(OpRead); got != 20 {
-		t.Errorf("%d bytes, want 20", got)
+		t.Errorf("counted %d bytes, want 20", got)
 	}
 	remove()
 	f.Add(Rule{Op: OpStat, Name: "other", Err: syscall.EIO})
 	if _, err := f.Stat(ctx, "dir/file"); err != nil {
-		t.Errorf("a rule for another name: %v", err)
+		t.Errorf("Stat with a rule for another name: %v", err)
 	}
 }
 
 func TestFaultsShort(t *testing.T) {
-	f, o := faulty(t)
+	f, o := faultyFile(t)
 	f.Add(Rule{Op: OpRead, Short: true})
 	n, err := o.ReadAt(ctx, make([]byte, 10), 0)
 	if n != 5 || err != io.ErrUnexpectedEOF {
-		t.Errorf("got %d, %v", n, err)
+		t.Errorf("got %d, %v; want 5, %v", n, err, io.ErrUnexpectedEOF)
 	}
 }
 
 func TestFaultsProbability(t *testing.T) {
-	f, _ := faulty(t)
+	f, _ := faultyFile(t)
 	f.Add(Rule{Op: OpStat, P: 0.25, Err: syscall.EIO})
 	failed := 0
 	for range 1000 {
@@ -189,7 +196,7 @@ func TestFaultsProbability(t *testing.T) {
 }
 
 func TestFaultsHang(t *testing.T) {
-	f, o := faulty(t)
+	f, o := faultyFile(t)
 	f.Add(Rule{Op: OpRead, Hang: true})
 	done, cancel := context.WithCancel(ctx)
 	read := make(chan error)
@@ -200,31 +207,73 @@ func TestFaultsHang(t *testing.T) {
 	for f.Hung() != 1 {
 		select {
 		case err := <-read:
-			t.Fatalf("did not hang: %v", err)
+			t.Fatalf("the read returns %v, want it to hang", err)
 		case <-time.After(time.Millisecond):
 		}
 	}
 	cancel()
 	select {
 	case err := <-read:
-		t.Fatalf("does not hang any more: %v", err)
+		t.Fatalf("the read returns %v when its context is done, want it to hang", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	f.Clear()
 	if err := <-read; !errors.Is(err, context.Canceled) {
-		t.Errorf("after Clear: %v", err)
+		t.Errorf("the read after Clear: %v, want context.Canceled", err)
 	}
 	if _, err := o.ReadAt(ctx, make([]byte, 10), 0); err != nil {
-		t.Error(err)
+		t.Errorf("another read after Clear: %v", err)
+	}
+}
+
+func TestFaultsVerify(t *testing.T) {
+	f := faultyStore(t)
+	o, err := f.Open(ctx, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	v, ok := drivers.As[drivers.Verifier](o)
+	if !ok {
+		t.Fatal("the Object of a Store is not a Verifier")
+	}
+	f.Add(Rule{Op: OpRead, Err: syscall.EIO})
+	if err := v.Verify(ctx); err != nil {
+		t.Errorf("Verify with a rule for another operation: %v", err)
+	}
+	f.Add(Rule{Op: OpVerify, Name: "file", Times: 1, Err: drivers.ErrChanged})
+	if err := v.Verify(ctx); !errors.Is(err, drivers.ErrChanged) {
+		t.Errorf("Verify with a fault: %v, want ErrChanged", err)
+	}
+	if err := v.Verify(ctx); err != nil {
+		t.Errorf("Verify after the fault: %v", err)
+	}
+
+	f.Add(Rule{Op: OpVerify, Hang: true})
+	result := make(chan error)
+	go func() { result <- v.Verify(ctx) }()
+	for f.Hung() == 0 {
+		select {
+		case err := <-result:
+			t.Fatalf("Verify returns %v, want it to hang", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	f.Clear()
+	if err := <-result; err != nil {
+		t.Errorf("Verify after Clear: %v", err)
+	}
+	if got := f.Count(OpVerify); got != 4 {
+		t.Errorf("counted %d calls of Verify, want 4", got)
 	}
 }
 
 func TestFaultsDelay(t *testing.T) {
-	f, _ := faulty(t)
+	f, _ := faultyFile(t)
 	f.Add(Rule{Delay: time.Hour})
 	soon, cancel := context.WithTimeout(ctx, time.Millisecond)
 	defer cancel()
 	if _, err := f.Open(soon, "dir/file"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
+		t.Errorf("Open with a delay: %v, want DeadlineExceeded", err)
 	}
 }

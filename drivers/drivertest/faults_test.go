@@ -13,7 +13,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// faultyBucket is a Faults over a Bucket with a file of 100 bytes, and that file.
+// faultyBucket returns a Faults over a Bucket and its file dir/file, which has 100 bytes.
 func faultyBucket(t *testing.T) (*Faults, *object) {
 	t.Helper()
 	b := &Bucket{Mem: NewMem(0), Length: 64, Page: 2}
@@ -33,7 +33,7 @@ func faultyBucket(t *testing.T) (*Faults, *object) {
 func TestFaultsOfALister(t *testing.T) {
 	f, _ := faultyBucket(t)
 	if l, ok := drivers.As[drivers.Lister](f); !ok || l != drivers.Lister(f) {
-		t.Fatal("the wrapper of a Lister is not found as a Lister")
+		t.Fatal("As does not find the Faults of a Lister as a Lister")
 	}
 	var sizes []int
 	list := func() error {
@@ -44,11 +44,11 @@ func TestFaultsOfALister(t *testing.T) {
 		})
 	}
 	if err := list(); err != nil || len(sizes) != 2 || sizes[0]+sizes[1] != 4 {
-		t.Errorf("got parts of %d, %v; want the inner driver's", sizes, err)
+		t.Errorf("got pages of %d names, %v; want the pages of the inner driver", sizes, err)
 	}
 	f.Add(Rule{Op: OpReadDir, Name: "dir", Err: syscall.EIO})
 	if err := list(); !errors.Is(err, syscall.EIO) || sizes != nil {
-		t.Errorf("with a fault: got parts of %d, %v; want no part and %v", sizes, err, syscall.EIO)
+		t.Errorf("with a fault: got pages of %d names, %v; want no page and %v", sizes, err, syscall.EIO)
 	}
 	f.Add(Rule{Op: OpOpen, Err: fs.ErrPermission})
 	if _, err := f.OpenVersion(ctx, "dir/a", drivers.Info{}); !errors.Is(err, fs.ErrPermission) {
@@ -59,14 +59,14 @@ func TestFaultsOfALister(t *testing.T) {
 	}
 }
 
-// What the inner driver cannot do, a Faults around it says it cannot.
-func TestFaultsOfNoLister(t *testing.T) {
-	f, o := faulty(t)
+// A Faults does not have the capabilities that the inner driver lacks.
+func TestFaultsWithoutALister(t *testing.T) {
+	f, o := faultyFile(t)
 	if _, ok := drivers.As[drivers.Lister](f); ok {
-		t.Error("the wrapper of a driver that is no Lister is one")
+		t.Error("the Faults of a driver that is not a Lister is a Lister")
 	}
 	if _, ok := drivers.As[drivers.Streamer](o); ok {
-		t.Error("the wrapper of an Object that is no Streamer is one")
+		t.Error("the Object of a Faults is a Streamer, but the inner one is not")
 	}
 }
 
@@ -74,26 +74,26 @@ func TestFaultsOfAStream(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule Rule
-		want int // bytes that come
+		want int // bytes that are read
 		err  error
 	}{
-		{"none", Rule{Op: OpWrite, Err: syscall.EIO}, 80, nil},
-		{"before it begins", Rule{Op: OpRead, Err: syscall.EIO}, 0, syscall.EIO},
-		{"in the middle", Rule{Op: OpStream, After: 2, Err: syscall.EIO}, 20, syscall.EIO},
-		{"breaks off", Rule{Op: OpRead, Short: true}, 40, io.ErrUnexpectedEOF},
-		{"a read breaks off", Rule{Op: OpStream, After: 1, Short: true}, 15, io.ErrUnexpectedEOF},
+		{"no fault", Rule{Op: OpWrite, Err: syscall.EIO}, 80, nil},
+		{"Stream fails", Rule{Op: OpRead, Err: syscall.EIO}, 0, syscall.EIO},
+		{"the third read fails", Rule{Op: OpStream, After: 2, Err: syscall.EIO}, 20, syscall.EIO},
+		{"the stream ends early", Rule{Op: OpRead, Short: true}, 40, io.ErrUnexpectedEOF},
+		{"the second read is short", Rule{Op: OpStream, After: 1, Short: true}, 15, io.ErrUnexpectedEOF},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f, o := faultyBucket(t)
 			if got := drivers.ProfileOf(f).Stride; got != 64 {
-				t.Errorf("stride: got %d, want the inner one's, 64", got)
+				t.Errorf("stride: got %d, want 64, that of the inner driver", got)
 			}
 			f.Add(test.rule)
 			var got []byte
 			s, err := o.Stream(ctx, 10, 80)
 			if err == nil {
 				defer s.Close()
-				got, err = io.ReadAll(readsOf{s, 10})
+				got, err = io.ReadAll(shortReader{s, 10})
 			}
 			if !errors.Is(err, test.err) {
 				t.Errorf("got %v, want %v", err, test.err)
@@ -108,16 +108,16 @@ func TestFaultsOfAStream(t *testing.T) {
 	}
 }
 
-// readsOf reads at most n bytes at a time.
-type readsOf struct {
+// A shortReader reads at most n bytes at a time.
+type shortReader struct {
 	r io.Reader
 	n int
 }
 
-func (r readsOf) Read(p []byte) (int, error) { return r.r.Read(p[:min(len(p), r.n)]) }
+func (r shortReader) Read(p []byte) (int, error) { return r.r.Read(p[:min(len(p), r.n)]) }
 
-// A stream that hangs ends with its context, as a drivers.Streamer must, and
-// with Release.
+// A hanging stream ends when its context is done, as drivers.Streamer requires, and after
+// Clear.
 func TestFaultsHangAStream(t *testing.T) {
 	for _, op := range []Op{OpRead, OpStream} {
 		t.Run(string(op), func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestFaultsHangAStream(t *testing.T) {
 			}
 			cancel()
 			if err := <-result; !errors.Is(err, context.Canceled) {
-				t.Errorf("after the context is done: %v", err)
+				t.Errorf("with a done context: %v, want context.Canceled", err)
 			}
 			go func() { result <- read(ctx) }()
 			for f.Hung() == 0 {
@@ -151,7 +151,7 @@ func TestFaultsHangAStream(t *testing.T) {
 				t.Errorf("after Clear: %v", err)
 			}
 			if got := f.Hung(); got != 0 {
-				t.Errorf("%d hang, want none", got)
+				t.Errorf("%d operations hang, want none", got)
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -57,7 +58,7 @@ func as[T any](s suite) T {
 	s.Helper()
 	t, ok := drivers.As[T](s.Driver)
 	if !ok {
-		s.Fatalf("%T is not a %T", s.Driver, t)
+		s.Fatalf("%T is not a %v", s.Driver, reflect.TypeFor[T]())
 	}
 	return t
 }

@@ -70,7 +70,8 @@ type Store struct {
 	closed  bool         // commits fail
 }
 
-// OpenStore opens the folder of a dataset and creates it if it is missing. The error may be a *ForeignError, a *NotOursError or a *LockedError.
+// OpenStore opens the folder of a dataset and creates it if it is missing. The error may be a
+// *ForeignError, a *NotOursError or a *LockedError.
 func OpenStore(config StoreConfig) (*Store, error) {
 	return openStore(config, bootID())
 }
