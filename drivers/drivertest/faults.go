@@ -67,7 +67,7 @@ type Rule struct {
 
 	// Effects, in this order.
 
-	Hang  bool          // block until Release or Clear, even if the context is done, except for a stream
+	Hang  bool          // block until Release or Clear; a done context ends only the hang of a stream
 	Delay time.Duration // wait, at most until the context is done
 	Err   error         // return this error and do nothing else
 	Short bool          // a read or a stream returns half of its bytes and io.ErrUnexpectedEOF
@@ -170,7 +170,7 @@ func (f *Faults) Bytes(op Op) int64 {
 	return f.bytes[op]
 }
 
-// Reset sets all counts to zero.
+// Reset sets all counts of operations and bytes to zero.
 func (f *Faults) Reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -190,7 +190,7 @@ func (r *rule) matches(op Op, name string) bool {
 	return ok && err == nil
 }
 
-// begin counts an operation and returns the rule that applies to it, or the zero Rule, and the
+// begin counts an operation. It returns the rule that applies to it, or the zero Rule, and the
 // channel that Release closes.
 func (f *Faults) begin(op Op, name string) (r Rule, freed <-chan struct{}) {
 	f.mu.Lock()
@@ -219,8 +219,8 @@ func (f *Faults) inject(ctx context.Context, op Op, name string) (short bool, er
 	return f.injectUntil(ctx, nil, op, name)
 }
 
-// injectUntil is inject, except that an operation that hangs fails with the error of ctx when
-// until is closed.
+// injectUntil is inject, except that an operation that hangs stops when until is closed, and
+// fails with the error of ctx.
 func (f *Faults) injectUntil(ctx context.Context, until <-chan struct{}, op Op, name string) (short bool, err error) {
 	r, freed := f.begin(op, name)
 	if r.Hang {

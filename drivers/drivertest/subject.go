@@ -19,7 +19,7 @@ type Subject struct {
 	Driver drivers.Driver
 
 	Put       func(name string, data []byte) // creates or replaces a file in one atomic step
-	PutMany   func(files map[string][]byte)  // creates many files, concurrently; nil: Put is called for each
+	PutMany   func(files map[string][]byte)  // creates many files quickly; nil: Put is called for each
 	Remove    func(name string)              // removes a file
 	Overwrite func(name string, data []byte) // changes a file so that its old version cannot be read
 	Mkdir     func(name string)              // creates a directory

@@ -24,7 +24,8 @@ func wantNoLeak(t *testing.T) {
 		}
 		return len(fds)
 	}
-	if r, w, err := os.Pipe(); err == nil { // with the first pipe, the runtime opens descriptors of its own
+	// With the first pipe, the runtime opens descriptors of its own.
+	if r, w, err := os.Pipe(); err == nil {
 		r.Close()
 		w.Close()
 	}
