@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A cachePolicy determines how the files of a folder use the page cache of the kernel. They
-// leave no pages behind where the file system allows it. A block of the source is read once,
-// to be copied. A copy is written once. Bytes of either that are read through the mount are
-// cached in the pages of the mount. The pages of the file would be a second copy, and would
-// take memory from the job. In passthrough the kernel reads copies without this package and
-// caches their pages as it likes.
+// A cachePolicy determines how the files of a folder use the page cache of the kernel. Where
+// the file system allows it, reads and writes leave no pages behind. A block of the source is
+// read once, to be copied, and a copy is written once. The kernel caches what is read through
+// the mount in the pages of the mount. Pages of the source or of the copy would be duplicates
+// and would take memory from the job. In passthrough the kernel reads copies without this
+// package and caches their pages by its own rules.
 //
 // RWF_DONTCACHE, where the file system supports it, drops exactly the pages that the call
 // added, and those of a write after they are on the disk. Elsewhere posix_fadvise(2) is
 // used:
 //
 //   - After a write it drops all pages up to the end of the write. If it dropped only the
-//     range of the write, pages that share a folio with their neighbours would remain.
+//     range of the write, pages in a folio that extends beyond it would remain.
 //   - After reads it drops all pages when the file is closed, not earlier. Several blocks
 //     are read at once, and one read would drop the pages that the kernel has read ahead
 //     for another, which would then be read again.

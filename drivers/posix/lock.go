@@ -30,9 +30,9 @@ func (e *LockedError) Error() string {
 		e.Path, e.Holder.PID, e.Holder.Host, e.Holder.Mountpoint, e.Holder.Since.Format(time.DateTime))
 }
 
-// lockName is the lock file of a dataset folder. It is locked with flock(2), which ends with
-// the process in every case. The file is never removed. Its content, a Holder, is valid only
-// while it is locked.
+// lockName is the lock file of a dataset folder. It is locked with flock(2): the lock ends
+// with the process, even if the process is killed. The file is never removed. Its content, a
+// Holder, is valid only while it is locked.
 const lockName = "lock"
 
 // takeLock locks folder, which is at path, for holder. It returns the descriptor that holds

@@ -230,8 +230,8 @@ func (s *Store) Sync() error {
 	return s.sync(false)
 }
 
-// sync implements Sync. clean means that the store is being closed; sync then records that
-// as well. s.mu must be held.
+// sync implements Sync. If clean, the store is being closed in order, and sync records that,
+// too. s.mu must be held.
 //
 // The kernel reports a failed write once, and never again. After such a report, copies that
 // were committed since the last sync are no longer trusted.

@@ -225,7 +225,8 @@ func listNames(fd int) ([]string, error) {
 }
 
 // openRecords reads the marker and the sync record, and writes what is missing. The lock
-// must be held. If reopened, the file system may have lost data that was not on the disk.
+// must be held. reopened means that the tree replaces one that disappeared while the store was
+// open: data that was not on the disk may be lost.
 func (t *tree) openRecords(source, boot string, reopened bool) error {
 	data, err := readSmall(t.folder, markerName)
 	unmarked := errors.Is(err, unix.ENOENT)
@@ -382,10 +383,9 @@ func (t *tree) intact() (bool, error) {
 	return true, nil
 }
 
-// checkMounted returns an error if a folder created at the path of the tree would be on
-// another file system than before, namely on that of "/". The file system of the tier is
-// then not mounted, and the tier must not fill the disk below the mount point, which is
-// often the system disk.
+// checkMounted returns an error if the file system of the tree is no longer mounted: a
+// folder created at the path of the tree would be on the file system of "/", and the old one
+// was not. The tier must not fill that disk, which is often the system disk.
 func (t *tree) checkMounted() error {
 	var old, current, root unix.Stat_t
 	if err := unix.Fstat(t.folder, &old); err != nil {

@@ -156,7 +156,7 @@ func (w *writer) commit() error {
 	if err == unix.EISDIR && unix.Unlinkat(parent, base, unix.AT_REMOVEDIR) == nil {
 		err = rename() // at the source, a file has replaced the folder
 	}
-	w.store.dirty.Store(true) // after the rename, so that no Sync misses it
+	w.store.dirty.Store(true) // after the rename; a Sync in between would miss the copy
 	return err
 }
 
