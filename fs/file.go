@@ -97,11 +97,10 @@ func (f *fileSystem) read(r *request, c content, size int, off int64) (fuse.Read
 		if err == nil || err == io.EOF {
 			return &readResult{&f.buffers, buf, n}, nil
 		}
-		abandoned := errors.Is(err, drivers.ErrAbandoned)
-		if !abandoned {
+		if !errors.Is(err, drivers.ErrAbandoned) {
 			f.buffers.put(buf)
 		}
-		if !errors.Is(err, drivers.ErrRetry) && !abandoned {
+		if !errors.Is(err, drivers.ErrRetry) {
 			return nil, err
 		}
 		select {
