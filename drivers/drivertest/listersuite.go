@@ -80,11 +80,7 @@ func (s suite) openVersion(name string, info drivers.Info) drivers.Object {
 	if err != nil {
 		s.Fatalf("OpenVersion(%q): %v", name, err)
 	}
-	s.Cleanup(func() {
-		if err := o.Close(); err != nil {
-			s.Errorf("Close of %q: %v", name, err)
-		}
-	})
+	s.closeAtEnd(name, o)
 	return o
 }
 

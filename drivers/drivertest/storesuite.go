@@ -46,11 +46,7 @@ func (s suite) create(name string, size int) drivers.Writer {
 	if err != nil {
 		s.Fatalf("Create(%q): %v", name, err)
 	}
-	s.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			s.Errorf("Close of the Writer of %q: %v", name, err)
-		}
-	})
+	s.closeAtEnd(name, w)
 	return w
 }
 
@@ -270,20 +266,12 @@ func (s suite) remove() {
 }
 
 func (s suite) concurrentCopies() {
+	store := s.store()
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
 			for k := range 8 {
-				name := fmt.Sprintf("a/%d/%d", k, i)
-				w := s.create(name, 10_000)
-				want := content(10_000, byte(i*8+k))
-				var halves sync.WaitGroup
-				halves.Go(func() { s.writeConcurrently(w, want[:5000], 0) })
-				halves.Go(func() { s.writeConcurrently(w, want[5000:], 5000) })
-				halves.Wait()
-				if err := w.Commit(); err != nil {
-					s.Errorf("Commit of %s: %v", name, err)
-				}
+				s.addInHalves(store, fmt.Sprintf("a/%d/%d", k, i), content(10_000, byte(i*8+k)))
 			}
 		})
 	}
@@ -295,10 +283,26 @@ func (s suite) concurrentCopies() {
 	}
 }
 
-// writeConcurrently is write for goroutines, which must not call Fatal.
-func (s suite) writeConcurrently(w drivers.Writer, data []byte, off int64) {
-	if _, err := w.WriteAt(data, off); err != nil {
-		s.Error(err)
+// addInHalves commits a copy whose halves it writes concurrently. It may be called from any
+// goroutine: it does not call Fatal.
+func (s suite) addInHalves(store drivers.Store, name string, data []byte) {
+	w, err := store.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: mtime})
+	if err != nil {
+		s.Errorf("Create(%q): %v", name, err)
+		return
+	}
+	s.closeAtEnd(name, w)
+	var halves sync.WaitGroup
+	for _, half := range [][2]int{{0, len(data) / 2}, {len(data) / 2, len(data)}} {
+		halves.Go(func() {
+			if _, err := w.WriteAt(data[half[0]:half[1]], int64(half[0])); err != nil {
+				s.Errorf("WriteAt of %s: %v", name, err)
+			}
+		})
+	}
+	halves.Wait()
+	if err := w.Commit(); err != nil {
+		s.Errorf("Commit of %s: %v", name, err)
 	}
 }
 

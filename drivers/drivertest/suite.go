@@ -103,12 +103,17 @@ func (s suite) open(name string) drivers.Object {
 	if err != nil {
 		s.Fatalf("Open(%q): %v", name, err)
 	}
+	s.closeAtEnd(name, o)
+	return o
+}
+
+// closeAtEnd closes c, which belongs to the file name, at the end of the test.
+func (s suite) closeAtEnd(name string, c io.Closer) {
 	s.Cleanup(func() {
-		if err := o.Close(); err != nil {
-			s.Errorf("Close of %q: %v", name, err)
+		if err := c.Close(); err != nil {
+			s.Errorf("Close of %T of %q: %v", c, name, err)
 		}
 	})
-	return o
 }
 
 func (s suite) stat(name string) drivers.Info {
