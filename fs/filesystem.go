@@ -28,8 +28,8 @@ type Opener interface {
 	Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error)
 }
 
-// A Reader is an Opener that also reads files that were not opened. A stateless mount
-// needs it, because the kernel sends neither OPEN nor RELEASE there.
+// A Reader reads files that were not opened. The Opener of a stateless mount must also be a
+// Reader, because the kernel sends neither OPEN nor RELEASE there.
 type Reader interface {
 	// ReadAt reads from e, as drivers.Object.ReadAt does.
 	ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error)
@@ -40,9 +40,9 @@ type Reader interface {
 }
 
 // A fileSystem replies to the requests of the kernel. The embedded RawFileSystem
-// replies ENOSYS to all requests that have no method here. The kernel remembers that
-// reply and stops sending requests of the kind, as is right for lseek, access and
-// locks. Requests for changes never arrive, because the mount is read-only.
+// replies ENOSYS to all requests that have no method here. After that the kernel handles
+// lseek, access and locks by itself, without further requests. Requests for changes
+// never arrive, because the mount is read-only.
 type fileSystem struct {
 	fuse.RawFileSystem
 	names            *metadata.Container
@@ -72,8 +72,8 @@ func (f *fileSystem) Init(server *fuse.Server) {
 }
 
 // OnUnmount closes the handles that are still open. go-fuse calls it after the
-// connection has ended and the last request was answered. The kernel may end the
-// connection without a RELEASE for files that are open or were just closed.
+// connection has ended and the last request was answered. The connection may end before
+// the kernel has sent a RELEASE for each file that is open or was just closed.
 func (f *fileSystem) OnUnmount() {
 	for _, h := range f.files.removeAll() {
 		f.close(h)

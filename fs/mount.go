@@ -49,7 +49,7 @@ const MaxRequest = 1 << 20
 // Config describes a mount.
 type Config struct {
 	Point            string        // the mount point, an existing directory
-	Source           string        // the device that df and /proc/mounts show
+	Source           string        // shown as the device by df and /proc/mounts
 	AllowOther       bool          // other users can access the mount, subject to the modes of files
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed

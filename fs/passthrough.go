@@ -92,7 +92,7 @@ func (n *openNodes) register(obj drivers.Object) (backing int32, release func())
 		return err
 	})
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		n.log.Debug("no passthrough", "err", err)
+		n.log.Debug("backing file not registered", "err", err)
 	}
 	return backing, release
 }

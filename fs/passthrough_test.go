@@ -74,15 +74,15 @@ func (o *registeredObject) BackingFile(register func(fd uintptr) error) (func(),
 // connection ends, however it ends. It is released once, and then no descriptor of the tier is
 // open.
 func TestBackingFilesAreReleased(t *testing.T) {
-	cases := map[string]func(t *testing.T, s *stack, handles []*held){
-		"closed": func(t *testing.T, s *stack, handles []*held) {
+	cases := map[string]func(s *stack, handles []*held){
+		"closed": func(s *stack, handles []*held) {
 			for _, h := range handles {
 				h.close()
 			}
 			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 			s.end()
 		},
-		"detached": func(t *testing.T, s *stack, handles []*held) {
+		"detached": func(s *stack, handles []*held) {
 			s.check(s.mount.Detach())
 			for _, h := range handles {
 				h.close()
@@ -90,7 +90,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			s.mount.Wait()
 			s.shut()
 		},
-		"detached and killed": func(t *testing.T, s *stack, handles []*held) {
+		"detached and killed": func(s *stack, handles []*held) {
 			s.check(s.mount.Detach())
 			for _, h := range handles {
 				s.check(h.cmd.Process.Kill())
@@ -98,7 +98,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			s.mount.Wait()
 			s.shut()
 		},
-		"aborted": func(t *testing.T, s *stack, handles []*held) {
+		"aborted": func(s *stack, handles []*held) {
 			s.abort()
 			s.mount.Wait()
 			for _, h := range handles {
@@ -129,7 +129,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			if got := descriptorsOf(tier + "/data/files/"); len(got) == 0 {
 				t.Fatal("no descriptor of the copy is open while it is a backing file")
 			}
-			end(t, s, handles)
+			end(s, handles)
 			if made, released, twice := counts.counts(); made != 3 || released != made || twice != 0 {
 				t.Errorf("after the end: got %d registrations, %d released, %d twice; want 3, 3, 0", made, released, twice)
 			}

@@ -164,7 +164,7 @@ func specials(args []string) error {
 	return nil
 }
 
-// Extended attributes of the namespace user. are those of the source. Others are not visible.
+// Extended attributes in the namespace "user." are those of the source. Others are not visible.
 func TestXattrs(t *testing.T) {
 	long := strings.Repeat("v", 2000)
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
