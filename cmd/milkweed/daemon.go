@@ -85,19 +85,8 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	}
 	d.awaitScan(ctx)
 
-	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
-	d.mount, err = fs.New(d.names, d.handler, fs.Config{
-		Point:       cfg.Mount.Point,
-		Source:      cfg.Source.Given(),
-		AllowOther:  cfg.Mount.AllowOther,
-		NegativeTTL: cfg.Mount.AttrTimeout,
-		NoExec:      noExec,
-		ReadAhead:   fs.MaxRequest,
-		Mode:        modes[d.service.Mode],
-		StackDepth:  d.stackDepth(),
-	}, log)
-	if err != nil {
-		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
+	if err := d.mountFS(noExec); err != nil {
+		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	running.Go(func() { d.serveControl(background, listener) })
@@ -107,6 +96,33 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	}
 	ready()
 
+	d.awaitUnmount(ctx)
+	log.Info("unmounted", "point", cfg.Mount.Point)
+	d.save()
+	return nil
+}
+
+// mountFS mounts the file system.
+func (d *daemon) mountFS(noExec bool) (err error) {
+	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
+	d.mount, err = fs.New(d.names, d.handler, fs.Config{
+		Point:       d.cfg.Mount.Point,
+		Source:      d.cfg.Source.Given(),
+		AllowOther:  d.cfg.Mount.AllowOther,
+		NegativeTTL: d.cfg.Mount.AttrTimeout,
+		NoExec:      noExec,
+		ReadAhead:   fs.MaxRequest,
+		Mode:        modes[d.service.Mode],
+		StackDepth:  d.stackDepth(),
+	}, d.log)
+	if err != nil {
+		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
+	}
+	return nil
+}
+
+// awaitUnmount returns when the file system is unmounted. When ctx is done, it unmounts it.
+func (d *daemon) awaitUnmount(ctx context.Context) {
 	gone := make(chan struct{})
 	go func() {
 		d.mount.Wait()
@@ -118,9 +134,6 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		d.unmount()
 		<-gone
 	}
-	log.Info("unmounted", "point", cfg.Mount.Point)
-	d.save()
-	return nil
 }
 
 // open opens the source and the tiers, and creates the metadata and the placement.
