@@ -14,8 +14,8 @@ import (
 
 // A copyFile is an open file of a tier: a copy, or one that is being written. Operations
 // hold references, so that the file is closed when the last of them has returned, abandoned
-// ones included. Otherwise an abandoned write could continue in whatever file gets the same
-// descriptor next.
+// ones included. Otherwise an abandoned write could continue in another file that gets the same
+// descriptor.
 type copyFile struct {
 	tier   *Tier
 	name   string
@@ -91,8 +91,8 @@ func (t *Tier) countRead(n int, start time.Time) {
 	t.latency.Observe(time.Since(start))
 }
 
-// withoutEOF returns the result of a read with the error nil in place of io.EOF, which
-// says nothing about the tier.
+// withoutEOF returns the result of a read with a nil error in place of io.EOF, which is no
+// failure of the tier.
 func withoutEOF(n int, err error) (int, error) {
 	if err == io.EOF {
 		err = nil

@@ -82,8 +82,8 @@ const (
 	committing
 )
 
-// note records the result of an operation. Errors that say nothing about the tier, such as
-// a missing name or a full device, are not failures.
+// note records the result of an operation. Errors that do not concern the health of the tier,
+// such as a missing name or a full device, are not failures.
 func (h *health) note(k kind, err error) {
 	for {
 		old, p := h.load()
@@ -125,8 +125,8 @@ func (c condition) after(k kind, err error) (next condition, differs bool) {
 	return c, true
 }
 
-// harmless reports whether err says nothing about the health of a tier: the caller was
-// cancelled, or only one name is concerned. A missing name is harmless for a read; for a
+// harmless reports whether err does not concern the health of a tier: the caller was
+// cancelled, or only one name is affected. A missing name is harmless for a read; for a
 // write it means that the folder of the tier is missing.
 func harmless(k kind, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) {

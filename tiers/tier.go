@@ -237,8 +237,8 @@ func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	return do(ctx, t, opening, func() (drivers.Info, error) { return t.store.Stat(ctx, name) }, nil)
 }
 
-// Open opens the copy of name if it is of the version want. If the copy is of another
-// version, the error matches drivers.ErrChanged.
+// Open opens the copy of name if it is of the given version. If it is of another version,
+// the error matches drivers.ErrChanged.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
 	held := t.space.acquire(name)
 	obj, err := do(ctx, t, opening, func() (drivers.Object, error) {

@@ -18,7 +18,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// StopTimeout is the time that a process has to end after it was asked to.
+// StopTimeout is how long a process may take to end after its input was closed.
 const StopTimeout = 10 * time.Second
 
 // Command returns a command that runs this program with the arguments, in the
@@ -103,7 +103,7 @@ func (p *Process) broken(err error) error {
 	return failure(p.cmd, err, p.stderr.data)
 }
 
-// CloseInput asks the process to end and does not wait.
+// CloseInput makes the process end, and does not wait for that.
 func (p *Process) CloseInput() { p.in.Close() }
 
 // Stop ends the process and waits. It closes the standard input of the process,
