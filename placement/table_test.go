@@ -425,3 +425,44 @@ func TestSweepDuringHungClose(t *testing.T) {
 		r.from.Clear()
 	})
 }
+
+// A close at the source that hangs keeps neither the sweep nor the end of the handler from
+// going on.
+func TestHungCloseAtSource(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{4096}, ttl: time.Second, handles: 10})
+		want := r.put("f", 1<<20)
+		r.wantFile("f", want)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpClose, Hang: true})
+		other := r.put("f", 2<<20)
+		time.Sleep(2 * time.Second) // longer than the TTL of names
+		r.wantFile("f", other)
+		time.Sleep(3 * recentAge) // the sweep closes the handle of the first version
+		if got := r.from.Hung(); got != 1 {
+			t.Fatalf("%d closes hang, want that of the first version", got)
+		}
+		third := r.put("f", 3<<20)
+		time.Sleep(2 * time.Second)
+		r.wantFile("f", third)
+		time.Sleep(3 * recentAge) // the sweep goes on, and closes that of the second one
+		if got := r.from.Hung(); got != 2 {
+			t.Errorf("%d closes hang, want 2: the sweep stopped at the first", got)
+		}
+		start := time.Now()
+		r.stop()
+		ended := make(chan struct{})
+		go func() {
+			r.running.Wait()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Error("the handler did not end while a close hangs")
+		}
+		if took := time.Since(start); took > 20*time.Second {
+			t.Errorf("the end took %v", took)
+		}
+		r.from.Clear()
+	})
+}
