@@ -42,7 +42,7 @@ type (
 		OpenVersion(ctx context.Context, name string, info Info) (Object, error)
 	}
 
-	// A Statfser knows the size of its storage.
+	// A Statfser reports the size of its storage.
 	Statfser interface {
 		Statfs(ctx context.Context) (Statfs, error)
 	}
@@ -137,7 +137,7 @@ func As[T any](v any) (T, bool) {
 	return t, implements
 }
 
-// both returns the capability t of a wrapper if inner has it, too.
+// both returns the capability t of a wrapper if inner also has it.
 func both[T any](t T, implements bool, inner any) (T, bool) {
 	var none T
 	if !implements {
@@ -168,8 +168,7 @@ const (
 	LatencyRequest
 )
 
-// A Profile describes the performance of a storage, for those who schedule
-// requests to it. The zero value describes a file system.
+// A Profile describes the performance of a storage, for scheduling requests. The zero value describes a file system.
 type Profile struct {
 	Latency     Latency
 	Concurrency int   // requests of Stride bytes in flight that saturate the storage; 0: unknown

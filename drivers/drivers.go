@@ -45,7 +45,7 @@ type Driver interface {
 type Object interface {
 	// ReadAt reads len(p) bytes at offset off, as io.ReaderAt does: it returns
 	// fewer bytes only with an error, which is io.EOF at the end of the file.
-	// All bytes are of the version that was opened, also after the name was
+	// All bytes are of the version that was opened, even after the name was
 	// removed or replaced. If the storage no longer has that version, the
 	// error matches ErrChanged.
 	//

@@ -11,14 +11,14 @@ import (
 )
 
 // maxSplice is the largest read whose reply is spliced: the pipe has to hold the reply.
-// Larger reads occur only if root has raised the read-ahead of the kernel. For those, one
-// copy costs no more than the system calls that splicing needs.
+// Larger reads occur where root has raised the read-ahead of the mount, and with O_DIRECT. For
+// those, one copy costs no more than the system calls that splicing needs.
 const maxSplice = 256 << 10
 
 var pageSize = uint64(os.Getpagesize())
 
 // A spliceResult is the reply to a read with pages of a file. go-fuse moves the pages to
-// the kernel through a pipe, without a copy.
+// the kernel through a pipe, without copying them to a buffer first.
 type spliceResult struct {
 	fd      uintptr
 	off     int64

@@ -59,8 +59,8 @@ func (c *Container) retire(e *Entry) {
 	}
 }
 
-// markStale makes e and all entries below it stale, and removes those that the kernel does
-// not know from the table.
+// markStale makes e and all entries below it stale, and removes from the table those that
+// have no lookup count.
 func (c *Container) markStale(e *Entry) {
 	e.setBits(stale)
 	if e.dir != nil {

@@ -119,9 +119,9 @@ func (m *pageMerger) entry(info drivers.Info) *Entry {
 	return e
 }
 
-// end sets the content of the directory to the names in the pages, with those that were
-// looked up since the listing began, and without those that were invalidated since their
-// page arrived.
+// end makes the names in the pages the content of the directory. It keeps names that were
+// looked up since the listing began. It drops names that were invalidated since their page
+// arrived.
 func (m *pageMerger) end() error {
 	sortByName(m.listed) // before the lock is taken
 	d := m.dir.dir

@@ -60,7 +60,7 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 		}
 		f.fetchDemand(taken)
 		how := sequentialAccess
-		if !sequential && taken != nil { // a block that was in flight was expected
+		if !sequential && taken != nil { // a reader that waits for a block in flight counts as sequential
 			how = randomAccess
 		}
 		if done, err := f.readFlight(ctx, fl, p, off, how); done || err != nil {
@@ -123,8 +123,8 @@ func (f *fill) fetchDemand(taken []*flight) {
 }
 
 // fetchNext fetches the next absent blocks for a worker, which has taken f from the queue. It
-// removes f from the queue if there are none. An error that matches drivers.ErrAbandoned says
-// that buf is lost.
+// removes f from the queue if there are none. After an error that matches drivers.ErrAbandoned,
+// buf must not be used again.
 func (f *fill) fetchNext(ctx context.Context, buf []byte) error {
 	f.begin()
 	if f.err != nil || !f.refs.Acquire() {

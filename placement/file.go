@@ -223,7 +223,7 @@ func (f *file) leaveFailed() {
 }
 
 // verify checks that the source still has the version that is open, if the file is read there
-// and the source can tell.
+// and its Object is a drivers.Verifier.
 func (f *file) verify(ctx context.Context, v *view) error {
 	if !v.atSource() {
 		return nil
@@ -244,7 +244,7 @@ func (f *file) staysAtSource() bool {
 	return v != nil && v.atSource() && f.handler.full(f.entry.Size())
 }
 
-// outdated reports whether the next user should get a new file: the source has failed, the
+// outdated reports whether the file should be closed when it has no user: the source has failed, the
 // name has another version, or the file is read in a fill that has ended, while a copy is
 // read more cheaply.
 func (f *file) outdated() bool {

@@ -101,10 +101,10 @@ func (f *fill) start() {
 	}
 }
 
-// fetchFirst fetches the first block for a reader, unless that was done before. It returns
+// fetchFirst fetches the first block for a reader, unless it was fetched or is in flight. It returns
 // the flight, or nil if the fill has failed. The blocks that one request serves with it are
 // fetched, too; except in a file of several ranges while a crowd of readers waits, since that
-// would let them wait longer. A file of one range costs one request in any case.
+// would delay them.
 func (f *fill) fetchFirst() *flight {
 	to := f.blocks.len()
 	if to > f.blocks.stride && f.handler.gate.crowded() {
@@ -192,8 +192,8 @@ func (f *fill) commit() {
 }
 
 // fail discards the copy, once, and readers continue at the source. A copy of which all
-// blocks are present is left to commit. If cause is that the source has another version, the
-// metadata container learns of it in any case.
+// blocks are present is left to commit. If cause is that the source has another version, fail
+// invalidates the entry in any case.
 func (f *fill) fail(cause error) {
 	if errors.Is(cause, drivers.ErrChanged) {
 		f.handler.names.Changed(f.entry)

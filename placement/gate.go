@@ -27,13 +27,13 @@ import (
 //
 // The rate limiter of drivers/limit does something else: among the requests that wait
 // inside a source with a capped rate, it serves demand reads before background requests. It
-// cannot recall a request that it has passed on. The gate keeps the number of background
-// requests small for every source, and does not know of a cap.
+// cannot cancel a request in flight. The gate limits background requests for every source,
+// with or without a rate limit.
 type gate struct {
-	yielding int      // background requests in flight while a reader waits
-	bytes    int64    // bytes of background requests in flight
-	buffers  *buffers // of demand reads
-	opened   func()   // called when admit may succeed after it failed; no lock is held
+	maxYielding int      // background requests in flight at most, while a reader waits
+	maxBytes    int64    // bytes of background requests in flight at most
+	buffers     *buffers // of demand reads
+	opened      func()   // called when admit may succeed after it failed; no lock is held
 
 	waits tiers.Histogram // how long readers waited
 
@@ -55,15 +55,15 @@ const defaultBytes = 128 << 20
 // newGate makes the gate of a number of background workers for a source.
 func newGate(workers int, source drivers.Profile) *gate {
 	g := &gate{
-		yielding: max(1, workers/4),
-		bytes:    1<<63 - 1,
-		buffers:  newBuffers(max(16, min(2*workers, 64))),
-		opened:   func() {},
+		maxYielding: max(1, workers/4),
+		maxBytes:    1<<63 - 1,
+		buffers:     newBuffers(max(16, min(2*workers, 64))),
+		opened:      func() {},
 	}
 	if source.Latency == drivers.LatencyRequest {
-		g.yielding, g.bytes = workers, defaultBytes
+		g.maxYielding, g.maxBytes = workers, defaultBytes
 		if source.Concurrency > 0 && source.Stride > 0 {
-			g.bytes = int64(source.Concurrency) * source.Stride
+			g.maxBytes = int64(source.Concurrency) * source.Stride
 		}
 	}
 	return g
@@ -116,8 +116,8 @@ func (g *gate) leaveWait(w wait) bool {
 	return g.waiting == 0
 }
 
-// crowd is the number of waiting readers above which a further reader is given less at
-// once. It is also the number of sequential readers that are distinguished in one file.
+// crowd is the number of waiting readers above which an open fetches one block
+// instead of a range. It is also the number of sequential readers that are distinguished in one file.
 const crowd = 8
 
 // crowded reports whether more than crowd readers wait.
@@ -133,7 +133,7 @@ func (g *gate) crowded() bool {
 func (g *gate) admit(bytes int64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.waiting > 0 && g.requests >= g.yielding || g.full() {
+	if g.waiting > 0 && g.requests >= g.maxYielding || g.full() {
 		return false
 	}
 	g.requests++
@@ -161,11 +161,11 @@ func (g *gate) leave(bytes int64) {
 const randomPause = 100 * time.Millisecond
 
 // full reports whether the limit of bytes in flight is reached. When the limit rises again
-// because randomPause has passed, no event says so. That is no problem: something is in
-// flight then, and its end causes the next decision. g.mu must be held.
+// because randomPause has passed, no event reports it. None is needed: a request is in
+// flight then, and its end wakes the queue. g.mu must be held.
 func (g *gate) full() bool {
-	if g.inFlight < g.bytes/8 {
+	if g.inFlight < g.maxBytes/8 {
 		return false
 	}
-	return g.inFlight >= g.bytes || g.random > 0 || time.Since(g.lastRandom) < randomPause
+	return g.inFlight >= g.maxBytes || g.random > 0 || time.Since(g.lastRandom) < randomPause
 }

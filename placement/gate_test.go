@@ -25,9 +25,9 @@ func TestGateLimits(t *testing.T) {
 		{64, drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20, Concurrency: 10}, 64, 80 << 20, 64},
 	} {
 		g := newGate(c.workers, c.source)
-		if g.yielding != c.yielding || g.bytes != c.bytes || cap(g.buffers.unmade) != c.buffers {
+		if g.maxYielding != c.yielding || g.maxBytes != c.bytes || cap(g.buffers.unmade) != c.buffers {
 			t.Errorf("%d workers, %+v: got %d, %d, %d; want %d, %d, %d", c.workers, c.source,
-				g.yielding, g.bytes, cap(g.buffers.unmade), c.yielding, c.bytes, c.buffers)
+				g.maxYielding, g.maxBytes, cap(g.buffers.unmade), c.yielding, c.bytes, c.buffers)
 		}
 	}
 }

@@ -102,7 +102,7 @@ func (c *idleCache) len() int64 {
 
 // recentFiles keeps files open that are read without being opened, in a stateless mount: the
 // next read is likely to follow. A file is kept for recentAge after its first read, also if
-// reads continue, so that what happens to its copy is noticed.
+// reads continue, so that the file is opened again after its copy was placed or removed.
 type recentFiles struct {
 	mu     sync.Mutex // guards the following, and file.recent
 	fifo   list.List  // of *file: the oldest first

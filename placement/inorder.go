@@ -32,7 +32,7 @@ type inOrder struct {
 
 var _ predictor = (*inOrder)(nil)
 
-// orderedOpens is how the files of one directory are being opened.
+// orderedOpens is the state of inOrder for one directory.
 type orderedOpens struct {
 	// Of file numbers. There is one stream, whose Data counts the opens that moved on.
 	positions sequential.Tracker[int]

@@ -21,7 +21,7 @@ import (
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)
 	err := h.opened(ctx, f, fresh)
-	if err == nil && h.remote {
+	if err == nil && h.objectStore {
 		err = f.awaitFirst(ctx)
 	}
 	if err != nil {

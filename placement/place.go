@@ -33,8 +33,8 @@ var (
 	// errBackoff: the last copy failed a short time ago.
 	errBackoff = errors.New("copying failed a short time ago")
 
-	// errRetracting: the copy of the file is being removed.
-	errRetracting = errors.New("the copy is being removed")
+	// errClaimed: a copy of the file is being removed or verified.
+	errClaimed = errors.New("a copy is being removed or verified")
 
 	// errStopped: the handler stops.
 	errStopped = errors.New("placement has stopped")
@@ -42,7 +42,7 @@ var (
 
 // isElsewhere reports whether err, of join, only means that there is no fill to read from.
 func isElsewhere(err error) bool {
-	return errors.Is(err, errNoRoom) || errors.Is(err, errBackoff) || errors.Is(err, errRetracting) || errors.Is(err, errStopped)
+	return errors.Is(err, errNoRoom) || errors.Is(err, errBackoff) || errors.Is(err, errClaimed) || errors.Is(err, errStopped)
 }
 
 // Place copies a file to a tier. It returns when the copy is in place, or when there will be
@@ -87,7 +87,7 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 		h.skip(e)
 		return nil, errNoRoom
 	}
-	if h.remote && why == forReader { // readers that open files count as waiting, too
+	if h.objectStore && why == forReader { // readers that open files count as waiting, too
 		defer h.gate.demand(sequentialAccess).done()
 	}
 	f, err := h.claim(e, why)
@@ -114,7 +114,7 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 	switch {
 	case h.ctx.Err() != nil: // checked under the lock, since Run ends the fills that it sees then
 		return nil, errStopped
-	case f != nil:
+	case f != nil: // joined below
 	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
 		return nil, errBackoff
 	case !e.Claim():
@@ -122,7 +122,7 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 		case e.Stale():
 			return nil, drivers.ErrChanged
 		case e.Claimed(): // but not by a fill
-			return nil, errRetracting
+			return nil, errClaimed
 		}
 		return nil, errPublished
 	default:

@@ -35,12 +35,12 @@ import (
 // Handler.mu, the locks of predictors and the locks of block maps are held without any other
 // lock of this package.
 type Handler struct {
-	levels  *tiers.Hierarchy
-	names   *metadata.Container
-	log     *slog.Logger
-	workers int
-	stride  int64 // bytes that one request to the source best serves; 0: any number
-	remote  bool  // each operation of the source is a request over a network
+	levels      *tiers.Hierarchy
+	names       *metadata.Container
+	log         *slog.Logger
+	workers     int
+	stride      int64 // bytes that one request to the source best serves; 0: any number
+	objectStore bool  // the source has drivers.LatencyRequest
 
 	gate      *gate
 	queue     *queue
@@ -75,16 +75,16 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	source := levels.Source().Profile()
 	h := &Handler{
 		levels: levels, names: names, log: log, workers: cfg.Workers,
-		stride:    source.Stride,
-		remote:    source.Latency == drivers.LatencyRequest,
-		gate:      newGate(cfg.Workers, source),
-		inOrder:   newInOrder(names),
-		scattered: noPredictor{},
-		files:     newTable(cfg.IdleHandles),
-		fills:     make(map[*metadata.Entry]*fill),
-		backoffs:  make(map[*metadata.Entry]backoff),
+		stride:      source.Stride,
+		objectStore: source.Latency == drivers.LatencyRequest,
+		gate:        newGate(cfg.Workers, source),
+		inOrder:     newInOrder(names),
+		scattered:   noPredictor{},
+		files:       newTable(cfg.IdleHandles),
+		fills:       make(map[*metadata.Entry]*fill),
+		backoffs:    make(map[*metadata.Entry]backoff),
 	}
-	if h.remote {
+	if h.objectStore {
 		h.scattered = newScattered(names)
 	}
 	h.queue = newQueue(h.gate, h.pullInOrder, h.pullScattered)

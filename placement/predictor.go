@@ -91,7 +91,7 @@ func (h *Handler) prefetch(e *metadata.Entry) *fill {
 	return f
 }
 
-// hasSpareRoom reports whether the tiers have room for a file that perhaps nobody will open.
+// hasSpareRoom reports whether the tiers have room for a file that may never be opened.
 // That is so if all known files fit into the tiers together, or else while less than half of
 // the tiers is used: placed copies are never evicted, and such a file must not take the room
 // of one that the job does read. A job that reads some of the files, which fit into half of

@@ -330,7 +330,7 @@ func BenchmarkShuffled(b *testing.B) {
 				b.StopTimer()
 				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}
 				s := newShuffled(newRig(b, rigOptions{quotas: []int64{1 << 40}, workers: c.workers, bucket: bucket}), 1, files, 20_000)
-				s.handler.gate.yielding = c.yielding
+				s.handler.gate.maxYielding = c.yielding
 				if !c.prefetch {
 					s.handler.scattered = noPredictor{}
 				}

@@ -18,7 +18,7 @@ type queue struct {
 
 	mu     sync.Mutex // guards the following, and every slot
 	cond   sync.Cond  // of mu: something below or in the gate has changed
-	hot    list.List  // of *fill: those with credit, and nil for the urgent feed; the next turn first
+	hot    list.List  // of *fill: those with credit, the next turn first; nil stands for the urgent feed
 	all    list.List  // of *fill: all fills, in the order of their start
 	urgent feed
 	idle   feed
@@ -191,7 +191,7 @@ func (q *queue) pull(from *feed) *fill {
 	return f
 }
 
-// done ends what take began.
+// done ends the turn that take returned.
 func (q *queue) done(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 
 // newTestQueue makes a queue whose gate admits background work of some bytes, whoever waits.
 func newTestQueue(bytes int64) *queue {
-	return newQueue(&gate{yielding: 100, bytes: bytes}, nil, nil)
+	return newQueue(&gate{maxYielding: 100, maxBytes: bytes}, nil, nil)
 }
 
 // While a reader reads at random, little background work is started. Some time after the

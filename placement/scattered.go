@@ -28,16 +28,16 @@ const (
 // When scatteredHere files of a directory have been opened, each further one that is opened
 // for the first time adds moreHere files to those that are considered. When scatteredInAll
 // files have been opened in all directories, each further one adds moreInAll: many datasets
-// have many directories, of one class or of a few files each. This is
+// have many directories, of one class or of a few files each. Two rules limit the cost:
 //
-//   - in proportion: in a directory with n opened files, at most moreHere·n others are
+//   - Prefetch is in proportion to the opens. In a directory with n opened files, at most moreHere·n others are
 //     prefetched, so that a job that reads a few files does not cause all to be fetched. As
 //     files are distinguished by their numbers, this is approximate when the directory
-//     changes, and when there are more than maxDirectories directories;
-//   - for small files only, as large ones keep the network busy by themselves.
+//     changes, and when there are more than maxDirectories directories.
+//   - Only small files are prefetched. Large ones saturate the network by themselves.
 //
-// A few files of many directories that are opened now and then are not a job. The count in
-// all directories starts again when for calmAfter no file was opened out of order.
+// Occasional opens in many directories are not a pattern. After calmAfter without an open
+// out of order, the count in all directories starts again.
 type scattered struct {
 	names *metadata.Container
 

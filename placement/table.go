@@ -33,7 +33,7 @@ func newTable(idleHandles int) *table {
 func (t *table) shard(e *metadata.Entry) *shard { return &t.shards[e.ID()%uint64(len(t.shards))] }
 
 // acquire returns the open file of an entry, which the caller releases. If there is none,
-// acquire makes one and reports fresh. It replaces a broken file, whose users go on with it.
+// acquire makes one and reports fresh. It replaces a broken file, which its present users keep.
 func (t *table) acquire(h *Handler, e *metadata.Entry) (f *file, fresh bool) {
 	if f := t.find(e); f != nil {
 		return f, false
@@ -125,13 +125,13 @@ func (t *table) forget(s *shard, f *file) {
 	}
 }
 
-// keep lets f stay open for the stateless reads that follow. The caller is a user of f.
+// keep holds f open for recentAge. The caller is a user of f.
 func (t *table) keep(f *file) {
 	f.users.Add(1) // dropped by dropRecent
 	t.dropRecent(t.recent.add(f))
 }
 
-// unkeep ends what keep began, if it has not ended.
+// unkeep drops f from recentFiles, if it is there.
 func (t *table) unkeep(f *file) {
 	if t.recent.remove(f) {
 		t.dropRecent([]*file{f})

@@ -71,7 +71,8 @@ func (h *Handler) missing(e *metadata.Entry, l tiers.Level) {
 
 // Retract drops the copy of e, if a tier holds one, and reports whether it did. Open files
 // stay readable: handles that are open on the copy keep it, and its room is returned when
-// the last of them is closed. Later opens read from the source or make a new copy. The error
+// the last of them is closed. While a handle is open on the copy, later opens share
+// it. After that, an open reads from the source or makes a new copy. The error
 // is that of the tier; then the copy may still be on its disk, and a later open finds it.
 func (h *Handler) Retract(e *metadata.Entry) (bool, error) {
 	l := e.Level()

@@ -164,8 +164,8 @@ func TestOpenDuringRetract(t *testing.T) {
 				t.Errorf("got level %d, claimed %v", e.Level(), e.Claimed())
 			}
 		}
-		if outcome, err := r.handler.Place(t.Context(), e); outcome != Failed || !errors.Is(err, errRetracting) {
-			t.Errorf("Place: got %v, %v; want %v", outcome, err, errRetracting)
+		if outcome, err := r.handler.Place(t.Context(), e); outcome != Failed || !errors.Is(err, errClaimed) {
+			t.Errorf("Place: got %v, %v; want %v", outcome, err, errClaimed)
 		}
 		if got := r.to[0].Count(drivertest.OpCreate); got != 1 {
 			t.Errorf("copies begun: got %d, want 1", got)

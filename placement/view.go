@@ -37,8 +37,8 @@ func sourceView(source drivers.Object, e *metadata.Entry) *view {
 // atSource reports whether the view is at the source, and not in a fill.
 func (v *view) atSource() bool { return v.level == tiers.AtSource }
 
-// usable reports whether e may be read in the view, and no better one is likely. A copy that
-// works is not left when it is removed or superseded, since no other copy may have the version
+// usable reports whether e may be read in the view, and no better one is likely. A working
+// copy stays usable after it was removed or superseded, since no other copy may have the version
 // that is open. A nil view is not usable.
 func (v *view) usable(e *metadata.Entry) bool {
 	switch {
@@ -53,7 +53,7 @@ func (v *view) usable(e *metadata.Entry) bool {
 // enter begins a read, and reports false if the view is closed.
 func (v *view) enter() bool { return v.refs.Acquire() }
 
-// leave ends a read. The file leaves the view, too, when it moves to another one.
+// leave ends a read. The file itself holds one reference, which it drops when it moves.
 func (v *view) leave() {
 	switch {
 	case !v.refs.Release():

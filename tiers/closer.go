@@ -67,7 +67,7 @@ func (c *closer) add(f *closing) (wait bool) {
 	return wait
 }
 
-// abandon records that the caller no longer waits for f.
+// abandon records that the caller of close has stopped waiting for f.
 func (c *closer) abandon(f *closing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

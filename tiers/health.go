@@ -16,9 +16,9 @@ import (
 // Health is the state of a tier.
 type Health int
 
-// A tier is Degraded after an operation failed, and Down after maxFailures failures in a
-// row or one operation without an answer. A Down tier is not used until a probe succeeds.
-// A tier on which only writes fail is Degraded: it is read but not filled.
+// A tier is Degraded after an operation failed. It is Down, and not used until a probe
+// succeeds, after maxFailures failed reads in a row or one operation without an answer.
+// After maxFailures failed writes in a row it is read but not filled.
 const (
 	Healthy Health = iota
 	Degraded

@@ -16,7 +16,7 @@ import (
 )
 
 // A Source is the lowest level: it has every file. It has no method that writes. It counts
-// operations. An operation returns when its context is done, also if the storage does not
+// operations. An operation returns when its context is done, even if the storage does not
 // answer.
 type Source struct {
 	driver drivers.Driver
@@ -226,7 +226,7 @@ func (o *sourceObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser,
 	return &sourceStream{ReadCloser: stream, object: o, ctx: ctx, start: start}, nil
 }
 
-// Verify implements drivers.Verifier. It returns when ctx is done, also if the source
+// Verify implements drivers.Verifier. It returns when ctx is done, even if the source
 // does not answer.
 func (o *sourceObject) Verify(ctx context.Context) error {
 	v, ok := drivers.As[drivers.Verifier](o.obj)

@@ -110,7 +110,7 @@ func (s *space) begin(name string) bool {
 	return true
 }
 
-// end ends what begin has begun.
+// end marks the change of the copy of name as complete.
 func (s *space) end(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

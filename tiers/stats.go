@@ -52,7 +52,8 @@ func (h *Histogram) Load() Latency {
 // The tags of a counter are its documentation: json is its name in the JSON of the status,
 // metric and labels are its name as a Prometheus metric, help says what it counts, and
 // family says what a metric counts that several fields share. To add a counter, add a
-// field and the line that counts.
+// field and the line that counts, and regenerate the table of docs/operations.md with
+// go test ./cmd/internal/metrics -update.
 type TierCounters struct {
 	Reads  int64 `json:"reads" metric:"tier_reads_total" help:"Reads that the tier served."`
 	Bytes  int64 `json:"bytes_read" metric:"tier_read_bytes_total" help:"Bytes read from the tier."`

@@ -123,7 +123,7 @@ func (t *Tier) scan(ctx context.Context) error {
 	return nil
 }
 
-// unlimited is the available size of a store that does not know its size.
+// unlimited is the available size of a store that does not report its size.
 const unlimited = 1 << 62
 
 // available returns the bytes that this process may still use on the device.
@@ -298,7 +298,7 @@ func (t *Tier) Remove(ctx context.Context, name string) error {
 
 // change calls f, which commits or removes the copy of name, takes the copy that was there
 // before off the account, and calls done, which may be nil. Of two concurrent changes of
-// one name the second fails, since it could not know which copy it replaces.
+// one name the second fails, because the copy that it would replace is not determined.
 func (t *Tier) change(ctx context.Context, name string, f func() error, done func()) error {
 	if !t.space.begin(name) {
 		return fmt.Errorf("%q: %w", name, errBusy)

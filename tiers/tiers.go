@@ -3,8 +3,8 @@
 // the source, which has every file.
 //
 // The package keeps three promises. No tier exceeds its quota, however many copies are made
-// at the same time (space.go). A tier that fails, fills up or hangs delays a read once, by
-// at most the tier's time-out, and is then not used until a probe succeeds (health.go,
+// at the same time (space.go). A tier that hangs delays the
+// operations in flight by at most its time-out, and is then not used until a probe succeeds (health.go,
 // await.go). The source is accessed through a type without write methods (source.go).
 package tiers
 

@@ -32,6 +32,6 @@
 //
 // Only the owner of a daemon and root can connect to it. The commands do not find a mount in
 // another mount namespace, such as that of a container. The daemon reads the credentials of a
-// bucket from its environment and from files. It notices when a file changes later, but not when
-// a variable does.
+// bucket from its environment and from files. Changes of these files take effect; changes
+// of variables need a remount.
 package main

@@ -146,7 +146,7 @@ type Counters struct {
 	Others    int64 `json:"other" metric:"source_requests_total" labels:"kind=other" help:"Other requests to the object store. Requests for credentials go elsewhere and are not counted."`
 	Retries   int64 `json:"retries" metric:"source_retries_total" help:"Requests that were retries after an error."`
 	Hedges    int64 `json:"hedges" metric:"source_hedges_total" help:"Requests that were hedges: duplicates of a request without a timely answer."`
-	Throttled int64 `json:"throttled" metric:"source_throttled_total" help:"Answers with status 429 or 503, which ask for fewer requests."`
+	Throttled int64 `json:"throttled" metric:"source_throttled_total" help:"Answers with status 429 or 503, which limit the request rate."`
 	Bytes     int64 `json:"bytes_received" metric:"source_received_bytes_total" help:"Bytes of content received."`
 }
 

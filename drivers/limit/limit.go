@@ -38,8 +38,8 @@ type Config struct {
 }
 
 // A Driver passes requests on to another driver, at the speed of a Config. It
-// implements every capability for reading, so that drivers.As finds no way around
-// it. Its Objects have neither backing file nor splice descriptor, because reads
+// implements every capability for reading, so that drivers.As never returns a
+// capability of the wrapped driver. Its Objects have neither backing file nor splice descriptor, because reads
 // by the kernel are neither limited nor counted.
 //
 // All methods may be called concurrently. A method that waits returns when its

@@ -10,20 +10,20 @@ import (
 )
 
 // A limiter is a rate limiter: it grants units at a fixed rate, to one caller after the
-// other. It keeps a clock that shows when all granted units are paid for. The next caller
-// advances the clock by the units that it takes, and returns when the time has come. The
+// other. It keeps the time until which the rate is used up. The next caller advances that
+// time by the units that it takes, and returns when the time has come. The
 // rate is therefore exact for any number of callers.
 //
 // Callers are served in the order of their arrival, except that a caller in the background
 // counts as having arrived maxYield later. A demand read thus waits for at most one
-// background request that is being paid for, unless that request has already waited for
+// background request that is being admitted, unless that request has already waited for
 // maxYield. A background request never waits for demand reads that arrive more than
 // maxYield after it, so that a reader that comes to depend on it is not starved.
 type limiter struct {
 	perSecond int64 // 0: unlimited
 
 	mu      sync.Mutex // guards the following
-	paid    time.Time  // the clock
+	paid    time.Time  // until when the rate is used up
 	waiting [2][]*waiter
 	serving bool // a timer will call serve
 }
@@ -38,11 +38,11 @@ const (
 type waiter struct {
 	n       int64
 	arrival time.Time     // maxYield after the real one if in the background
-	granted chan struct{} // closed when the units are paid for
+	granted chan struct{} // closed when the rate admits the units
 }
 
 const (
-	// slack is how far the clock may lag behind the time. Timers fire about a
+	// slack is how far paid may lag behind the time. Timers fire about a
 	// millisecond late, and the next units make up for it.
 	slack = 10 * time.Millisecond
 
@@ -50,8 +50,8 @@ const (
 	maxYield = time.Second
 )
 
-// wait returns when n more units are paid for, or with the error of ctx. Units that were
-// not yet being paid for when ctx is done are not charged.
+// wait returns when the rate admits n more units, or with the error of ctx. A caller that is
+// still in a queue when ctx is done is not charged.
 func (l *limiter) wait(ctx context.Context, n int64) error {
 	if l.perSecond <= 0 || ctx.Err() != nil {
 		return ctx.Err()
@@ -122,7 +122,7 @@ func (l *limiter) next() *waiter {
 	return w
 }
 
-// charge advances the clock by n units. l.mu must be held.
+// charge advances paid by n units. l.mu must be held.
 func (l *limiter) charge(now time.Time, n int64) {
 	if earliest := now.Add(-slack); l.paid.Before(earliest) {
 		l.paid = earliest

@@ -166,7 +166,7 @@ milkweed_source_requests_total{kind="other"} 5
 # HELP milkweed_source_retries_total Requests that were retries after an error.
 # TYPE milkweed_source_retries_total counter
 milkweed_source_retries_total 6
-# HELP milkweed_source_throttled_total Answers with status 429 or 503, which ask for fewer requests.
+# HELP milkweed_source_throttled_total Answers with status 429 or 503, which limit the request rate.
 # TYPE milkweed_source_throttled_total counter
 milkweed_source_throttled_total 8
 `
