@@ -10,7 +10,7 @@ import (
 )
 
 // errFailed is the error of a read from a fill or a copy that has failed. It matches
-// drivers.ErrRetry. An error of the source never matches it.
+// drivers.ErrRetry. No error of the source matches errFailed.
 var errFailed = fmt.Errorf("copy has failed: %w", drivers.ErrRetry)
 
 // ReadAt reads from the file, and fetches the blocks that are absent. An error that does not
@@ -110,16 +110,22 @@ func (f *fill) fetchDemand(taken []*flight) {
 		h := f.handler
 		buf, err := h.gate.buffers.get(h.ctx)
 		if err != nil { // the handler stops
-			f.fail(errStopped)
-			for _, fl := range taken {
-				f.blocks.land(fl, errFailed)
-			}
-			f.release()
+			f.drop(taken)
 			return
 		}
 		err = f.fetch(h.ctx, taken, buf)
 		h.gate.buffers.put(buf, errors.Is(err, drivers.ErrAbandoned))
 	})
+}
+
+// drop ends the flights of taken blocks without fetching them, because the handler stops. It
+// releases a reference of the caller.
+func (f *fill) drop(taken []*flight) {
+	defer f.release()
+	f.fail(errStopped)
+	for _, fl := range taken {
+		f.blocks.land(fl, errFailed)
+	}
 }
 
 // fetchNext fetches the next absent blocks for a worker, which has taken f from the queue. It

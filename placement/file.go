@@ -46,10 +46,11 @@ func newFile(h *Handler, e *metadata.Entry) *file {
 	return &file{handler: h, entry: e, opened: time.Now(), moving: make(chan struct{}, 1)}
 }
 
-// ReadAt reads the file, as drivers.Object says. It makes one attempt. If a copy or a fill
-// fails, the error matches drivers.ErrRetry, and the caller repeats the read. Retries end:
+// ReadAt implements drivers.Object. It makes one attempt. If a copy or a fill fails, the error
+// matches drivers.ErrRetry, and the caller repeats the read. The retries end:
 //
-//   - A copy that failed is not used again by this file; the file moves to a lower level.
+//   - A copy that failed is not used again for sourceTTL (badcopies.go); the file moves to the
+//     source, or to another copy.
 //   - A fill that failed is not joined again, since ReadAt returns after its end. The backoff
 //     of failed copies delays the next fill, and the file moves to the source.
 //   - At the source the file stays for sourceTTL, and an error of the source does not match
@@ -74,6 +75,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return n, f.sourceError(ctx, err)
 	}
 	v.failed.Store(true)
+	f.handler.bad.add(f.entry, v.level)
 	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
 	if errors.Is(err, drivers.ErrChanged) || err == io.EOF { // the copy was modified
 		f.entry.Demote(v.level)
@@ -129,7 +131,7 @@ func (f *file) enterView(ctx context.Context) (*view, error) {
 	if old.usable(f.entry) && old.enter() {
 		return old, nil
 	}
-	v, err := f.choose(ctx, old)
+	v, err := f.choose(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +145,7 @@ func (f *file) enterView(ctx context.Context) (*view, error) {
 
 // choose makes a view of the best place: a copy, a fill or the source. The caller has sent to
 // f.moving.
-func (f *file) choose(ctx context.Context, old *view) (*view, error) {
+func (f *file) choose(ctx context.Context) (*view, error) {
 	e, h := f.entry, f.handler
 	for range 4 { // the level may change meanwhile, but this must end
 		l := e.Level()
@@ -159,8 +161,8 @@ func (f *file) choose(ctx context.Context, old *view) (*view, error) {
 			}
 			return f.atSource(ctx)
 		}
-		if old != nil && old.level == l && old.fill == nil && old.failed.Load() {
-			return f.atSource(ctx) // the tier may be healthy and fail in this file alone
+		if h.bad.has(e, l) {
+			return f.atSource(ctx)
 		}
 		t := h.levels.Tier(l)
 		obj, err := t.Open(ctx, e.CopyName(), e.Info())

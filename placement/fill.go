@@ -187,6 +187,7 @@ func (f *fill) commit() {
 	if f.prefetched {
 		atomic.AddInt64(&h.counters.Prefetched, 1)
 	}
+	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())
 	f.end(true, false)
 }

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -56,7 +57,7 @@ const defaultBytes = 128 << 20
 func newGate(workers int, source drivers.Profile) *gate {
 	g := &gate{
 		maxYielding: max(1, workers/4),
-		maxBytes:    1<<63 - 1,
+		maxBytes:    math.MaxInt64,
 		buffers:     newBuffers(max(16, min(2*workers, 64))),
 		opened:      func() {},
 	}

@@ -47,6 +47,7 @@ type Handler struct {
 	inOrder   predictor // of files that are about to be opened
 	scattered predictor // of files that may be opened at some time
 	files     *table
+	bad       badCopies
 
 	ctx  context.Context // done when the handler is to stop
 	stop context.CancelFunc
@@ -126,6 +127,7 @@ func (h *Handler) sweep() {
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.pruneBackoffs(now)
+			h.bad.prune(now)
 		case <-h.ctx.Done():
 			return
 		}

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// newTestQueue makes a queue whose gate admits background work of some bytes, whoever waits.
+// newTestQueue makes a queue whose gate limits the bytes in flight only, and not the number of
+// requests.
 func newTestQueue(bytes int64) *queue {
 	return newQueue(&gate{maxYielding: 100, maxBytes: bytes}, nil, nil)
 }

@@ -517,7 +517,7 @@ func TestListedFileIsGone(t *testing.T) {
 						}
 					}
 					for range 10 {
-						if _, err := r.handler.ReadAt(t.Context(), e, make([]byte, 10), 0); !errors.Is(err, drivers.ErrChanged) {
+						if err := readAt(t.Context(), unopened{r.handler, e}, make([]byte, 10), 0); !errors.Is(err, drivers.ErrChanged) {
 							t.Errorf("stateless read: got %v, want %v", err, drivers.ErrChanged)
 						}
 					}

@@ -466,3 +466,27 @@ func TestHungCloseAtSource(t *testing.T) {
 		r.from.Clear()
 	})
 }
+
+// A stateless read of a copy that cannot be read is repeated at the source, although the file is
+// opened again for each attempt.
+func TestStatelessReadOfBadCopy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+		data := r.put("f", 1<<20)
+		r.wantFile("f", data)
+		r.settled()
+		r.stop()
+		r.running.Wait() // from now on, no file is kept open
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpRead, Err: fs.ErrPermission})
+		p := make([]byte, 1000)
+		for attempt := range 2 {
+			_, err := r.handler.ReadAt(t.Context(), r.entry("f"), p, 0)
+			if retry := attempt == 0; errors.Is(err, drivers.ErrRetry) != retry || !retry && err != nil {
+				t.Errorf("attempt %d: got %v", attempt+1, err)
+			}
+		}
+		if got := r.entry("f").Level(); got != 1 {
+			t.Errorf("level: got %d, want 1", got)
+		}
+	})
+}
