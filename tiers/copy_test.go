@@ -1,12 +1,16 @@
 package tiers
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -177,4 +181,62 @@ func TestRemoveWhileOpened(t *testing.T) {
 	if n := len(tier.space.open); n > 0 {
 		t.Errorf("%d copies count as open", n)
 	}
+}
+
+// slowOpen is a store whose Open hangs after it has opened the file, as in an fstat after the
+// openat.
+type slowOpen struct {
+	drivers.Store
+	hang chan struct{}
+}
+
+func (s *slowOpen) Open(ctx context.Context, name string) (drivers.Object, error) {
+	o, err := s.Store.Open(ctx, name)
+	<-s.hang
+	return o, err
+}
+
+// An open that was abandoned may hold the copy, whose room is kept until the file is closed.
+func TestAbandonedOpenHoldsItsCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := drivertest.NewMem(0)
+		want := mem.Put("f", make([]byte, allocationUnit))
+		store := &slowOpen{mem, make(chan struct{})}
+		tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+		defer stop()
+		if _, err := tier.Open(bg, "f", want); !errors.Is(err, drivers.ErrAbandoned) {
+			t.Fatalf("got %v, want an abandoned open", err)
+		}
+		time.Sleep(maxProbe) // a probe succeeds
+		if err := tier.Remove(bg, "f"); err != nil {
+			t.Fatal(err)
+		}
+		if got := used(tier); got != allocationUnit {
+			t.Errorf("while the open hangs: %d bytes, want %d", got, allocationUnit)
+		}
+		close(store.hang)
+		synctest.Wait()
+		if got := used(tier); got != 0 {
+			t.Errorf("after the late open was closed: %d bytes", got)
+		}
+	})
+}
+
+// Nothing is removed before the scan, since the account may not include it.
+func TestRemoveBeforeScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := drivertest.NewMem(0)
+		mem.Put("f", make([]byte, allocationUnit))
+		store := drivertest.NewFaults(mem)
+		store.Add(drivertest.Rule{Op: drivertest.OpReadDir, Hang: true})
+		h, stop := start(t, Options{}, Config{Name: "ram", Store: store, Quota: Quota{Bytes: 2 * allocationUnit}})
+		defer stop()
+		tier := h.Tier(1)
+		if err := tier.Remove(bg, "f"); !errors.Is(err, errNotScanned) {
+			t.Errorf("got %v, want %v", err, errNotScanned)
+		}
+		store.Clear()
+		h.WaitScanned(bg)
+		checkAccount(t, tier, mem)
+	})
 }

@@ -39,6 +39,8 @@ const (
 var (
 	errDown = errors.New("tier is down")                             // every operation of a tier that is down
 	errBusy = errors.New("another commit or removal is in progress") // a commit or removal
+
+	errNotScanned = errors.New("the tier has not been scanned yet")
 )
 
 // health is the state of a tier as its operations show it: one immutable condition behind

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,8 +197,8 @@ func TestHungSourceClose(t *testing.T) {
 			t.Errorf("%d closes took %v, want %v", files, got, closeTimeout)
 		}
 		synctest.Wait()
-		if got := faults.Hung(); got != maxClosers {
-			t.Errorf("%d closes hang at once, want %d", got, maxClosers)
+		if got := faults.Hung(); got != maxHung {
+			t.Errorf("%d closes hang at once, want %d", got, maxHung)
 		}
 		faults.Clear()
 		synctest.Wait()
@@ -210,6 +211,26 @@ func TestHungSourceClose(t *testing.T) {
 		}
 		if err := o.Close(); err != nil {
 			t.Errorf("close when the source answers again: %v", err)
+		}
+	})
+}
+
+// Closes that do not hang are not delayed, however many there are.
+func TestConcurrentCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c closer
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 4000 {
+			wg.Go(func() {
+				if err := c.close(func() error { time.Sleep(100 * time.Millisecond); return nil }); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if got := time.Since(start); got != 100*time.Millisecond {
+			t.Errorf("took %v, want 100ms", got)
 		}
 	})
 }

@@ -240,23 +240,23 @@ func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
 // Open opens the copy of name if it is of the given version. If it is of another version,
 // the error matches drivers.ErrChanged.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
-	held := t.space.acquire(name)
-	obj, err := do(ctx, t, opening, func() (drivers.Object, error) {
+	o, err := do(ctx, t, opening, func() (*object, error) {
+		held := t.space.acquire(name)
 		obj, err := t.store.Open(ctx, name)
+		if err == nil && !obj.Info().SameVersion(want) {
+			obj.Close()
+			err = fmt.Errorf("open %q: %w", name, drivers.ErrChanged)
+		}
 		if err != nil {
+			t.space.release(name, held)
 			return nil, err
 		}
-		if !obj.Info().SameVersion(want) {
-			obj.Close()
-			return nil, fmt.Errorf("open %q: %w", name, drivers.ErrChanged)
-		}
-		return obj, nil
-	}, func(o drivers.Object) { o.Close() })
+		return &object{copyFile{tier: t, name: name, file: obj, held: held}, obj}, nil
+	}, func(o *object) { o.release() })
 	if err != nil {
-		t.space.release(name, held)
 		return nil, err
 	}
-	return &object{copyFile{tier: t, name: name, file: obj, held: held}, obj}, nil
+	return o, nil
 }
 
 // Create begins a copy. If the device is full, the tier rejects copies of that size for a
@@ -282,8 +282,11 @@ func (t *Tier) noteFull(err error, size int64) {
 // Remove removes the copy of name, if there is one. Open handles of the copy stay readable.
 // Its room is returned when the last of them, the last splice descriptor and the last
 // backing file are released, because a removed file occupies its disk until then. The tier
-// must have been scanned.
+// must have been scanned: before, its account may not include the copy.
 func (t *Tier) Remove(ctx context.Context, name string) error {
+	if !t.Scanned() {
+		return fmt.Errorf("tier %s: remove %q: %w", t.name, name, errNotScanned)
+	}
 	_, err := do(ctx, t, writing, func() (struct{}, error) {
 		return struct{}{}, t.change(ctx, name, func() error {
 			err := t.store.Remove(ctx, name)
