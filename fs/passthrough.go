@@ -70,18 +70,26 @@ func (n *openNodes) open(node uint64, obj drivers.Object) (backing int32) {
 // release undoes one call of open. The last one ends the registration of the backing file,
 // first with the kernel and then with the Object.
 func (n *openNodes) release(node uint64) {
+	if o := n.remove(node); o != nil && o.backing != 0 {
+		o.release() // without the lock: it may close a file, which may take long
+	}
+}
+
+// remove removes one open of a node. If it was the last one, remove unregisters the backing
+// file from the kernel and returns the node, otherwise nil.
+func (n *openNodes) remove(node uint64) *openNode {
 	s := n.shard(node)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o := s.nodes[node]
 	if o.opens--; o.opens > 0 {
-		return
+		return nil
 	}
 	delete(s.nodes, node)
 	if o.backing != 0 {
 		n.server.UnregisterBackingFd(o.backing) // EBADF after the connection ended, which unregisters all
-		o.release()
 	}
+	return o
 }
 
 // register registers the backing file of obj with the kernel. It returns 0 if obj has no
