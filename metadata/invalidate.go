@@ -59,6 +59,45 @@ func (c *Container) retire(e *Entry) {
 	}
 }
 
+// LeftCopy records that a tier holds a copy of e, which became stale while the copy was being
+// committed. The present entry of the name, and one that is made from an examination of the
+// tiers in progress, are then Unverified, so that the copy is found and removed.
+func (c *Container) LeftCopy(e *Entry) {
+	if e.parent == nil {
+		return
+	}
+	dir := c.current(e.parent)
+	if dir == nil {
+		return // it is gone, and with it all names below
+	}
+	d := dir.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retired++
+	if now := d.get(e.Name()); now != nil && now != e {
+		now.setBits(unverified)
+	}
+}
+
+// current returns the present entry of the path of dir, which may be stale, or nil if the
+// path has no directory.
+func (c *Container) current(dir *Entry) *Entry {
+	if dir.parent == nil {
+		return c.root
+	}
+	parent := c.current(dir.parent)
+	if parent == nil {
+		return nil
+	}
+	d := parent.dir
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if now := d.get(dir.Name()); now != nil && now.IsDir() {
+		return now
+	}
+	return nil
+}
+
 // markStale makes e and all entries below it stale, and removes from the table those that
 // have no lookup count.
 func (c *Container) markStale(e *Entry) {

@@ -182,6 +182,9 @@ func (f *fill) commit() {
 	}
 	h := f.handler
 	f.room.Commit()
+	if f.entry.Stale() { // since the check above
+		h.names.LeftCopy(f.entry)
+	}
 	atomic.AddInt64(&h.counters.Placed, 1)
 	atomic.AddInt64(&h.counters.PlacedBytes, f.size)
 	if f.prefetched {

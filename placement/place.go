@@ -56,6 +56,11 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error)
 		switch {
 		case errors.Is(err, errPublished):
 			continue
+		case errors.Is(err, errClaimed): // for a moment
+			if err := sleep(ctx, claimPoll); err != nil {
+				return Failed, err
+			}
+			continue
 		case errors.Is(err, errNoRoom):
 			return Skipped, nil
 		case err != nil:
@@ -69,6 +74,19 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error)
 			return Failed, err
 		}
 		return Placed, nil
+	}
+}
+
+// claimPoll is the interval at which Place examines an entry that has another owner.
+const claimPoll = 10 * time.Millisecond
+
+// sleep returns after d, or earlier with the error of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

@@ -66,7 +66,7 @@ func (h *Handler) pullScattered() *fill { return h.pull(h.scattered, h.hasSpareR
 // pull claims the next file of p that can be placed and for whose size room reports true. It
 // returns the fill, which the caller begins.
 func (h *Handler) pull(p predictor, room func(size int64) bool) *fill {
-	for e := p.next(); e != nil; e = p.next() {
+	for e := p.next(); e != nil && h.ctx.Err() == nil; e = p.next() {
 		if e.Level() != tiers.AtSource || e.Claimed() || !h.Fits(e.Size()) || !room(e.Size()) {
 			continue
 		}

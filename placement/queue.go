@@ -168,8 +168,9 @@ func (q *queue) spend(f *fill) {
 }
 
 // pull returns a new fill of a feed, or nil if the feed has none. The caller was admitted by
-// the gate with 0 bytes; without a fill, pull gives that back. The urgent feed keeps its
-// turn until it has no fill left. q.mu must be held; pull releases it for a while.
+// the gate with 0 bytes; without a fill, pull gives that back. Like a fill
+// with credit, the urgent feed goes to the end of hot after its turn. q.mu must be held; pull
+// releases it for a while.
 func (q *queue) pull(from *feed) *fill {
 	from.pulling, from.pending = true, false
 	q.cond.Signal() // another worker may take what comes after the feed
@@ -180,6 +181,9 @@ func (q *queue) pull(from *feed) *fill {
 	if f != nil {
 		from.pending = true
 		q.gate.grow(f.weight)
+		if from == &q.urgent { // the marker stays in hot during the pull
+			q.hot.MoveToBack(q.marker)
+		}
 	} else {
 		q.gate.leave(0)
 	}

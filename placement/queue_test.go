@@ -100,3 +100,36 @@ func TestQueueBoundsBytesInFlight(t *testing.T) {
 	for range taken { // one may have been taken before the close
 	}
 }
+
+// A reader reads a large file in order while other readers open small files in the order of
+// their names, as fast as the workers copy them: each take is followed by one more prediction.
+// The two take turns.
+func TestUrgentFeedTakesTurns(t *testing.T) {
+	predictions := 8
+	q := newQueue(&gate{maxYielding: 100, maxBytes: 1 << 40}, func() *fill {
+		if predictions == 0 {
+			return nil
+		}
+		predictions--
+		return &fill{weight: 1}
+	}, nil)
+	large := &fill{weight: 1}
+	q.add(large)
+	q.touch(large)
+	q.feedUrgent()
+	n := 0
+	for range 1000 {
+		f := q.take()
+		if f == large {
+			n++
+		} else {
+			predictions++ // the file is opened, and one more is predicted
+			q.feedUrgent()
+		}
+		q.touch(large) // its reader continues
+		q.done(f)
+	}
+	if n < 100 {
+		t.Errorf("the fill that is being read had %d of 1000 turns", n)
+	}
+}

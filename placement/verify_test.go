@@ -164,8 +164,10 @@ func TestOpenDuringRetract(t *testing.T) {
 				t.Errorf("got level %d, claimed %v", e.Level(), e.Claimed())
 			}
 		}
-		if outcome, err := r.handler.Place(t.Context(), e); outcome != Failed || !errors.Is(err, errClaimed) {
-			t.Errorf("Place: got %v, %v; want %v", outcome, err, errClaimed)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if outcome, err := r.handler.Place(ctx, e); outcome != Failed || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Place: got %v, %v; want it to wait for the end of Retract", outcome, err)
 		}
 		if got := r.to[0].Count(drivertest.OpCreate); got != 1 {
 			t.Errorf("copies begun: got %d, want 1", got)
@@ -303,4 +305,62 @@ func TestRetractRace(t *testing.T) {
 	}
 	r.settled()
 	r.wantUsed(names...)
+}
+
+// Place waits while an opener examines a tier for a missing copy, and then makes another one.
+func TestPlaceWhileMissing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{8 << 20}})
+		data := r.put("f", 1<<20)
+		r.wantFile("f", data)
+		r.settled()
+		e := r.entry("f")
+		r.check(r.to[0].Remove(t.Context(), "f")) // by hand
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpStat, Name: "f", Delay: time.Second})
+		var opening sync.WaitGroup
+		opening.Go(func() {
+			obj, err := r.handler.Open(t.Context(), e)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			obj.Close()
+		})
+		time.Sleep(3 * time.Second / 2) // the names are examined, and then the copy
+		if outcome, err := r.handler.Place(t.Context(), e); outcome != Placed || err != nil {
+			t.Errorf("Place: got %v, %v; want %v", outcome, err, Placed)
+		}
+		opening.Wait()
+		r.settled()
+		r.wantUsed("f")
+	})
+}
+
+// A copy whose entry becomes stale while it is being committed is removed for the next version,
+// even if the tier is full of it.
+func TestCommitOfStaleEntry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{3 << 19}})
+		r.put("f", 1<<20)
+		old := r.entry("f")
+		remove := r.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Delay: time.Second})
+		obj, err := r.handler.Open(t.Context(), old)
+		r.check(err)
+		time.Sleep(time.Second / 2) // the copy is being committed
+		data := r.put("f", 1<<20+1)
+		r.names.Changed(old)
+		now := r.entry("f")
+		r.settled()
+		obj.Close()
+		remove()
+		if now == old || now.Level() != tiers.AtSource {
+			t.Fatalf("the new version: same entry %v, level %d", now == old, now.Level())
+		}
+		r.wantFile("f", data)
+		r.settled()
+		if got := now.Level(); got != 1 {
+			t.Errorf("level of the new version: got %d, want 1", got)
+		}
+		r.wantUsed("f")
+	})
 }
