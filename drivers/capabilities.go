@@ -81,19 +81,18 @@ type (
 	// A Verifier is an Object that can compare itself with the storage.
 	Verifier interface {
 		// Verify returns an error that matches ErrChanged if the version that
-		// was opened is no longer the current one.
+		// was opened was modified. It need not detect that the name has another file.
 		Verify(ctx context.Context) error
 	}
 
 	// A BackingFiler is an Object whose content is in a file of the local
 	// kernel, which can serve as the backing file of FUSE passthrough.
 	BackingFiler interface {
-		// BackingFile calls register with the descriptor of the file. The
-		// descriptor is valid during the call. If register returns nil, the
-		// file counts as registered with the kernel until the caller calls
-		// release, which must not be nil and is called once; Close may come
-		// before. The error is that of register, or matches
-		// errors.ErrUnsupported if there is no such file now.
+		// BackingFile calls register with the descriptor of the file. The descriptor is valid
+		// during the call. If register returns nil, the file counts as registered with the
+		// kernel until the caller calls release, which must not be nil and is called once; Close
+		// may come before. The error is that of register, or matches errors.ErrUnsupported if
+		// there is no such file now.
 		BackingFile(register func(fd uintptr) error) (release func(), err error)
 	}
 
@@ -109,15 +108,14 @@ type (
 	}
 )
 
-// As returns the capability T of v, a Driver or an Object, and reports whether v
+// As returns the capability T of v, such as a Driver or an Object, and reports whether v
 // has it. As errors.As does, it looks inside wrappers. There are two kinds:
 //
-//   - A wrapper that bounds, counts, limits or injects has a method Inner that
-//     returns the wrapped Driver or Object. It has those capabilities that both it
-//     and the wrapped value implement. It therefore implements every capability
-//     that reaches the storage, without regard to what it wraps. As never skips it.
-//   - A wrapper that does none of these has a method Unwrap instead. As skips it
-//     for the capabilities that it does not implement.
+//   - A wrapper that bounds, counts, limits or injects has a method Inner that returns the
+//     wrapped Driver or Object. It has those capabilities that both it and the wrapped value
+//     implement. As never skips it: a capability that it does not implement is not found.
+//   - A wrapper that does none of these has a method Unwrap instead. As skips it for the
+//     capabilities that it does not implement.
 func As[T any](v any) (T, bool) {
 	t, implements := v.(T)
 	switch w := v.(type) {
@@ -168,7 +166,8 @@ const (
 	LatencyRequest
 )
 
-// A Profile describes the performance of a storage, for scheduling requests. The zero value describes a file system.
+// A Profile describes the performance of a storage, for scheduling requests. The zero value
+// describes a file system.
 type Profile struct {
 	Latency     Latency
 	Concurrency int   // requests of Stride bytes in flight that saturate the storage; 0: unknown

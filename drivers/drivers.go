@@ -104,7 +104,7 @@ type Writer interface {
 type backgroundKey struct{}
 
 // Background marks ctx as that of background work: no reader is blocked on the
-// request. A rate limiter serves demand reads before background work.
+// request. A rate limiter serves demand reads first, within limits.
 func Background(ctx context.Context) context.Context {
 	return context.WithValue(ctx, backgroundKey{}, true)
 }
@@ -123,7 +123,7 @@ var (
 	// buffer. The buffer may still be written to.
 	ErrAbandoned = errors.New("read abandoned")
 
-	// ErrRetry: the place that was read failed and is not used again. The
+	// ErrRetry: the place that was read failed and is not used for the next read. The
 	// caller repeats the call, with a new buffer if the error also matches
 	// ErrAbandoned.
 	ErrRetry = errors.New("the next read uses another place")

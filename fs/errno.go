@@ -11,7 +11,8 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// All errnos that a job gets from the mount are in this file, with the reason for each.
+// This file chooses the errno that a job gets, with the reason for each. An errno inside an
+// error, such as that of the source, is passed on.
 
 // The statuses of requests that fail without an error of the source or a tier.
 const (
@@ -27,8 +28,8 @@ const (
 	// statusBadHandle: the kernel sent a handle that is not open. This would be a bug.
 	statusBadHandle = fuse.EBADF
 
-	// statusNeverAgain: the kernel remembers ENOSYS and sends no more requests of this
-	// kind. OPEN and FLUSH then succeed without a round trip. No job gets this errno.
+	// statusNeverAgain: after ENOSYS the kernel sends no more requests of this kind. OPEN and
+	// FLUSH then succeed without a round trip. No job gets this errno.
 	statusNeverAgain = fuse.ENOSYS
 
 	// statusNoXattr: the attribute is not in the namespace "user.", the only one that is

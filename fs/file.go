@@ -18,8 +18,9 @@ type openFile struct {
 	obj   drivers.Object
 }
 
-// Open opens a file. In a stateless mount it ends all OPEN requests. Otherwise the page
-// cache of earlier opens stays valid, because a node is one version of a file.
+// Open opens a file. In a stateless mount its reply, ENOSYS, stops all further OPEN requests.
+// Otherwise the page cache of earlier opens stays valid, because a node is one version of a
+// file.
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY {
 		return statusReadOnly
@@ -50,7 +51,8 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	return fuse.OK
 }
 
-// Flush ends all FLUSH requests. The kernel would send one at every close(2).
+// Flush stops all further FLUSH requests by its reply, ENOSYS. The kernel would send one at
+// every close(2).
 func (f *fileSystem) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return statusNeverAgain }
 
 // Release closes a file.

@@ -32,12 +32,11 @@ const (
 	// same as Cached.
 	Passthrough
 
-	// Stateless: an open is not a round trip, and the page cache is kept from one open
-	// to the next. The Opener must be a Reader.
+	// Stateless: an open is not a round trip. The Opener must be a Reader.
 	Stateless
 )
 
-// String returns the name of the mode in metrics.
+// String returns the name of the mode.
 func (m Mode) String() string { return [...]string{"cached", "passthrough", "stateless"}[m] }
 
 // Type is the type of the file system that df -T and /proc/mounts show.

@@ -130,7 +130,7 @@ func (c *Container) Index(e *Entry) (i int, listed bool) {
 	return i, true
 }
 
-// Siblings returns up to n entries of e's directory, e itself among them, that start at the
+// Siblings returns up to n entries of e's directory, which may include e, that start at the
 // position from, as returned by Index.
 func (c *Container) Siblings(e *Entry, from, n int) []*Entry {
 	if e.parent == nil {

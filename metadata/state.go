@@ -78,8 +78,8 @@ func (e *Entry) Retract(l tiers.Level) bool {
 	})
 }
 
-// Verified ends the state Unverified: every tier was examined, and no tier holds an
-// outdated copy.
+// Verified ends the state Unverified. The caller has examined every tier, or has removed the
+// copy that made the entry Unverified.
 func (e *Entry) Verified() { e.clearBits(unverified) }
 
 // Skip records that no tier has room for the file, and reports whether that is the first

@@ -10,9 +10,9 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// badCopies remembers the copies of which a read failed, for sourceTTL each. A tier may be
+// badCopies holds the copies of which a read failed, for sourceTTL each. A tier may be
 // healthy and fail in one file alone. Until the time is over, all users of the file read it from
-// the source, so that a repeated read succeeds, also if it opens the file again.
+// the source, so that a repeated read succeeds, also through a new open.
 type badCopies struct {
 	n atomic.Int64 // len(copies): a lookup takes no lock while there are none
 

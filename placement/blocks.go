@@ -104,7 +104,7 @@ func (m *blockMap) lookupFirst(to int) (fl *flight, taken []*flight) {
 	return m.first, taken
 }
 
-// takeNext takes the next absent block after the last request of a reader, and the blocks
+// takeNext takes the next absent block after the latest request of any reader, and the blocks
 // that one request serves with it. It returns nil if there is none.
 func (m *blockMap) takeNext() []*flight {
 	m.mu.Lock()

@@ -32,7 +32,7 @@ type fill struct {
 	name       string
 	size       int64
 	weight     int64  // bytes that one background request for the fill transfers, at most
-	opened     bool   // caused by an open: the first block is needed at once
+	forOpen    bool   // caused by an open: the first block is needed at once
 	prefetched bool   // started before the first open of the file
 	slot       slot   // guarded by queue.mu
 	begin      func() // starts the copy, once; returns when that is done
@@ -93,18 +93,18 @@ func (f *fill) start() {
 	if h.stride > 0 {
 		f.stream, _ = drivers.As[drivers.Streamer](f.source)
 	}
-	if f.opened { // a file is opened in order to be read
+	if f.forOpen { // a file is opened in order to be read
 		f.fetchFirst()
 	}
-	if f.blocks.len() > 1 || !f.opened {
+	if f.blocks.len() > 1 || !f.forOpen {
 		h.queue.add(f)
 	}
 }
 
-// fetchFirst fetches the first block for a reader, unless it was fetched or is in flight. It returns
-// the flight, or nil if the fill has failed. The blocks that one request serves with it are
-// fetched, too; except in a file of several ranges while a crowd of readers waits, since that
-// would delay them.
+// fetchFirst fetches the first block for a reader, unless it was fetched or is in flight. It
+// returns the flight, or nil if the fill has failed. The blocks that one request serves with it
+// are fetched, too; except in a file of several ranges while a crowd of readers waits, since
+// that would delay them.
 func (f *fill) fetchFirst() *flight {
 	to := f.blocks.len()
 	if to > f.blocks.stride && f.handler.gate.crowded() {

@@ -11,8 +11,8 @@ import (
 
 // A gate decides how much background work may be in flight. Demand reads and background
 // work share the source and the network, so that background requests in flight make demand
-// reads slower. Everything that the decision depends on passes through the gate: which
-// readers wait, since when, how they access the file, and how many bytes are in flight.
+// reads slower. The gate counts the readers that wait for blocks of fills, with how they
+// access the file, and the background requests in flight with their bytes.
 //
 // The rules depend on the latency class of the source:
 //
@@ -26,10 +26,10 @@ import (
 //
 // The gate also owns the buffers of demand reads, which bound their number.
 //
-// The rate limiter of drivers/limit does something else: among the requests that wait
-// inside a source with a capped rate, it serves demand reads before background requests. It
-// cannot cancel a request in flight. The gate limits background requests for every source,
-// with or without a rate limit.
+// The rate limiter of drivers/limit does something else: among the requests that wait inside a
+// source with a capped rate, it serves demand reads before background requests. The limiter
+// cannot cancel a request in flight. The gate limits background requests for every source, with
+// or without a rate limit.
 type gate struct {
 	maxYielding int      // background requests in flight at most, while a reader waits
 	maxBytes    int64    // bytes of background requests in flight at most
@@ -117,8 +117,8 @@ func (g *gate) leaveWait(w wait) bool {
 	return g.waiting == 0
 }
 
-// crowd is the number of waiting readers above which an open fetches one block
-// instead of a range. It is also the number of sequential readers that are distinguished in one file.
+// crowd is the number of waiting readers above which an open fetches one block instead of a
+// range. It is also the number of sequential readers that are distinguished in one file.
 const crowd = 8
 
 // crowded reports whether more than crowd readers wait.

@@ -43,7 +43,7 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 		h.files.keep(f)
 	}
 	n, err := f.ReadAt(ctx, p, off)
-	if f.outdated() || f.staysAtSource() { // it is closed now, or becomes idle
+	if f.outdated() || f.staysAtSource() { // drop it from recentFiles: it is closed, or becomes idle
 		h.files.unkeep(f)
 	}
 	return n, err

@@ -18,7 +18,7 @@ type Outcome int
 // The outcomes of Place.
 const (
 	Placed  Outcome = iota // there is a copy on a tier
-	Skipped                // no tier has room
+	Skipped                // no tier accepted the copy: it has no room, or is not healthy
 	Failed                 // copying failed
 )
 
@@ -145,7 +145,7 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 		return nil, errPublished
 	default:
 		f = newFill(h, e)
-		f.opened = why == forReader
+		f.forOpen = why == forReader
 		h.fills[e] = f
 		h.wg.Go(f.begin)
 	}

@@ -54,7 +54,7 @@ type Handler struct {
 	wg   sync.WaitGroup // goroutines that Run waits for
 
 	mu       sync.Mutex                  // guards the following
-	fills    map[*metadata.Entry]*fill   // of the entries that are claimed
+	fills    map[*metadata.Entry]*fill   // by entry; a claim without a fill verifies or removes a copy
 	backoffs map[*metadata.Entry]backoff // of the entries whose last copy failed
 
 	// Counters, updated atomically.

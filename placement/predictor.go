@@ -32,8 +32,7 @@ func (noPredictor) opened(*metadata.Entry, int) (recognized, more bool) { return
 func (noPredictor) next() *metadata.Entry                               { return nil }
 func (noPredictor) prune(time.Time)                                     {}
 
-// predict informs the predictors of an open. Opens in the order of names are not shown to
-// the other predictor.
+// predict passes an open to inOrder and, if that does not recognize it, to scattered.
 func (h *Handler) predict(e *metadata.Entry) {
 	if len(h.levels.Tiers()) == 0 {
 		return

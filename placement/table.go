@@ -138,7 +138,7 @@ func (t *table) unkeep(f *file) {
 	}
 }
 
-// dropRecent drops the users of files that keep has added. The next read of such a file opens
+// dropRecent releases files that keep has added. The next read of such a file opens
 // it again, unless it becomes idle.
 func (t *table) dropRecent(dropped []*file) {
 	for _, f := range dropped {

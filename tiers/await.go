@@ -17,8 +17,8 @@ var errTimeout = fmt.Errorf("no answer in time: %w", drivers.ErrAbandoned)
 // matches drivers.ErrAbandoned, and await passes a later result without an error to
 // late, which may be nil.
 //
-// This is the one place where a goroutine may outlive the function that started it: a
-// system call that hangs in a broken device cannot be ended, only abandoned.
+// The goroutine may outlive its caller, as those of closer may: a system call that hangs
+// in a broken device cannot be ended, only abandoned.
 func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
 	if timeout == 0 && ctx.Done() == nil {
 		return f()

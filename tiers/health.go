@@ -16,8 +16,8 @@ import (
 // Health is the state of a tier.
 type Health int
 
-// A tier is Degraded after an operation failed. It is Down, and not used until a probe
-// succeeds, after maxFailures failed reads in a row or one operation without an answer.
+// A tier is Degraded after an operation failed. It is Down, and not used until a probe succeeds,
+// after maxFailures failed reads in a row, or one operation other than a listing that timed out.
 // After maxFailures failed writes in a row it is read but not filled.
 const (
 	Healthy Health = iota
@@ -75,7 +75,8 @@ type kind int
 
 // Only a read of content clears failures to read, and only a commit clears failures to
 // write: a broken disk opens files and accepts bytes that it will lose. A probe clears
-// both. A listing without an answer may hang or may be long; a probe decides.
+// both. A listing that times out may hang or may be long; the next probe
+// distinguishes these.
 const (
 	opening kind = iota // and lookups of names
 	listing

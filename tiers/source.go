@@ -81,7 +81,8 @@ func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info
 func (s *Source) Profile() drivers.Profile { return drivers.ProfileOf(s.driver) }
 
 // IsLister reports whether the source is a drivers.Lister, so that names are found by
-// listing their directory.
+// listing their directory. drivers.As does not look into a Source, which has a method List in
+// any case.
 func (s *Source) IsLister() bool {
 	_, ok := drivers.As[drivers.Lister](s.driver)
 	return ok

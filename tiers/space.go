@@ -45,7 +45,7 @@ type openCopy struct {
 // full below its quota.
 const noRoomFor = 10 * time.Second
 
-// reserve takes bytes out of the account. It reports failure if the account or the device,
+// reserve reserves bytes. It reports false if the account or the device,
 // which has available bytes, cannot hold all that is reserved. The bytes that copies in
 // flight have already written are counted twice: on a nearly full device a copy is
 // postponed until the others are complete, instead of failing halfway.

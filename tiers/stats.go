@@ -73,7 +73,7 @@ type TierStats struct {
 	Files   int64   // committed copies
 	Health  Health  // state
 	Cause   error   // why it is not Healthy, or nil
-	Scanned bool    // false while what it holds is not known yet
+	Scanned bool    // the copies have been counted
 	Latency Latency // of reads
 }
 

@@ -16,8 +16,8 @@ import (
 )
 
 // A Tier is one level of copies: a store with a quota and a state of health. Its methods
-// may be called concurrently. Each returns within the tier's time-out, with an error if the
-// store did not answer in time.
+// may be called concurrently. On a disk each returns within the tier's time-out, with an
+// error if the store did not answer in time.
 type Tier struct {
 	name   string
 	path   string
@@ -182,7 +182,7 @@ func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 	return &Reservation{space: &t.space, bytes: bytes}, true
 }
 
-// Lost takes a copy of size bytes off the account that was found to be missing.
+// Lost takes a copy of size bytes, which was found to be missing, off the account.
 func (t *Tier) Lost(size int64) {
 	if t.Scanned() {
 		t.space.add(-allocated(size), -1)

@@ -2,10 +2,10 @@
 // fastest first, each a store of copies with a quota and a state of health, and below them
 // the source, which has every file.
 //
-// The package keeps three promises. No tier exceeds its quota, however many copies are made
-// at the same time (space.go). A tier that hangs delays the
-// operations in flight by at most its time-out, and is then not used until a probe succeeds (health.go,
-// await.go). The source is accessed through a type without write methods (source.go).
+// Reservations keep a tier within its quota, however many copies are made at the same time
+// (space.go). A tier that hangs delays the operations in flight by at most its time-out, and is
+// then not used until a probe succeeds (health.go, await.go). The source is accessed through a
+// type without write methods (source.go).
 package tiers
 
 import (

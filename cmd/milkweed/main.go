@@ -69,7 +69,8 @@ var errReported = errors.New("reported")
 
 const rootLong = `Milkweed caches a slow, shared, read-only dataset in the memory and on the disks
 of a node. It is a FUSE file system: an unchanged job reads the dataset through
-the mount, and Milkweed reads each byte of the source once.
+the mount, and Milkweed reads each byte of the source once, as long as the
+tiers have room.
 
 Exit codes:
   0  done

@@ -23,9 +23,9 @@ the command itself serves the mount, and Ctrl-C unmounts.
 
 SOURCE is the directory or the URL of the bucket that holds the dataset.
 Milkweed never writes to it. MOUNTPOINT is an empty directory. A single
-argument is MOUNTPOINT. With both arguments and no configuration file, copies
-go to memory (/dev/shm) and to the cache folder, and the command prints the
-quota of each.
+argument is MOUNTPOINT. With both arguments, only the configuration file of -c
+or of the option config is read; without one, copies go to memory (/dev/shm)
+and to the cache folder, and the command prints the quota of each.
 
 A configuration file sets the tiers and everything else. It is the file of -c;
 or else of $MILKWEED_CONFIG; or else the first that exists of ./tiering.toml,
@@ -57,17 +57,17 @@ error.
 The mode determines how the kernel reads the content of files. In passthrough
 the kernel reads files on tiers directly. This needs CAP_SYS_ADMIN and Linux
 6.9. Files for which it does not work are read as in cached. In stateless an
-open needs no FUSE round trip, and the page cache is kept from one open to the
-next. This suits small files. In cached each open, and each read that misses
-the page cache, goes through the daemon. With auto, the default, the sizes of a
-few files decide. status prints the mode and the reason.
+open needs no FUSE round trip. This suits small files. In cached each open, and
+each read that misses the page cache, goes through the daemon. With auto, the
+default, the sizes of a few files decide. status prints the mode and the reason.
 
 Options of -o and /etc/fstab are config=FILE, allow_other, workers=N,
 attr_timeout=DURATION, mode=MODE, metadata_snapshot=FILE,
 source_bandwidth=SIZE, source_operations=N, metrics=ADDRESS, log_level=LEVEL,
 log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
 ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
-no effect here. The mount is always read-only, nosuid and nodev.
+no effect here; noexec forbids executing files of the mount. The mount is
+always read-only, nosuid and nodev.
 metadata_snapshot is the file in which names and attributes are saved at
 unmount for the next mount. source_bandwidth and source_operations are limits
 per second on reads and operations at the source.

@@ -131,7 +131,7 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 	switch {
 	case level != tiers.AtSource:
 		l.State = control.Placed
-		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), config.DatasetID(d.cfg.Source.Name()), "files", name)
+		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), config.DatasetID(d.cfg.Source.Name()), "files", e.CopyName())
 	case filling:
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:

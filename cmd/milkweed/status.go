@@ -176,7 +176,7 @@ func printStatus(w io.Writer, s control.Status) error {
 	}
 	r := s.Source
 	fmt.Fprintf(t, "%s\t\t\t\t\t%s\t%s\t%s\t%s\t%s\n", sourceLevel,
-		count(r.Reads), size(r.Bytes), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
+		count(r.Reads), size(r.Bytes), count(r.Errors), "-", text(r.Path))
 
 	printOpens(t, s)
 	fmt.Fprintf(t, "\nopens\t%s\n", opensLine(s))

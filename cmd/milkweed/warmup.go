@@ -24,7 +24,8 @@ func newWarmup() *cobra.Command {
 		Long: `Warmup copies the files below each PATH into the tiers, and shows its progress.
 All paths are in one mount. Without PATH, warmup copies the whole dataset; this
 needs exactly one mount. Files that have a copy in a tier are not copied again.
-Files for which no tier has room are skipped.
+Files that no tier accepts, because it has no room or is not healthy, are
+skipped.
 
 Ctrl-C stops the warm-up. Complete copies stay.
 

@@ -74,7 +74,8 @@ type Rule struct {
 }
 
 // Faults is a driver that wraps another one, injects the faults of its Rules, and counts
-// operations. It implements every capability, so that drivers.As finds no way around it.
+// operations. It implements every capability, so that drivers.As never returns a
+// capability of the wrapped driver.
 //
 // An Object has the backing file and the splice descriptor of the inner one only while no
 // Rule can apply to its reads, because Rules do not affect reads by the kernel.

@@ -55,7 +55,7 @@ type Status struct {
 	ReadLatency map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
 }
 
-// Health is the state of a tier or of the source.
+// Health is the state of a tier.
 type Health string
 
 // The states of health.
@@ -89,9 +89,7 @@ type Tier struct {
 
 // A Source describes the storage that holds the whole dataset.
 type Source struct {
-	Path   string `json:"path" metric:"mount_info" labels:"source" help:"Directory or URL of the source."`
-	Health Health `json:"health,omitempty" metric:"source_health" labels:"state" help:"Health of the source, if it is known. The metric is 1 for the current state and 0 for the others."`
-	Reason string `json:"reason,omitempty" help:"Why the source is not healthy."`
+	Path string `json:"path" metric:"mount_info" labels:"source" help:"Directory or URL of the source."`
 
 	tiers.SourceCounters
 
@@ -140,9 +138,6 @@ func (s *Status) check() error {
 		if err := t.check(); err != nil {
 			return fmt.Errorf("tiers[%d]: %w", i, err)
 		}
-	}
-	if s.Source.Health != "" && !slices.Contains(Healths, s.Source.Health) {
-		return fmt.Errorf("source: health is %q", s.Source.Health)
 	}
 	for level, h := range s.ReadLatency {
 		if err := h.check(); err != nil {

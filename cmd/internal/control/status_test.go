@@ -53,15 +53,14 @@ func TestDecodeStatusMore(t *testing.T) {
 
 func TestDecodeStatusRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(*control.Status){
-		"another version":              func(s *control.Status) { s.Version++ },
-		"no process":                   func(s *control.Status) { s.PID = 0 },
-		"no mount point":               func(s *control.Status) { s.MountPoint = "" },
-		"before its start":             func(s *control.Status) { s.UptimeSeconds = -1 },
-		"level 0":                      func(s *control.Status) { s.Tiers[0].Level = 0 },
-		"no name":                      func(s *control.Status) { s.Tiers[0].Name = "" },
-		"negative quota":               func(s *control.Status) { s.Tiers[0].QuotaBytes = -1 },
-		"unknown health of a tier":     func(s *control.Status) { s.Tiers[0].Health = "ill" },
-		"unknown health of the source": func(s *control.Status) { s.Source.Health = "ill" },
+		"another version":          func(s *control.Status) { s.Version++ },
+		"no process":               func(s *control.Status) { s.PID = 0 },
+		"no mount point":           func(s *control.Status) { s.MountPoint = "" },
+		"before its start":         func(s *control.Status) { s.UptimeSeconds = -1 },
+		"level 0":                  func(s *control.Status) { s.Tiers[0].Level = 0 },
+		"no name":                  func(s *control.Status) { s.Tiers[0].Name = "" },
+		"negative quota":           func(s *control.Status) { s.Tiers[0].QuotaBytes = -1 },
+		"unknown health of a tier": func(s *control.Status) { s.Tiers[0].Health = "ill" },
 		"missing counts": func(s *control.Status) {
 			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{1}}
 		},

@@ -29,8 +29,7 @@ func sample(context.Context) control.Status {
 		Mode:       "cached",
 		Ready:      true,
 		Source: control.Source{
-			Path:   "/lustre/imagenet",
-			Health: control.Healthy,
+			Path: "/lustre/imagenet",
 			SourceCounters: tiers.SourceCounters{
 				SourceOperations: tiers.SourceOperations{Opens: 1, Reads: 2, Stats: 3, ReadDirs: 4, Readlinks: 5, Xattrs: 6},
 				Bytes:            700,
