@@ -200,7 +200,7 @@ func (p *placed) demote(*rand.Rand) error {
 	return nil
 }
 
-// read checks that there is a copy if the level says so, unless it is dropped in the meantime.
+// read checks that an entry at level 1 has a copy. A copy dropped during the check is no error.
 func (p *placed) read(*rand.Rand) error {
 	before := p.dropped.Load()
 	if p.e.Level() == 1 && !p.copy.Load() && p.dropped.Load() == before {

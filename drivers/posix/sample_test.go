@@ -230,7 +230,7 @@ func TestSampleWithoutPermission(t *testing.T) {
 	}
 }
 
-// asNobody calls f as the user nobody, who has no permissions of root.
+// asNobody calls f with the effective user ID of nobody.
 func asNobody(t *testing.T, f func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
