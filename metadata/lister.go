@@ -25,8 +25,9 @@ import (
 //  5. If the version of an entry turns out to be outdated, its name is invalidated
 //     (Changed): only that name is requested, and the listing stays cached. If a listing
 //     takes fewer requests than that, the directory is listed again.
-//  6. After a listing has failed, no other is started for listingBackoff. Until then cached
-//     entries are returned, and only names without one are requested.
+//  6. After a listing has failed, no other is started for listingBackoff, or for the TTL if
+//     that is shorter. Until then cached entries are returned, and only names without one
+//     are requested.
 
 // lookupTimeout bounds how long a lookup waits for a load, from the start of the load. One
 // request lists a thousand names or more and mostly takes 20 to 200 ms; a million names take
@@ -36,8 +37,9 @@ const lookupTimeout = time.Second
 // pageSize is an estimate of the number of names that one request lists.
 const pageSize = 1000
 
-// listingBackoff is the time after a failed listing in which a directory whose names were
-// known before is not listed again.
+// listingBackoff bounds the time after a failed listing in which a directory whose names were
+// known before is not listed again. A shorter TTL bounds it too, because a container with a
+// TTL of a second must not serve outdated names for ten.
 const listingBackoff = 10 * time.Second
 
 // maxListings bounds how often one call of Listing lists a directory because too many names
@@ -61,7 +63,7 @@ func (c *Container) joinLoad(dir *Entry) (l *load, backoff bool) {
 		return nil, false
 	case d.inFlight != nil:
 		return d.inFlight, false
-	case d.failed != 0 && c.since(d.failed) < listingBackoff:
+	case d.failed != 0 && c.since(d.failed) < min(listingBackoff, c.ttl):
 		return nil, true
 	}
 	l = newLoad(c.now())

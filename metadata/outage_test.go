@@ -204,3 +204,21 @@ func TestListingBackoff(t *testing.T) {
 		w.wantRequests(t, 2, 0)
 	})
 }
+
+// The back-off after a failed listing does not last longer than the TTL: a file that was
+// replaced is seen when the TTL is over, whether or not a listing failed in between.
+func TestListingBackoffIsBoundedByTTL(t *testing.T) {
+	inBucket(t, time.Second, 20, 10, func(t *testing.T, w *bucketWorld) {
+		d := w.dir(t)
+		w.list(t, "d")
+		time.Sleep(time.Second)
+		w.bucket.failWith(func(string, int) error { return syscall.EIO })
+		w.find(t, d, "f0000")
+		w.bucket.failWith(nil)
+		w.source.Put("d/f0000", []byte("another version"))
+		time.Sleep(time.Second)
+		if e, _ := w.find(t, w.dir(t), "f0000"); e.Size() != int64(len("another version")) {
+			t.Errorf("after the TTL: got the version with %d bytes", e.Size())
+		}
+	})
+}
