@@ -2,6 +2,8 @@ package drivers
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 )
 
@@ -63,6 +65,20 @@ type (
 		Probe(ctx context.Context) error
 	}
 
+	// A Sweeper is a Store that can find files that are not valid copies.
+	Sweeper interface {
+		// Sweep is ReadDir that first removes the files in dir that the Store
+		// has created and that are not valid copies.
+		Sweep(ctx context.Context, dir string) ([]Info, error)
+	}
+
+	// A Syncer is a Store that keeps state which a power failure may lose.
+	Syncer interface {
+		// Sync writes the state to the storage. After a power failure, the copies
+		// that were committed since the last Sync may be missing.
+		Sync(ctx context.Context) error
+	}
+
 	// A Profiler describes its performance.
 	Profiler interface {
 		Profile() Profile
@@ -85,6 +101,18 @@ type (
 		Verify(ctx context.Context) error
 	}
 
+	// A Checker is an Object with checksums.
+	Checker interface {
+		// Check reads the block of ChecksumBlock bytes that begins at off from the
+		// storage, not from a cache, and returns its length. The error matches
+		// ErrCorrupt if the block is not what was written.
+		Check(ctx context.Context, off int64) (int, error)
+
+		// Checked reports whether every block was found to be right since it was written
+		// or the Store was opened.
+		Checked() bool
+	}
+
 	// A BackingFiler is an Object whose content is in a file of the local
 	// kernel, which can serve as the backing file of FUSE passthrough.
 	BackingFiler interface {
@@ -92,7 +120,8 @@ type (
 		// during the call. If register returns nil, the file counts as registered with the
 		// kernel until the caller calls release, which must not be nil and is called once; Close
 		// may come before. The error is that of register, or matches errors.ErrUnsupported if
-		// there is no such file now.
+		// there is no such file now. It matches ErrUnchecked if the content must be compared
+		// with its checksums first.
 		BackingFile(register func(fd uintptr) error) (release func(), err error)
 	}
 
@@ -107,6 +136,11 @@ type (
 		SpliceDescriptor() (fd uintptr, release func(n int), err error)
 	}
 )
+
+// ErrUnchecked is the error of BackingFile and SpliceDescriptor for a copy whose blocks have
+// not all been compared with their checksums. The caller uses ReadAt, and may call Check
+// for each block in the background. It matches errors.ErrUnsupported.
+var ErrUnchecked = fmt.Errorf("copy is not checked yet: %w", errors.ErrUnsupported)
 
 // As returns the capability T of v, such as a Driver or an Object, and reports whether v
 // has it. As errors.As does, it looks inside wrappers. There are two kinds:

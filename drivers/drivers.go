@@ -61,18 +61,22 @@ type Object interface {
 	Close() error
 }
 
-// A Store is a writable Driver: it holds copies of files.
+// A Store is a writable Driver: it holds copies of files. If a copy is damaged,
+// Open, or a read of the Object, fails with an error that matches ErrCorrupt. Stat
+// may also return such an error, and then it returns the Info of the damaged file
+// as well.
 type Store interface {
 	Driver
 
 	// Create begins a copy of name with the size and modification time in
-	// info. It creates the parent directories. The copy is invisible to the
+	// info. The Info of the copy also has the mode, owner, number of links and
+	// change time in info. Create creates the parent directories. The copy is invisible to the
 	// methods of Driver until it is committed. If the store is full, the error
 	// matches syscall.ENOSPC or syscall.EDQUOT.
 	Create(ctx context.Context, name string, info Info) (Writer, error)
 
-	// Remove removes a copy. Objects that are open on it stay readable.
-	// Remove keeps the parent directories.
+	// Remove removes a copy, also a damaged one. Objects that are open on it
+	// stay readable. Remove keeps the parent directories.
 	Remove(ctx context.Context, name string) error
 }
 
@@ -88,7 +92,8 @@ type Writer interface {
 	io.ReaderAt
 
 	// Commit makes the copy visible under its name in one atomic step, and
-	// replaces an earlier copy. If the size of the copy differs from the size
+	// replaces an earlier copy. Before that, it waits until the storage has
+	// confirmed the content; if that fails, the error matches ErrLost. If the size of the copy differs from the size
 	// given to Create, Commit fails and leaves the store unchanged.
 	Commit() error
 
@@ -114,6 +119,10 @@ func IsBackground(ctx context.Context) bool {
 	return ctx.Value(backgroundKey{}) != nil
 }
 
+// ChecksumBlock is the number of bytes that one checksum covers. It is also the unit in which
+// files are copied.
+const ChecksumBlock = 1 << 20
+
 // Errors of an Object, to be tested with errors.Is.
 var (
 	// ErrChanged: the version that was opened can no longer be read.
@@ -122,6 +131,13 @@ var (
 	// ErrAbandoned: the call returned before the storage was finished with the
 	// buffer. The buffer may still be written to.
 	ErrAbandoned = errors.New("read abandoned")
+
+	// ErrLost: the storage has lost bytes that it had accepted from a Writer.
+	ErrLost = errors.New("the storage has lost data")
+
+	// ErrCorrupt: the content of a copy is not what was written. The copy is of
+	// no use and should be removed.
+	ErrCorrupt = errors.New("copy is corrupt")
 
 	// ErrRetry: the place that was read failed and is not used for the next read. The
 	// caller repeats the call, with a new buffer if the error also matches

@@ -6,6 +6,7 @@ import "time"
 type Info struct {
 	Name  string    // last element of the name; "." for the root
 	Mode  uint32    // type and permissions, as st_mode of stat(2)
+	Inode uint64    // inode number in its file system; 0 if the storage has none
 	Nlink uint32    // number of hard links
 	UID   uint32    // owner
 	GID   uint32    // group
@@ -39,6 +40,20 @@ type Statfs struct {
 func (i Info) SameVersion(j Info) bool {
 	return i.Type() == j.Type() && i.Size == j.Size && i.Mtime.Equal(j.Mtime) &&
 		(i.Version == j.Version || i.Version == "" || j.Version == "")
+}
+
+// SameContent reports whether a copy has the content of the file that i describes. copied are
+// the attributes that the file had when it was copied. SameVersion must hold. If moreover the
+// change times differ, the file may have been rewritten and its modification time restored,
+// as touch -r does; unless another attribute has changed, which explains the difference.
+func (i Info) SameContent(copied Info) bool {
+	switch {
+	case !i.SameVersion(copied):
+		return false
+	case i.Version != "", i.Ctime.IsZero(), copied.Ctime.IsZero(), i.Ctime.Equal(copied.Ctime):
+		return true
+	}
+	return i.Mode != copied.Mode || i.UID != copied.UID || i.GID != copied.GID || i.Nlink != copied.Nlink
 }
 
 // Type returns the type bits of i.Mode, such as S_IFREG of stat(2).

@@ -93,6 +93,7 @@ func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64, 
 // readCopy reads p from blocks that are present.
 func (f *fill) readCopy(p []byte, off int64) error {
 	if n, err := f.copy.ReadAt(p, off); n < len(p) {
+		f.unreadable.Store(f.blocks.complete.Load())
 		f.fail(err)
 		return fmt.Errorf("%w: %w", errFailed, err)
 	}
@@ -164,7 +165,7 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte) error {
 	}
 	in.close()
 	if last {
-		f.commit()
+		f.commitLater(ctx)
 	}
 	return err
 }

@@ -51,8 +51,9 @@ func newFile(h *Handler, e *metadata.Entry) *file {
 //
 //   - A copy that failed is not used again for sourceTTL (badcopies.go); the file moves to the
 //     source, or to another copy.
-//   - A fill that failed is not joined again, since ReadAt returns after its end. The backoff
-//     of failed copies delays the next fill, and the file moves to the source.
+//   - A fill that failed is not joined again, since ReadAt returns after its end, or marks it as
+//     unreadable while it is being committed. The backoff of failed copies delays the next fill,
+//     and the file moves to the source.
 //   - At the source the file stays for sourceTTL, and an error of the source does not match
 //     drivers.ErrRetry.
 func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
@@ -77,7 +78,10 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	v.failed.Store(true)
 	f.handler.bad.add(f.entry, v.level)
 	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
-	if errors.Is(err, drivers.ErrChanged) || err == io.EOF { // the copy was modified
+	switch {
+	case errors.Is(err, drivers.ErrCorrupt), err == io.EOF:
+		f.handler.corrupt(f.entry, v.level, err)
+	case errors.Is(err, drivers.ErrChanged): // another file has the name
 		f.entry.Demote(v.level)
 	}
 	return 0, fmt.Errorf("%w: %w", errFailed, err)
@@ -90,6 +94,9 @@ func (f *file) readFill(ctx context.Context, v *view, p []byte, off int64) (int,
 		return n, err
 	}
 	v.failed.Store(true)
+	if v.fill.unreadable.Load() { // join does not return this fill; its commit may take long
+		return 0, err
+	}
 	if ended := v.fill.wait(ctx); ended != nil { // ctx is done
 		if errors.Is(err, drivers.ErrAbandoned) {
 			return 0, fmt.Errorf("%w: %w", drivers.ErrAbandoned, ended)
@@ -172,6 +179,8 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 		switch {
 		case errors.Is(err, drivers.ErrChanged): // another file has the name; the next fill removes it
 			e.Demote(l)
+		case errors.Is(err, drivers.ErrCorrupt):
+			h.corrupt(e, l, err)
 		case errors.Is(err, fs.ErrNotExist):
 			h.missing(e, l)
 		default: // the tier is not healthy; the copy may be

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/refcount"
@@ -22,9 +23,9 @@ import (
 //     there is no copy to be filled, err is set before.
 //  3. Readers and workers take blocks from the block map and fetch them (fetch.go). The
 //     blocks land one by one, as they arrive.
-//  4. The goroutine that lands the last block commits the copy and publishes its level; or
-//     the first goroutine that meets an error discards the copy. Then ended is closed, and
-//     the claim is over.
+//  4. The goroutine that lands the last block starts another one, which commits the copy and
+//     publishes its level; or the first goroutine that meets an error discards the copy. Then
+//     ended is closed, and the claim is over.
 //  5. The last release closes the files.
 type fill struct {
 	handler    *Handler
@@ -50,8 +51,9 @@ type fill struct {
 	cancel context.CancelFunc // ends ctx, when the copy is committed or discarded
 	ended  chan struct{}      // closed when the copy is committed or discarded
 
-	refused atomic.Pointer[error] // an error of the source that is final, by isFinal
-	refs    refcount.Count        // the first reference is the handler's, until ended
+	refused    atomic.Pointer[error] // an error of the source that is final, by isFinal
+	unreadable atomic.Bool           // the copy was not readable while it was being committed
+	refs       refcount.Count        // the first reference is the handler's, until ended
 }
 
 func newFill(h *Handler, e *metadata.Entry) *fill {
@@ -169,18 +171,51 @@ func (f *fill) giveUp(err error) {
 	f.end(errors.Is(err, errPublished), tierFailed)
 }
 
+// maxCommits is the number of commits that may be in progress before background workers wait,
+// and commitPause is how long they wait. A disk confirms many copies in the time of one.
+const (
+	maxCommits  = 64
+	commitPause = time.Second
+)
+
+// commitLater calls commit, once, on another goroutine, because a commit waits for the disk.
+// Meanwhile the fill is readable. Background work waits if the disk is slower than the source.
+func (f *fill) commitLater(ctx context.Context) {
+	slots := f.handler.commits
+	acquired := make(chan struct{})
+	f.handler.wg.Go(func() {
+		slots <- struct{}{}
+		close(acquired)
+		defer func() { <-slots }()
+		f.commit()
+	})
+	if !drivers.IsBackground(ctx) {
+		return
+	}
+	select {
+	case <-acquired:
+	case <-time.After(commitPause):
+	}
+}
+
 // commit makes the copy the best one of the file. The level is published when the copy is in
-// place, and not before. The goroutine that lands the last block calls commit, once.
+// place, and not before.
 func (f *fill) commit() {
 	if f.entry.Stale() { // the name belongs to another version
 		f.discard(drivers.ErrChanged)
 		return
 	}
+	h := f.handler
 	if err := f.copy.Commit(); err != nil {
 		f.discard(err)
 		return
 	}
-	h := f.handler
+	if f.blocks.len() > 1 { // a copy of one block is checked when it is opened
+		if err := f.tier.Check(h.ctx, f.entry.CopyName(), f.entry.Info(), true, func(int) error { return nil }); err != nil {
+			f.reject(err)
+			return
+		}
+	}
 	f.room.Commit()
 	if f.entry.Stale() { // since the check above
 		h.names.LeftCopy(f.entry)
@@ -193,6 +228,19 @@ func (f *fill) commit() {
 	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())
 	f.end(true, false)
+}
+
+// reject discards a copy that was committed and then could not be read back. Its level is not
+// published.
+func (f *fill) reject(cause error) {
+	if errors.Is(cause, drivers.ErrCorrupt) {
+		f.tier.CountCorrupt()
+	}
+	f.room.Commit()                                                          // Remove returns the room
+	if err := f.tier.Remove(f.handler.ctx, f.entry.CopyName()); err != nil { // the next copy replaces it
+		f.handler.log.Warn("rejected copy not removed", "path", f.name, "err", err)
+	}
+	f.discard(cause)
 }
 
 // fail discards the copy, once, and readers continue at the source. A copy of which all

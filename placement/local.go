@@ -48,6 +48,9 @@ func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err
 	done, err := b.BackingFile(register)
 	if err != nil {
 		v.leave()
+		if errors.Is(err, drivers.ErrUnchecked) {
+			f.handler.checks.add(f.entry)
+		}
 		return nil, err
 	}
 	f.handler.passthrough[v.level].add(f.entry.Size())

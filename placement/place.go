@@ -132,6 +132,8 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 	switch {
 	case h.ctx.Err() != nil: // checked under the lock, since Run ends the fills that it sees then
 		return nil, errStopped
+	case f != nil && why == forReader && f.unreadable.Load():
+		return nil, errBackoff
 	case f != nil: // joined below
 	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
 		return nil, errBackoff

@@ -48,6 +48,8 @@ type Handler struct {
 	scattered predictor // of files that may be opened at some time
 	files     *table
 	bad       badCopies
+	commits   chan struct{} // has an element for each commit in progress
+	checks    checks        // of copies that the kernel may then read directly
 
 	ctx  context.Context // done when the handler is to stop
 	stop context.CancelFunc
@@ -82,6 +84,8 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		inOrder:     newInOrder(names),
 		scattered:   noPredictor{},
 		files:       newTable(cfg.IdleHandles),
+		commits:     make(chan struct{}, maxCommits),
+		checks:      newChecks(),
 		fills:       make(map[*metadata.Entry]*fill),
 		backoffs:    make(map[*metadata.Entry]backoff),
 	}
@@ -103,6 +107,7 @@ func (h *Handler) Run(ctx context.Context) {
 	for range h.workers {
 		workers.Go(h.work)
 	}
+	workers.Go(h.checkCopies)
 	h.sweep()
 	h.files.close()
 	workers.Wait()

@@ -365,7 +365,7 @@ func TestReadBackFailsDuringCommit(t *testing.T) {
 	for _, commits := range []bool{true, false} {
 		t.Run(fmt.Sprint("commits=", commits), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+				r := newRig(t, rigOptions{quotas: []int64{1 << 30}, tier: tiers.Options{Timeout: time.Second}})
 				data := r.put("f", 1000)
 				r.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Hang: true})
 				r.to[0].Add(drivertest.Rule{Op: drivertest.OpReadBack, Err: errBroken})

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"syscall"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -21,10 +22,10 @@ func (h *Handler) recheck(e *metadata.Entry) bool {
 	for _, t := range h.levels.Tiers() {
 		info, err := t.Stat(h.ctx, e.CopyName())
 		switch {
-		case err == nil && info.SameVersion(want):
+		case err == nil && want.SameContent(info):
 			e.Publish(t.Level())
 			return true
-		case err == nil && info.IsRegular():
+		case (err == nil || errors.Is(err, drivers.ErrCorrupt)) && info.IsRegular():
 			all = h.removeOutdated(t, e) && all
 		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
 			all = false
@@ -60,13 +61,32 @@ func (h *Handler) missing(e *metadata.Entry, l tiers.Level) {
 	t := h.levels.Tier(l)
 	info, err := t.Stat(h.ctx, e.CopyName())
 	switch {
-	case err == nil && info.SameVersion(e.Info()):
+	case err == nil && e.Info().SameContent(info):
 		e.Publish(l)
 		return
 	case errors.Is(err, fs.ErrNotExist):
 		t.Lost(e.Size())
 	}
 	e.Release()
+}
+
+// corrupt removes the copy of e on level l, because its content is not what was written. The
+// next open copies the file again. Of several concurrent calls for one copy, one has an
+// effect.
+func (h *Handler) corrupt(e *metadata.Entry, l tiers.Level, cause error) {
+	if !e.Retract(l) { // stale, or handled by another goroutine
+		e.Demote(l)
+		return
+	}
+	defer e.Release()
+	t := h.levels.Tier(l)
+	t.CountCorrupt()
+	h.log.Error("copy is corrupt", "path", e.Path(), "tier", t.Name(), "err", cause)
+	if err := t.Remove(h.ctx, e.CopyName()); err != nil {
+		h.log.Warn("corrupt copy not removed", "path", e.Path(), "err", err)
+		return
+	}
+	e.Verified()
 }
 
 // Retract drops the copy of e, if a tier holds one, and reports whether it did. Open files

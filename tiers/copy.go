@@ -57,6 +57,11 @@ func (c *copyFile) close(k kind) error {
 
 // do performs one operation on the file, unless the tier is down, and records its result.
 func (c *copyFile) do(k kind, f func() (int, error), late func(int)) (int, error) {
+	return c.doBy(context.Background(), c.tier.opts.Timeout, k, f, late)
+}
+
+// doBy is do with another time-out. When ctx is done, it abandons the operation.
+func (c *copyFile) doBy(ctx context.Context, timeout time.Duration, k kind, f func() (int, error), late func(int)) (int, error) {
 	t := c.tier
 	if !t.health.readable() {
 		return 0, t.note(k, errDown)
@@ -64,10 +69,13 @@ func (c *copyFile) do(k kind, f func() (int, error), late func(int)) (int, error
 	if !c.refs.Acquire() {
 		return 0, os.ErrClosed
 	}
-	n, err := bounded(context.Background(), t, func() (int, error) {
+	n, err := boundedBy(ctx, t, timeout, func() (int, error) {
 		defer c.release()
 		return f()
 	}, late)
+	if err != nil && ctx.Err() != nil && !errors.Is(err, errTimeout) {
+		return n, err // the caller was cancelled
+	}
 	return n, t.note(k, err)
 }
 
@@ -110,6 +118,7 @@ var (
 	_ drivers.Object       = (*object)(nil)
 	_ drivers.Splicer      = (*object)(nil)
 	_ drivers.BackingFiler = (*object)(nil)
+	_ drivers.Checker      = (*object)(nil)
 )
 
 // ReadAt implements drivers.Object. It ignores its context, since the tier's time-out is
@@ -138,6 +147,21 @@ func (o *object) readMemory(p []byte, off int64, start time.Time) (int, error) {
 	return t.answered(p, n, t.note(reading, err), start)
 }
 
+// Check implements drivers.Checker. It has the time-out of a read.
+func (o *object) Check(_ context.Context, off int64) (int, error) {
+	c, ok := drivers.As[drivers.Checker](o.obj)
+	if !ok {
+		return 0, errors.ErrUnsupported
+	}
+	return o.do(reading, func() (int, error) { return c.Check(context.Background(), off) }, nil)
+}
+
+// Checked implements drivers.Checker.
+func (o *object) Checked() bool {
+	c, ok := drivers.As[drivers.Checker](o.obj)
+	return ok && c.Checked()
+}
+
 // Inner returns the copy as its store opened it, for drivers.As.
 func (o *object) Inner() drivers.Object { return o.obj }
 
@@ -155,7 +179,10 @@ func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error)
 	fd, done, err := s.SpliceDescriptor()
 	if err != nil {
 		o.release()
-		return 0, nil, o.tier.note(reading, err)
+		if !errors.Is(err, errors.ErrUnsupported) {
+			err = o.tier.note(reading, err)
+		}
+		return 0, nil, err
 	}
 	return fd, func(n int) {
 		done(n)
@@ -202,6 +229,7 @@ func (o *object) Close() error { return o.close(opening) }
 // A writer is a copy that is being written.
 type writer struct {
 	copyFile
+	ctx  context.Context // when it is done, a commit in progress is abandoned
 	w    drivers.Writer
 	size int64
 	hung atomic.Bool // Commit was abandoned and may still be in progress
@@ -216,26 +244,26 @@ func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 	return w.tier.answered(p, n, err, start)
 }
 
-// write performs one operation that changes the tier.
-func (w *writer) write(k kind, f func() (int, error), late func(int)) (int, error) {
-	n, err := w.do(k, f, late)
+// WriteAt implements drivers.Writer.
+func (w *writer) WriteAt(p []byte, off int64) (int, error) {
+	n, err := w.do(writing, func() (int, error) { return w.w.WriteAt(p, off) }, nil)
 	w.tier.noteFull(err, w.size)
 	return n, err
 }
 
-// WriteAt implements drivers.Writer.
-func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	return w.write(writing, func() (int, error) { return w.w.WriteAt(p, off) }, nil)
-}
+// commitTimeouts is the time-out of a commit, in time-outs of the tier. A commit waits until the
+// disk has the whole copy, which other programs may delay.
+const commitTimeouts = 12
 
 // Commit implements drivers.Writer. A commit that was abandoned and succeeds later is
 // entered into the account, though the copy is not published.
 func (w *writer) Commit() error {
 	t := w.tier
-	_, err := w.write(committing, func() (int, error) {
+	_, err := w.doBy(w.ctx, commitTimeouts*t.opts.Timeout, committing, func() (int, error) {
 		return 0, t.change(context.Background(), w.name, w.w.Commit, func() { w.held = t.space.acquire(w.name) })
 	}, func(int) { t.space.add(allocated(w.size), 1) })
 	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
+	t.noteFull(err, w.size)
 	return err
 }
 
@@ -243,7 +271,7 @@ func (w *writer) Commit() error {
 // copy.
 func (w *writer) Abort() {
 	if !w.hung.Load() {
-		w.write(writing, func() (int, error) { w.w.Abort(); return 0, nil }, nil)
+		w.do(writing, func() (int, error) { w.w.Abort(); return 0, nil }, nil)
 	}
 }
 

@@ -17,7 +17,8 @@ import (
 type Health int
 
 // A tier is Degraded after an operation failed. It is Down, and not used until a probe succeeds,
-// after maxFailures failed reads in a row, or one operation other than a listing that timed out.
+// after maxFailures failed reads in a row, one operation other than a listing that timed out, or
+// one that has lost bytes.
 // After maxFailures failed writes in a row it is read but not filled.
 const (
 	Healthy Health = iota
@@ -74,8 +75,8 @@ func (h *health) load() (condition, *condition) {
 type kind int
 
 // Only a read of content clears failures to read, and only a commit clears failures to
-// write: a broken disk opens files and accepts bytes that it will lose. A probe clears
-// both. A listing that times out may hang or may be long; the next probe
+// write: a broken disk opens files and accepts bytes that it will lose. A disk that has lost
+// bytes is not used until a probe succeeds. A probe clears both. A listing that times out may hang or may be long; the next probe
 // distinguishes these.
 const (
 	opening kind = iota // and lookups of names
@@ -118,7 +119,7 @@ func (c condition) after(k kind, err error) (next condition, differs bool) {
 		}
 	case harmless(k, err) || c.state == Down:
 		return c, false
-	case errors.Is(err, errTimeout) && k != listing, failures == &c.reads && *failures+1 >= maxFailures:
+	case errors.Is(err, errTimeout) && k != listing, errors.Is(err, drivers.ErrLost), failures == &c.reads && *failures+1 >= maxFailures:
 		*failures++
 		c.state, c.cause = Down, err
 	default:
@@ -136,7 +137,7 @@ func harmless(k kind, err error) bool {
 		return k < writing
 	}
 	for _, e := range [...]error{
-		drivers.ErrChanged, errDown, errBusy, context.Canceled,
+		drivers.ErrChanged, drivers.ErrCorrupt, errDown, errBusy, context.Canceled,
 		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.ELOOP,
 	} {
 		if errors.Is(err, e) {
@@ -192,21 +193,24 @@ func (h *health) recovered() {
 	}
 }
 
-// watch probes the tier while it is not healthy, at increasing intervals. It also probes
-// during the scan, which has no time-out and would not detect a hang.
+// watch probes the tier while it is not healthy, at increasing intervals, which continue to
+// increase if the tier fails again soon. It also probes during the scan, which has no time-out
+// and would not detect a hang.
 func (t *Tier) watch(ctx context.Context) {
 	healthy := func() bool {
 		state, _ := t.health.get()
 		return state == Healthy && t.Scanned()
 	}
-	pause := t.opts.Probe
+	pause, recovered := t.opts.Probe, time.Time{}
 	for {
 		if healthy() {
-			pause = t.opts.Probe
 			select {
 			case <-ctx.Done():
 				return
 			case <-t.health.wake:
+			}
+			if time.Since(recovered) > 2*maxProbe {
+				pause = t.opts.Probe
 			}
 		}
 		select {
@@ -224,6 +228,7 @@ func (t *Tier) watch(ctx context.Context) {
 			continue
 		}
 		t.health.recovered()
+		recovered = time.Now()
 	}
 }
 

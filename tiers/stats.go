@@ -58,6 +58,8 @@ type TierCounters struct {
 	Reads  int64 `json:"reads" metric:"tier_reads_total" help:"Reads that the tier served."`
 	Bytes  int64 `json:"bytes_read" metric:"tier_read_bytes_total" help:"Bytes read from the tier."`
 	Errors int64 `json:"errors" metric:"tier_errors_total" help:"Operations on the tier that failed."`
+
+	Corrupt int64 `json:"corrupt_copies" metric:"tier_corrupt_copies_total" help:"Copies that were removed because their content was not what was written."`
 }
 
 // TierStats is what a tier has done since the start, and what it holds.

@@ -63,6 +63,7 @@ func (t *Tier) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { t.watch(ctx) })
+	wg.Go(func() { t.sync(ctx) })
 	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
 		err := t.scan(ctx)
@@ -92,7 +93,7 @@ func (t *Tier) scan(ctx context.Context) error {
 		}
 		dir := dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
-		infos, err := await(ctx, 0, func() ([]drivers.Info, error) { return t.store.ReadDir(ctx, dir) }, nil)
+		infos, err := await(ctx, 0, func() ([]drivers.Info, error) { return t.sweep(ctx, dir) }, nil)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -121,6 +122,40 @@ func (t *Tier) scan(ctx context.Context) error {
 	t.space.mu.Unlock()
 	close(t.scanned)
 	return nil
+}
+
+// syncInterval is the time between two syncs of a store. After a power failure, the copies that
+// were committed since the last sync may be missing.
+const syncInterval = 30 * time.Second
+
+// sync syncs the store every syncInterval until ctx is done.
+func (t *Tier) sync(ctx context.Context) {
+	s, ok := drivers.As[drivers.Syncer](t.store)
+	if !ok {
+		return
+	}
+	tick := time.NewTicker(syncInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if t.health.readable() {
+				_, err := boundedBy(ctx, t, commitTimeouts*t.opts.Timeout, func() (struct{}, error) { return struct{}{}, s.Sync(ctx) }, nil)
+				t.note(writing, err)
+			}
+		}
+	}
+}
+
+// sweep lists a directory of copies for the scan. It first removes what is left of damaged ones,
+// which would occupy the disk and not count.
+func (t *Tier) sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
+	if s, ok := drivers.As[drivers.Sweeper](t.store); ok {
+		return s.Sweep(ctx, dir)
+	}
+	return t.store.ReadDir(ctx, dir)
 }
 
 // unlimited is the available size of a store that does not report its size.
@@ -189,13 +224,16 @@ func (t *Tier) Lost(size int64) {
 	}
 }
 
+// CountCorrupt counts a copy whose content was not what was written.
+func (t *Tier) CountCorrupt() { atomic.AddInt64(&t.counters.Corrupt, 1) }
+
 // note records the result of an operation and returns its error with the tier's name.
 func (t *Tier) note(k kind, err error) error {
 	t.health.note(k, err)
 	if err == nil {
 		return nil
 	}
-	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errDown) {
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errDown) && !errors.Is(err, drivers.ErrCorrupt) {
 		atomic.AddInt64(&t.counters.Errors, 1)
 	}
 	return fmt.Errorf("tier %s: %w", t.name, err)
@@ -204,11 +242,16 @@ func (t *Tier) note(k kind, err error) error {
 // bounded calls f with the tier's time-out. A tier in memory needs none, and the hand-over
 // to another goroutine and back would cost as much as a read from memory.
 func bounded[T any](ctx context.Context, t *Tier, f func() (T, error), late func(T)) (T, error) {
+	return boundedBy(ctx, t, t.opts.Timeout, f, late)
+}
+
+// boundedBy is bounded with another time-out.
+func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
 	if t.memory {
 		return f()
 	}
 	t.inFlight.Add(1)
-	return await(ctx, t.opts.Timeout, func() (T, error) {
+	return await(ctx, timeout, func() (T, error) {
 		defer t.inFlight.Add(-1)
 		return f()
 	}, late)
@@ -237,13 +280,13 @@ func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	return do(ctx, t, opening, func() (drivers.Info, error) { return t.store.Stat(ctx, name) }, nil)
 }
 
-// Open opens the copy of name if it is of the given version. If it is of another version,
-// the error matches drivers.ErrChanged.
+// Open opens the copy of name if it has the content of want. If it is of another version, the
+// error matches drivers.ErrChanged. If it is damaged, the error matches drivers.ErrCorrupt.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
 	o, err := do(ctx, t, opening, func() (*object, error) {
 		held := t.space.acquire(name)
 		obj, err := t.store.Open(ctx, name)
-		if err == nil && !obj.Info().SameVersion(want) {
+		if err == nil && !want.SameContent(obj.Info()) {
 			obj.Close()
 			err = fmt.Errorf("open %q: %w", name, drivers.ErrChanged)
 		}
@@ -259,8 +302,37 @@ func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (driver
 	return o, nil
 }
 
+// Check compares the copy of name with its checksums, block by block. It calls pause after each
+// block with the length of the block, and stops when that returns an error. If once, it does
+// nothing if all blocks were found to be right before. The errors are as for Open. A store
+// without checksums has nothing to check.
+func (t *Tier) Check(ctx context.Context, name string, want drivers.Info, once bool, pause func(n int) error) error {
+	o, err := t.Open(ctx, name, want)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	c, ok := drivers.As[drivers.Checker](o)
+	if !ok || once && c.Checked() {
+		return nil
+	}
+	for off := int64(0); off < want.Size; off += drivers.ChecksumBlock {
+		n, err := c.Check(ctx, off)
+		if err == nil {
+			err = pause(n)
+		}
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
 // Create begins a copy. If the device is full, the tier rejects copies of that size for a
-// while.
+// while. When ctx is done, a commit of the copy in progress is abandoned.
 func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
 	w, err := do(ctx, t, writing, func() (drivers.Writer, error) {
 		return t.store.Create(ctx, name, info)
@@ -269,7 +341,7 @@ func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (driv
 		t.noteFull(err, info.Size)
 		return nil, err
 	}
-	return &writer{copyFile: copyFile{tier: t, name: name, file: w}, w: w, size: info.Size}, nil
+	return &writer{copyFile: copyFile{tier: t, name: name, file: w}, ctx: ctx, w: w, size: info.Size}, nil
 }
 
 // noteFull records err if it is that of a full device.
@@ -308,8 +380,9 @@ func (t *Tier) change(ctx context.Context, name string, f func() error, done fun
 	}
 	defer t.space.end(name)
 	old, err := t.store.Stat(ctx, name)
-	exists := err == nil && old.IsRegular()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+	damaged := errors.Is(err, drivers.ErrCorrupt)
+	exists := (err == nil || damaged) && old.IsRegular()
+	if err != nil && !damaged && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
 	if err := f(); err != nil {

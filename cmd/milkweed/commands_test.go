@@ -63,10 +63,10 @@ func TestStatus(t *testing.T) {
 	want := point + `: ready, up 1h2m3s, process ` + fmt.Sprint(os.Getpid()) + `, milkweed 1.2.3
 mode passthrough: files are 10 MiB on average
 
-LEVEL   USED     QUOTA    USE%  FILES  READS  BYTES READ  ERRORS  HEALTH                         PATH
-ram     100 MiB  400 MiB  25%   90     1,000  900 MiB     0       healthy                        /dev/shm/milkweed
-ssd     0 B      800 MiB  0%    0      0      0 B         3       down: no space left on device  /local/milkweed
-source                                 400    300 MiB     0       -                              /lustre/imagenet
+LEVEL   USED     QUOTA    USE%  FILES  READS  BYTES READ  ERRORS  CORRUPT  HEALTH                         PATH
+ram     100 MiB  400 MiB  25%   90     1,000  900 MiB     0       0        healthy                        /dev/shm/milkweed
+ssd     0 B      800 MiB  0%    0      0      0 B         3       0        down: no space left on device  /local/milkweed
+source                                 400    300 MiB     0                -                              /lustre/imagenet
 
 LEVEL   MODE         OPENS  BYTES OPENED  PASSTHROUGH
 ram     cached       100    50 MiB        on
@@ -92,7 +92,7 @@ func TestStatusOfABucket(t *testing.T) {
 	wantCode(t, err, exit.OK)
 	for _, want := range []string{
 		`
-source                                 400    300 MiB     0       -                              s3://bucket/imagenet
+source                                 400    300 MiB     0                -                              s3://bucket/imagenet
 `, `
 source  cached       100    300 MiB       off: the source is a bucket, which the kernel cannot read
 `, `

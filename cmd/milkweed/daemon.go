@@ -80,9 +80,6 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	defer stop()
 	running.Go(func() { d.levels.Run(background) })
 	running.Go(func() { d.handler.Run(background) })
-	for _, s := range d.stores {
-		running.Go(func() { d.sync(background, s) })
-	}
 	d.awaitScan(ctx)
 
 	if err := d.mountFS(noExec); err != nil {
@@ -255,26 +252,6 @@ func (d *daemon) awaitScan(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	d.levels.WaitScanned(ctx)
-}
-
-// syncInterval is the time between two syncs of a tier. A power failure loses the copies that
-// were committed after the last sync.
-const syncInterval = 30 * time.Second
-
-// sync syncs a store every syncInterval until ctx is done.
-func (d *daemon) sync(ctx context.Context, s *posix.Store) {
-	tick := time.NewTicker(syncInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if err := s.Sync(); err != nil {
-				d.log.Warn("sync", "path", s.Path(), "err", err)
-			}
-		}
-	}
 }
 
 // serveMetrics serves the metrics on the address metrics.listen, if it is set.

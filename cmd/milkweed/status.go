@@ -168,14 +168,14 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nLEVEL\tUSED\tQUOTA\tUSE%\tFILES\tREADS\tBYTES READ\tERRORS\tHEALTH\tPATH")
+	fmt.Fprintln(t, "\nLEVEL\tUSED\tQUOTA\tUSE%\tFILES\tREADS\tBYTES READ\tERRORS\tCORRUPT\tHEALTH\tPATH")
 	for _, r := range s.Tiers {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			r.Name, size(r.UsedBytes), size(r.QuotaBytes), percent(r.UsedBytes, r.QuotaBytes), count(r.Files),
-			count(r.Reads), size(r.Bytes), count(r.Errors), health(r.Health, r.Reason), text(r.Path))
+			count(r.Reads), size(r.Bytes), count(r.Errors), count(r.Corrupt), health(r.Health, r.Reason), text(r.Path))
 	}
 	r := s.Source
-	fmt.Fprintf(t, "%s\t\t\t\t\t%s\t%s\t%s\t%s\t%s\n", sourceLevel,
+	fmt.Fprintf(t, "%s\t\t\t\t\t%s\t%s\t%s\t\t%s\t%s\n", sourceLevel,
 		count(r.Reads), size(r.Bytes), count(r.Errors), "-", text(r.Path))
 
 	printOpens(t, s)

@@ -46,7 +46,7 @@ func TestFaultsWithoutRules(t *testing.T) {
 func TestFaultsOfFolder(t *testing.T) {
 	Run(t, func(t *testing.T) Subject {
 		store := openStore(t)
-		s := Folder(t, NewFaults(store), filepath.Join(store.Path(), "files"))
+		s := StoreFolder(t, NewFaults(store), filepath.Join(store.Path(), "files"))
 		s.Setxattr = nil // a Store does not expose attributes
 		return s
 	})

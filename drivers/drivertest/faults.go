@@ -22,8 +22,11 @@ var (
 	_ drivers.Sampler       = (*Faults)(nil)
 	_ drivers.Lister        = (*Faults)(nil)
 	_ drivers.VersionOpener = (*Faults)(nil)
+	_ drivers.Sweeper       = (*Faults)(nil)
+	_ drivers.Syncer        = (*Faults)(nil)
 	_ drivers.Streamer      = (*object)(nil)
 	_ drivers.Verifier      = (*object)(nil)
+	_ drivers.Checker       = (*object)(nil)
 	_ drivers.BackingFiler  = (*object)(nil)
 	_ drivers.Splicer       = (*object)(nil)
 	_ drivers.Writer        = (*writer)(nil)
@@ -35,13 +38,14 @@ type Op string
 // The operations of Drivers, Objects, Stores and Writers.
 const (
 	OpOpen     Op = "open"    // Open and OpenVersion
-	OpReadDir  Op = "readdir" // ReadDir, List and Sample
+	OpReadDir  Op = "readdir" // ReadDir, List, Sample and Sweep
 	OpStat     Op = "stat"
 	OpReadlink Op = "readlink"
 	OpXattr    Op = "xattr"  // Listxattr and Getxattr
 	OpStatfs   Op = "statfs" // its name is "."
 	OpProbe    Op = "probe"  // its name is "."
-	OpRead     Op = "read"   // Object.ReadAt and Streamer.Stream
+	OpSync     Op = "sync"   // its name is "."
+	OpRead     Op = "read"   // Object.ReadAt, Streamer.Stream and Checker.Check
 	OpStream   Op = "stream" // Read of the result of Streamer.Stream
 	OpVerify   Op = "verify" // Verifier.Verify
 	OpClose    Op = "close"  // Object.Close; the inner Object is closed even if an error is injected

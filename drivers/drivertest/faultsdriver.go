@@ -140,6 +140,28 @@ func (f *Faults) Probe(ctx context.Context) error {
 	return nil
 }
 
+// Sweep implements drivers.Sweeper.
+func (f *Faults) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
+	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {
+		return nil, err
+	}
+	if s, ok := drivers.As[drivers.Sweeper](f.inner); ok {
+		return s.Sweep(ctx, dir)
+	}
+	return nil, syscall.ENOTSUP
+}
+
+// Sync implements drivers.Syncer.
+func (f *Faults) Sync(ctx context.Context) error {
+	if _, err := f.inject(ctx, OpSync, "."); err != nil {
+		return err
+	}
+	if s, ok := drivers.As[drivers.Syncer](f.inner); ok {
+		return s.Sync(ctx)
+	}
+	return syscall.ENOTSUP
+}
+
 // Create implements drivers.Store.
 func (f *Faults) Create(ctx context.Context, name string, info drivers.Info) (drivers.Writer, error) {
 	if _, err := f.inject(ctx, OpCreate, name); err != nil {

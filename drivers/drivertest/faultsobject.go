@@ -48,6 +48,23 @@ func (o *object) Verify(ctx context.Context) error {
 	return errors.ErrUnsupported
 }
 
+// Check implements drivers.Checker.
+func (o *object) Check(ctx context.Context, off int64) (int, error) {
+	if _, err := o.faults.inject(ctx, OpRead, o.name); err != nil {
+		return 0, err
+	}
+	if c, ok := drivers.As[drivers.Checker](o.inner); ok {
+		return c.Check(ctx, off)
+	}
+	return 0, errors.ErrUnsupported
+}
+
+// Checked implements drivers.Checker.
+func (o *object) Checked() bool {
+	c, ok := drivers.As[drivers.Checker](o.inner)
+	return ok && c.Checked()
+}
+
 // BackingFile implements drivers.BackingFiler.
 func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
 	b, ok := drivers.As[drivers.BackingFiler](o.inner)

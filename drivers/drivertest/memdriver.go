@@ -305,7 +305,9 @@ func (w *memWriter) commit() error {
 	}
 	n := m.newNode(base, syscall.S_IFREG|0o600)
 	n.setData(w.data)
-	n.info.Mtime = w.info.Mtime
+	n.info.Mtime, n.info.Ctime = w.info.Mtime, w.info.Ctime
+	n.info.Mode, n.info.Nlink = syscall.S_IFREG|w.info.Mode&0o7777, w.info.Nlink
+	n.info.UID, n.info.GID = w.info.UID, w.info.GID
 	m.used -= w.info.Size // reserved by Create; attach adds it again
 	m.attach(parent, n)
 	w.done = true

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -72,4 +73,28 @@ func Folder(t *testing.T, driver drivers.Driver, root string) Subject {
 			must(err)
 		},
 	}
+}
+
+// StoreFolder returns a Subject whose driver is a Store with copies in the folder root of the
+// operating system. Put commits a copy, because a file that somebody else puts into the folder
+// is not one. For the same reason there is no Overwrite.
+func StoreFolder(t *testing.T, store drivers.Store, root string) Subject {
+	s := Folder(t, store, root)
+	s.Overwrite = nil
+	s.Put = func(name string, data []byte) {
+		t.Helper()
+		info := drivers.Info{Size: int64(len(data)), Mtime: time.Now(), Mode: 0o600, Nlink: 1}
+		w, err := store.Create(context.Background(), name, info)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if _, err := w.WriteAt(data, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
 }

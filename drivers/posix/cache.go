@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // A cachePolicy determines how the files of a folder use the page cache of the kernel. Where
@@ -14,6 +16,9 @@ import (
 // the mount in the pages of the mount. Pages of the source or of the copy would be duplicates
 // and would take memory from the job. In passthrough the kernel reads copies without this
 // package and caches their pages by its own rules.
+//
+// The pages of a copy stay until the disk has confirmed the copy, and are then dropped; those of
+// a large copy as they are written back.
 //
 // RWF_DONTCACHE, where the file system supports it, drops exactly the pages that the call
 // added, and those of a write after they are on the disk. Elsewhere posix_fadvise(2) is
@@ -66,10 +71,21 @@ func (c *cachePolicy) dropAfterReads(fd int) {
 	}
 }
 
-// writeAt writes all of p.
-func (c *cachePolicy) writeAt(fd int, p []byte, off int64) (int, error) {
+// maxKept is the size of the largest file, in bytes, whose pages stay in memory until the disk has
+// confirmed the whole file. The pages of larger files leave memory as they are written back.
+const maxKept = 64 << 20
+
+// writeAt writes all of p to a file that will have size bytes.
+func (c *cachePolicy) writeAt(fd int, p []byte, off, size int64) (int, error) {
 	if c.inMemory {
 		return writeAt(fd, p, off, 0)
+	}
+	if size <= maxKept {
+		n, err := writeAt(fd, p, off, 0)
+		if size > drivers.ChecksumBlock { // the writer of a small file syncs it at once
+			unix.SyncFileRange(fd, off, int64(n), unix.SYNC_FILE_RANGE_WRITE)
+		}
+		return n, err
 	}
 	if !c.noDontCache.Load() {
 		n, err := writeAt(fd, p, off, unix.RWF_DONTCACHE)

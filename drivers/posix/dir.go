@@ -134,20 +134,31 @@ func (d *Dir) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
 	if err := checkRequest(ctx, "readdir", dir); err != nil {
 		return nil, err
 	}
-	fd, err := d.openRead(dir, unix.O_DIRECTORY)
+	fd, infos, err := d.list(ctx, dir)
 	if err != nil {
 		return nil, pathError("readdir", dir, err)
 	}
-	defer unix.Close(fd)
+	unix.Close(fd)
+	return infos, nil
+}
+
+// list returns a descriptor of the folder dir, which the caller closes, and its content.
+func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error) {
+	fd, err := d.openRead(dir, unix.O_DIRECTORY)
+	if err != nil {
+		return -1, nil, err
+	}
 	names, err := readNames(ctx, fd)
 	if err != nil {
-		return nil, pathError("readdir", dir, err)
+		unix.Close(fd)
+		return -1, nil, err
 	}
 	infos, err := statAll(ctx, fd, names)
 	if err != nil {
-		return nil, pathError("readdir", dir, err)
+		unix.Close(fd)
+		return -1, nil, err
 	}
-	return infos, nil
+	return fd, infos, nil
 }
 
 // readNames returns the names in the folder fd.

@@ -5,20 +5,21 @@
 // No symbolic link below a root is ever followed: every name is resolved by openat2(2)
 // with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, which needs Linux 5.6.
 //
-// # Power failures
+// # Failing disks
 //
-// A commit does not wait for the disk. With an fdatasync, a copy of 100 KB took 330 µs
-// instead of 40 µs, on a fast disk. Killing the daemon loses no data, because the kernel
-// still has the pages. After a power failure, however, a file can have its name, size and
-// modification time, but not its content.
+// A write to a file succeeds when the kernel has the bytes; the disk may fail later. A copy is
+// therefore written to a temporary file, and its commit waits for fdatasync(2) on the
+// descriptor that was written, which returns every error of the disk since the file was
+// created. Only then is the file renamed. A file under the name of a copy has reached the
+// disk, whenever the power fails and whatever the clocks show, and even if the daemon is
+// killed.
 //
-// Change times identify such copies. Sync writes all copies to the disk and then records,
-// in synced.json beside the copies, the time up to which they are durable. If a Store
-// finds the record of an earlier boot and the store was not closed in order, it does not
-// trust the copies that changed between that time and the time of its open. It treats
-// them as missing, so that they are copied again. All these times are of the clock of the
-// file system. One case escapes: the clock is set back, and the power fails before the
-// next Sync.
+// # Checksums
+//
+// A disk may also lose or change what it has confirmed. The commit appends a record with
+// the checksum of each block to checksums.log beside the copies (record.go, records.go). A
+// block is compared with its checksum when it is first used after the store was opened
+// (copy.go). A file without a valid record is not a copy.
 package posix
 
 import (
@@ -129,6 +130,7 @@ func infoOf(name string, st *unix.Stat_t) drivers.Info {
 	return drivers.Info{
 		Name:  path.Base(name),
 		Mode:  st.Mode,
+		Inode: st.Ino,
 		Nlink: uint32(st.Nlink),
 		UID:   st.Uid,
 		GID:   st.Gid,

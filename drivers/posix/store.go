@@ -8,8 +8,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +24,8 @@ var (
 	_ drivers.Store    = (*Store)(nil)
 	_ drivers.Statfser = (*Store)(nil)
 	_ drivers.Prober   = (*Store)(nil)
+	_ drivers.Sweeper  = (*Store)(nil)
+	_ drivers.Syncer   = (*Store)(nil)
 	_ drivers.Profiler = (*Store)(nil)
 )
 
@@ -50,21 +52,17 @@ func (c StoreConfig) holder() Holder {
 //	<tier>/<dataset>/files/<name>     copies
 //	<tier>/<dataset>/incoming/        temporary files, which become copies
 //	<tier>/<dataset>/milkweed.json    marks the folder as one of Milkweed
-//	<tier>/<dataset>/synced.json      which copies are on the disk
+//	<tier>/<dataset>/checksums.log    the records of the copies
 //	<tier>/<dataset>/lock             admits one process at a time
 //
-// Folders have the permissions 0700 and files 0600. A copy that a power failure may have
-// damaged counts as missing; see the package comment. All methods may be called
-// concurrently. Open Objects stay readable after Close. Writers can then only be aborted.
+// Folders have the permissions 0700, files 0600, and copies 01600. A file of another user counts as missing.
+// All methods may be called concurrently. Open Objects stay readable after Close. Writers can then only be aborted.
 type Store struct {
 	config StoreConfig
-	boot   string               // bootID; tests set it
 	tree   atomic.Pointer[tree] // nil after Close
-	dirty  atomic.Bool          // there was a commit since the last Sync
-	syncfs func(fd int) error   // syncfs(2); a test simulates a broken disk
 
 	// mu is locked before commits.
-	mu sync.Mutex // serializes Probe, Sync and Close, which replace tree or its sync record
+	mu sync.Mutex // serializes Probe and Close, which replace tree
 
 	commits sync.RWMutex // read-locked by each commit; guards the following
 	closed  bool         // commits fail
@@ -73,10 +71,6 @@ type Store struct {
 // OpenStore opens the folder of a dataset and creates it if it is missing. The error may be a
 // *ForeignError, a *NotOursError or a *LockedError.
 func OpenStore(config StoreConfig) (*Store, error) {
-	return openStore(config, bootID())
-}
-
-func openStore(config StoreConfig, boot string) (*Store, error) {
 	if !drivers.ValidName(config.Dataset) || config.Dataset == "." || strings.Contains(config.Dataset, "/") {
 		return nil, fmt.Errorf("dataset %q: not a valid folder name", config.Dataset)
 	}
@@ -88,7 +82,7 @@ func openStore(config StoreConfig, boot string) (*Store, error) {
 	if config.Log == nil {
 		config.Log = slog.New(slog.DiscardHandler)
 	}
-	t, err := openTree(config, boot, nil)
+	t, err := openTree(config, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +95,7 @@ func openStore(config StoreConfig, boot string) (*Store, error) {
 		config.Log.Warn("left files that Milkweed did not create",
 			"folder", filepath.Join(t.path, incomingName), "files", unknown)
 	}
-	s := &Store{config: config, boot: boot, syncfs: syncfs}
+	s := &Store{config: config}
 	s.tree.Store(t)
 	return s, nil
 }
@@ -142,20 +136,19 @@ func (s *Store) FSType() string {
 
 // Open implements drivers.Driver.
 func (s *Store) Open(ctx context.Context, name string) (drivers.Object, error) {
+	if err := checkRequest(ctx, "open", name); err != nil {
+		return nil, err
+	}
 	t, err := s.acquire()
 	if err != nil {
 		return nil, pathError("open", name, err)
 	}
 	defer t.release()
-	o, err := t.files.Open(ctx, name)
+	c, err := t.openCopy(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, pathError("open", name, err)
 	}
-	if !t.trusts(o.Info()) {
-		o.Close()
-		return nil, pathError("open", name, unix.ENOENT)
-	}
-	return o, nil
+	return c, nil
 }
 
 // Stat implements drivers.Driver.
@@ -165,28 +158,60 @@ func (s *Store) Stat(ctx context.Context, name string) (drivers.Info, error) {
 		return drivers.Info{}, pathError("stat", name, err)
 	}
 	defer t.release()
-	info, err := t.files.Stat(ctx, name)
-	if err == nil && !t.trusts(info) {
-		return drivers.Info{}, pathError("stat", name, unix.ENOENT)
-	}
-	return info, err
+	return t.statCopy(ctx, name)
 }
 
-// ReadDir implements drivers.Driver.
+// ReadDir implements drivers.Driver. It omits files that are not valid copies.
 func (s *Store) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
+	return s.readDir(ctx, dir, nil)
+}
+
+// Sweep implements drivers.Sweeper. It removes only files that Milkweed has created: those
+// with a record, and those with copyMode, whose record a power failure may have lost.
+func (s *Store) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
+	return s.readDir(ctx, dir, func(t *tree, dirfd int, info drivers.Info) {
+		if t.records.has(info.Inode) || info.Mode&0o7777 == copyMode && info.Nlink == 1 {
+			t.removeCopy(dirfd, info.Name, info.Inode)
+		}
+	})
+}
+
+// readDir is ReadDir. It calls corrupt, unless that is nil, for each file of this user that is
+// not a valid copy, with a descriptor of its folder.
+func (s *Store) readDir(ctx context.Context, dir string, corrupt func(t *tree, dirfd int, info drivers.Info)) ([]drivers.Info, error) {
+	if err := checkRequest(ctx, "readdir", dir); err != nil {
+		return nil, err
+	}
 	t, err := s.acquire()
 	if err != nil {
 		return nil, pathError("readdir", dir, err)
 	}
 	defer t.release()
-	infos, err := t.files.ReadDir(ctx, dir)
-	return slices.DeleteFunc(infos, func(i drivers.Info) bool { return !t.trusts(i) }), err
-}
-
-// trusts reports whether the file that info describes has its content. Only regular files
-// have content that a power failure can damage.
-func (t *tree) trusts(info drivers.Info) bool {
-	return !info.IsRegular() || t.record.Load().trusts(info.Ctime)
+	fd, infos, err := t.files.list(ctx, dir)
+	if err != nil {
+		return nil, pathError("readdir", dir, err)
+	}
+	defer unix.Close(fd)
+	copies := infos[:0]
+	for _, info := range infos {
+		if info.IsRegular() {
+			rec, err := t.validate(ctx, path.Join(dir, info.Name), info)
+			switch {
+			case errors.Is(err, drivers.ErrCorrupt):
+				if corrupt != nil {
+					corrupt(t, fd, info)
+				}
+				continue
+			case err == unix.ENOENT: // the file of another user
+				continue
+			case err != nil:
+				return nil, pathError("readdir", dir, err)
+			}
+			info = rec.apply(info)
+		}
+		copies = append(copies, info)
+	}
+	return copies, nil
 }
 
 // Statfs implements drivers.Statfser.
@@ -215,59 +240,45 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return pathError("remove", name, asMissing(err))
 	}
 	defer unix.Close(parent)
-	if err := unix.Unlinkat(parent, base, 0); err != nil {
+	if err := t.removeCopy(parent, base, 0); err != nil {
 		return pathError("remove", name, err)
 	}
 	return nil
 }
 
-// Sync writes all committed copies to the disk, so that they are trusted after a power
-// failure. It is cheap if there was no commit since the last call. The daemon calls it
-// every 30 seconds; other callers need not.
-func (s *Store) Sync() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sync(false)
-}
-
-// sync implements Sync. If clean, the store is being closed in order, and sync records that,
-// too. s.mu must be held.
-//
-// The kernel reports a failed write once, and never again. After such a report, copies that
-// were committed since the last sync are no longer trusted.
-func (s *Store) sync(clean bool) error {
-	t := s.tree.Load()
-	if t == nil {
-		return pathError("sync", s.Path(), fs.ErrClosed)
+// removeCopy removes the file name in the folder dirfd, and its record. It does not remove the
+// file of another user, nor a file with another inode number than inode, unless that is 0.
+func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
 	}
-	dirty := s.dirty.Swap(false)
-	if !dirty && !clean {
+	switch {
+	case !isOwn(st.Uid):
+		return unix.EPERM
+	case inode != 0 && inode != st.Ino:
 		return nil
 	}
-	var lost error
-	err := t.saveRecord(func(now time.Time) syncRecord {
-		r := *t.record.Load()
-		r.Clean = clean
-		if !dirty {
-			return r
-		}
-		if lost = s.syncfs(t.folder); lost != nil {
-			return r.lose(now)
-		}
-		r.Synced = now
-		return r
-	})
-	if err != nil {
-		s.dirty.Store(true)
+	if err := unix.Unlinkat(dirfd, name, 0); err != nil {
+		return err
 	}
-	if err := errors.Join(lost, err); err != nil {
-		return pathError("sync", t.path, err)
-	}
+	t.records.remove(st.Ino)
 	return nil
 }
 
-func syncfs(fd int) error {
-	return ignoringEINTR(func() error { return unix.Syncfs(fd) })
+// Sync implements drivers.Syncer. The copies themselves are on the disk already.
+func (s *Store) Sync(ctx context.Context) error {
+	t, err := s.acquire()
+	if err == nil {
+		defer t.release()
+		if err = t.records.sync(); err != nil {
+			err = fmt.Errorf("%w: %w", drivers.ErrLost, err)
+		}
+	}
+	if err != nil {
+		return pathError("sync", s.Path(), err)
+	}
+	return nil
 }
 
 // Probe implements drivers.Prober. It writes its file through to the disk and drops it from
@@ -302,7 +313,7 @@ func (s *Store) reopenIfMissing() (*tree, error) {
 	if err := t.checkMounted(); err != nil {
 		return nil, err
 	}
-	reopened, err := openTree(s.config, s.boot, t)
+	reopened, err := openTree(s.config, t)
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +325,7 @@ func (s *Store) reopenIfMissing() (*tree, error) {
 
 // probe writes, reads and removes a temporary file.
 func (t *tree) probe() error {
-	f, err := newTempFile(t.incoming)
+	f, err := newTempFile(t.incoming, fileMode)
 	if err != nil {
 		return err
 	}
@@ -350,8 +361,8 @@ func (s *Store) Close() error {
 	s.commits.Lock()
 	s.closed = true
 	s.commits.Unlock()
-	err := s.sync(true)
 	t := s.tree.Swap(nil)
+	err := t.records.sync()
 	writeHolder(t.lock, nil)
 	unix.Flock(t.lock, unix.LOCK_UN) // writers may still use the tree
 	t.release()

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,13 +20,20 @@ type tempFile struct {
 // choose.
 var tempFileName = regexp.MustCompile(`^[0-9a-f]{16}\.part$`)
 
-// newTempFile creates a temporary file in dirfd.
-func newTempFile(dirfd int) (tempFile, error) {
+// Permissions of files. The sticky bit of a copy, which has no effect on a file, marks it as
+// created by Milkweed, so that it can be removed even if its record is lost.
+const (
+	fileMode = 0o600
+	copyMode = 0o1600
+)
+
+// newTempFile creates a temporary file in dirfd with the permissions mode.
+func newTempFile(dirfd int, mode uint32) (tempFile, error) {
 	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	for {
 		f := tempFile{dirfd: dirfd, name: fmt.Sprintf("%016x.part", rand.Uint64())}
 		err := ignoringEINTR(func() (err error) {
-			f.fd, err = unix.Openat(dirfd, f.name, flags, 0o600)
+			f.fd, err = unix.Openat(dirfd, f.name, flags, fileMode)
 			return err
 		})
 		if err == unix.EEXIST {
@@ -36,7 +42,7 @@ func newTempFile(dirfd int) (tempFile, error) {
 		if err != nil {
 			return tempFile{}, err
 		}
-		if err := unix.Fchmod(f.fd, 0o600); err != nil { // without regard to the umask
+		if err := unix.Fchmod(f.fd, mode); err != nil { // without regard to the umask
 			f.unlink()
 			f.close()
 			return tempFile{}, err
@@ -45,21 +51,18 @@ func newTempFile(dirfd int) (tempFile, error) {
 	}
 }
 
-// ctime returns the change time of the file, by the clock of the file system.
-func (f tempFile) ctime() (time.Time, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
-		return time.Time{}, err
-	}
-	return time.Unix(st.Ctim.Unix()), nil
-}
-
 // publish writes data and renames the file to name, in the same folder. It returns when
 // both are on the disk.
 func (f tempFile) publish(name string, data []byte) error {
 	if _, err := writeAt(f.fd, data, 0, 0); err != nil {
 		return err
 	}
+	return f.rename(name)
+}
+
+// rename renames the file to name, in the same folder. It returns when the content and the
+// name are on the disk.
+func (f tempFile) rename(name string) error {
 	if err := ignoringEINTR(func() error { return unix.Fsync(f.fd) }); err != nil {
 		return err
 	}

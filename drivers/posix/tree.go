@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +17,7 @@ const (
 	filesName    = "files"         // folder of the copies
 	incomingName = "incoming"      // folder of temporary files, which become copies
 	markerName   = "milkweed.json" // a marker
-	recordName   = "synced.json"   // a syncRecord
+	recordsName  = "checksums.log" // the records of the copies
 )
 
 // A ForeignError reports a folder whose owner could change the copies in it.
@@ -45,13 +44,13 @@ func (e *NotOursError) Error() string {
 // A tree is the set of open descriptors of a dataset folder. It has a reference count: a
 // Store that finds its folder removed opens a new tree while calls still use the old one.
 type tree struct {
-	refs     refcount.Count             // calls and writers that use it, and one for the Store
-	path     string                     // of the folder
-	folder   int                        // descriptor of the folder
-	incoming int                        // descriptor of incoming
-	lock     int                        // descriptor of lock, which holds the lock
-	files    *Dir                       // reads files
-	record   atomic.Pointer[syncRecord] // current sync record
+	refs     refcount.Count // calls, writers and open copies that use it, and one for the Store
+	path     string         // of the folder
+	folder   int            // descriptor of the folder
+	incoming int            // descriptor of incoming
+	lock     int            // descriptor of lock, which holds the lock
+	files    *Dir           // reads files
+	records  *records       // of the copies in files
 }
 
 // release drops a reference. The last one closes the descriptors.
@@ -62,6 +61,9 @@ func (t *tree) release() {
 }
 
 func (t *tree) close() {
+	if t.records != nil {
+		t.records.close()
+	}
 	for _, fd := range []int{t.folder, t.incoming, t.lock} {
 		if fd >= 0 {
 			unix.Close(fd)
@@ -78,26 +80,26 @@ func (t *tree) close() {
 //  2. the folder of the dataset, which must belong to this user, and must be empty if it
 //     has no marker;
 //  3. the lock, which excludes all other Milkweed processes from the folder;
-//  4. the sync record and the marker;
+//  4. the marker;
 //  5. incoming and files.
 //
 // If old is not nil, it is the tree that the new one will replace. The caller owns one
-// reference.
-func openTree(config StoreConfig, boot string, old *tree) (*tree, error) {
+// reference. The log of records is read later, by the first call that needs it.
+func openTree(config StoreConfig, old *tree) (*tree, error) {
 	t := &tree{
 		path:     filepath.Join(config.Tier, config.Dataset),
 		folder:   -1,
 		incoming: -1,
 		lock:     -1,
 	}
-	if err := t.open(config, boot, old); err != nil {
+	if err := t.open(config, old); err != nil {
 		t.close()
 		return nil, err
 	}
 	return t, nil
 }
 
-func (t *tree) open(config StoreConfig, boot string, old *tree) (err error) {
+func (t *tree) open(config StoreConfig, old *tree) (err error) {
 	tier, err := openTier(config.Tier)
 	if err != nil {
 		return err
@@ -118,9 +120,10 @@ func (t *tree) open(config StoreConfig, boot string, old *tree) (err error) {
 	if t.lock, err = takeLock(t.folder, oldLock, t.path, config.holder()); err != nil {
 		return err
 	}
-	if err := t.openRecords(config.Source, boot, old != nil); err != nil {
+	if err := t.openMarker(config.Source); err != nil {
 		return err
 	}
+	t.records = newRecords(t.folder)
 	if t.incoming, err = openOwned(t.folder, incomingName, filepath.Join(t.path, incomingName)); err != nil {
 		return err
 	}
@@ -163,6 +166,9 @@ func openTier(path string) (int, error) {
 // trusted reports whether st belongs to this user or to root.
 func trusted(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }
 
+// isOwn reports whether a file belongs to this user.
+func isOwn(uid uint32) bool { return uid == uint32(os.Geteuid()) }
+
 // openOwned opens the folder name in dirfd and creates it if it is missing. It must belong
 // to this user and must not be a symbolic link. path is for errors.
 func openOwned(dirfd int, name, path string) (int, error) {
@@ -178,7 +184,7 @@ func openOwned(dirfd int, name, path string) (int, error) {
 		unix.Close(fd)
 		return -1, pathError("stat", path, err)
 	}
-	if st.Uid != uint32(os.Geteuid()) {
+	if !isOwn(st.Uid) {
 		unix.Close(fd)
 		return -1, &ForeignError{path, st.Uid}
 	}
@@ -199,7 +205,7 @@ func (t *tree) checkContents() error {
 	var st unix.Stat_t
 	err := unix.Fstatat(t.folder, markerName, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil {
-		return nil // openRecords reads it
+		return nil // openMarker reads it
 	}
 	if err != unix.ENOENT {
 		return pathError("stat", filepath.Join(t.path, markerName), err)
@@ -209,7 +215,7 @@ func (t *tree) checkContents() error {
 		return pathError("readdir", t.path, err)
 	}
 	for _, name := range names {
-		if name != lockName && name != recordName && !tempFileName.MatchString(name) {
+		if name != lockName && !tempFileName.MatchString(name) {
 			return &NotOursError{t.path, fmt.Sprintf("it has no %s, but contains %q", markerName, name)}
 		}
 	}
@@ -224,34 +230,17 @@ func listNames(fd int) ([]string, error) {
 	return readNames(background, fd)
 }
 
-// openRecords reads the marker and the sync record, and writes what is missing. The lock
-// must be held. reopened means that the tree replaces one that disappeared while the store was
-// open: data that was not on the disk may be lost.
-func (t *tree) openRecords(source, boot string, reopened bool) error {
+// openMarker reads the marker, and writes it if it is missing. The lock must be held.
+func (t *tree) openMarker(source string) error {
 	data, err := readSmall(t.folder, markerName)
-	unmarked := errors.Is(err, unix.ENOENT)
-	if err != nil && !unmarked {
+	switch {
+	case err == nil:
+		return t.checkMarker(data, source)
+	case !errors.Is(err, unix.ENOENT):
 		return pathError("read", filepath.Join(t.path, markerName), err)
 	}
-	if !unmarked {
-		if err := t.checkMarker(data, source); err != nil {
-			return err
-		}
-	}
-	old := t.readRecord()
-	err = t.saveRecord(func(now time.Time) syncRecord {
-		if t.neverHeldCopies() {
-			return syncRecord{Boot: boot, Synced: now}
-		}
-		return old.opened(boot, now, reopened)
-	})
-	if err != nil {
-		return pathError("write", filepath.Join(t.path, recordName), err)
-	}
-	if unmarked {
-		if err := t.writeMarker(source); err != nil {
-			return pathError("write", filepath.Join(t.path, markerName), err)
-		}
+	if err := t.writeMarker(source); err != nil {
+		return pathError("write", filepath.Join(t.path, markerName), err)
 	}
 	return nil
 }
@@ -267,51 +256,14 @@ func (t *tree) checkMarker(data []byte, source string) error {
 	return nil
 }
 
-// readRecord returns the sync record on the disk. If it is missing or unreadable,
-// readRecord returns the zero value, after which no existing copy is trusted.
-func (t *tree) readRecord() syncRecord {
-	var r syncRecord
-	data, err := readSmall(t.folder, recordName)
-	if err != nil || decodeStrict(data, &r) != nil {
-		return syncRecord{}
-	}
-	return r
-}
-
-// neverHeldCopies reports whether there was never a copy in the folder.
-func (t *tree) neverHeldCopies() bool {
-	var st unix.Stat_t
-	return unix.Fstatat(t.folder, filesName, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT
-}
-
 func (t *tree) writeMarker(source string) error {
-	f, err := newTempFile(t.folder)
+	f, err := newTempFile(t.folder, fileMode)
 	if err != nil {
 		return err
 	}
 	defer f.close()
 	defer f.unlink()
 	return f.publish(markerName, encode(marker{format, source, time.Now().Truncate(time.Second)}))
-}
-
-// saveRecord publishes the sync record that next returns, first in memory and then on the
-// disk. It takes effect in memory even if writing it fails. now is the current time by
-// the clock of the file system: no change before the call of next has a later time, and no
-// change after it an earlier one.
-func (t *tree) saveRecord(next func(now time.Time) syncRecord) error {
-	f, err := newTempFile(t.folder)
-	if err != nil {
-		return err
-	}
-	defer f.close()
-	defer f.unlink()
-	now, err := f.ctime()
-	if err != nil {
-		return err
-	}
-	r := next(now)
-	t.record.Store(&r)
-	return f.publish(recordName, encode(r))
 }
 
 // sweep removes the temporary files of an interrupted process from incoming and from the
@@ -363,7 +315,6 @@ func (t *tree) intact() (bool, error) {
 		incomingName: t.incoming,
 		lockName:     t.lock,
 		markerName:   -1,
-		recordName:   -1,
 	} {
 		var path, open unix.Stat_t
 		err := unix.Lstat(filepath.Join(t.path, name), &path)

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,8 +25,17 @@ type writer struct {
 	tree  *tree // released by Close
 	temp  tempFile
 	name  string
-	info  drivers.Info // size and modification time of the copy
+	info  drivers.Info // attributes of the source file
 	done  bool         // committed or aborted
+
+	sums   []uint32      // checksums of the blocks
+	summed []atomic.Bool // blocks whose checksum is in sums
+	lost   atomic.Bool   // the disk has lost bytes that were written
+	checks sync.RWMutex  // read-locked while lost is being determined
+	inode  uint64        // of the temporary file; set by finish, like mtime
+	mtime  unix.Timespec
+
+	copy atomic.Pointer[copyObject] // the committed copy; it shares the descriptor and is not closed
 }
 
 // Create implements drivers.Store. It fails if the file system has not enough free space. It
@@ -45,7 +57,11 @@ func (s *Store) Create(ctx context.Context, name string, info drivers.Info) (dri
 		t.release()
 		return nil, pathError("create", name, err)
 	}
-	return &writer{store: s, tree: t, temp: temp, name: name, info: info}, nil
+	blocks := blocksOf(info.Size)
+	return &writer{
+		store: s, tree: t, temp: temp, name: name, info: info,
+		sums: make([]uint32, blocks), summed: make([]atomic.Bool, blocks),
+	}, nil
 }
 
 // create returns a temporary file for a copy of name with size bytes.
@@ -63,7 +79,7 @@ func (t *tree) create(name string, size int64) (tempFile, error) {
 		return tempFile{}, err
 	}
 	unix.Close(parent)
-	return newTempFile(t.incoming)
+	return newTempFile(t.incoming, copyMode)
 }
 
 // makeDirs returns a descriptor of the folder dir below files and creates what is missing.
@@ -106,25 +122,86 @@ func makeDir(dirfd int, name string) (int, error) {
 	return -1, unix.ENOTDIR
 }
 
-// WriteAt implements drivers.Writer.
+// WriteAt implements drivers.Writer. It computes the checksums of blocks that p covers whole.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	n, err := w.tree.files.cache.writeAt(w.temp.fd, p, off)
+	n, err := w.tree.files.cache.writeAt(w.temp.fd, p, off, w.info.Size)
+	w.sum(p[:n], off)
 	if err != nil {
 		return n, pathError("write", w.name, err)
 	}
 	return n, nil
 }
 
-// ReadAt implements drivers.Writer.
+// sum sets the checksums of the blocks that p, written at off, covers whole. Those of other
+// blocks are computed by commit.
+func (w *writer) sum(p []byte, off int64) {
+	for len(p) > 0 && off < w.info.Size {
+		block := off / drivers.ChecksumBlock
+		start := block * drivers.ChecksumBlock
+		end := min(start+drivers.ChecksumBlock, w.info.Size)
+		n := min(end-off, int64(len(p)))
+		whole := n == end-start
+		if whole {
+			w.sums[block] = checksum(p[:n])
+		}
+		w.summed[block].Store(whole)
+		p, off = p[n:], off+n
+	}
+}
+
+// ReadAt implements drivers.Writer. What was written stays in memory until the disk has confirmed
+// it, unless the file is large or memory is short. If a block was dropped before, and the disk
+// has failed to store it, the read returns other bytes without an error. The kernel records
+// the failure before it drops the block, so that the check after the read finds it. After the
+// commit, blocks are compared with their checksums.
 func (w *writer) ReadAt(p []byte, off int64) (int, error) {
+	if c := w.copy.Load(); c != nil {
+		return c.ReadAt(background, p, off)
+	}
 	n, err := w.tree.files.cache.readAt(w.temp.fd, p, off, w.info.Size)
 	if err != nil && err != io.EOF {
 		return n, pathError("read", w.name, err)
 	}
+	if lost := w.checkWrites(); lost != nil {
+		return 0, pathError("read", w.name, lost)
+	}
 	return n, err
 }
 
-// Commit implements drivers.Writer. It does not wait for the disk; see the package comment.
+// checkWrites returns an error if the disk has failed to store what was written. It does not
+// wait for writes in flight.
+func (w *writer) checkWrites() error {
+	switch {
+	case w.tree.files.cache.inMemory:
+		return nil
+	case w.lost.Load():
+		return drivers.ErrLost
+	}
+	w.checks.RLock()
+	defer w.checks.RUnlock()
+	// The kernel reports an error once for each descriptor, whatever the range is. In this
+	// range, there is nothing to wait for.
+	const beyond = 1 << 62
+	err := ignoringEINTR(func() error {
+		return unix.SyncFileRange(w.temp.fd, beyond, 1, unix.SYNC_FILE_RANGE_WAIT_BEFORE)
+	})
+	return w.noteLost(err)
+}
+
+// noteLost returns err, of a call that waits for the disk, as one that matches drivers.ErrLost.
+// A full disk has not lost what it has confirmed before.
+func (w *writer) noteLost(err error) error {
+	if err == nil {
+		return nil
+	}
+	w.lost.Store(true)
+	if err == unix.ENOSPC || err == unix.EDQUOT {
+		return err
+	}
+	return fmt.Errorf("%w: %w", drivers.ErrLost, err)
+}
+
+// Commit implements drivers.Writer. It waits for the disk; see the package comment.
 func (w *writer) Commit() error {
 	if w.done {
 		return pathError("commit", w.name, errors.New("already committed or aborted"))
@@ -140,12 +217,24 @@ func (w *writer) commit() error {
 	if err := w.finish(); err != nil {
 		return err
 	}
+	if err := w.confirm(); err != nil {
+		return err
+	}
 	dir, base := split(w.name)
 	parent, err := w.tree.makeDirs(dir)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(parent)
+	replaced, err := w.findReplaced(parent, base)
+	if err != nil {
+		return err
+	}
+	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums}
+	added, err := w.tree.records.add(background, rec, w.tree.files.cache.inMemory)
+	if err != nil {
+		return err
+	}
 	w.store.commits.RLock()
 	defer w.store.commits.RUnlock()
 	if w.store.closed {
@@ -156,8 +245,67 @@ func (w *writer) commit() error {
 	if err == unix.EISDIR && unix.Unlinkat(parent, base, unix.AT_REMOVEDIR) == nil {
 		err = rename() // at the source, a file has replaced the folder
 	}
-	w.store.dirty.Store(true) // after the rename; a Sync in between would miss the copy
-	return err
+	if err != nil {
+		return err
+	}
+	if replaced != 0 {
+		w.tree.records.remove(replaced)
+	}
+	o := &object{fd: w.temp.fd, cache: &w.tree.files.cache, name: w.name, info: w.info, mtime: w.mtime}
+	w.copy.Store(&copyObject{object: o, tree: w.tree, rec: added})
+	return nil
+}
+
+// findReplaced returns the inode number of the file that a commit will replace, or 0. The error
+// is a *ForeignError if the file belongs to another user.
+func (w *writer) findReplaced(dirfd int, name string) (inode uint64, err error) {
+	var st unix.Stat_t
+	if unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return 0, nil // renameat(2) will return the error, if there is one
+	}
+	if !isOwn(st.Uid) {
+		return 0, &ForeignError{filepath.Join(w.tree.path, filesName, w.name), st.Uid}
+	}
+	return st.Ino, nil
+}
+
+// confirm computes the checksums that are missing, and waits until the disk has the content.
+func (w *writer) confirm() error {
+	if err := w.sumRest(); err != nil {
+		return err
+	}
+	if w.tree.files.cache.inMemory {
+		return nil
+	}
+	err := ignoringEINTR(func() error { return unix.Fdatasync(w.temp.fd) })
+	if err := w.noteLost(err); err != nil {
+		return err
+	}
+	w.checks.Lock() // a concurrent ReadAt may have received the error in place of this call
+	defer w.checks.Unlock()
+	if w.lost.Load() {
+		return drivers.ErrLost
+	}
+	dropPages(w.temp.fd, 0)
+	return nil
+}
+
+// sumRest computes the checksums of blocks that were not written at once.
+func (w *writer) sumRest() error {
+	buf := blockBuffers.Get().(*[drivers.ChecksumBlock]byte)
+	defer blockBuffers.Put(buf)
+	for i := range w.sums {
+		if w.summed[i].Load() {
+			continue
+		}
+		off := int64(i) * drivers.ChecksumBlock
+		p := buf[:min(drivers.ChecksumBlock, w.info.Size-off)]
+		if _, err := w.ReadAt(p, off); err != nil {
+			return err
+		}
+		w.sums[i] = checksum(p)
+	}
+	return nil
 }
 
 // finish sets the modification time. It then checks that the file system has stored exactly
@@ -175,6 +323,7 @@ func (w *writer) finish() error {
 	if err := unix.Fstat(w.temp.fd, &st); err != nil {
 		return err
 	}
+	w.inode, w.mtime = st.Ino, st.Mtim
 	if st.Size != w.info.Size {
 		return fmt.Errorf("%d bytes were written, want %d", st.Size, w.info.Size)
 	}
@@ -195,6 +344,9 @@ func (w *writer) Abort() {
 // Close implements drivers.Writer.
 func (w *writer) Close() error {
 	w.Abort()
+	if c := w.copy.Load(); c != nil && c.kept.Load() {
+		dropPages(w.temp.fd, 0)
+	}
 	w.tree.files.cache.dropAfterReads(w.temp.fd)
 	err := w.temp.close()
 	w.tree.release()

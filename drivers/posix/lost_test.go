@@ -1,0 +1,132 @@
+package posix
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// thinDisk mounts a file system on a disk that claims to have 512 MiB, but can store only size
+// bytes, with the journal: further ones fail when the kernel writes them back, as on a thin pool that is
+// full. It returns the mount point.
+func thinDisk(t *testing.T, fsType string, size int) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount a disk")
+	}
+	run := func(name string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %q: %v: %s", name, args, err, out)
+		}
+	}
+	pool, point := t.TempDir(), t.TempDir()
+	if err := unix.Mount("milkweed-test", pool, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(pool, unix.MNT_DETACH) })
+	image := filepath.Join(pool, "disk.img")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 512<<20); err != nil {
+		t.Fatal(err)
+	}
+	args := map[string][]string{
+		"ext4": {"-q", "-F", "-J", "size=4", "-E", "nodiscard"},
+		"xfs":  {"-q", "-f", "-K"},
+	}[fsType]
+	mkfs, err := exec.LookPath("mkfs." + fsType)
+	if err != nil {
+		t.Skipf("needs mkfs.%s", fsType)
+	}
+	run(mkfs, append(args, image)...)
+	run("mount", "-o", "loop", image, point)
+	t.Cleanup(func() { unix.Unmount(point, 0) })
+	return point
+}
+
+// A disk that accepts writes and loses them later fails the commits of the copies that it has
+// lost. What it has lost without an error is detected at the first use. No copy is ever read
+// with other bytes.
+func TestDiskLosesWrites(t *testing.T) {
+	for fsType, size := range map[string]int{"ext4": 30 << 20, "xfs": 90 << 20} {
+		t.Run(fsType, func(t *testing.T) {
+			s := openIn(t, thinDisk(t, fsType, size))
+			content := func(i int) []byte { return randomBytes(500_000 + i) }
+			var kept, lost int
+			for i := range 96 {
+				switch err := writeAndRead(t, s, fmt.Sprint("file", i), content(i)); {
+				case err == nil:
+					kept++
+				case errors.Is(err, drivers.ErrLost), errors.Is(err, unix.ENOSPC):
+					lost++
+				case errors.Is(err, unix.EROFS) && lost > 0: // the journal was lost, too
+				default:
+					t.Errorf("file %d: got %v, want ErrLost", i, err)
+				}
+			}
+			if kept == 0 || lost == 0 {
+				t.Fatalf("%d copies were kept and %d lost, want some of each", kept, lost)
+			}
+			corrupt := 0
+			for i := range 96 {
+				o, err := s.Open(ctx, fmt.Sprint("file", i))
+				if err != nil {
+					continue
+				}
+				defer o.Close()
+				want := content(i)
+				got := make([]byte, len(want))
+				switch _, err := o.ReadAt(ctx, got, 0); {
+				case errors.Is(err, drivers.ErrCorrupt):
+					corrupt++
+				case err != nil || !bytes.Equal(got, want):
+					t.Errorf("file %d: %v, or wrong bytes", i, err)
+				}
+			}
+			t.Logf("%d copies were kept, %d of them are corrupt; %d were lost", kept, corrupt, lost)
+			if corrupt > kept/10 {
+				t.Errorf("%d of %d copies that were confirmed are corrupt", corrupt, kept)
+			}
+		})
+	}
+}
+
+// writeAndRead makes a copy, and reads it while it is in flight and after the commit. Between
+// the reads the kernel writes it back, and drops it from memory if that has failed.
+func writeAndRead(t *testing.T, s *Store, name string, data []byte) error {
+	w, err := s.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: time.Unix(1e9, 0)})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if _, err := w.WriteAt(data, 0); err != nil {
+		return err
+	}
+	read := func(when string) {
+		got := make([]byte, len(data))
+		if _, err := w.ReadAt(got, 0); err == nil && !bytes.Equal(got, data) {
+			t.Errorf("%s: wrong bytes %s the commit", name, when)
+		}
+	}
+	fd := w.(*writer).temp.fd
+	for range 3 {
+		read("before")
+		unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+		time.Sleep(time.Millisecond)
+	}
+	err = w.Commit()
+	unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)
+	read("after")
+	return err
+}
