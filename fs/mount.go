@@ -132,10 +132,17 @@ func closePipes(ctx context.Context) {
 	}
 }
 
-// invalidate invalidates the kernel's dentries of stale names until ctx is done.
+// invalidate invalidates the parts of the kernel's cache that are outdated, until ctx is done.
 func (m *Mount) invalidate(ctx context.Context) {
-	for dir, name := range m.fs.names.StaleNames(ctx) {
-		m.server.EntryNotify(dir.ID(), name) // ENOENT if the kernel has not cached the name
+	for o := range m.fs.names.Outdated(ctx) {
+		switch { // the kernel replies ENOENT if it has not cached the part
+		case o.Name != "":
+			m.server.EntryNotify(o.Entry.ID(), o.Name)
+		case o.Listing:
+			m.server.InodeNotify(o.Entry.ID(), 0, 0) // the attributes and all pages, which are the listing
+		default:
+			m.server.InodeNotify(o.Entry.ID(), -1, 0) // the attributes only
+		}
 	}
 }
 

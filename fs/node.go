@@ -30,8 +30,8 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	defer r.end()
 	e, err := f.names.Lookup(r, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		out.SetEntryTimeout(f.negativeTTL)
-		if f.negativeTTL > 0 {
+		if f.negativeTTL > 0 && f.names.HoldMissing(dir, name) {
+			out.SetEntryTimeout(f.negativeTTL)
 			return fuse.OK // a reply without a node is a negative lookup
 		}
 	}

@@ -97,7 +97,7 @@ func isAbsent(err error) bool {
 }
 
 // addVersion adds e, a version that is new to the container, to the table, and sets its
-// level. old is the entry that the name has at that time, or nil. copies are those that the
+// level. If the kernel has cached that the name is missing, Outdated yields the name. old is the entry that the name has at that time, or nil. copies are those that the
 // tiers held. The caller holds the lock of the directory, and puts e in the place of old.
 //
 // A fill of an earlier version may have published its copy after the tiers were examined.
@@ -105,6 +105,9 @@ func isAbsent(err error) bool {
 // old, or if another entry of the directory was retired after the tiers were examined.
 func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 	c.table.add(e)
+	if e.parent.dir.missing.remove(e.Name()) {
+		c.outdated.addName(e)
+	}
 	e.setLevel(copies)
 	if old != nil || e.parent.dir.retired != copies.retired {
 		e.setBits(unverified)

@@ -22,6 +22,9 @@ type directory struct {
 	listed     uint32       // time when all names were last known, by Container.now; 0: they are not
 	inFlight   *load        // nil: none
 
+	missing missingNames // see HoldMissing
+	stamp   stamp        // see stamp; not used if names are found by listing
+
 	// If names are found by listing:
 	failed      uint32            // time of the last listing, by Container.now, if it failed; else 0
 	pages       uint32            // counts the pages that were requested

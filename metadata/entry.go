@@ -41,7 +41,7 @@ type Entry struct {
 func makeEntry(parent *Entry, info drivers.Info, requested uint32) *Entry {
 	e := &Entry{parent: parent, text: info.Name, nameLen: uint32(len(info.Name)), kind: info.Type()}
 	if info.IsDir() {
-		e.dir = new(directory)
+		e.dir = &directory{stamp: makeStamp(timesOf(info))}
 	} else {
 		e.text += info.Version
 	}
@@ -139,17 +139,12 @@ func (e *Entry) Info() drivers.Info {
 // attributes returns the lock that guards the attributes.
 func (e *Entry) attributes() *sync.RWMutex { return &e.Parent().dir.mu }
 
-// update sets the attributes.
-func (e *Entry) update(info drivers.Info) {
-	mu := e.attributes()
-	mu.Lock()
-	defer mu.Unlock()
-	e.set(info)
-}
-
-// set sets the attributes to those of info, which describes the same version. e.attributes
-// must be held, unless e is not shared yet.
-func (e *Entry) set(info drivers.Info) {
+// set sets the attributes to those of info, which describes the same version, and reports
+// whether another one than the access time has changed. e.attributes must be held, unless e
+// is not shared yet.
+func (e *Entry) set(info drivers.Info) (changed bool) {
+	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev != info.Rdev ||
+		e.size != info.Size || e.times() != timesOf(info)
 	e.mode, e.nlink, e.uid, e.gid, e.rdev = info.Mode, info.Nlink, info.UID, info.GID, info.Rdev
 	if e.size != info.Size { // Size reads it without the lock, so an equal size is not written
 		e.size = info.Size
@@ -157,6 +152,7 @@ func (e *Entry) set(info drivers.Info) {
 	e.mtime, e.mtimeN = info.Mtime.Unix(), uint32(info.Mtime.Nanosecond())
 	e.ctime, e.ctimeN = info.Ctime.Unix(), uint32(info.Ctime.Nanosecond())
 	e.atime, e.atimeN = info.Atime.Unix(), uint32(info.Atime.Nanosecond())
+	return changed
 }
 
 // matches reports whether info, a reply of the source, describes e and not another version;

@@ -49,13 +49,13 @@ func (c *Container) remove(d *directory, e *Entry) {
 }
 
 // retire makes e and all entries below it stale, because its name has another entry now, or
-// none. If the kernel has cached e, retire adds the name to StaleNames; the kernel reaches
-// the entries below by that name. The lock of e's directory must be held.
+// none. If the kernel has cached e, Outdated yields the name; the kernel reaches the
+// entries below by that name. The lock of e's directory must be held.
 func (c *Container) retire(e *Entry) {
 	e.parent.dir.retired++
 	c.markStale(e)
 	if e.lookups.Load() > 0 {
-		c.stale.add(e)
+		c.outdated.addName(e)
 	}
 }
 
@@ -120,7 +120,7 @@ func (c *Container) markStale(e *Entry) {
 func (c *Container) Hold(e *Entry) {
 	e.lookups.Add(1)
 	if e.Stale() { // it became stale after it was found, perhaps before retire could see the count
-		c.stale.add(e)
+		c.outdated.addName(e)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // If names are found by listing, a directory is listed when a name in it is needed:
@@ -66,12 +68,24 @@ func (c *Container) joinLoad(dir *Entry) (l *load, backoff bool) {
 	case d.failed != 0 && c.since(d.failed) < min(listingBackoff, c.ttl):
 		return nil, true
 	}
-	l = newLoad(c.now())
-	d.inFlight = l
-	if !c.background.run(func(ctx context.Context) { c.runLoad(ctx, dir) }) {
-		d.endLoad(errClosed)
+	return c.startPages(dir, false), false
+}
+
+// startPages starts a load of dir, whose lock must be held. background reports that no reader is
+// blocked on it.
+func (c *Container) startPages(dir *Entry, background bool) *load {
+	l := newLoad(c.now())
+	dir.dir.inFlight = l
+	started := c.background.run(func(ctx context.Context) {
+		if background {
+			ctx = drivers.Background(ctx)
+		}
+		c.runLoad(ctx, dir)
+	})
+	if !started {
+		dir.dir.endLoad(errClosed)
 	}
-	return l, false
+	return l
 }
 
 // lookupByListing is Lookup of a name that has no valid entry, in a directory whose listing

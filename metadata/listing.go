@@ -45,7 +45,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	if !started {
 		return l, err
 	}
-	err = c.readDir(ctx, dir)
+	_, err = c.readDir(ctx, dir)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.endLoad(err)
@@ -59,47 +59,60 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	return d.listing(), nil
 }
 
-// readDir loads a directory by one ReadDir of the source.
-func (c *Container) readDir(ctx context.Context, dir *Entry) error {
-	requested := c.now()
+// readDir loads a directory by one ReadDir of the source, and returns how its content has
+// changed since it was loaded before.
+func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error) {
+	requested, stamp := c.now(), dir.stamp()
 	infos, err := c.source.ReadDir(ctx, dir.Path())
 	if err != nil {
-		return err
+		return difference{}, err
 	}
 	if len(infos) == 0 && c.sourceLost(ctx) {
-		return syscall.ESTALE
+		return difference{}, syscall.ESTALE
 	}
 	copies := c.listCopies(ctx, dir)
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if dir.Stale() {
-		return syscall.ESTALE
+		return difference{}, syscall.ESTALE
 	}
+	diff := difference{all: d.everListed}
 	listed := make([]*Entry, 0, len(infos))
 	for _, info := range infos {
 		if !validName(info.Name) {
 			continue // an error of the driver: the kernel would reject the name
 		}
 		e := d.get(info.Name)
-		if !e.revalidate(info, requested) {
+		if !c.remains(e, info, requested) {
 			old := e
 			e = makeEntry(dir, info, requested)
 			c.addVersion(e, old, copies.of(info.Name))
+			diff.found(e, old)
 		}
 		listed = append(listed, e)
 	}
 	for _, gone := range d.replace(listed, requested) {
 		c.retire(gone)
+		diff.lost(d, gone)
 	}
-	d.listed, d.everListed = requested, true
-	return nil
+	d.listed, d.everListed, d.stamp = requested, true, stamp
+	return diff, nil
 }
 
-// revalidate applies info, the reply of the source to a listing that was requested at that
+// renew applies info, a reply of the source to a request that was made at the time requested
+// and that describes the version of e. e.attributes must be held.
+func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
+	if e.set(info) && e.lookups.Load() > 0 {
+		c.outdated.add(e, "", false)
+	}
+	e.validated.Store(requested)
+}
+
+// remains applies info, the reply of the source to a listing that was requested at that
 // time, to e, which may be nil. It reports whether e remains the entry of the name: a later
 // lookup has validated it, or info describes the same version. e.attributes must be held.
-func (e *Entry) revalidate(info drivers.Info, requested uint32) bool {
+func (c *Container) remains(e *Entry, info drivers.Info, requested uint32) bool {
 	switch {
 	case e == nil:
 		return false
@@ -108,8 +121,7 @@ func (e *Entry) revalidate(info drivers.Info, requested uint32) bool {
 	case !e.matches(info):
 		return false
 	}
-	e.set(info)
-	e.validated.Store(requested)
+	c.renew(e, info, requested)
 	return true
 }
 

@@ -19,7 +19,8 @@ type progress struct {
 	updated chan struct{} // closed when a page has arrived, which also replaces it, and at the end
 	anyPage bool          // a page has arrived
 	ended   bool
-	err     error // valid when ended
+	err     error      // valid when ended
+	diff    difference // valid when ended, if names are found by listing
 }
 
 // newLoad returns a load that starts now, which is started by Container.now.

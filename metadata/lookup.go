@@ -3,6 +3,7 @@ package metadata
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 	"syscall"
@@ -72,12 +73,31 @@ func (c *Container) Refresh(ctx context.Context, e *Entry) error {
 		_, err := c.Lookup(ctx, e.parent, e.Name())
 		return err
 	}
-	if !c.byListing { // the root of a Lister has no attributes of its own
-		if info, err := c.source.Stat(ctx, "."); err == nil && info.IsDir() {
-			e.update(info)
-		}
+	if err := c.refreshRoot(ctx); err != nil {
+		e.validated.Store(c.now())
 	}
-	e.validated.Store(c.now())
+	return nil
+}
+
+// refreshRoot validates the root at the source. The root of a Lister has no attributes of its
+// own.
+func (c *Container) refreshRoot(ctx context.Context) error {
+	requested := c.now()
+	if c.byListing {
+		c.root.validated.Store(requested)
+		return nil
+	}
+	info, err := c.source.Stat(ctx, ".")
+	switch {
+	case err != nil:
+		return err
+	case !info.IsDir() || info.Nlink == 0:
+		return fmt.Errorf("the source is gone: %w", syscall.ESTALE)
+	}
+	mu := c.root.attributes()
+	mu.Lock()
+	defer mu.Unlock()
+	c.renew(c.root, info, requested)
 	return nil
 }
 
@@ -92,8 +112,7 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, re
 		return old, nil
 	}
 	if old != nil && old.matches(info) {
-		old.set(info)
-		old.validated.Store(requested)
+		c.renew(old, info, requested)
 		d.mu.Unlock()
 		return old, nil
 	}

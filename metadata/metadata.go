@@ -35,7 +35,7 @@ import (
 // A Container is the namespace of one dataset. Its methods may be called concurrently,
 // except Close.
 //
-// Lock order: a directory, then a directory inside it, the entry table or the stale names.
+// Lock order: a directory, then a directory inside it, the entry table or the outdated parts.
 type Container struct {
 	levels    *tiers.Hierarchy
 	source    *tiers.Source
@@ -47,7 +47,7 @@ type Container struct {
 	table     table
 	snapshot  *snapshot     // nil: there is none
 	warned    atomic.Uint32 // time of the last warning about the source, by now; 0: none
-	stale     staleNames
+	outdated  outdatedParts
 
 	background background // runs the listings, if names are found by listing
 }

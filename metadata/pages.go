@@ -12,7 +12,7 @@ import (
 
 // runLoad lists dir and ends its load.
 func (c *Container) runLoad(ctx context.Context, dir *Entry) {
-	err := c.listPages(ctx, dir)
+	diff, err := c.listPages(ctx, dir)
 	if isAbsent(err) {
 		err = c.directoryMissing(ctx, dir, err)
 	}
@@ -26,6 +26,7 @@ func (c *Container) runLoad(ctx context.Context, dir *Entry) {
 	if err != nil && d.everListed {
 		d.failed = c.now()
 	}
+	d.inFlight.diff = diff
 	d.endLoad(err)
 }
 
@@ -41,13 +42,14 @@ func (c *Container) directoryMissing(ctx context.Context, dir *Entry, err error)
 }
 
 // listPages lists dir and merges the pages into it.
-func (c *Container) listPages(ctx context.Context, dir *Entry) error {
+func (c *Container) listPages(ctx context.Context, dir *Entry) (difference, error) {
 	m := &pageMerger{c: c, dir: dir, copies: c.listCopies(ctx, dir)}
 	m.begin()
 	if err := c.source.List(ctx, dir.Path(), m.add); err != nil {
-		return err
+		return m.diff, err
 	}
-	return m.end()
+	err := m.end()
+	return m.diff, err
 }
 
 // A pageMerger merges the pages of a listing into the directory.
@@ -61,6 +63,7 @@ type pageMerger struct {
 	requested uint32   // time of the request for the next page, by Container.now
 	nextPage  uint32   // number of that page, by directory.pages
 	listed    []*Entry // of all pages that have arrived
+	diff      difference
 }
 
 // begin must be called before the first page is requested.
@@ -70,6 +73,7 @@ func (m *pageMerger) begin() {
 	defer d.mu.Unlock()
 	m.countRequest()
 	m.started, m.firstPage = m.requested, m.nextPage
+	m.diff.all = d.everListed
 	m.listed = make([]*Entry, 0, len(d.sorted))
 }
 
@@ -107,11 +111,12 @@ func (m *pageMerger) add(infos []drivers.Info) error {
 func (m *pageMerger) entry(info drivers.Info) *Entry {
 	d := m.dir.dir
 	old := d.get(info.Name)
-	if old.revalidate(info, m.requested) {
+	if m.c.remains(old, info, m.requested) {
 		return old
 	}
 	e := makeEntry(m.dir, info, m.requested)
 	m.c.addVersion(e, old, m.copies.of(info.Name))
+	m.diff.found(e, old)
 	d.put(e)
 	if old != nil {
 		m.c.retire(old)
@@ -133,6 +138,7 @@ func (m *pageMerger) end() error {
 	m.listed = slices.DeleteFunc(m.listed, (*Entry).Stale)
 	for _, gone := range d.replace(m.listed, m.started) {
 		m.c.retire(gone)
+		m.diff.lost(d, gone)
 	}
 	maps.DeleteFunc(d.invalidated, func(_ string, page uint32) bool { return page < m.firstPage })
 	d.listed, d.everListed = m.started, true

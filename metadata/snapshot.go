@@ -135,6 +135,7 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 		return err
 	}
 	listed, entries := c.readSnapshot(dir)
+	stamped := dir.stamp()
 	copies := c.listCopies(ctx, dir)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -152,6 +153,7 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 	d.sorted, d.version = entries, d.version+1
 	if listed != 0 {
 		d.listed, d.everListed = c.fromWall(listed), true
+		d.stamp = stamp{stamped.fileTimes, int64(time.Duration(listed) * tick / time.Second)}
 	}
 	return nil
 }

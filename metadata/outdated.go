@@ -1,0 +1,183 @@
+package metadata
+
+import (
+	"context"
+	"iter"
+	"sync"
+)
+
+// An Outdated is a part of the kernel's cache that no longer agrees with the container.
+type Outdated struct {
+	Entry   *Entry // the directory of Name, or the file or directory whose attributes have changed
+	Name    string // the name whose dentry is outdated, positive or negative; "": the attributes of Entry
+	Listing bool   // if Name is "": the listing of Entry has changed too
+}
+
+// A part identifies an Outdated: the dentry of a name in e, or e itself if name is "".
+type part struct {
+	e    *Entry
+	name string
+}
+
+// outdatedParts is the set of parts for which the kernel has not been notified yet. It has at
+// most one part for each name and each node that the kernel has cached.
+type outdatedParts struct {
+	mu       sync.Mutex    // guards the following; no other lock is taken under it
+	parts    map[part]bool // the value is Outdated.Listing
+	arrived  chan struct{} // closed when parts is no longer empty; nil if no goroutine waits
+	taken    uint64        // number of batches that were taken
+	finished uint64        // number of batches of which every part was yielded, and the yield has returned
+	progress chan struct{} // closed when finished grows; nil if no goroutine waits
+}
+
+// Outdated yields each part of the kernel's cache that has become outdated, until ctx is done:
+//
+//   - the name of an entry that became stale, because the name has another entry or none;
+//   - a name of which the kernel has cached that it is missing (HoldMissing), and that exists;
+//   - an entry whose attributes have changed;
+//   - a directory whose listing Revalidate or Sweep has found to be another one.
+//
+// It yields nothing that the kernel has not cached. For a removed directory it yields only the
+// name of the directory itself.
+//
+// It holds no lock while it yields, so that the caller may wait for the kernel, which may
+// itself wait for a reply that needs the container. A part that becomes outdated repeatedly
+// before it is yielded is yielded once. At most one goroutine calls Outdated at a time.
+func (c *Container) Outdated(ctx context.Context) iter.Seq[Outdated] {
+	return func(yield func(Outdated) bool) {
+		for {
+			parts, arrived := c.outdated.take()
+			for p, listing := range parts {
+				if !yield(Outdated{p.e, p.name, listing}) {
+					return
+				}
+			}
+			if len(parts) > 0 {
+				continue
+			}
+			select {
+			case <-arrived:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// WaitNotified waits until Outdated has yielded all parts that are outdated now, and its caller
+// has asked for the next one. Then the kernel was notified of every change that the container
+// has found so far. It must not be called from a request of the kernel, which may hold a lock
+// that the notification needs.
+func (c *Container) WaitNotified(ctx context.Context) error {
+	o := &c.outdated
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	want := o.taken
+	if len(o.parts) > 0 {
+		want++
+	}
+	for o.finished < want {
+		if o.progress == nil {
+			o.progress = make(chan struct{})
+		}
+		progress := o.progress
+		o.mu.Unlock()
+		select {
+		case <-progress:
+		case <-ctx.Done():
+		}
+		o.mu.Lock()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// add adds the dentry of a name in e, or e itself if name is "".
+func (o *outdatedParts) add(e *Entry, name string, listing bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.parts == nil {
+		o.parts = make(map[part]bool)
+	}
+	p := part{e, name}
+	o.parts[p] = o.parts[p] || listing
+	if o.arrived != nil {
+		close(o.arrived)
+		o.arrived = nil
+	}
+}
+
+// addName adds the name of an entry that is or was in its directory.
+func (o *outdatedParts) addName(e *Entry) {
+	if e.parent != nil {
+		o.add(e.parent, e.Name(), false)
+	}
+}
+
+// take finishes the batch that was taken before, and takes all parts. If there are none, it
+// returns a channel that is closed when some are added.
+func (o *outdatedParts) take() (map[part]bool, <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.finished < o.taken {
+		o.finished = o.taken
+		if o.progress != nil {
+			close(o.progress)
+			o.progress = nil
+		}
+	}
+	parts := o.parts
+	o.parts = nil
+	if len(parts) > 0 {
+		o.taken++
+		return parts, nil
+	}
+	o.arrived = make(chan struct{})
+	return nil, o.arrived
+}
+
+// maxMissing bounds missingNames.names.
+const maxMissing = 4096
+
+// missingNames are the names of one directory of which the kernel may have cached that they do
+// not exist.
+type missingNames struct {
+	names map[string]struct{}
+	many  bool // there were more than maxMissing; any name may be missing in the kernel
+}
+
+// add adds a name.
+func (m *missingNames) add(name string) {
+	switch {
+	case m.many:
+	case len(m.names) == maxMissing:
+		m.names, m.many = nil, true
+	case m.names == nil:
+		m.names = map[string]struct{}{name: {}}
+	default:
+		m.names[name] = struct{}{}
+	}
+}
+
+// remove removes a name, and reports whether it may have been there.
+func (m *missingNames) remove(name string) bool {
+	_, ok := m.names[name]
+	delete(m.names, name)
+	return ok || m.many
+}
+
+// HoldMissing records that the kernel caches that a directory does not have a name: Outdated
+// yields the name when it exists. It reports false if it exists already; then the kernel must
+// not cache the reply. It must be called before the reply is sent to the kernel.
+func (c *Container) HoldMissing(dir *Entry, name string) bool {
+	d := dir.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.get(name) != nil || dir.Stale() {
+		return false
+	}
+	d.missing.add(name)
+	return true
+}

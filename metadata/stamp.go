@@ -1,0 +1,43 @@
+package metadata
+
+import (
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// fileTimes are the modification time and the change time of a file or directory.
+type fileTimes struct {
+	mtime, ctime   int64 // seconds
+	mtimeN, ctimeN uint32
+}
+
+// timesOf returns the times in info.
+func timesOf(info drivers.Info) fileTimes {
+	return fileTimes{
+		info.Mtime.Unix(), info.Ctime.Unix(),
+		uint32(info.Mtime.Nanosecond()), uint32(info.Ctime.Nanosecond()),
+	}
+}
+
+// times returns the times in the attributes of e; e.attributes must be held.
+func (e *Entry) times() fileTimes { return fileTimes{e.mtime, e.ctime, e.mtimeN, e.ctimeN} }
+
+// A stamp is what the times of a directory were before its cached names were validated. If the
+// source still has these times later, no name was added, removed or renamed in the meantime. The
+// change time reveals a change also if a program has set the modification time back.
+type stamp struct {
+	fileTimes
+	seen int64 // when the times were read, or the names validated, in seconds since 1970 by the local clock
+}
+
+// makeStamp returns the stamp of a directory whose times were just read.
+func makeStamp(t fileTimes) stamp { return stamp{t, time.Now().Unix()} }
+
+// stamp returns the stamp for a validation of the names in e that begins now.
+func (e *Entry) stamp() stamp {
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
+	return makeStamp(e.times())
+}
