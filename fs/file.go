@@ -32,6 +32,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	if e == nil || e.Stale() {
 		return statusStale
 	}
+	e.Use()
 	r := newRequest(cancel)
 	defer r.end()
 	obj, err := f.opener.Open(r, e)
@@ -123,6 +124,9 @@ type content interface {
 func (f *fileSystem) content(in *fuse.ReadIn) (*metadata.Entry, content, fuse.Status) {
 	if f.mode == Stateless {
 		e, status := f.entry(in.NodeId)
+		if status == fuse.OK {
+			e.Use()
+		}
 		return e, statelessFile{f.reader, e}, status
 	}
 	h, ok := f.files.get(in.Fh)

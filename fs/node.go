@@ -38,6 +38,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	if err != nil {
 		return f.status(err)
 	}
+	e.Use()
 	f.setEntry(out, e)
 	return fuse.OK
 }
@@ -74,6 +75,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if err := f.names.Refresh(r, e); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.status(err)
 	}
+	e.Use()
 	out.SetTimeout(f.names.TTL(e))
 	setAttr(&out.Attr, e)
 	return fuse.OK

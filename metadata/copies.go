@@ -105,7 +105,7 @@ func isAbsent(err error) bool {
 // old, or if another entry of the directory was retired after the tiers were examined.
 func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 	c.table.add(e)
-	if e.parent.dir.missing.remove(e.Name()) {
+	if e.parent.dir.removeMissing(e.Name()) {
 		c.outdated.addName(e)
 	}
 	e.setLevel(copies)

@@ -48,6 +48,7 @@ type Container struct {
 	snapshot  *snapshot     // nil: there is none
 	warned    atomic.Uint32 // time of the last warning about the source, by now; 0: none
 	outdated  outdatedParts
+	sweeps    SweepCounters // updated atomically
 
 	background background // runs the listings, if names are found by listing
 }

@@ -138,34 +138,28 @@ func (o *outdatedParts) take() (map[part]bool, <-chan struct{}) {
 	return nil, o.arrived
 }
 
-// maxMissing bounds missingNames.names.
+// maxMissing bounds directory.missing.
 const maxMissing = 4096
 
-// missingNames are the names of one directory of which the kernel may have cached that they do
-// not exist.
-type missingNames struct {
-	names map[string]struct{}
-	many  bool // there were more than maxMissing; any name may be missing in the kernel
-}
-
-// add adds a name.
-func (m *missingNames) add(name string) {
+// addMissing adds a name to d.missing; d.mu must be held.
+func (d *directory) addMissing(name string) {
 	switch {
-	case m.many:
-	case len(m.names) == maxMissing:
-		m.names, m.many = nil, true
-	case m.names == nil:
-		m.names = map[string]struct{}{name: {}}
+	case d.manyMissing:
+	case len(d.missing) == maxMissing:
+		d.missing, d.manyMissing = nil, true
+	case d.missing == nil:
+		d.missing = map[string]struct{}{name: {}}
 	default:
-		m.names[name] = struct{}{}
+		d.missing[name] = struct{}{}
 	}
 }
 
-// remove removes a name, and reports whether it may have been there.
-func (m *missingNames) remove(name string) bool {
-	_, ok := m.names[name]
-	delete(m.names, name)
-	return ok || m.many
+// removeMissing removes a name from d.missing, and reports whether the kernel may have cached
+// that it is missing; d.mu must be held.
+func (d *directory) removeMissing(name string) bool {
+	_, ok := d.missing[name]
+	delete(d.missing, name)
+	return ok || d.manyMissing
 }
 
 // HoldMissing records that the kernel caches that a directory does not have a name: Outdated
@@ -178,6 +172,6 @@ func (c *Container) HoldMissing(dir *Entry, name string) bool {
 	if d.get(name) != nil || dir.Stale() {
 		return false
 	}
-	d.missing.add(name)
+	d.addMissing(name)
 	return true
 }

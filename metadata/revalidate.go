@@ -178,5 +178,5 @@ func (c *Container) forgetSnapshot(ctx context.Context, dir *Entry) (bool, error
 func (d *directory) known() (entries []*Entry, missing []string, many, everListed bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.all(), slices.Collect(maps.Keys(d.missing.names)), d.missing.many, d.everListed
+	return d.all(), slices.Collect(maps.Keys(d.missing)), d.manyMissing, d.everListed
 }

@@ -31,6 +31,10 @@ type stamp struct {
 	seen int64 // when the times were read, or the names validated, in seconds since 1970 by the local clock
 }
 
+// racyInterval is the age in seconds below which times prove nothing: the file system may give
+// the same time to the next change, and its clock may differ from the local one.
+const racyInterval = 5
+
 // makeStamp returns the stamp of a directory whose times were just read.
 func makeStamp(t fileTimes) stamp { return stamp{t, time.Now().Unix()} }
 
@@ -40,4 +44,9 @@ func (e *Entry) stamp() stamp {
 	mu.RLock()
 	defer mu.RUnlock()
 	return makeStamp(e.times())
+}
+
+// proves reports whether no name has changed since s was made, if the source now has the times t.
+func (s stamp) proves(t fileTimes) bool {
+	return s.fileTimes == t && max(s.mtime, s.ctime)+racyInterval < s.seen
 }

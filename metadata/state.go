@@ -17,10 +17,11 @@ import "github.com/milkweedfs/milkweed/tiers"
 // A stale entry cannot be claimed or retracted.
 const (
 	levelMask  = 0xff
-	claimed    = 0x100 // there is an owner
-	stale      = 0x200 // the name has another entry now, or none
-	unverified = 0x400 // see Unverified
-	skipped    = 0x800 // no tier had room for the file
+	claimed    = 0x100  // there is an owner
+	stale      = 0x200  // the name has another entry now, or none
+	unverified = 0x400  // see Unverified
+	skipped    = 0x800  // no tier had room for the file
+	used       = 0x1000 // see Use
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -48,7 +49,7 @@ func (e *Entry) Claim() bool {
 
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
-	e.change(func(s uint32) (uint32, bool) { return s&stale | uint32(l), true })
+	e.change(func(s uint32) (uint32, bool) { return s&(stale|used) | uint32(l), true })
 }
 
 // Release ends a claim without a copy.
@@ -85,6 +86,19 @@ func (e *Entry) Verified() { e.clearBits(unverified) }
 // Skip records that no tier has room for the file, and reports whether that is the first
 // time since the last Publish.
 func (e *Entry) Skip() bool { return e.state.Or(skipped)&skipped == 0 }
+
+// Use records that the kernel has requested something of the entry just now: Sweep revalidates
+// such files first.
+func (e *Entry) Use() {
+	if e.state.Load()&used == 0 { // readers of one file do not write to it all the time
+		e.setBits(used)
+	}
+}
+
+// takeUsed reports whether Use was called since the last call of takeUsed.
+func (e *Entry) takeUsed() bool {
+	return e.state.Load()&used != 0 && e.state.And(^uint32(used))&used != 0
+}
 
 func (e *Entry) setBits(bits uint32)   { e.state.Or(bits) }
 func (e *Entry) clearBits(bits uint32) { e.state.And(^bits) }

@@ -1,6 +1,8 @@
 package metadata
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -12,8 +14,10 @@ type table struct {
 	live   atomic.Int64 // number of entries
 	bytes  atomic.Int64 // total size of the regular files among them
 
-	mu   sync.Mutex // guards the following, and changes of chunks
-	last uint64     // the highest ID
+	mu     sync.Mutex // guards the following, and changes of chunks
+	last   uint64     // the highest ID
+	dirs   []*Entry   // the directories, by ID; some were removed
+	tidyAt int        // the length of dirs at which removed ones are taken out
 }
 
 // A chunk holds the entries of consecutive IDs.
@@ -38,6 +42,46 @@ func (t *table) add(e *Entry) {
 	chunks[i][e.id%uint64(len(chunk{}))].Store(e)
 	t.live.Add(1)
 	t.bytes.Add(e.bytes())
+	if e.IsDir() {
+		t.addDir(e)
+	}
+}
+
+// addDir adds e to dirs; t.mu must be held.
+func (t *table) addDir(e *Entry) {
+	if len(t.dirs) >= t.tidyAt {
+		t.dirs = slices.DeleteFunc(t.dirs, func(e *Entry) bool { return t.get(e.id) != e })
+		t.tidyAt = max(1024, 2*len(t.dirs))
+	}
+	t.dirs = append(t.dirs, e)
+}
+
+// directories returns the directories in the order of their IDs, from the ID first on and then
+// from the beginning. They include some that were removed.
+func (t *table) directories(first uint64) []*Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(t.dirs, first, func(e *Entry, id uint64) int { return cmp.Compare(e.id, id) })
+	return slices.Concat(t.dirs[i:], t.dirs[:i])
+}
+
+// scan calls f for up to n entries in the order of their IDs, from the ID first on and then from
+// the beginning, until f returns false. It returns the ID at which the next scan begins.
+func (t *table) scan(first uint64, n int, f func(*Entry) bool) (next uint64) {
+	t.mu.Lock()
+	last := t.last
+	t.mu.Unlock()
+	for range min(uint64(n), last) {
+		if first < 1 || first > last {
+			first = 1
+		}
+		e := t.get(first)
+		first++
+		if e != nil && !f(e) {
+			break
+		}
+	}
+	return first
 }
 
 // slot returns where the entry with an ID is, or nil if there was never one.

@@ -1,0 +1,297 @@
+package metadata
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// The sweep costs the source little:
+//
+//   - It makes one request at a time and at most sweepRate in a second.
+//   - It uses the source for at most 1/sweepShare of the time: after a request that took 20 ms it
+//     makes the next one after another 180 ms. A listing of a million names, which is one request
+//     here, counts as long as it takes.
+//   - A directory costs one Stat. It is listed only if its times show that a name in it has
+//     changed, or cannot show that none has.
+//   - Directories take at most sweepDirs of the requests if there are too many of them.
+const (
+	sweepRate  = 50
+	sweepShare = 10
+	sweepDirs  = 0.75
+)
+
+const (
+	sweepScan    = 1 << 20 // number of entries that one pass examines in search of files
+	sweepNames   = 1000    // a directory with more cached names is listed also if it never was before
+	sweepFailing = 10      // a pass ends after this number of failed requests in a row
+)
+
+// SweepCounters count the work of Sweep.
+type SweepCounters struct {
+	Stats    int64 `json:"stats" metric:"sweep_operations_total" labels:"operation=stat" help:"Names and directories compared with the source." family:"Requests of the background sweep, by kind. They are also in milkweed_source_operations_total."`
+	ReadDirs int64 `json:"readdirs" metric:"sweep_operations_total" labels:"operation=readdir" help:"Directories listed because a name in them had changed."`
+	Changes  int64 `json:"changes" metric:"sweep_changes_total" help:"Names that the sweep found added, removed or replaced."`
+	Errors   int64 `json:"errors" metric:"sweep_errors_total" help:"Requests of the sweep that failed."`
+
+	OldestMilliseconds int64 `json:"oldest_milliseconds" metric:"sweep_oldest_milliseconds" help:"The longest time for which a name was not compared with the source before the last pass of the sweep did it."`
+}
+
+// Sweeps returns the counters of Sweep.
+func (c *Container) Sweeps() SweepCounters { return drivers.Snapshot(&c.sweeps) }
+
+// Sweep compares what is in use with the source in the background, until ctx is done, so that a
+// change is seen within the window although names are cached for longer:
+//
+//   - every directory of which names are cached. Its times reveal names that were added, removed,
+//     renamed or replaced by another file; then all names in it are validated.
+//   - the files for which the kernel has a lookup count: first those that it has requested
+//     something of since the last visit (Use), then others.
+//
+// The window holds for as many names as sweepRate requests per second allow, which is 1600 for a
+// window of a minute. Of more names, each has its turn after about a second for 40 of them. If the
+// source is a Lister, Sweep lists the cached directories, and does not request single names.
+//
+// A pass takes a third of the window and visits what was not validated since the start of the pass
+// before. The time between two visits is therefore between a third of the window and the window.
+//
+// There is at most one call of Sweep at a time.
+func (c *Container) Sweep(ctx context.Context, window time.Duration) {
+	s := &sweep{c: c, period: window / 3}
+	ctx = drivers.Background(ctx)
+	for {
+		start := time.Now()
+		s.pass(ctx, start)
+		if !sleepUntil(ctx, start.Add(s.period)) {
+			return
+		}
+	}
+}
+
+// A sweep is the state of one call of Sweep.
+type sweep struct {
+	c      *Container
+	period time.Duration // of a pass
+
+	// The IDs at which the next pass begins.
+	nextDir, nextUsed, nextHeld uint64
+
+	next    time.Time     // of the next request
+	failing int           // number of requests in a row that have failed
+	oldest  time.Duration // since the last validation of a name that this pass has visited
+}
+
+// busy returns the part of a pass for the visits that are planned. The rest is for the names in
+// changed directories.
+func (s *sweep) busy() time.Duration { return s.period * 4 / 5 }
+
+// pass visits the directories and files that are due, evenly spread over the time for them.
+func (s *sweep) pass(ctx context.Context, start time.Time) {
+	dirs, files := s.plan()
+	s.failing, s.oldest = 0, 0
+	interval := s.busy() / time.Duration(max(len(dirs)+len(files), 1))
+	for i, e := range append(dirs, files...) {
+		visit := s.file
+		if e.IsDir() {
+			visit = s.directory
+		}
+		if !sleepUntil(ctx, start.Add(time.Duration(i)*interval)) || !s.goesOn(ctx, e, visit(ctx, e)) {
+			return
+		}
+	}
+	atomic.StoreInt64(&s.c.sweeps.OldestMilliseconds, s.oldest.Milliseconds())
+}
+
+// plan returns the directories and the files for one pass.
+func (s *sweep) plan() (dirs, files []*Entry) {
+	budget := max(int(s.busy().Seconds()*sweepRate), 4)
+	maxDirs := int(float64(budget) * sweepDirs)
+	if s.c.byListing {
+		maxDirs = budget
+	}
+	for _, e := range s.c.table.directories(s.nextDir) {
+		if len(dirs) == maxDirs {
+			break
+		}
+		if s.dueDir(e) {
+			dirs = append(dirs, e)
+			s.nextDir = e.id + 1
+		}
+	}
+	if s.c.byListing {
+		return dirs, nil
+	}
+	collect := func(first *uint64, want func(*Entry) bool) {
+		*first = s.c.table.scan(*first, sweepScan, func(e *Entry) bool {
+			if s.dueFile(e) && want(e) {
+				files = append(files, e)
+			}
+			return len(dirs)+len(files) < budget
+		})
+	}
+	collect(&s.nextUsed, (*Entry).takeUsed)
+	if planned := len(files); len(dirs)+planned < budget {
+		collect(&s.nextHeld, func(e *Entry) bool { return true })
+		files = append(files[:planned], without(files[planned:], files[:planned])...)
+	}
+	return dirs, files
+}
+
+// without returns the entries that are not in others.
+func without(entries, others []*Entry) []*Entry {
+	in := make(map[*Entry]bool, len(others))
+	for _, e := range others {
+		in[e] = true
+	}
+	var rest []*Entry
+	for _, e := range entries {
+		if !in[e] {
+			rest = append(rest, e)
+		}
+	}
+	return rest
+}
+
+// dueDir reports whether names of e are cached that were not compared with the source for a
+// period.
+func (s *sweep) dueDir(e *Entry) bool {
+	d := e.dir
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	inUse := d.everListed || len(d.sorted)+len(d.extra)+len(d.missing) > 0 || e.lookups.Load() > 0
+	return inUse && !e.Stale() && s.c.table.get(e.id) == e && s.due(max(d.checked, d.listed))
+}
+
+// dueFile reports whether the kernel may have cached e, which is not a directory, and it was not
+// validated for a period. After its TTL, the next lookup validates it.
+func (s *sweep) dueFile(e *Entry) bool {
+	validated := e.validated.Load()
+	return !e.IsDir() && e.lookups.Load() > 0 && !e.Stale() && s.c.fresh(validated) && s.due(validated)
+}
+
+// due reports whether then, by Container.now, is before the start of the last pass. It is false
+// for what was visited at the start of that pass, which would else be visited in every pass.
+func (s *sweep) due(then uint32) bool {
+	return then == 0 || s.c.since(then) > s.period+s.period/8
+}
+
+// goesOn reports whether the pass goes on after the visit of e returned err.
+func (s *sweep) goesOn(ctx context.Context, e *Entry, err error) bool {
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err == nil || e.Stale():
+		s.failing = 0
+	default:
+		s.failing++
+		atomic.AddInt64(&s.c.sweeps.Errors, 1)
+	}
+	return s.failing < sweepFailing
+}
+
+// request calls f, which makes one request to the source, when the next one may be made, and
+// counts it.
+func (s *sweep) request(ctx context.Context, counter *int64, f func() error) error {
+	if !sleepUntil(ctx, s.next) {
+		return context.Cause(ctx)
+	}
+	atomic.AddInt64(counter, 1)
+	start := time.Now()
+	err := f()
+	s.next = start.Add(max(time.Second/sweepRate, sweepShare*time.Since(start)))
+	return err
+}
+
+// file validates one name, and counts a change.
+func (s *sweep) file(ctx context.Context, e *Entry) error {
+	s.oldest = max(s.oldest, s.c.since(e.validated.Load()))
+	_, err := s.name(ctx, e.parent, e.Name())
+	return err
+}
+
+// name validates one name and returns its entry.
+func (s *sweep) name(ctx context.Context, dir *Entry, name string) (now *Entry, err error) {
+	err = s.request(ctx, &s.c.sweeps.Stats, func() error {
+		var change Change
+		now, change, err = s.c.revalidateName(ctx, dir, name)
+		if change != Unchanged {
+			atomic.AddInt64(&s.c.sweeps.Changes, 1)
+		}
+		return err
+	})
+	return now, err
+}
+
+// directory validates a directory, and the names in it if its times do not prove that they are
+// valid.
+func (s *sweep) directory(ctx context.Context, e *Entry) error {
+	c, d, requested := s.c, e.dir, s.c.now()
+	if d.checked != 0 { // only the sweep writes it
+		s.oldest = max(s.oldest, c.since(d.checked))
+	}
+	if !c.byListing {
+		if now, err := s.directoryItself(ctx, e); err != nil || now != e {
+			return err
+		}
+	}
+	stamp := e.stamp()
+	d.mu.RLock()
+	valid := !c.byListing && d.stamp.proves(stamp.fileTimes) || d.snapshot.Load() != nil
+	d.mu.RUnlock()
+	if !valid {
+		if err := s.names(ctx, e); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.checked = requested
+	if !valid && !c.byListing {
+		d.stamp = stamp
+	}
+	return nil
+}
+
+// directoryItself validates the attributes of a directory and returns the entry of its name.
+func (s *sweep) directoryItself(ctx context.Context, e *Entry) (*Entry, error) {
+	if e.parent != nil {
+		return s.name(ctx, e.parent, e.Name())
+	}
+	return e, s.request(ctx, &s.c.sweeps.Stats, func() error { return s.c.refreshRoot(ctx) })
+}
+
+// names validates the names in a directory. It does not list a directory that was never listed
+// unless that is cheaper: its other names may be many.
+func (s *sweep) names(ctx context.Context, dir *Entry) error {
+	entries, missing, many, everListed := dir.dir.known()
+	if everListed || many || len(entries)+len(missing) > sweepNames {
+		return s.request(ctx, &s.c.sweeps.ReadDirs, func() error {
+			diff, err := s.c.relist(ctx, dir)
+			atomic.AddInt64(&s.c.sweeps.Changes, int64(len(diff.added)+len(diff.removed)+len(diff.replaced)))
+			return err
+		})
+	}
+	for _, e := range entries {
+		missing = append(missing, e.Name())
+	}
+	for _, name := range missing {
+		if _, err := s.name(ctx, dir, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sleepUntil waits until t, and reports false if ctx is done.
+func sleepUntil(ctx context.Context, t time.Time) bool {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
