@@ -8,6 +8,7 @@
 //	milkweed status [--json] [PATH]
 //	milkweed where [--json] PATH…
 //	milkweed warmup [--json] [PATH…]
+//	milkweed refresh [--json] [-v] [PATH…]
 //	milkweed umount [--lazy] MOUNTPOINT
 //	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]
 //	milkweed demo [--json]

@@ -108,6 +108,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newStatus(),
 		newWhere(),
 		newWarmup(),
+		newRefresh(),
 		newCheck(),
 		newDemo(),
 		newBench(),

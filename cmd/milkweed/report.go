@@ -195,3 +195,45 @@ func warmupProgress(p placement.Progress, errs []control.FileError) control.Prog
 		Errors: errs,
 	}
 }
+
+// Refresh implements control.Daemon.
+func (d *daemon) Refresh(ctx context.Context, names []string, progress func(control.Refreshed)) error {
+	var r control.Refreshed
+	var updated time.Time
+	err := d.names.Revalidate(ctx, names, func(f metadata.Finding) {
+		addFinding(&r, f)
+		if time.Since(updated) >= 100*time.Millisecond {
+			updated = time.Now()
+			progress(r)
+		}
+	})
+	progress(r)
+	return err
+}
+
+// addFinding counts f in r.
+func addFinding(r *control.Refreshed, f metadata.Finding) {
+	if f.Err != nil {
+		r.Failed++
+		if len(r.Errors) < maxErrors {
+			r.Errors = append(r.Errors, control.FileError{Path: f.Path, Error: f.Err.Error()})
+		}
+		return
+	}
+	r.Names += int64(f.Names)
+	switch f.Change {
+	case metadata.Unchanged:
+		return
+	case metadata.Added:
+		r.Added++
+	case metadata.Removed:
+		r.Removed++
+	case metadata.Replaced:
+		r.Replaced++
+	}
+	if len(r.Changes) == control.MaxChanges {
+		r.Omitted++
+		return
+	}
+	r.Changes = append(r.Changes, control.NameChange{Path: f.Path, Change: f.Change.String()})
+}

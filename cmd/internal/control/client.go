@@ -131,44 +131,74 @@ func (c *Client) Where(ctx context.Context, name string) (Location, error) {
 // Warmup places the files below the names. It calls progress from time to time, and returns
 // the last Progress. When ctx is done, the warm-up ends. Copies that were complete stay.
 func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
-	req := WarmupRequest{Names: make([][]byte, len(names))}
+	r, err := c.stream(ctx, "/v1/warmup", names)
+	if err != nil {
+		return Progress{}, err
+	}
+	defer r.Close()
+	next := func(d *json.Decoder) (Progress, bool, *Failure, error) {
+		var e WarmupEvent
+		err := d.Decode(&e)
+		return e.Progress, e.End, e.Failure, err
+	}
+	return follow(ctx, r, progress, next, "during the warm-up", "Complete copies stay. ")
+}
+
+// Refresh compares what is cached below the names with the source. It calls progress from time
+// to time, and returns the last Refreshed, when every later open sees the state of the source.
+func (c *Client) Refresh(ctx context.Context, names []string, progress func(Refreshed)) (Refreshed, error) {
+	r, err := c.stream(ctx, "/v1/refresh", names)
+	if err != nil {
+		return Refreshed{}, err
+	}
+	defer r.Close()
+	next := func(d *json.Decoder) (Refreshed, bool, *Failure, error) {
+		var e RefreshEvent
+		err := d.Decode(&e)
+		return e.Refreshed, e.End, e.Failure, err
+	}
+	return follow(ctx, r, progress, next, "during the refresh", "")
+}
+
+// stream sends a NamesRequest whose response is a stream. The caller closes the stream.
+func (c *Client) stream(ctx context.Context, path string, names []string) (io.ReadCloser, error) {
+	req := NamesRequest{Names: make([][]byte, len(names))}
 	for i, name := range names {
 		req.Names[i] = []byte(name)
 	}
 	body, err := json.Marshal(req)
 	if err != nil {
-		return Progress{}, err
+		return nil, err
 	}
-	resp, err := c.do(ctx, http.MethodPost, "/v1/warmup", body)
+	resp, err := c.do(ctx, http.MethodPost, path, body)
 	if err != nil {
-		return Progress{}, err
+		return nil, err
 	}
-	defer resp.Body.Close()
-	return follow(ctx, resp.Body, progress)
+	return resp.Body, nil
 }
 
-// follow reads the events of a warm-up until the last.
-func follow(ctx context.Context, r io.Reader, progress func(Progress)) (Progress, error) {
-	var e WarmupEvent
+// follow reads the events of a stream until the last, and returns its progress. next decodes one
+// event. when and remedy are for the error if the daemon ends before that.
+func follow[P any](ctx context.Context, r io.Reader, progress func(P), next func(*json.Decoder) (P, bool, *Failure, error), when, remedy string) (last P, err error) {
 	for lines := json.NewDecoder(r); ; {
-		var next WarmupEvent
-		if err := lines.Decode(&next); err != nil {
+		p, end, failure, err := next(lines)
+		if err != nil {
 			if ctx.Err() != nil {
-				return e.Progress, ctx.Err()
+				return last, ctx.Err()
 			}
-			return e.Progress, &exit.Error{
+			return last, &exit.Error{
 				Code:   exit.NotMounted,
-				Err:    fmt.Errorf("the daemon ended during the warm-up: %w", err),
-				Remedy: "Complete copies stay. The log of the daemon has the reason.",
+				Err:    fmt.Errorf("the daemon ended %s: %w", when, err),
+				Remedy: remedy + "The log of the daemon has the reason.",
 			}
 		}
-		e = next
-		progress(e.Progress)
+		last = p
+		progress(p)
 		switch {
-		case e.Failure != nil:
-			return e.Progress, e.Failure.Err()
-		case e.End:
-			return e.Progress, nil
+		case failure != nil:
+			return last, failure.Err()
+		case end:
+			return last, nil
 		}
 	}
 }

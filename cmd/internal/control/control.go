@@ -3,8 +3,9 @@
 //
 //	GET  /v1/status            responds with a Status
 //	GET  /v1/where?path=NAME   responds with a Location; NAME is percent-encoded bytes
-//	POST /v1/warmup            takes a WarmupRequest; responds with a stream of WarmupEvents,
+//	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
+//	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
 //	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once
 //	GET  /metrics              responds with the metrics, for Prometheus
 //
@@ -38,6 +39,13 @@ type Daemon interface {
 	// a name does not exist.
 	Warmup(ctx context.Context, names []string, progress func(Progress)) error
 
+	// Refresh compares what is cached below the names, which have the form of
+	// drivers.ValidName, with the source. It returns when every later open sees the state of
+	// the source. It calls progress from time to time, never concurrently, and once with the
+	// exact result before it returns. The Refreshed has the names that failed. Refresh returns
+	// an error only if ctx ends it, if the source is gone, or if a name does not exist.
+	Refresh(ctx context.Context, names []string, progress func(Refreshed)) error
+
 	// Shutdown starts the shutdown of the daemon, and does not wait for its end.
 	Shutdown()
 }
@@ -57,15 +65,15 @@ type Progress struct {
 	Errors       []FileError `json:"errors,omitempty"` // of the first files that failed
 }
 
-// A FileError describes a file that could not be copied.
+// A FileError describes a file that could not be copied, or a name that could not be compared.
 type FileError struct {
 	Path  string `json:"path"`  // relative to the mount point
 	Error string `json:"error"` // the reason
 }
 
-// A WarmupRequest is the body of POST /v1/warmup. Names are base64 in the JSON, because the
-// name of a file need not be UTF-8.
-type WarmupRequest struct {
+// A NamesRequest is the body of POST /v1/warmup and POST /v1/refresh. Names are base64 in the
+// JSON, because the name of a file need not be UTF-8.
+type NamesRequest struct {
 	Names [][]byte `json:"names"`
 }
 

@@ -22,7 +22,7 @@ const (
 	maxRequest   = 16 << 20               // bytes in the body of a request
 	maxHeader    = 64 << 10               // bytes in the header; a path has at most 4 KiB
 	writeTimeout = 30 * time.Second       // for a response, and for each line of a stream
-	reportEvery  = 200 * time.Millisecond // between the events of a warm-up
+	reportEvery  = 200 * time.Millisecond // between the events of a stream
 	drainTimeout = 5 * time.Second        // for requests in flight when the daemon ends
 )
 
@@ -73,6 +73,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/status", s.status)
 	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
+	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/shutdown", s.shutdown)
 	if s.Metrics != nil {
 		mux.Handle("GET /metrics", s.Metrics)
@@ -99,65 +100,90 @@ func (s *Server) where(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
-	var req WarmupRequest
+	names, ok := decodeNames(w, r)
+	if !ok {
+		return
+	}
+	stream(w, r, &Progress{Scanning: true}, func(ctx context.Context, progress func(Progress)) error {
+		return s.Daemon.Warmup(ctx, names, progress)
+	}, func(p Progress, end bool, failure *Failure) any { return WarmupEvent{p, end, failure} })
+}
+
+func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
+	names, ok := decodeNames(w, r)
+	if !ok {
+		return
+	}
+	stream(w, r, new(Refreshed), func(ctx context.Context, progress func(Refreshed)) error {
+		return s.Daemon.Refresh(ctx, names, progress)
+	}, func(p Refreshed, end bool, failure *Failure) any {
+		if !end {
+			p.Changes = nil // the last event has all of them
+		}
+		return RefreshEvent{p, end, failure}
+	})
+}
+
+// decodeNames returns the names in a request. If one is not valid, it responds with an error and
+// reports false.
+func decodeNames(w http.ResponseWriter, r *http.Request) (names []string, ok bool) {
+	var req NamesRequest
 	body, err := io.ReadAll(r.Body) // to its end: before it, net/http does not detect a disconnect
 	if err == nil {
 		err = json.Unmarshal(body, &req)
 	}
 	if err != nil {
-		respondError(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("warm-up request: %w", err)})
-		return
+		respondError(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("request: %w", err)})
+		return nil, false
 	}
-	names := make([]string, len(req.Names))
-	for i, name := range req.Names {
-		names[i] = string(name)
-		if !drivers.ValidName(names[i]) {
-			respondError(w, badName(names[i]))
-			return
+	for _, name := range req.Names {
+		if !drivers.ValidName(string(name)) {
+			respondError(w, badName(string(name)))
+			return nil, false
 		}
+		names = append(names, string(name))
 	}
-	w.Header().Set("Content-Type", "application/jsonl")
-	s.stream(w, r, names)
+	return names, true
 }
 
-// stream runs a warm-up and sends its events. A client that does not read does not delay the
-// warm-up: intermediate events are dropped, and the last one is not.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, names []string) {
+// stream does work and sends its events, which event makes of the latest progress. A client that
+// does not read does not delay the work: intermediate events are dropped, and the last one is
+// not. first is the progress before the first report.
+func stream[P any](w http.ResponseWriter, r *http.Request, first *P, work func(context.Context, func(P)) error, event func(p P, end bool, failure *Failure) any) {
+	w.Header().Set("Content-Type", "application/jsonl")
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	var latest atomic.Pointer[Progress]
-	latest.Store(&Progress{Scanning: true})
+	var latest atomic.Pointer[P]
+	latest.Store(first)
 	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Daemon.Warmup(ctx, names, func(p Progress) { latest.Store(&p) })
-	}()
+	go func() { ended <- work(ctx, func(p P) { latest.Store(&p) }) }()
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			if send(w, WarmupEvent{Progress: *latest.Load()}) != nil {
+			if send(w, event(*latest.Load(), false, nil)) != nil {
 				cancel() // the client has disconnected
 			}
 		case err := <-ended:
-			last := WarmupEvent{Progress: *latest.Load(), End: true}
+			var failure *Failure
 			if err != nil {
 				f := Fail(err)
-				last.Failure = &f
+				failure = &f
 			}
-			send(w, last)
+			send(w, event(*latest.Load(), true, failure))
 			return
 		}
 	}
 }
 
 // send writes one line and flushes it.
-func send(w http.ResponseWriter, e WarmupEvent) error {
+func send(w http.ResponseWriter, event any) error {
 	rc := http.NewResponseController(w)
 	if err := rc.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(w).Encode(e); err != nil {
+	if err := json.NewEncoder(w).Encode(event); err != nil {
 		return err
 	}
 	return rc.Flush()

@@ -28,8 +28,11 @@ type Daemon struct {
 	Steps      []control.Progress          // the progress that Warmup reports
 	StepEvery  time.Duration               // the duration of each of Steps
 	WarmupErr  error                       // the result of Warmup
+	Refreshes  []control.Refreshed         // the progress that Refresh reports
+	RefreshErr error                       // the result of Refresh
 
 	Warmed    atomic.Pointer[[]string] // the names of the last call of Warmup
+	Refreshed atomic.Pointer[[]string] // the names of the last call of Refresh
 	Shutdowns atomic.Int64             // calls of Shutdown
 }
 
@@ -112,6 +115,21 @@ func (d *Daemon) Warmup(ctx context.Context, names []string, progress func(contr
 		}
 	}
 	return d.WarmupErr
+}
+
+// Refresh implements control.Daemon.
+func (d *Daemon) Refresh(ctx context.Context, names []string, progress func(control.Refreshed)) error {
+	names = slices.Clone(names)
+	d.Refreshed.Store(&names)
+	for _, p := range d.Refreshes {
+		progress(p)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(d.StepEvery):
+		}
+	}
+	return d.RefreshErr
 }
 
 // Shutdown implements control.Daemon.

@@ -1,0 +1,61 @@
+package control
+
+import "encoding/json"
+
+// Refreshed is the state of a refresh. At its end, Names is the number of names that were
+// compared with the source or found there. A name is a file or a directory.
+type Refreshed struct {
+	Names    int64 `json:"names"`    // names compared so far
+	Added    int64 `json:"added"`    // of them, names that were not cached before
+	Removed  int64 `json:"removed"`  // of them, names that are gone; a directory counts once
+	Replaced int64 `json:"replaced"` // of them, names with another version of a file, or another type
+	Failed   int64 `json:"failed"`   // names and directories that could not be compared
+
+	Changes []NameChange `json:"changes,omitempty"`         // of the names added, removed and replaced; at most MaxChanges
+	Omitted int64        `json:"changes_omitted,omitempty"` // number of the changes that are not in Changes
+	Errors  []FileError  `json:"errors,omitempty"`          // of the first names that failed
+}
+
+// MaxChanges bounds Refreshed.Changes.
+const MaxChanges = 100_000
+
+// A NameChange is a name that was added, removed or replaced. A path that is not UTF-8 has two
+// fields in JSON, as that of a Location.
+type NameChange struct {
+	Path   string `json:"path"`   // relative to the mount point
+	Change string `json:"change"` // added, removed or replaced
+}
+
+// plainNameChange is a NameChange without its methods.
+type plainNameChange NameChange
+
+// wireNameChange has the fields of a NameChange in JSON.
+type wireNameChange struct {
+	plainNameChange
+	PathBytes []byte `json:"path_bytes,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (n NameChange) MarshalJSON() ([]byte, error) {
+	w := wireNameChange{plainNameChange: plainNameChange(n)}
+	w.Path, w.PathBytes = printable(n.Path)
+	return json.Marshal(w)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *NameChange) UnmarshalJSON(p []byte) error {
+	var w wireNameChange
+	if err := json.Unmarshal(p, &w); err != nil {
+		return err
+	}
+	*n = NameChange(w.plainNameChange)
+	n.Path = exact(w.Path, w.PathBytes)
+	return nil
+}
+
+// A RefreshEvent is one line of the response to POST /v1/refresh. Only the last has Changes.
+type RefreshEvent struct {
+	Refreshed Refreshed `json:"refreshed"`
+	End       bool      `json:"end,omitempty"`     // this is the last line
+	Failure   *Failure  `json:"failure,omitempty"` // in the last line, if an error ended the refresh
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+func newRefresh() *cobra.Command {
+	var asJSON, verbose bool
+	c := &cobra.Command{
+		Use:   "refresh [PATH…]",
+		Short: "Make changes of the source visible now",
+		Long: `Refresh compares the names and attributes that are cached below each PATH with
+the source. When it returns, every later open, lookup and listing below PATH
+sees what the source had when refresh was called. Open files keep their
+version. A PATH is a mount point, or a file or directory in a mount. Without
+PATH, refresh does this for all mounts of the user, or as root for all mounts.
+
+Without refresh, changes are seen within mount.consistency, a minute by default,
+and later if many names are in use; see docs/SEMANTICS.md.
+
+Only what is cached costs requests: one listing for each cached directory, and
+a lookup for each name in a directory that was never listed. Up to 8 requests
+are in flight. The kernel drops what has changed and nothing else. Copies of
+unchanged files stay.
+
+Refresh exits with 8 if names could not be compared or if it was stopped, with 1
+if a PATH does not exist, and with 7 if a PATH is not in a mount. With --json
+it prints one object on one line for each mount: mount_point, names, added,
+removed, replaced and failed, which are counts; changes[], which has the path
+below the mount point and the change (added, removed or replaced) of up to
+100,000 names, and changes_omitted, the number of others; and errors[], which
+has the path and the error of the first names that failed. A directory that was
+removed counts once. If a path is not UTF-8, path_bytes has it in base64.`,
+		Example: `  milkweed refresh /mnt/imagenet/train
+  milkweed refresh --json | jq -r '.changes[]? | .change + " " + .path'`,
+		RunE: func(c *cobra.Command, args []string) error {
+			targets, err := refreshTargets(args)
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for _, t := range targets {
+				errs = append(errs, t.refresh(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), asJSON, verbose))
+			}
+			return errors.Join(errs...)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "print the names that were added, removed and replaced")
+	return c
+}
+
+// A refreshTarget is a mount with the names in it that are refreshed.
+type refreshTarget struct {
+	point string
+	names []string
+}
+
+// refreshTargets returns the mounts that the paths are in, and without paths all mounts of this
+// user.
+func refreshTargets(paths []string) ([]refreshTarget, error) {
+	var targets []refreshTarget
+	at := make(map[string]int) // positions in targets, by mount point
+	for _, path := range paths {
+		m, name, err := control.Find(path)
+		if err != nil {
+			return nil, err
+		}
+		i, ok := at[m.Point]
+		if !ok {
+			i = len(targets)
+			at[m.Point] = i
+			targets = append(targets, refreshTarget{point: m.Point})
+		}
+		targets[i].names = append(targets[i].names, name)
+	}
+	if len(paths) > 0 {
+		return targets, nil
+	}
+	mounts, err := control.Mounts()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mounts {
+		if m.UID == os.Geteuid() || os.Geteuid() == 0 {
+			targets = append(targets, refreshTarget{m.Point, []string{"."}})
+		}
+	}
+	if len(targets) == 0 {
+		_, err := mountPoints(nil)
+		if err == nil {
+			err = &exit.Error{Code: exit.NotMounted, Err: errors.New("this user has no mount"), Remedy: "`milkweed status` shows all mounts."}
+		}
+		return nil, err
+	}
+	return targets, nil
+}
+
+// refresh refreshes one mount and prints the result.
+func (t refreshTarget) refresh(ctx context.Context, stdout, stderr io.Writer, asJSON, verbose bool) error {
+	client, err := control.Dial(ctx, t.point)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	shower := newNameShower(stderr)
+	start := time.Now()
+	r, err := client.Refresh(ctx, t.names, shower.show)
+	shower.end()
+	if err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	if asJSON {
+		if err := printJSON(stdout, refreshResult{t.point, r}); err != nil {
+			return err
+		}
+	} else {
+		if verbose {
+			t.printChanges(stdout, r)
+		}
+		fmt.Fprintf(stdout, "%s: %s after %v\n", text(t.point), refreshSummary(r), time.Since(start).Round(10*time.Millisecond))
+	}
+	for _, f := range r.Errors {
+		fmt.Fprintf(stderr, "%s: %s\n", text(filepath.Join(t.point, f.Path)), f.Error)
+	}
+	return refreshOutcome(t.point, r, err)
+}
+
+// A refreshResult is the JSON that refresh prints.
+type refreshResult struct {
+	MountPoint string `json:"mount_point"`
+	control.Refreshed
+}
+
+// printChanges prints the names that have changed, one on each line.
+func (t refreshTarget) printChanges(w io.Writer, r control.Refreshed) {
+	for _, c := range r.Changes {
+		fmt.Fprintf(w, "%s %s\n", c.Change, text(filepath.Join(t.point, c.Path)))
+	}
+	if r.Omitted > 0 {
+		fmt.Fprintf(w, "%s are not shown\n", plural(r.Omitted, "more change", "more changes"))
+	}
+}
+
+// refreshSummary returns the last line of the output.
+func refreshSummary(r control.Refreshed) string {
+	line := fmt.Sprintf("%s compared: %s added, %s removed, %s replaced",
+		plural(r.Names, "name", "names"), count(r.Added), count(r.Removed), count(r.Replaced))
+	if r.Failed > 0 {
+		line += fmt.Sprintf(", %s failed", count(r.Failed))
+	}
+	return line
+}
+
+// refreshOutcome returns the error of a refresh. err is not nil if it was interrupted.
+func refreshOutcome(point string, r control.Refreshed, err error) error {
+	switch {
+	case err != nil: // Ctrl-C
+		return &exit.Error{
+			Code:   exit.Incomplete,
+			Err:    fmt.Errorf("the refresh of %s was stopped", text(point)),
+			Remedy: "Run it again: some changes may not be visible yet.",
+		}
+	case r.Failed == 0:
+		return nil
+	}
+	return &exit.Error{
+		Code:   exit.Incomplete,
+		Err:    fmt.Errorf("%s: %s could not be compared with the source", text(point), plural(r.Failed, "name", "names")),
+		Remedy: "What is cached of them stays. Run it again to retry.",
+	}
+}
+
+// A nameShower shows the progress of a refresh: on a terminal by a spinner, else by a line from
+// time to time.
+type nameShower struct {
+	w       io.Writer
+	spinner *progressbar.ProgressBar // nil: w is not a terminal
+	last    time.Time                // of the last line
+}
+
+func newNameShower(w io.Writer) *nameShower {
+	s := &nameShower{w: w, last: time.Now()}
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		s.spinner = progressbar.NewOptions64(-1, progressbar.OptionSetWriter(w), progressbar.OptionThrottle(100*time.Millisecond))
+	}
+	return s
+}
+
+func (s *nameShower) show(r control.Refreshed) {
+	switch {
+	case s.spinner != nil:
+		s.spinner.Describe(refreshSummary(r))
+		s.spinner.Add(1)
+	case time.Since(s.last) >= linesEvery:
+		s.last = time.Now()
+		fmt.Fprintln(s.w, refreshSummary(r))
+	}
+}
+
+func (s *nameShower) end() {
+	if s.spinner != nil {
+		s.spinner.Clear()
+	}
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+func TestRefreshOutput(t *testing.T) {
+	d := &controltest.Daemon{Refreshes: []control.Refreshed{{Names: 12345, Added: 1, Replaced: 1, Omitted: 2,
+		Changes: []control.NameChange{{Path: "train/new", Change: "added"}, {Path: "train/\xff", Change: "replaced"}}}}}
+	point := served(t, d)
+	out, _, err := runMilkweed(t, "refresh", "-v", filepath.Join(point, "train"), point)
+	wantCode(t, err, exit.OK)
+	want := "added " + point + "/train/new\nreplaced \"" + point + `/train/\xff"` + "\n2 more changes are not shown\n" +
+		point + ": 12,345 names compared: 1 added, 0 removed, 1 replaced after "
+	if !strings.HasPrefix(out, want) {
+		t.Errorf("got\n%s\nwant\n%s…", out, want)
+	}
+	if got, want := *d.Refreshed.Load(), []string{"train", "."}; !reflect.DeepEqual(got, want) {
+		t.Errorf("names in the request: %q, want %q", got, want)
+	}
+	out, _, err = runMilkweed(t, "refresh", "--json", point)
+	wantCode(t, err, exit.OK)
+	var got struct {
+		MountPoint string `json:"mount_point"`
+		control.Refreshed
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got.MountPoint != point || !reflect.DeepEqual(got.Refreshed, d.Refreshes[0]) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestRefreshWithFailures(t *testing.T) {
+	point := served(t, &controltest.Daemon{Refreshes: []control.Refreshed{
+		{Names: 2, Failed: 1, Errors: []control.FileError{{Path: "train/x", Error: "input/output error"}}}}})
+	out, stderr, err := runMilkweed(t, "refresh", point)
+	wantCode(t, err, exit.Incomplete)
+	if want := point + "/train/x: input/output error\n"; stderr != want {
+		t.Errorf("stderr %q, want %q", stderr, want)
+	}
+	if !strings.Contains(out, "0 replaced, 1 failed after") {
+		t.Errorf("printed %q", out)
+	}
+}
+
+func TestRefreshInterrupted(t *testing.T) {
+	point := served(t, &controltest.Daemon{Refreshes: []control.Refreshed{{Names: 5}}, StepEvery: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(500*time.Millisecond, cancel)
+	var out, stderr bytes.Buffer
+	err := run(ctx, []string{"milkweed", "refresh", point}, &out, &stderr)
+	wantCode(t, err, exit.Incomplete)
+}
+
+func TestRefreshOutside(t *testing.T) {
+	_, _, err := runMilkweed(t, "refresh", t.TempDir())
+	wantCode(t, err, exit.NotMounted)
+	if err == nil || !strings.Contains(err.Error(), "is not in a mount of Milkweed") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Refresh makes the changes of the source visible, in each mode, while they are cached for an
+// hour and nothing revalidates them in the background.
+func TestRefresh(t *testing.T) {
+	for _, mode := range []string{"cached", "passthrough", "stateless"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			for _, name := range []string{"d/kept", "d/gone", "d/new", "e/f"} {
+				s.write(name, 1000)
+			}
+			s.milkweed(append(s.mountWords("64MiB"), "-o", "mode="+mode)...)
+			s.must("sh", "-c", `cat "$1"/*/* >/dev/null && ls "$1" "$1"/d && ! stat "$1"/d/added`, "sh", s.point)
+			s.settled()
+			s.check(os.Remove(s.source + "/d/gone"))
+			s.write("d/other", 2000)
+			s.check(os.Rename(s.source+"/d/other", s.source+"/d/new"))
+			s.write("d/added", 1000)
+			out := s.milkweed("refresh", "-v", s.point)
+			for _, want := range []string{"added " + s.point + "/d/added\n", "removed " + s.point + "/d/gone\n", "replaced " + s.point + "/d/new\n", "1 added, 1 removed, 1 replaced"} {
+				if !strings.Contains(out, want) {
+					t.Errorf("printed\n%s\nwithout %s", out, want)
+				}
+			}
+			s.must("diff", "-r", s.source, s.point)
+			if out := s.milkweed("refresh", s.point+"/d", s.point+"/e/f"); !strings.Contains(out, "0 added, 0 removed, 0 replaced") {
+				t.Errorf("nothing has changed: printed %s", out)
+			}
+			if r := s.try("refresh", s.point+"/none"); r.code != exit.Failure || !strings.Contains(r.stderr, "none") {
+				t.Errorf("a missing path: exit code %d, %q", r.code, r.stderr)
+			}
+			s.umount()
+			s.wantNothing()
+		})
+	}
+}
