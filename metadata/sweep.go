@@ -36,7 +36,7 @@ type SweepCounters struct {
 	Changes  int64 `json:"changes" metric:"sweep_changes_total" help:"Names that the sweep found added, removed or replaced."`
 	Errors   int64 `json:"errors" metric:"sweep_errors_total" help:"Requests of the sweep that failed."`
 
-	OldestMilliseconds int64 `json:"oldest_milliseconds" metric:"sweep_oldest_milliseconds" help:"The longest time for which a name was not compared with the source before the last pass of the sweep did it."`
+	OldestSeconds int64 `json:"oldest_seconds" metric:"sweep_oldest_seconds" help:"The longest time that had passed since a name was last compared with the source, of the names that the last pass of the sweep compared."`
 }
 
 // Sweeps returns the counters of Sweep.
@@ -101,7 +101,7 @@ func (s *sweep) pass(ctx context.Context, start time.Time) {
 			return
 		}
 	}
-	atomic.StoreInt64(&s.c.sweeps.OldestMilliseconds, s.oldest.Milliseconds())
+	atomic.StoreInt64(&s.c.sweeps.OldestSeconds, int64(s.oldest.Seconds()))
 }
 
 // plan returns the directories and the files for one pass.

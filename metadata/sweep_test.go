@@ -101,8 +101,8 @@ func TestSweepWindow(t *testing.T) {
 					if got := outdated(); got != c.want {
 						t.Errorf("got %q, want %q", got, c.want)
 					}
-					if oldest := w.Sweeps().OldestMilliseconds; oldest > window.Milliseconds() {
-						t.Errorf("a name was validated after %d ms", oldest)
+					if oldest := w.Sweeps().OldestSeconds; oldest > int64(window.Seconds()) {
+						t.Errorf("a name was validated after %d s", oldest)
 					}
 				})
 			})

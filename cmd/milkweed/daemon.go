@@ -91,6 +91,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		d.unmount()
 		return err
 	}
+	if w := d.cfg.Mount.Consistency; w > 0 && w < d.cfg.Mount.AttrTimeout {
+		running.Go(func() { d.names.Sweep(background, w) })
+	}
 	ready()
 
 	d.awaitUnmount(ctx)

@@ -62,7 +62,7 @@ each read that misses the page cache, goes through the daemon. With auto, the
 default, the sizes of a few files decide. status prints the mode and the reason.
 
 Options of -o and /etc/fstab are config=FILE, allow_other, workers=N,
-attr_timeout=DURATION, mode=MODE, metadata_snapshot=FILE,
+attr_timeout=DURATION, consistency=DURATION, mode=MODE, metadata_snapshot=FILE,
 source_bandwidth=SIZE, source_operations=N, metrics=ADDRESS, log_level=LEVEL,
 log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
 ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have

@@ -80,7 +80,7 @@ func TestRefresh(t *testing.T) {
 			for _, name := range []string{"d/kept", "d/gone", "d/new", "e/f"} {
 				s.write(name, 1000)
 			}
-			s.milkweed(append(s.mountWords("64MiB"), "-o", "mode="+mode)...)
+			s.milkweed(append(s.mountWords("64MiB"), "-o", "consistency=0s,mode="+mode)...)
 			s.must("sh", "-c", `cat "$1"/*/* >/dev/null && ls "$1" "$1"/d && ! stat "$1"/d/added`, "sh", s.point)
 			s.settled()
 			s.check(os.Remove(s.source + "/d/gone"))

@@ -30,6 +30,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Since:         d.since,
 		UptimeSeconds: time.Since(d.since).Seconds(),
 		Ready:         true,
+		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
 		Opens:         make(map[string]map[string]int64),

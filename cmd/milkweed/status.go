@@ -185,6 +185,10 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
 	operations, total := byKind(&s, "source_operations_total")
 	fmt.Fprintf(t, "source\t%s, %s operations: %s\n", plural(r.IdleHandles, "idle handle", "idle handles"), count(total), operations)
+	if sweeps, total := byKind(&s, "sweep_operations_total"); total > 0 {
+		fmt.Fprintf(t, "sweep\t%s of these operations: %s; %s found, %s failed; within %v\n",
+			count(total), sweeps, plural(s.Sweep.Changes, "change", "changes"), count(s.Sweep.Errors), time.Duration(s.Sweep.OldestSeconds)*time.Second)
+	}
 	if q := r.Requests; q != nil {
 		requests, total := byKind(&s, "source_requests_total")
 		fmt.Fprintf(t, "bucket\t%s requests: %s; %s received\n", count(total), requests, size(q.Bytes))

@@ -58,6 +58,7 @@ type Mount struct {
 	Mode             Mode          // how the kernel reads the content of files
 	AllowOther       bool          // whether other users may read the mount
 	AttrTimeout      time.Duration // the TTL of cached names and attributes
+	Consistency      time.Duration // within this time a change at the source is seen; 0: after AttrTimeout
 	MetadataSnapshot string        // the file of the metadata snapshot; "" for none
 }
 
@@ -93,7 +94,7 @@ type Log struct {
 // it has no source, no mount point and no tier.
 func Default() Config {
 	return Config{
-		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour},
+		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory},
 		Placement: Placement{Workers: workersForDirectory},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},
 	}

@@ -79,6 +79,7 @@ func TestParseErrors(t *testing.T) {
 		{"no mode", "[mount]\nmode = 'fast'", `tiering.toml:2: mount.mode: "fast" is not a mode`},
 		{"duration without unit", "[mount]\nattr_timeout = '30'", `tiering.toml:2: mount.attr_timeout: "30" is not a duration`},
 		{"negative duration", "[mount]\nattr_timeout = '-1s'", `tiering.toml:2: mount.attr_timeout: "-1s" is negative`},
+		{"short window", "[mount]\nconsistency = '10ms'", `tiering.toml:2: mount.consistency: "10ms" is shorter than a second`},
 		{"address without port", "[metrics]\nlisten = 'localhost'", `tiering.toml:2: metrics.listen: "localhost" is not host:port`},
 		{"high port", "[metrics]\nlisten = ':65536'", `tiering.toml:2: metrics.listen: ":65536" has no port from 0 to 65535`},
 		{"level", "[log]\nlevel = 'INFO+1'", `tiering.toml:2: log.level: "INFO+1" is not a level`},
@@ -204,6 +205,7 @@ point = "mnt"
 mode = "cached"
 allow_other = true
 attr_timeout = "90s"
+consistency = "20s"
 metadata_snapshot = "x.snapshot"
 
 [placement]
@@ -242,12 +244,13 @@ func TestParse(t *testing.T) {
 		"mount.mode = cached from tiering.toml:19",
 		"mount.allow_other = true from tiering.toml:20",
 		"mount.attr_timeout = 1m30s from tiering.toml:21",
-		"mount.metadata_snapshot = " + dir + "/x.snapshot from tiering.toml:22",
-		"placement.workers = 4 from tiering.toml:25",
-		"metrics.listen = 127.0.0.1:9877 from tiering.toml:28",
-		"log.level = debug from tiering.toml:31",
-		"log.format = json from tiering.toml:32",
-		"log.file = " + dir + "/log from tiering.toml:33",
+		"mount.consistency = 20s from tiering.toml:22",
+		"mount.metadata_snapshot = " + dir + "/x.snapshot from tiering.toml:23",
+		"placement.workers = 4 from tiering.toml:26",
+		"metrics.listen = 127.0.0.1:9877 from tiering.toml:29",
+		"log.level = debug from tiering.toml:32",
+		"log.format = json from tiering.toml:33",
+		"log.file = " + dir + "/log from tiering.toml:34",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -260,7 +263,7 @@ func TestParse(t *testing.T) {
 func TestDefault(t *testing.T) {
 	c := parse(t, "")
 	want := Config{
-		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour},
+		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute},
 		Placement: Placement{Workers: 8},
 		Log:       Log{Format: "text"},
 	}

@@ -160,6 +160,15 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Mount.AttrTimeout) },
 	},
 	{
+		Table: "mount", Name: "consistency", Type: durationType, Bounds: "0, or 1s or more", Default: "`1m`; `0s` if the source is a bucket",
+		Flag: "consistency", Option: "consistency",
+		Usage: "see changes of the source within `DURATION`, by comparing what is in use with it in the background; the default is 1m, and 0s, which is off, for a bucket",
+		Meaning: "The time within which a change at the source is seen, by comparing what is in use with it in the background, " +
+			"at most 50 requests a second; it has no effect unless it is shorter than `mount.attr_timeout`, and `0s` turns it off.",
+		remedy: `A consistency window is a number with a unit, such as "30s" or "1m"; "0s" turns the comparison off.`,
+		field:  func(c *Config, _ *Tier) flag.Value { return (*windowValue)(&c.Mount.Consistency) },
+	},
+	{
 		Table: "mount", Name: "metadata_snapshot", Type: pathType, Default: "`\"\"`, no snapshot",
 		Option:  "metadata_snapshot",
 		Bounds:  "neither in the source nor below the mount point; its folder must exist",

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // A dataset is a directory, which has a path, or a part of a bucket, which has a
@@ -154,13 +155,23 @@ const (
 	workersForBucket    = 64
 )
 
+// The defaults of mount.consistency. A bucket has no modification times of directories: to see a
+// change in it, every cached directory would have to be listed again, and listings are billed.
+const (
+	consistencyForDirectory               = time.Minute
+	consistencyForBucket    time.Duration = 0
+)
+
 // updateDefaults sets the defaults that depend on other values.
 func (c *Config) updateDefaults() {
-	if c.originOf("placement.workers") != originDefault {
-		return
-	}
-	c.Placement.Workers = workersForDirectory
+	workers, consistency := workersForDirectory, consistencyForDirectory
 	if c.Source.URL != "" {
-		c.Placement.Workers = workersForBucket
+		workers, consistency = workersForBucket, consistencyForBucket
+	}
+	if c.originOf("placement.workers") == originDefault {
+		c.Placement.Workers = workers
+	}
+	if c.originOf("mount.consistency") == originDefault {
+		c.Mount.Consistency = consistency
 	}
 }

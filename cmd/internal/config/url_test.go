@@ -3,6 +3,7 @@ package config
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
@@ -186,6 +187,21 @@ func TestWorkersForBucket(t *testing.T) {
 		}
 		if got, origin := c.Placement.Workers, c.Origin("placement.workers"); got != tt.want || origin != tt.origin {
 			t.Errorf("%q, %s: got %d from %s, want %d from %s", tt.file, tt.source, got, origin, tt.want, tt.origin)
+		}
+	}
+}
+
+// A bucket has no consistency window by default, because it takes listings.
+func TestConsistencyForBucket(t *testing.T) {
+	for file, want := range map[string]time.Duration{
+		"[source]\npath = '/a'":                                  time.Minute,
+		"[source]\nurl = 's3://a'":                               0,
+		"[source]\nurl = 's3://a'\n[mount]\nconsistency = '10m'": 10 * time.Minute,
+		"[mount]\nconsistency = '0s'\n[source]\npath = '/a'":     0,
+		"[placement]\nworkers = 3\n[source]\nurl = 's3://a'":     0,
+	} {
+		if got := parse(t, file).Mount.Consistency; got != want {
+			t.Errorf("%q: got %v, want %v", file, got, want)
 		}
 	}
 }

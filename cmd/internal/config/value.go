@@ -26,6 +26,7 @@ type (
 	modeValue         Mode
 	boolValue         bool
 	durationValue     time.Duration
+	windowValue       time.Duration
 	workersValue      int
 	addressValue      string
 	levelValue        slog.Level
@@ -170,6 +171,21 @@ func (v *durationValue) String() string {
 	}
 	return s
 }
+
+// Set refuses a window that is shorter than a second: the requests would serve nobody.
+func (v *windowValue) Set(s string) error {
+	var d durationValue
+	if err := d.Set(s); err != nil {
+		return err
+	}
+	if d > 0 && time.Duration(d) < time.Second {
+		return fmt.Errorf("%q is shorter than a second", s)
+	}
+	*v = windowValue(d)
+	return nil
+}
+
+func (v *windowValue) String() string { return (*durationValue)(v).String() }
 
 const maxWorkers = 256
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -47,6 +48,7 @@ type Status struct {
 
 	Source      Source                      `json:"source" help:"The storage that holds the whole dataset."`
 	Tiers       []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
+	Sweep       metadata.SweepCounters      `json:"sweep" help:"The background comparison of what is in use with the source (mount.consistency)."`
 	Fills       placement.Fills             `json:"fills" help:"Copies in flight."`
 	Placement   placement.Counters          `json:"placement" help:"Copies that have ended."`
 	Opens       map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
