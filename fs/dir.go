@@ -123,10 +123,11 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(stri
 	return fuse.OK
 }
 
-// prepare prepares d for a read at an offset. A read at the start, except for the first
-// one, takes a new listing. d.mu must be held.
+// prepare prepares d for a read at an offset. A read at the start takes a new listing, except
+// for the first one if the directory has not changed since the open: the kernel may have answered
+// earlier reads from its cache. d.mu must be held.
 func (d *openDir) prepare(r *request, names *metadata.Container, offset uint64) error {
-	if d.started && offset == 0 {
+	if offset == 0 && (d.started || d.entry.ListingVersion() != d.listing.Version) {
 		l, err := names.Listing(r, d.entry)
 		if err != nil {
 			return err

@@ -345,6 +345,7 @@ type stack struct {
 type stackOptions struct {
 	quotas  []tiers.Quota // of the tiers
 	timeout time.Duration // TTL of names and attributes; 0 is an hour
+	window  time.Duration // the names are swept within it; 0: they are not
 	tier    tiers.Options
 	workers int
 	allow   bool
@@ -439,6 +440,9 @@ func (s *stack) start() {
 	s.handler = placement.New(s.levels, s.names, placement.Config{Workers: workers, IdleHandles: 1000}, log)
 	s.running.Go(func() { s.levels.Run(ctx) })
 	s.running.Go(func() { s.handler.Run(ctx) })
+	if s.opts.window > 0 {
+		s.running.Go(func() { s.names.Sweep(ctx, s.opts.window) })
+	}
 	s.levels.WaitScanned(ctx)
 	readAhead := fs.MaxRequest
 	if s.opts.user {

@@ -151,9 +151,12 @@ func (d *directory) all() []*Entry {
 	return slices.Clip(d.sorted)
 }
 
+// listingVersion returns the version of the cached content; d.mu must be held.
+func (d *directory) listingVersion() uint64 { return uint64(d.version) + 1 }
+
 // listing returns the cached content; d.mu must be held for writing.
 func (d *directory) listing() Listing {
-	return Listing{Entries: d.all(), Version: uint64(d.version) + 1}
+	return Listing{Entries: d.all(), Version: d.listingVersion()}
 }
 
 // replace sets the content to entries, the result of a listing, and those cached entries of

@@ -14,6 +14,14 @@ type Listing struct {
 	Version uint64   // differs if the Entries differ; never 0
 }
 
+// ListingVersion returns the version of the cached content of a directory. Unlike
+// Container.Listing, it makes no request.
+func (e *Entry) ListingVersion() uint64 {
+	e.dir.mu.RLock()
+	defer e.dir.mu.RUnlock()
+	return e.dir.listingVersion()
+}
+
 // List returns the Entries of Listing.
 func (c *Container) List(ctx context.Context, dir *Entry) ([]*Entry, error) {
 	l, err := c.Listing(ctx, dir)

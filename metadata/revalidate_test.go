@@ -240,3 +240,40 @@ func TestRevalidateForgetsSnapshot(t *testing.T) {
 		t.Errorf("size: got %d, want %d", got, want)
 	}
 }
+
+// The cached directories of a bucket are listed again, and single paths requested by Stat.
+func TestRevalidateBucket(t *testing.T) {
+	inBucket(t, time.Hour, 95, 20, func(t *testing.T, w *bucketWorld) {
+		outdated := collect(t, w.world)
+		d := w.dir(t)
+		w.wantNames(t, d, 95)
+		for _, name := range []string{"f0003", "f0004", "f0005"} {
+			e, _ := w.find(t, d, name)
+			w.Hold(e)
+		}
+		w.HoldMissing(d, "new")
+		w.wantRequests(t, 5, 0)
+		w.source.Delete("d/f0003")
+		w.source.Put("d/f0004", []byte("other"))
+		w.source.Put("d/new", nil)
+		w.source.Put("e/f", nil)
+		if got, want := first(w.revalidate(t, ".")), "added d/new, added e, removed d/f0003, replaced d/f0004"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		w.wantRequests(t, 6, 0) // the root and d
+		if got, want := outdated(), "d/f0003 d/f0004 d/new listing of ."; got != want {
+			t.Errorf("outdated: got %s, want %s", got, want)
+		}
+		w.find(t, d, "new")
+		w.wantMissing(t, d, "f0003")
+		w.wantNames(t, d, 95)
+		w.wantRequests(t, 0, 0)
+		w.source.Put("d/f0005", []byte("other"))
+		if got, want := first(w.revalidate(t, "d/f0005")), "replaced d/f0005"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		w.wantRequests(t, 0, 2)
+	})
+}
+
+func first(found string, _ int) string { return found }

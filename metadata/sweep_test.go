@@ -249,3 +249,28 @@ func TestSweepConcurrently(t *testing.T) {
 	}
 	running.Wait()
 }
+
+// A bucket is swept by listings of the cached directories.
+func TestSweepOfBucket(t *testing.T) {
+	inBucket(t, time.Hour, 95, 20, func(t *testing.T, w *bucketWorld) {
+		d := w.dir(t)
+		w.wantNames(t, d, 95)
+		w.Hold(w.get(t, "d/f0007"))
+		w.sweepUntilEnd(t)
+		outdated := collect(t, w.world)
+		time.Sleep(window)
+		before := w.bucket.Requests()
+		time.Sleep(10 * window)
+		now := w.bucket.Requests()
+		if got := now.Lists - before.Lists; now.Stats != before.Stats || got < 10*6 || got > 20*6 {
+			t.Errorf("in ten windows: got %d pages and %d Stats, want 60 to 120 and 0", got, now.Stats-before.Stats)
+		}
+		w.source.Put("d/f0007", []byte("other"))
+		w.source.Put("d/new", nil)
+		time.Sleep(window)
+		if got, want := outdated(), "d/f0007"; got != want {
+			t.Errorf("outdated: got %q, want %q", got, want)
+		}
+		w.find(t, d, "new")
+	})
+}

@@ -1,0 +1,204 @@
+package fs
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A tripCounter counts the FUSE round trips for names, attributes, opens and listings. It does not
+// count reads, because the kernel may reclaim pages at any time.
+type tripCounter struct {
+	*fileSystem
+	lookups, attributes, opens, lists atomic.Int64
+}
+
+func (c *tripCounter) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	c.lookups.Add(1)
+	return c.fileSystem.Lookup(cancel, in, name, out)
+}
+
+func (c *tripCounter) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	c.attributes.Add(1)
+	return c.fileSystem.GetAttr(cancel, in, out)
+}
+
+func (c *tripCounter) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	c.opens.Add(1)
+	return c.fileSystem.Open(cancel, in, out)
+}
+
+func (c *tripCounter) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	c.lists.Add(1)
+	return c.fileSystem.OpenDir(cancel, in, out)
+}
+
+// trips are numbers of round trips.
+type trips struct{ lookups, attributes, opens, lists int64 }
+
+func (c *tripCounter) count() trips {
+	return trips{c.lookups.Swap(0), c.attributes.Swap(0), c.opens.Swap(0), c.lists.Swap(0)}
+}
+
+// A sourceOpener opens files at the source.
+type sourceOpener struct{ levels *tiers.Hierarchy }
+
+func (o sourceOpener) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	return o.levels.Source().OpenVersion(ctx, e.Path(), e.Info())
+}
+
+// A tripRig is a mount whose round trips are counted.
+type tripRig struct {
+	*tripCounter
+	t      *testing.T
+	source *drivertest.Mem
+	point  string
+}
+
+// newTripRig mounts a source with the files d0/00, d0/01 and so on: 10 directories of 20 files.
+func newTripRig(t *testing.T) *tripRig {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("no /dev/fuse")
+	}
+	r := &tripRig{t: t, source: drivertest.NewMem(0), point: t.TempDir()}
+	for i := range 200 {
+		r.source.Put(fmt.Sprintf("d%d/%02d", i%10, i/10), []byte("x"))
+	}
+	log := slog.New(slog.DiscardHandler)
+	levels, err := tiers.New(r.source, nil, tiers.Options{}, log)
+	r.check(err)
+	names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
+	r.check(err)
+	r.tripCounter = &tripCounter{fileSystem: &fileSystem{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(), names: names, opener: sourceOpener{levels}, negativeTTL: time.Hour, log: log,
+	}}
+	server, err := fuse.NewServer(r.tripCounter, r.point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
+	r.check(err)
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(server.Serve)
+	running.Go(func() { (&Mount{server: server, fs: r.fileSystem}).invalidate(ctx) })
+	t.Cleanup(func() {
+		r.check(server.Unmount())
+		stop()
+		running.Wait()
+	})
+	r.check(server.WaitMount())
+	return r
+}
+
+func (r *tripRig) check(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Error(err)
+	}
+}
+
+// epoch lists all directories, reads all files, and looks a missing name up, and returns the round
+// trips of that.
+func (r *tripRig) epoch() trips {
+	r.t.Helper()
+	r.count()
+	out, err := exec.Command("sh", "-c", `ls -l "$1"/* >/dev/null && cat "$1"/d?/[0-9]* >/dev/null; test -e "$1/d0/missing" || true`, "sh", r.point).CombinedOutput()
+	if err != nil {
+		r.t.Errorf("%v: %s", err, out)
+	}
+	return r.count()
+}
+
+// warm repeats epoch until two in a row have equal round trips, and returns these.
+func (r *tripRig) warm() trips {
+	r.t.Helper()
+	last := r.epoch()
+	for range 10 {
+		now := r.epoch()
+		if now == last {
+			return now
+		}
+		last = now
+	}
+	r.t.Fatal("the round trips differ from epoch to epoch")
+	return trips{}
+}
+
+// A warm epoch causes as many FUSE round trips during the sweep as without it.
+func TestSweepCostsNoRoundTrips(t *testing.T) {
+	r := newTripRig(t)
+	want := r.warm()
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { r.names.Sweep(ctx, time.Second) })
+	defer running.Wait()
+	defer stop()
+	equal, all := 0, 0
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); all++ {
+		if got := r.epoch(); got == want {
+			equal++
+		} else {
+			t.Logf("got %+v, want %+v", got, want) // the kernel may reclaim a name at any time
+		}
+	}
+	if equal < all/2 {
+		t.Errorf("%d of %d epochs had the round trips of one without the sweep", equal, all)
+	}
+	if got := r.names.Sweeps(); got.Stats < 20 {
+		t.Errorf("the sweep has not run: %+v", got)
+	}
+}
+
+// After a refresh, the kernel requests what has changed, and nothing else.
+func TestRefreshInvalidatesOnlyChanges(t *testing.T) {
+	r := newTripRig(t)
+	refresh := func(want string) {
+		t.Helper()
+		var found []string
+		r.check(r.names.Revalidate(t.Context(), []string{"."}, func(f metadata.Finding) {
+			if f.Change != metadata.Unchanged || f.Err != nil {
+				found = append(found, f.Change.String()+" "+f.Path)
+			}
+		}))
+		if got := strings.Join(found, ", "); got != want {
+			t.Errorf("found %q, want %q", got, want)
+		}
+	}
+	refresh("") // the root has changed since the container was made
+	warm := r.warm()
+	refresh("")
+	if got := r.epoch(); got != warm {
+		t.Errorf("nothing has changed: got %+v, want %+v", got, warm)
+	}
+	r.source.Put("d3/07", []byte("other"))
+	refresh("replaced d3/07")
+	got := r.epoch()
+	// The new version may be found by READDIRPLUS in place of LOOKUP. The attributes are those of
+	// the directory and of the new version.
+	if got.lookups > warm.lookups+1 || got.attributes > warm.attributes+3 || got.opens != warm.opens || got.lists != warm.lists {
+		t.Errorf("a file was replaced: got %+v, want %+v and one more lookup", got, warm)
+	}
+	if out, err := exec.Command("cat", r.point+"/d3/07").CombinedOutput(); err != nil || string(out) != "other" {
+		t.Errorf("the new version: %s, %v", out, err)
+	}
+	if got := r.warm(); got != warm {
+		t.Errorf("after that: got %+v, want %+v", got, warm)
+	}
+	r.source.Put("d0/missing", []byte("x"))
+	refresh("added d0/missing")
+	if out, err := exec.Command("cat", r.point+"/d0/missing").CombinedOutput(); err != nil || string(out) != "x" {
+		t.Errorf("a name that was missing: %s, %v", out, err)
+	}
+}
