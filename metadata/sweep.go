@@ -61,12 +61,10 @@ func (c *Container) Sweeps() SweepCounters { return drivers.Snapshot(&c.sweeps) 
 func (c *Container) Sweep(ctx context.Context, window time.Duration) {
 	s := &sweep{c: c, period: window / 3}
 	ctx = drivers.Background(ctx)
-	for {
-		start := time.Now()
+	start := time.Now()
+	for sleepUntil(ctx, start.Add(s.period)) {
+		start = time.Now()
 		s.pass(ctx, start)
-		if !sleepUntil(ctx, start.Add(s.period)) {
-			return
-		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -18,7 +17,6 @@ const window = time.Minute
 func swept(t *testing.T, f func(t *testing.T, w *world)) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.sweepUntilEnd(t)
-		synctest.Wait() // for the reply about the root, which is still empty
 		f(t, w)
 	})
 }
