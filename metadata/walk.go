@@ -22,13 +22,17 @@ type Finding struct {
 	Err    error // if not nil, the name or the names of the directory could not be compared
 }
 
+// ErrSource is the error of Revalidate if the root of the source cannot be read.
+var ErrSource = errors.New("the source cannot be read")
+
 // maxRequests bounds the requests of one call of Revalidate that are in flight.
 const maxRequests = 8
 
 // Revalidate compares what is cached of paths, and of everything below them, with the source
 // now, whatever its TTL is: attributes, versions, listings, and names that were missing. Paths
 // are as for Resolve; names that are not cached cost no request, except paths themselves. If a
-// path exists neither in the cache nor at the source, the error matches io/fs.ErrNotExist.
+// path exists neither in the cache nor at the source, the error matches io/fs.ErrNotExist. If the
+// source is gone, it matches ErrSource.
 //
 // It calls found, never concurrently, for what it finds out. After a request that fails it
 // continues with the other names. When it returns nil, all later lookups and listings return the
@@ -39,7 +43,7 @@ func (c *Container) Revalidate(ctx context.Context, paths []string, found func(F
 	w := &walk{c: c, found: found}
 	w.wake.L = &w.mu
 	if err := c.refreshRoot(ctx); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrSource, err)
 	}
 	for _, p := range paths {
 		if err := w.start(ctx, p); err != nil {

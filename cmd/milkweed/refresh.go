@@ -37,8 +37,8 @@ are in flight. The kernel drops what has changed and nothing else. Copies of
 unchanged files stay.
 
 Refresh exits with 8 if names could not be compared or if it was stopped, with 1
-if a PATH does not exist, and with 7 if a PATH is not in a mount. With --json
-it prints one object on one line for each mount: mount_point, names, added,
+if a PATH does not exist, with 3 if the source cannot be read, and with 7 if a
+PATH is not in a mount or its daemon does not answer. With --json it prints one object on one line for each mount: mount_point, names, added,
 removed, replaced and failed, which are counts; changes[], which has the path
 below the mount point and the change (added, removed or replaced) of up to
 100,000 names, and changes_omitted, the number of others; and errors[], which

@@ -105,3 +105,39 @@ func TestRefresh(t *testing.T) {
 		})
 	}
 }
+
+// If the source is gone, refresh says so, and cached names stay.
+func TestRefreshOfGoneSource(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	s.mount("64MiB")
+	s.must("cat", s.point+"/d/f")
+	s.settled()
+	s.check(os.RemoveAll(s.source))
+	if r := s.try("refresh", s.point); r.code != exit.Source || !strings.Contains(r.stderr, "the source cannot be read") {
+		t.Errorf("exit code %d, %q; want %d", r.code, r.stderr, exit.Source)
+	}
+	s.must("cat", s.point+"/d/f")
+	s.umount()
+	s.wantNothing()
+}
+
+// Without a refresh, a change is seen within mount.consistency, and the requests for that are
+// counted.
+func TestConsistency(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	s.milkweed(append(s.mountWords("64MiB"), "--consistency", "2s")...)
+	s.must("sh", "-c", `cat "$1"/d/f >/dev/null && ls "$1"/d && ! stat "$1"/d/new`, "sh", s.point)
+	s.settled()
+	s.write("d/new", 2000)
+	s.check(os.WriteFile(s.source+"/d/f", []byte("rewritten"), 0o644))
+	s.eventually("the changes are seen", func() bool {
+		return s.run("diff", s.source+"/d/f", s.point+"/d/f").code == 0 && s.run("diff", s.source+"/d/new", s.point+"/d/new").code == 0
+	})
+	if got := s.status().Sweep; got.Changes != 2 || got.Stats == 0 || got.ReadDirs == 0 {
+		t.Errorf("got %+v, want 2 changes and some requests", got)
+	}
+	s.umount()
+	s.wantNothing()
+}

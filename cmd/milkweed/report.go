@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
@@ -209,6 +211,9 @@ func (d *daemon) Refresh(ctx context.Context, names []string, progress func(cont
 		}
 	})
 	progress(r)
+	if errors.Is(err, metadata.ErrSource) {
+		return &exit.Error{Code: exit.Source, Err: err, Remedy: "What is cached stays visible. Run it again when the source is back."}
+	}
 	return err
 }
 
