@@ -138,8 +138,8 @@ func (m *Mount) invalidate(ctx context.Context) {
 		switch { // the kernel replies ENOENT if it has not cached the part
 		case o.Name != "":
 			m.server.EntryNotify(o.Entry.ID(), o.Name)
-		case o.Listing:
-			m.server.InodeNotify(o.Entry.ID(), 0, 0) // the attributes and all pages, which are the listing
+		case o.Content:
+			m.server.InodeNotify(o.Entry.ID(), 0, 0) // the attributes and all pages
 		default:
 			m.server.InodeNotify(o.Entry.ID(), -1, 0) // the attributes only
 		}

@@ -128,6 +128,11 @@ func (e *Entry) Info() drivers.Info {
 	mu := e.attributes()
 	mu.RLock()
 	defer mu.RUnlock()
+	return e.info()
+}
+
+// info is Info; e.attributes must be held.
+func (e *Entry) info() drivers.Info {
 	return drivers.Info{
 		Name: e.Name(), Version: e.version(), Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Rdev: e.rdev, Size: e.size,
 		Mtime: time.Unix(e.mtime, int64(e.mtimeN)),

@@ -111,8 +111,12 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 // renew applies info, a reply of the source to a request that was made at the time requested
 // and that describes the version of e. e.attributes must be held.
 func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
+	same := !e.IsRegular() || info.SameContent(e.info())
 	if e.set(info) && e.lookups.Load() > 0 {
 		c.outdated.add(e, "", false)
+	}
+	if !same {
+		c.doubt(e)
 	}
 	e.validated.Store(requested)
 }

@@ -10,7 +10,7 @@ import (
 type Outdated struct {
 	Entry   *Entry // the directory of Name, or the file or directory whose attributes have changed
 	Name    string // the name whose dentry is outdated, positive or negative; "": the attributes of Entry
-	Listing bool   // if Name is "": the listing of Entry has changed too
+	Content bool   // if Name is "": the content of Entry is outdated too, its listing or its pages
 }
 
 // A part identifies an Outdated: the dentry of a name in e, or e itself if name is "".
@@ -23,7 +23,7 @@ type part struct {
 // most one part for each name and each node that the kernel has cached.
 type outdatedParts struct {
 	mu       sync.Mutex    // guards the following; no other lock is taken under it
-	parts    map[part]bool // the value is Outdated.Listing
+	parts    map[part]bool // the value is Outdated.Content
 	arrived  chan struct{} // closed when parts is no longer empty; nil if no goroutine waits
 	taken    uint64        // number of batches that were taken
 	finished uint64        // number of batches of which every part was yielded, and the yield has returned
@@ -35,7 +35,8 @@ type outdatedParts struct {
 //   - the name of an entry that became stale, because the name has another entry or none;
 //   - a name of which the kernel has cached that it is missing (HoldMissing), and that exists;
 //   - an entry whose attributes have changed;
-//   - a directory whose listing Revalidate or Sweep has found to be another one.
+//   - a directory whose listing Revalidate or Sweep has found to be another one;
+//   - a file whose content may have changed although its version is the same (Settle).
 //
 // It yields nothing that the kernel has not cached. For a removed directory it yields only the
 // name of the directory itself.
@@ -47,8 +48,8 @@ func (c *Container) Outdated(ctx context.Context) iter.Seq[Outdated] {
 	return func(yield func(Outdated) bool) {
 		for {
 			parts, arrived := c.outdated.take()
-			for p, listing := range parts {
-				if !yield(Outdated{p.e, p.name, listing}) {
+			for p, content := range parts {
+				if !yield(Outdated{p.e, p.name, content}) {
 					return
 				}
 			}
@@ -95,14 +96,14 @@ func (c *Container) WaitNotified(ctx context.Context) error {
 }
 
 // add adds the dentry of a name in e, or e itself if name is "".
-func (o *outdatedParts) add(e *Entry, name string, listing bool) {
+func (o *outdatedParts) add(e *Entry, name string, content bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.parts == nil {
 		o.parts = make(map[part]bool)
 	}
 	p := part{e, name}
-	o.parts[p] = o.parts[p] || listing
+	o.parts[p] = o.parts[p] || content
 	if o.arrived != nil {
 		close(o.arrived)
 		o.arrived = nil

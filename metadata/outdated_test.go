@@ -21,7 +21,7 @@ func (o Outdated) String() string {
 	switch {
 	case o.Name != "":
 		return pathOf(o.Entry, o.Name)
-	case o.Listing:
+	case o.Content:
 		return "listing of " + o.Entry.Path()
 	}
 	return "attributes of " + o.Entry.Path()

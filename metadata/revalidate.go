@@ -69,7 +69,7 @@ func (c *Container) revalidateName(ctx context.Context, dir *Entry, name string)
 		if e := c.removeName(dir, name, requested); e != nil {
 			return e, Unchanged, nil
 		}
-		c.listingChanged(dir)
+		c.contentChanged(dir)
 		return nil, Removed, nil
 	case err != nil:
 		return nil, Unchanged, err
@@ -80,18 +80,38 @@ func (c *Container) revalidateName(ctx context.Context, dir *Entry, name string)
 	case err != nil || e == cached:
 		return e, Unchanged, err
 	case cached == nil:
-		c.listingChanged(dir)
+		c.contentChanged(dir)
 		return e, Added, nil
 	}
-	c.listingChanged(dir)
+	c.contentChanged(dir)
 	return e, Replaced, nil
 }
 
-// listingChanged makes Outdated yield the listing of dir, if the kernel knows dir.
-func (c *Container) listingChanged(dir *Entry) {
-	if dir.lookups.Load() > 0 {
-		c.outdated.add(dir, "", true)
+// contentChanged makes Outdated yield the content of e, if the kernel knows e.
+func (c *Container) contentChanged(e *Entry) {
+	if e.lookups.Load() > 0 {
+		c.outdated.add(e, "", true)
 	}
+}
+
+// doubt makes e, a regular file, Doubtful, and then Outdated yield its content.
+func (c *Container) doubt(e *Entry) {
+	e.setBits(doubtful)
+	c.contentChanged(e)
+}
+
+// Settle compares a file with the source, and has the kernel drop the pages that it has cached of
+// the file: while the file was being changed, they may have got different contents of one
+// version. The error is that of the source; the pages are dropped in any case.
+func (c *Container) Settle(ctx context.Context, e *Entry) error {
+	if e.parent == nil || e.Stale() {
+		return nil
+	}
+	_, _, err := c.revalidateName(ctx, e.parent, e.Name())
+	if !e.Stale() {
+		c.doubt(e)
+	}
+	return err
 }
 
 // relist lists a directory at the source, whether or not its listing is cached, and returns how
@@ -105,7 +125,7 @@ func (c *Container) relist(ctx context.Context, dir *Entry) (difference, error) 
 		diff, err = c.relistByReadDir(ctx, dir)
 	}
 	if err == nil && !diff.isEmpty() {
-		c.listingChanged(dir)
+		c.contentChanged(dir)
 	}
 	return diff, err
 }

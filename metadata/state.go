@@ -22,6 +22,7 @@ const (
 	unverified = 0x400  // see Unverified
 	skipped    = 0x800  // no tier had room for the file
 	used       = 0x1000 // see Use
+	doubtful   = 0x2000 // see Doubtful
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -49,7 +50,7 @@ func (e *Entry) Claim() bool {
 
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
-	e.change(func(s uint32) (uint32, bool) { return s&(stale|used) | uint32(l), true })
+	e.change(func(s uint32) (uint32, bool) { return s&(stale|used|doubtful) | uint32(l), true })
 }
 
 // Release ends a claim without a copy.
@@ -77,6 +78,16 @@ func (e *Entry) Retract(l tiers.Level) bool {
 	return l != tiers.AtSource && e.change(func(s uint32) (uint32, bool) {
 		return s&^levelMask | claimed | unverified, tiers.Level(s&levelMask) == l && s&(claimed|stale) == 0
 	})
+}
+
+// Doubtful reports whether the content of the file may differ from what was read of it before,
+// although its version is the same.
+func (e *Entry) Doubtful() bool { return e.state.Load()&doubtful != 0 }
+
+// ResolveDoubt ends the state Doubtful, and reports whether the entry was in it. The caller opens
+// the file again.
+func (e *Entry) ResolveDoubt() bool {
+	return e.Doubtful() && e.state.And(^uint32(doubtful))&doubtful != 0
 }
 
 // Verified ends the state Unverified. The caller has examined every tier, or has removed the

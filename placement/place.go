@@ -36,13 +36,21 @@ var (
 	// errClaimed: a copy of the file is being removed or verified.
 	errClaimed = errors.New("a copy is being removed or verified")
 
+	// errRacy: the content of the file is not identified by its times yet.
+	errRacy = errors.New("the file has just changed")
+
 	// errStopped: the handler stops.
 	errStopped = errors.New("placement has stopped")
 )
 
 // isElsewhere reports whether err, of join, only means that there is no fill to read from.
 func isElsewhere(err error) bool {
-	return errors.Is(err, errNoRoom) || errors.Is(err, errBackoff) || errors.Is(err, errClaimed) || errors.Is(err, errStopped)
+	for _, e := range [...]error{errNoRoom, errBackoff, errClaimed, errRacy, errStopped} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // Place copies a file to a tier. It returns when the copy is in place, or when there will be
@@ -58,6 +66,11 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error)
 			continue
 		case errors.Is(err, errClaimed): // for a moment
 			if err := sleep(ctx, claimPoll); err != nil {
+				return Failed, err
+			}
+			continue
+		case errors.Is(err, errRacy):
+			if err := sleep(ctx, h.racy.wait(e, time.Now())+claimPoll); err != nil {
 				return Failed, err
 			}
 			continue
@@ -135,6 +148,8 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 	case f != nil && why == forReader && f.unreadable.Load():
 		return nil, errBackoff
 	case f != nil: // joined below
+	case h.racy.has(e, time.Now()):
+		return nil, errRacy
 	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
 		return nil, errBackoff
 	case !e.Claim():

@@ -31,7 +31,7 @@ import (
 
 // A Handler places the files of one dataset. Its methods may be called concurrently.
 //
-// Lock order: a table shard, then the idle-handle cache. queue.mu comes before gate.mu.
+// Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache. queue.mu comes before gate.mu.
 // Handler.mu, the locks of predictors and the locks of block maps are held without any other
 // lock of this package.
 type Handler struct {
@@ -48,6 +48,7 @@ type Handler struct {
 	scattered predictor // of files that may be opened at some time
 	files     *table
 	bad       badCopies
+	racy      *racyFiles
 	commits   chan struct{} // has an element for each commit in progress
 	checks    checks        // of copies that the kernel may then read directly
 
@@ -70,6 +71,11 @@ type Handler struct {
 type Config struct {
 	Workers     int // background workers, at least 1
 	IdleHandles int // open files of the source without a user that are kept, if no tier has room for them
+
+	// RacyWindow is the age of a modification time or change time of the source below which the
+	// file is not copied: the granularity of these times, and the difference between the clocks of
+	// the source and of this machine. 0: the age does not matter.
+	RacyWindow time.Duration
 }
 
 // New makes a handler. The caller calls Run, which does the background copying. Files can be
@@ -84,6 +90,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		inOrder:     newInOrder(names),
 		scattered:   noPredictor{},
 		files:       newTable(cfg.IdleHandles),
+		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
 		checks:      newChecks(),
 		fills:       make(map[*metadata.Entry]*fill),
@@ -129,6 +136,7 @@ func (h *Handler) sweep() {
 		select {
 		case now := <-tick.C:
 			h.wg.Go(func() { h.files.sweep(now) })
+			h.wg.Go(func() { h.settleRacy(now) })
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.pruneBackoffs(now)

@@ -81,7 +81,8 @@ func (h *Handler) pull(p predictor, room func(size int64) bool) *fill {
 func (h *Handler) prefetch(e *metadata.Entry) *fill {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ctx.Err() != nil || h.fills[e] != nil || time.Now().Before(h.backoffs[e].until) || !e.Claim() {
+	now := time.Now()
+	if h.ctx.Err() != nil || h.fills[e] != nil || now.Before(h.backoffs[e].until) || h.racy.has(e, now) || !e.Claim() {
 		return nil
 	}
 	f := newFill(h, e)

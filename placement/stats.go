@@ -31,6 +31,7 @@ type Stats struct {
 	Fills
 
 	IdleHandles int64         // files of the source in the idle-handle cache
+	RacyFiles   int64         // files that were opened while they were racy, and are not settled yet
 	Opens       []Opens       // opens by level; Opens[0] at the source
 	Passthrough []Opens       // those of them that the kernel reads without the daemon
 	FillOpens   Opens         // opens of files whose copies were in flight
@@ -57,6 +58,7 @@ func (h *Handler) Stats() Stats {
 		Counters:    drivers.Snapshot(&h.counters),
 		Fills:       Fills{Queued: h.queue.len()},
 		IdleHandles: h.files.idle.len(),
+		RacyFiles:   h.racy.len(),
 		Opens:       opens[:n],
 		Passthrough: passthrough[:n],
 		FillOpens:   drivers.Snapshot(&h.fillOpens),

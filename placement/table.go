@@ -41,7 +41,10 @@ func (t *table) acquire(h *Handler, e *metadata.Entry) (f *file, fresh bool) {
 	s := t.shard(e)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.open[e]; f != nil && !f.broken.Load() { // made meanwhile
+	doubt := e.ResolveDoubt()
+	if f := s.open[e]; f != nil && doubt { // its users keep it
+		f.broken.Store(true)
+	} else if f != nil && !f.broken.Load() { // made meanwhile
 		t.use(f)
 		return f, false
 	}
@@ -61,7 +64,7 @@ func (t *table) find(e *metadata.Entry) *file {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f := s.open[e]
-	if f == nil || f.broken.Load() {
+	if f == nil || f.broken.Load() || e.Doubtful() {
 		return nil
 	}
 	t.use(f)

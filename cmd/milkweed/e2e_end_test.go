@@ -32,7 +32,7 @@ func serveInForeground(s *site, quotas ...string) *foreground {
 	s.t.Helper()
 	d := &foreground{site: s, metrics: freeAddress(s.t), ended: make(chan error, 1)}
 	words := append(s.mountWords(quotas...), "--foreground", "--metrics-listen", d.metrics)
-	d.cmd = s.command(append([]string{s.program}, words...)...)
+	d.cmd = s.command(s.words(words)...)
 	d.cmd.Stderr = &d.stderr
 	s.check(d.cmd.Start())
 	go func() { d.ended <- d.cmd.Wait() }()

@@ -349,13 +349,22 @@ func (s *site) sh(script string, args ...string) string {
 // milkweed runs the program. If it fails, the test fails.
 func (s *site) milkweed(words ...string) string {
 	s.t.Helper()
-	return s.must(append([]string{s.program}, words...)...)
+	return s.must(s.words(words)...)
+}
+
+// words returns the words of a command of the program. For a mount, the clock of the source is the
+// local one, so that files that the test has just written are copied.
+func (s *site) words(words []string) []string {
+	if words[0] == "mount" {
+		words = append([]string{"mount", "-o", "clock_skew=0s"}, words[1:]...)
+	}
+	return append([]string{s.program}, words...)
 }
 
 // try runs the program, which may fail.
 func (s *site) try(words ...string) result {
 	s.t.Helper()
-	return s.run(append([]string{s.program}, words...)...)
+	return s.run(s.words(words)...)
 }
 
 // tier returns the path of tier n. The first is 1.

@@ -63,10 +63,10 @@ default, the sizes of a few files decide. status prints the mode and the reason.
 
 Options of -o and /etc/fstab are config=FILE, allow_other, workers=N,
 attr_timeout=DURATION, consistency=DURATION, mode=MODE, metadata_snapshot=FILE,
-source_bandwidth=SIZE, source_operations=N, metrics=ADDRESS, log_level=LEVEL,
-log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
-ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
-no effect here; noexec forbids executing files of the mount. The mount is
+source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
+metrics=ADDRESS, log_level=LEVEL, log_format=FORMAT and log_file=FILE. Options
+of mount(8) and systemd such as ro, noauto, nofail, _netdev, user and
+x-systemd.automount are accepted and have no effect here; noexec forbids executing files of the mount. The mount is
 always read-only, nosuid and nodev.
 metadata_snapshot is the file in which names and attributes are saved at
 unmount for the next mount. source_bandwidth and source_operations are limits

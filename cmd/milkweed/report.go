@@ -52,6 +52,10 @@ func (d *daemon) Status(context.Context) control.Status {
 		Path:           d.cfg.Source.Name(),
 		SourceCounters: source.SourceCounters,
 		IdleHandles:    placed.IdleHandles,
+
+		GranularitySeconds: d.service.Granularity.Seconds(),
+		RacyWindowSeconds:  d.service.RacyWindow(d.cfg).Seconds(),
+		RacyFiles:          placed.RacyFiles,
 	}
 	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
 	if b, ok := d.source.(*blob.Bucket); ok {

@@ -184,6 +184,10 @@ func printStatus(w io.Writer, s control.Status) error {
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
 	operations, total := byKind(&s, "source_operations_total")
+	if r.RacyFiles > 0 {
+		fmt.Fprintf(t, "racy\t%s changed less than %v ago and not copied yet\n", files(r.RacyFiles),
+			time.Duration(r.RacyWindowSeconds*float64(time.Second)))
+	}
 	fmt.Fprintf(t, "source\t%s, %s operations: %s\n", plural(r.IdleHandles, "idle handle", "idle handles"), count(total), operations)
 	if sweeps, total := byKind(&s, "sweep_operations_total"); total > 0 {
 		fmt.Fprintf(t, "sweep\t%s of these operations: %s; %s found, %s failed; within %v\n",

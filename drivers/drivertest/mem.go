@@ -23,6 +23,10 @@ var (
 // They create the parent directories of a name, and panic if the change is impossible. All
 // methods may be called concurrently.
 type Mem struct {
+	// Granularity of the times of files. 0: all modification times differ. It is set before the
+	// first file is made.
+	Granularity time.Duration
+
 	capacity int64 // bytes of all files; 0: unlimited
 
 	mu   sync.RWMutex // guards the following, and all nodes
@@ -48,9 +52,13 @@ func NewMem(capacity int64) *Mem {
 	return m
 }
 
-// now returns the current time, or a later one so that all results differ. m.mu must be held.
+// now returns the current time, or a later one so that all results differ, unless the times have
+// a granularity. m.mu must be held.
 func (m *Mem) now() time.Time {
 	t := time.Now().Round(0)
+	if m.Granularity > 0 {
+		return t.Truncate(m.Granularity)
+	}
 	if !t.After(m.last) {
 		t = m.last.Add(1)
 	}
@@ -162,6 +170,11 @@ func (m *Mem) PutAt(name string, data []byte, mtime time.Time) drivers.Info {
 func (n *node) setData(data []byte) {
 	n.data = bytes.Clone(data)
 	n.info.Size = int64(len(data))
+}
+
+// Chctime sets the change time of a file.
+func (m *Mem) Chctime(name string, ctime time.Time) {
+	m.change(name, func(n *node) { n.info.Ctime = ctime })
 }
 
 // Mkdir creates a directory.

@@ -21,6 +21,8 @@ type Service struct {
 	// if it does.
 	Source error
 	Tiers  []error // in the order of the configuration
+
+	Granularity time.Duration // of the times of the source; 0: its versions identify the content
 }
 
 // Decide chooses the mode of a mount. It samples files of the source, and creates a
@@ -29,7 +31,7 @@ type Service struct {
 func Decide(ctx context.Context, c *config.Config, source drivers.Sampler) Service {
 	in := thisHost().modeInputs(ctx, c, source)
 	mode, reason := in.chooseMode(c.Mount.Mode)
-	s := Service{Mode: mode, Reason: reason, Source: passthroughError(mode, in.source)}
+	s := Service{Mode: mode, Reason: reason, Source: passthroughError(mode, in.source), Granularity: Granularity(in.sample)}
 	for _, err := range in.tiers {
 		s.Tiers = append(s.Tiers, passthroughError(mode, err))
 	}
@@ -53,12 +55,12 @@ type modeInputs struct {
 
 // modeInputs collects the facts that the configuration does not make irrelevant.
 func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.Sampler) modeInputs {
-	if !allowsPassthrough(c) {
-		return modeInputs{probeResults: probeResults{tiers: make([]error, len(c.Tiers))}}
-	}
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
+	if !allowsPassthrough(c) {
+		return modeInputs{slices.Collect(maps.Values(sample)), probeResults{tiers: make([]error, len(c.Tiers))}}
+	}
 	return modeInputs{slices.Collect(maps.Values(sample)), h.probeDirectories(c, slices.Sorted(maps.Keys(sample)))}
 }
 
@@ -150,9 +152,13 @@ func (h host) inspectMode(ctx context.Context, c *config.Config, source drivers.
 	if c.Mount.Mode == config.Passthrough && mode != config.Passthrough {
 		findings = warning("mode", "See the findings of passthrough for each tier.", "%s: %s", mode, reason)
 	}
-	if !allowsPassthrough(c) {
-		return findings
+	if allowsPassthrough(c) {
+		best, _ := ChooseMode(c.Mount.Mode, true, "", in.sample)
+		findings = append(findings, in.findings(c, best == config.Passthrough)...)
 	}
-	best, _ := ChooseMode(c.Mount.Mode, true, "", in.sample)
-	return slices.Concat(findings, in.findings(c, best == config.Passthrough))
+	if g := Granularity(in.sample); g > 0 {
+		findings = append(findings, ok("times", "they have a granularity of %v; a file that changed less than %v ago is not copied yet",
+			g, g+c.Source.ClockSkew)...)
+	}
+	return findings
 }

@@ -207,6 +207,7 @@ func TestPreview(t *testing.T) {
 			w, source := twoTiers(t, tt.size, tt.results)
 			w.config.Mount.Mode = tt.mode
 			got := w.inspectMode(t.Context(), w.config, source)
+			tt.want = append(tt.want, "ok times: they have a granularity of ")
 			if len(got) != len(tt.want) {
 				t.Fatalf("got %+v, want %q", got, tt.want)
 			}
@@ -235,7 +236,7 @@ func TestPreviewSourceNotProbed(t *testing.T) {
 	} {
 		w.config.Source = tt.source
 		got := w.inspectMode(t.Context(), w.config, dataset{})
-		if last := got[len(got)-1]; last.Status != OK || last.Detail != tt.want.Error() {
+		if last := got[len(got)-2]; last.Status != OK || last.Detail != tt.want.Error() {
 			t.Errorf("got %+v, want %v", last, tt.want)
 		}
 	}
@@ -246,8 +247,8 @@ func TestPreviewHere(t *testing.T) {
 	w := newWorld(t)
 	before := w.files()
 	got := w.preview(t.Context(), w.config, w.openSource)
-	if len(got) != 3 {
-		t.Fatalf("got %+v, want the mode, a tier and the source", got)
+	if len(got) != 4 {
+		t.Fatalf("got %+v, want the mode, a tier, the source and the times", got)
 	}
 	if got[0].Name != "mode" || !strings.HasPrefix(got[0].Detail, "stateless: ") {
 		t.Errorf("got %+v, want stateless for a file of one byte", got[0])

@@ -43,6 +43,8 @@ type Source struct {
 	URL        string // the bucket, such as "s3://bucket/prefix?region=eu-west-1"; "" if Path is set
 	Bandwidth  int64  // limit on the bytes per second of all reads together; 0 for no limit
 	Operations int64  // limit on the operations of all kinds started per second; 0 for no limit
+
+	ClockSkew time.Duration // by which the clocks of the source and of this machine may differ
 }
 
 // A Tier is a directory that stores copies.
@@ -94,6 +96,7 @@ type Log struct {
 // it has no source, no mount point and no tier.
 func Default() Config {
 	return Config{
+		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory},
 		Placement: Placement{Workers: workersForDirectory},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},

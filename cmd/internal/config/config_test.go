@@ -236,6 +236,7 @@ func TestParse(t *testing.T) {
 		"source.url =  from default",
 		"source.bandwidth = 500MB from tiering.toml:4",
 		"source.operations = 2000 from tiering.toml:5",
+		"source.clock_skew = 5s from default",
 		"tier.ram.path = /dev/shm/a from tiering.toml:9",
 		"tier.ram.quota = 10GiB from tiering.toml:10",
 		"tier.ssd.path = /local/a from tiering.toml:15",
@@ -263,6 +264,7 @@ func TestParse(t *testing.T) {
 func TestDefault(t *testing.T) {
 	c := parse(t, "")
 	want := Config{
+		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute},
 		Placement: Placement{Workers: 8},
 		Log:       Log{Format: "text"},

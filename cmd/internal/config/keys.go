@@ -109,6 +109,14 @@ var keys = []Key{
 		remedy:  `Use the number of operations that may start per second, such as 1000; 0 is no limit.`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*operationsValue)(&c.Source.Operations) },
 	},
+	{
+		Table: "source", Name: "clock_skew", Type: durationType, Bounds: "0 or more",
+		Option: "clock_skew",
+		Meaning: "By how much the clocks of the source and of this machine may differ. A file that changed more recently, " +
+			"plus the granularity of the source's times, is not copied yet.",
+		remedy: `A duration is a number with a unit, such as "5s"; "0s" if the clocks agree.`,
+		field:  func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Source.ClockSkew) },
+	},
 
 	{
 		Table: tierTable, Name: "name", Type: nameType, Default: required, Argument: tierArgument,

@@ -137,7 +137,7 @@ func TestSetSource(t *testing.T) {
 		{"url = 's3://a'", "/b", Source{Path: "/b"}},
 		{"url = 's3://a'", "gs://b", Source{URL: "gs://b"}},
 	} {
-		c := parse(t, "[source]\n"+tt.file)
+		c := parse(t, "[source]\nclock_skew = '0s'\n"+tt.file)
 		if err := c.SetSource(tt.source, "argument SOURCE"); err != nil {
 			t.Fatal(err)
 		}

@@ -97,6 +97,10 @@ type Source struct {
 
 	IdleHandles int64 `json:"idle_handles" metric:"source_idle_handles" help:"Files of the source in the idle-handle cache."`
 
+	GranularitySeconds float64 `json:"granularity_seconds" metric:"source_granularity_seconds" help:"Granularity of the times of the source. 0: versions identify the content of files."`
+	RacyWindowSeconds  float64 `json:"racy_window_seconds" metric:"source_racy_window_seconds" help:"Files that changed more recently are not copied yet: the granularity and source.clock_skew."`
+	RacyFiles          int64   `json:"racy_files" metric:"source_racy_files" help:"Files that were opened, and are not copied yet because they changed recently."`
+
 	Requests *blob.Stats `json:"requests,omitempty" help:"Requests to the object store. Absent unless the source is a bucket."`
 
 	Passthrough       bool   `json:"passthrough" metric:"source_passthrough" help:"Whether passthrough is on for the files for which no tier has room: the kernel reads them directly."`

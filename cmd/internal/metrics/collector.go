@@ -119,6 +119,8 @@ func (m metric) collect(ch chan<- prometheus.Metric, f control.Field) {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, number(v), labels...)
 	case int64:
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(v), labels...)
+	case float64:
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 	default:
 		panic(fmt.Sprintf("%s: no metric is made from a value of type %T", f.Path, v))
 	}

@@ -55,7 +55,8 @@ type Mount struct {
 func (s *Sandbox) Mount(ctx context.Context, config MountConfig) (*Mount, error) {
 	m := &Mount{Point: s.Path("mnt-" + config.Name), run: s.Path("run-" + config.Name), config: config}
 	m.folders = []string{m.Point, m.run}
-	args := []string{"mount", "--log-file", filepath.Join(m.run, "log"), "-o", "mode=" + config.Mode}
+	// The files of a sandbox are new, and their clock is the local one.
+	args := []string{"mount", "--log-file", filepath.Join(m.run, "log"), "-o", "clock_skew=0s,mode=" + config.Mode}
 	for _, t := range config.Tiers {
 		parent := s.Root
 		if t.Memory {

@@ -1,0 +1,130 @@
+package placement
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// A file is racy while its modification time or its change time is so recent that a later
+// rewrite could leave both as they are: the file system gives the same time to changes within its
+// granularity. The size and the times of such a file do not identify its content, so that no copy
+// of it is made. (Git has the same problem and the same name for it: Documentation/
+// technical/racy-git.txt.) When the file ceases to be racy, it is compared with the source once
+// more, and the kernel drops the pages that it has cached meanwhile.
+//
+// The versions of an object store identify the content, so that its files are never racy.
+
+// racyFiles decides which files are racy, and remembers those that were read while they were. Its
+// methods may be called concurrently.
+type racyFiles struct {
+	window time.Duration // age of a time below which it is racy; 0: no file is racy
+	start  time.Time     // when the handler was made
+
+	ahead atomic.Int64 // nanoseconds by which the clock of the source is ahead of the local one, at least
+
+	mu    sync.Mutex // guards the following
+	until map[*metadata.Entry]time.Time
+}
+
+// maxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
+// the future is not the time of a clock.
+const maxClockAhead = time.Hour
+
+func newRacyFiles(window time.Duration) *racyFiles {
+	return &racyFiles{window: window, start: time.Now(), until: make(map[*metadata.Entry]time.Time)}
+}
+
+// has reports whether e is racy now, and remembers it if so.
+func (r *racyFiles) has(e *metadata.Entry, now time.Time) bool {
+	if r.window == 0 || e.Stale() {
+		return false
+	}
+	info := e.Info()
+	if info.Version != "" {
+		return false
+	}
+	age := min(r.ageOfChange(info.Ctime, now), r.ageOfContent(info.Mtime, now))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	until, known := r.until[e]
+	switch {
+	case known:
+		return now.Before(until)
+	case age >= r.window:
+		return false
+	}
+	r.until[e] = now.Add(r.window - age)
+	return true
+}
+
+// ageOfChange returns the age of a change time by the clock of the source. That clock has set the
+// time, which therefore shows how far it is ahead of the local clock. A time that is too far in the
+// future is as old as the handler.
+func (r *racyFiles) ageOfChange(ctime, now time.Time) time.Duration {
+	ahead := int64(ctime.Sub(now))
+	if ahead > int64(maxClockAhead) {
+		return now.Sub(r.start)
+	}
+	for old := r.ahead.Load(); ahead > old; old = r.ahead.Load() {
+		if r.ahead.CompareAndSwap(old, ahead) {
+			break
+		}
+	}
+	return time.Duration(r.ahead.Load() - ahead)
+}
+
+// ageOfContent returns the age of a modification time. A program may have set it, also to one in
+// the future. That is not racy by itself: a rewrite would change it, and the change time shows
+// when it was set.
+func (r *racyFiles) ageOfContent(mtime, now time.Time) time.Duration {
+	age := now.Add(time.Duration(r.ahead.Load())).Sub(mtime)
+	if age < 0 {
+		return r.window
+	}
+	return age
+}
+
+// wait returns how long e remains racy.
+func (r *racyFiles) wait(e *metadata.Entry, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.until[e].Sub(now)
+}
+
+// len returns the number of files that were read while they were racy, and were not settled yet.
+func (r *racyFiles) len() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return int64(len(r.until))
+}
+
+// settled removes and returns the files that are not racy any more.
+func (r *racyFiles) settled(now time.Time) (files []*metadata.Entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e, until := range r.until {
+		if !now.Before(until) {
+			delete(r.until, e)
+			files = append(files, e)
+		}
+	}
+	return files
+}
+
+// settleRacy compares the files that are not racy any more with the source, and has the kernel
+// drop their pages: they may be of any content that the file had while it was racy.
+func (h *Handler) settleRacy(now time.Time) {
+	ctx := drivers.Background(h.ctx)
+	for _, e := range h.racy.settled(now) {
+		if h.ctx.Err() != nil {
+			return
+		}
+		if err := h.names.Settle(ctx, e); err != nil {
+			h.log.Warn("file not compared with the source", "path", e.Path(), "err", err)
+		}
+	}
+}
