@@ -173,7 +173,7 @@ func (c *counted) open(t *testing.T, dir *metadata.Entry) (handle uint64, keep b
 	return out.Fh, out.OpenFlags&fuse.FOPEN_KEEP_CACHE != 0
 }
 
-// When a handle with an earlier version of a listing is read after an open of a later version, the
+// When a handle with an earlier version of a listing goes on after an open of a later version, the
 // kernel may have cached both. The next open drops its cache.
 func TestEarlierVersionIsNotKept(t *testing.T) {
 	c, source, _ := newCounted(t, 10, 0)
@@ -195,7 +195,7 @@ func TestEarlierVersionIsNotKept(t *testing.T) {
 	wantKeep(false)
 	wantKeep(true)
 	out := fuse.NewDirEntryList(make([]byte, 4096), 0)
-	if status := c.fileSystem.ReadDir(nil, &fuse.ReadIn{Fh: early, Size: 4096}, out); status != fuse.OK {
+	if status := c.fileSystem.ReadDir(nil, &fuse.ReadIn{Fh: early, Offset: offsetParent, Size: 4096}, out); status != fuse.OK {
 		t.Fatal(status)
 	}
 	wantKeep(false)

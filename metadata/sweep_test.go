@@ -272,3 +272,43 @@ func TestSweepOfBucket(t *testing.T) {
 		w.find(t, d, "new")
 	})
 }
+
+// The sweep sees what has changed since a directory in the metadata snapshot was listed, also if
+// the snapshot has later attributes of the directory.
+func TestSweepAfterSnapshot(t *testing.T) {
+	inBubble(t, time.Hour, func(t *testing.T, w *world) {
+		w.source.Put("d/f", []byte("x"))
+		w.source.Put("e/f", []byte("x"))
+		time.Sleep(time.Minute)
+		w.list(t, ".")
+		w.list(t, "d")
+		w.list(t, "e")
+		time.Sleep(time.Minute)
+		w.source.Put("d/new", []byte("x"))
+		if _, _, err := w.revalidateName(bg, w.Root(), "d"); err != nil {
+			t.Fatal(err)
+		}
+		path := t.TempDir() + "/snapshot"
+		if err := w.SaveSnapshot(path, "s"); err != nil {
+			t.Fatal(err)
+		}
+		next, err := New(bg, w.levels, Options{TTL: time.Hour, Snapshot: path, Dataset: "s"}, w.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer next.Close()
+		w.Container = next
+		w.list(t, "e")
+		wantMissing(t, w, "d/new")
+		w.faults.Reset()
+		ctx, stop := context.WithTimeout(bg, window)
+		defer stop()
+		w.Sweep(ctx, window)
+		if got, want := w.list(t, "d"), "f new"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if got := w.faults.Count(drivertest.OpReadDir); got != 1 {
+			t.Errorf("%d directories were listed, want 1: e and the root are unchanged", got)
+		}
+	})
+}
