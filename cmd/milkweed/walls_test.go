@@ -26,6 +26,7 @@ var walls = []struct {
 	{"metadata", []string{"drivers", "drivers/refcount", "tiers"}, nil},
 	{"placement", []string{"drivers", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},
 	{"fs", []string{"drivers", "drivers/refcount", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"fs/faultdisk", nil, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
 	{"cmd/internal/child", []string{"cmd/internal/exit"}, nil},
 	{"cmd/internal/dataset", nil, nil},
@@ -57,6 +58,20 @@ func TestWalls(t *testing.T) {
 			if dep != module+w.pattern && !allowed(dep, w.packages, w.libraries) {
 				t.Errorf("%s depends on %s", w.pattern, dep)
 			}
+		}
+	}
+}
+
+// The packages that exist for tests only are not in the program.
+func TestNoTestSupportInTheProgram(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module+"cmd/milkweed").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		switch strings.TrimPrefix(dep, module) {
+		case "fs/faultdisk", "cmd/internal/torture":
+			t.Errorf("cmd/milkweed depends on %s", dep)
 		}
 	}
 }
