@@ -7,6 +7,9 @@ GO        ?= go
 FUZZTIME  ?= 10s
 BENCH     ?= .
 BENCHTIME ?= 5x
+SEED      ?= 0
+DURATION  ?= 1h
+FS        ?= ext4
 BIN       := build/milkweed
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GOTEST    := $(GO) test -timeout 20m $(if $(RACE),-race) $(TESTFLAGS)
@@ -60,6 +63,13 @@ fuzz:
 .PHONY: bench
 bench:
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 60m ./fs ./metadata ./placement ./drivers/posix ./drivers/blob ./cmd/milkweed
+
+# Reads a mount for DURATION while faults hit it, and compares every byte. SEED=0 chooses a
+# seed. docs/reliability.md explains the output and how to replay a run.
+.PHONY: torture
+torture: build deps
+	$(GO) build -trimpath -o build/torture ./cmd/torture
+	build/torture -seed $(SEED) -duration $(DURATION) -fs $(FS) $(TORTUREFLAGS)
 
 .PHONY: man
 man: build

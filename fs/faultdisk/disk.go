@@ -173,9 +173,11 @@ func MinSize(fsType string) int64 {
 	return 32 << 20
 }
 
-// Mount mounts a device. Its file system replays its journal first, if necessary.
-func Mount(ctx context.Context, device, fsType, point string) error {
-	_, err := command(ctx, "mount", "-t", fsType, "-o", "noatime", device, point)
+// Mount mounts a device with the options of mount(8), of which there may be none. The file
+// system replays its journal first, if necessary.
+func Mount(ctx context.Context, device, fsType, point string, options ...string) error {
+	words := strings.Join(append([]string{"noatime"}, options...), ",")
+	_, err := command(ctx, "mount", "-t", fsType, "-o", words, device, point)
 	return err
 }
 

@@ -24,7 +24,7 @@ func serve(image *Image, point string) (*fuse.Server, error) {
 		FsName:        "faultdisk",
 		Name:          "faultdisk",
 		DirectMount:   os.Geteuid() == 0,
-		MaxWrite:      1 << 20,
+		MaxWrite:      256 << 10, // a splice of 1 MiB and a header does not fit into a pipe
 		MaxBackground: 64,
 	}})
 }

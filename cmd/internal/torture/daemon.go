@@ -1,0 +1,166 @@
+package torture
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+)
+
+// commandTimeout bounds the commands of the program.
+const commandTimeout = time.Minute
+
+// Quotas of the tiers, in bytes. The dataset fits into both together, but not into one.
+const (
+	memoryQuota = 16 << 20
+	diskQuota   = 96 << 20
+)
+
+// A daemon is the program under test with its folders.
+type daemon struct {
+	program string
+	dir     string // has the mount point, the control socket and the log
+	source  string
+	memory  string // the folder of the first tier
+	disk    string // the folder of the second tier
+	scrubs  bool   // the program has the command scrub
+	pid     int    // 0 if none runs
+}
+
+func (d *daemon) point() string { return filepath.Join(d.dir, "point") }
+func (d *daemon) log() string   { return filepath.Join(d.dir, "log") }
+
+// dataset returns the folder of the dataset in a tier.
+func (d *daemon) dataset(tier string) string {
+	return filepath.Join(tier, config.DatasetID(d.source))
+}
+
+// copies returns the folder of the copies in a tier.
+func (d *daemon) copies(tier string) string { return filepath.Join(d.dataset(tier), "files") }
+
+// run runs a command of the program and returns its output.
+func (d *daemon) run(ctx context.Context, env []string, words ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Env = append(os.Environ(), control.FolderEnv+"="+filepath.Join(d.dir, "run"),
+		"XDG_STATE_HOME="+d.dir, "XDG_CACHE_HOME="+d.dir, "HOME="+d.dir, "MILKWEED_CONFIG=")
+	cmd.Env = append(cmd.Env, env...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // Ctrl-C ends this process first
+	cmd.WaitDelay = time.Second
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(words, " "), err, strings.TrimSpace(errs.String()))
+	}
+	return out.Bytes(), nil
+}
+
+// mount mounts the source as a cycle says.
+func (d *daemon) mount(ctx context.Context, c Cycle) error {
+	words := []string{
+		d.program, "mount", "--log-file", d.log(),
+		"-o", fmt.Sprintf("mode=%s,attr_timeout=%v", c.Mode, attrTimeout),
+		"--tier", fmt.Sprintf("memory:%s:%d", d.memory, memoryQuota),
+		"--tier", fmt.Sprintf("disk:%s:%d", d.disk, diskQuota),
+		d.source, d.point(),
+	}
+	if c.Files > 0 {
+		words = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, c.Files), "sh"}, words...)
+	}
+	var env []string
+	if c.Memory != "" {
+		env = append(env, "GOMEMLIMIT="+c.Memory)
+	}
+	if _, err := d.run(ctx, env, words...); err != nil {
+		return err
+	}
+	out, err := d.run(ctx, nil, d.program, "status", "--json", d.point())
+	if err != nil {
+		return err
+	}
+	s, err := control.DecodeStatus(out)
+	d.pid = s.PID
+	return err
+}
+
+// kill kills the daemon and detaches its mount.
+func (d *daemon) kill() error {
+	if d.pid != 0 {
+		unix.Kill(d.pid, unix.SIGKILL)
+		for start := time.Now(); alive(d.pid); time.Sleep(time.Millisecond) {
+			if time.Since(start) > Deadline {
+				return fmt.Errorf("the daemon has not ended %v after SIGKILL", Deadline)
+			}
+		}
+		d.pid = 0
+	}
+	for {
+		if err := unix.Unmount(d.point(), unix.MNT_DETACH); err == unix.EINVAL {
+			return nil // nothing is mounted there
+		} else if err != nil {
+			return fmt.Errorf("umount %s: %w", d.point(), err)
+		}
+	}
+}
+
+// umount ends the daemon in order. If that fails because the mount is in use, the daemon
+// is killed.
+func (d *daemon) umount(ctx context.Context) error {
+	_, err := d.run(ctx, nil, d.program, "umount", "--lazy", d.point())
+	if err != nil {
+		return errors.Join(err, d.kill())
+	}
+	for start := time.Now(); alive(d.pid); time.Sleep(time.Millisecond) {
+		if time.Since(start) > Deadline {
+			return errors.Join(fmt.Errorf("the daemon has not ended %v after the unmount", Deadline), d.kill())
+		}
+	}
+	d.pid = 0
+	return nil
+}
+
+// alive reports whether a thread of a process has not ended. While one has not, the files
+// of the process are open, although the process itself may be a zombie already.
+func alive(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+	})
+}
+
+// canScrub reports whether the program has the command scrub.
+func (d *daemon) canScrub(ctx context.Context) bool {
+	out, err := d.run(ctx, nil, d.program, "scrub", "--help") // without the command, it is the help of the program
+	return err == nil && bytes.Contains(out, []byte("milkweed scrub "))
+}
+
+// scrub verifies all copies, and returns when that is done.
+func (d *daemon) scrub(ctx context.Context) error {
+	_, err := d.run(ctx, nil, d.program, "scrub", "--json", d.point())
+	return err
+}
+
+// crashed returns the report of a panic or a data race in the log, or "".
+func (d *daemon) crashed() string {
+	data, _ := os.ReadFile(d.log())
+	for _, sign := range []string{"panic:", "fatal error:", "DATA RACE"} {
+		if i := bytes.Index(data, []byte(sign)); i >= 0 {
+			return string(data[i:min(len(data), i+4000)])
+		}
+	}
+	return ""
+}

@@ -1,0 +1,234 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/fs/faultdisk"
+)
+
+// failTier does a tier fault and undoes it.
+func (s *suite) failTier(ctx context.Context, e Event) error {
+	place, what, _ := strings.Cut(e.Name, " ")
+	tier, point := s.daemon.memory, filepath.Dir(s.daemon.memory)
+	if place == "disk" {
+		tier, point = s.daemon.disk, s.tierDisk.point
+	}
+	switch what {
+	case "removed":
+		s.removeTier(tier)
+	case "full":
+		return s.fill(ctx, point, e.For)
+	case "read-only":
+		return s.readOnly(ctx, point, e.For)
+	case "renamed":
+		return s.renamed(ctx, tier, e.For)
+	case "chowned":
+		dir := s.daemon.dataset(tier)
+		os.Chown(dir, 65534, 65534)
+		sleep(ctx, e.For)
+		os.Chown(dir, 0, 0)
+	default:
+		return s.failDisk(ctx, what, e)
+	}
+	return nil
+}
+
+// removeTier removes the folder of a tier. It renames the folder first, because the daemon
+// may create files while the folder is removed.
+func (s *suite) removeTier(tier string) {
+	if os.Rename(tier, tier+".removed") == nil {
+		os.RemoveAll(tier + ".removed")
+	}
+}
+
+// fill takes all space of a file system for a while.
+func (s *suite) fill(ctx context.Context, point string, d time.Duration) error {
+	path := filepath.Join(point, "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		return nil // the file system does not work
+	}
+	defer os.Remove(path)
+	defer f.Close()
+	for size := int64(64 << 20); size >= 1<<12; {
+		info, err := f.Stat()
+		if err != nil {
+			return nil
+		}
+		if unix.Fallocate(int(f.Fd()), 0, info.Size(), size) != nil {
+			size /= 2
+		}
+	}
+	sleep(ctx, d)
+	return nil
+}
+
+// readOnly makes a file system read-only for a while. While files are open for writing,
+// the kernel refuses, and nothing happens.
+func (s *suite) readOnly(ctx context.Context, point string, d time.Duration) error {
+	if unix.Mount("", point, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") != nil {
+		return nil
+	}
+	sleep(ctx, d)
+	unix.Mount("", point, "", unix.MS_REMOUNT, "")
+	return nil
+}
+
+// renamed hides the folder of a tier for a while. What was created in its place is
+// removed.
+func (s *suite) renamed(ctx context.Context, tier string, d time.Duration) error {
+	if os.Rename(tier, tier+".away") != nil {
+		return nil // the file system does not work
+	}
+	sleep(ctx, d)
+	return errors.Join(os.RemoveAll(tier), os.Rename(tier+".away", tier))
+}
+
+// failDisk makes the disk of the tier hang, fail or slow down.
+func (s *suite) failDisk(ctx context.Context, what string, e Event) error {
+	f, err := diskFaults(what, e.Seed)
+	if err != nil {
+		return err
+	}
+	if s.mode == "passthrough" {
+		defer s.oracle.allow(-1, "a failing disk in passthrough", grace, unix.EIO, unix.ENOSPC)()
+	}
+	return s.faulty(ctx, s.tierDisk, f, e.For)
+}
+
+func diskFaults(what string, seed uint64) (faultdisk.Faults, error) {
+	f := faultdisk.Faults{Seed: seed}
+	switch what {
+	case "hangs", "hang":
+		f.Hang = true
+	case "read errors":
+		f.ReadError = 0.5
+	case "slow":
+		f.Delay = 20 * time.Millisecond
+	default:
+		return f, fmt.Errorf("%q: not a fault of a disk", what)
+	}
+	return f, nil
+}
+
+// changeSource does a source fault and, if it is not a new version, undoes it.
+func (s *suite) changeSource(ctx context.Context, e Event, rng *rand.Rand) error {
+	switch e.Name {
+	case "replaced":
+		for range 1 + rng.IntN(5) {
+			if err := s.replace(rng.IntN(s.model.Count), time.Time{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "rewritten in place":
+		for range 1 + rng.IntN(3) {
+			if err := s.rewrite(s.constant(rng), time.Time{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "missing":
+		return s.missing(ctx, rng.IntN(s.model.Count), e.For)
+	case "folder renamed":
+		// The daemon has the folder open: no error is allowed.
+		return s.renamed(ctx, s.daemon.source, e.For)
+	}
+	f, err := diskFaults(e.Name, e.Seed)
+	if err != nil {
+		return err
+	}
+	if f.ReadError > 0 {
+		defer s.oracle.allow(-1, "read errors of the source", grace, unix.EIO)()
+	}
+	return s.faulty(ctx, s.source, f, e.For)
+}
+
+// constant returns a file whose versions have one size.
+func (s *suite) constant(rng *rand.Rand) int {
+	for {
+		if f := rng.IntN(s.model.Count); !s.model.Resizes(f) {
+			return f
+		}
+	}
+}
+
+func (s *suite) path(file int) string { return filepath.Join(s.daemon.source, s.model.Name(file)) }
+
+// replace puts a new version of a file in the place of the old one. Its modification time
+// is mtime, unless that is zero.
+func (s *suite) replace(file int, mtime time.Time) error {
+	temp := filepath.Join(s.source.point, "temp", "new")
+	if err := os.WriteFile(temp, s.model.Content(file, s.oracle.newest(file)+1), 0o644); err != nil {
+		return err
+	}
+	if !mtime.IsZero() {
+		if err := os.Chtimes(temp, time.Time{}, mtime); err != nil {
+			return err
+		}
+	}
+	s.oracle.beginChange(file, false)
+	defer s.oracle.endChange(file)
+	return os.Rename(temp, s.path(file))
+}
+
+// rewrite writes a new version of a file over the old one. Its modification time is mtime,
+// unless that is zero.
+func (s *suite) rewrite(file int, mtime time.Time) error {
+	f, err := os.OpenFile(s.path(file), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	data := s.model.Content(file, s.oracle.newest(file)+1)
+	s.oracle.beginChange(file, true)
+	defer s.oracle.endChange(file)
+	if _, err := f.WriteAt(data, 0); err != nil {
+		return err
+	}
+	if mtime.IsZero() {
+		return nil
+	}
+	return os.Chtimes(s.path(file), time.Time{}, mtime)
+}
+
+// missing takes a file away for a while.
+func (s *suite) missing(ctx context.Context, file int, d time.Duration) error {
+	defer s.oracle.allow(file, "a file that is missing at the source", grace, unix.ENOENT, unix.ESTALE, unix.EIO)()
+	away := filepath.Join(s.source.point, "temp", "away")
+	if err := os.Rename(s.path(file), away); err != nil {
+		return err
+	}
+	sleep(ctx, d)
+	return os.Rename(away, s.path(file))
+}
+
+// shiftSource changes files without a modification time that tells.
+func (s *suite) shiftSource(ctx context.Context, e Event, rng *rand.Rand) error {
+	file := s.constant(rng)
+	switch e.Name {
+	case "future mtime":
+		return s.replace(file, time.Now().Add(time.Hour))
+	case "same mtime": // as touch -r does
+		info, err := os.Stat(s.path(file))
+		if err != nil {
+			return err
+		}
+		return s.rewrite(file, info.ModTime())
+	}
+	second := time.Now().Truncate(time.Second) // as a source with whole seconds
+	if err := s.rewrite(file, second); err != nil {
+		return err
+	}
+	sleep(ctx, e.For)
+	return s.rewrite(file, second)
+}

@@ -1,0 +1,324 @@
+package torture
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The times for which a change of the source or of the mount may be visible.
+const (
+	// attrTimeout is the option of the mount.
+	attrTimeout = time.Second
+
+	// staleBound is how long a version may be read after it was superseded. The name is
+	// revalidated after attrTimeout; a version with the modification time of the one before
+	// is noticed later.
+	staleBound = 20 * time.Second
+
+	// raceBound is how long readers may see what the source held during a rewrite.
+	raceBound = attrTimeout + 10*time.Second
+
+	// grace is how long the error of a fault may arrive after the fault.
+	grace = 2*attrTimeout + time.Second
+)
+
+// A window is a time in which errors are allowed.
+type window struct {
+	from, until time.Time // until is zero while it lasts
+	file        int       // of which errors are allowed; -1 is all
+	errnos      []unix.Errno
+	why         string
+}
+
+// overlaps reports whether a read took place in the window.
+func (w *window) overlaps(r Result) bool {
+	return !r.End.Before(w.from) && (w.until.IsZero() || !r.Start.After(w.until))
+}
+
+// A change is one version of a file at the source.
+type change struct {
+	began, ended time.Time // of the replacement or the rewrite; ended is zero during it
+	inPlace      bool
+}
+
+// A flipped bit of a copy.
+type flipped struct {
+	file    int
+	off     int64
+	bit     int
+	life    int  // of the daemon that ran when it was flipped; a later one must not serve it
+	running bool // the daemon ran
+	scrub   bool // a scrub has ended since
+}
+
+// An oracle knows what the readers may see, and judges what they saw.
+type oracle struct {
+	model Model
+	log   func(format string, args ...any)
+
+	mu       sync.Mutex // guards the following
+	versions [][]change // by file and version
+	windows  []*window
+	flips    []*flipped
+	life     int // of the daemon
+	mode     string
+	cycle    int    // for findings
+	doing    string // the last event, for findings
+	seen     map[string]bool
+	failure  error // of the suite itself
+	summary  *Summary
+}
+
+func newOracle(m Model, s *Summary, log func(string, ...any)) *oracle {
+	o := &oracle{model: m, log: log, versions: make([][]change, m.Count), seen: make(map[string]bool), summary: s}
+	for f := range o.versions {
+		o.versions[f] = []change{{}}
+	}
+	return o
+}
+
+// newest returns the latest version of a file.
+func (o *oracle) newest(file int) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.versions[file]) - 1
+}
+
+// beginChange announces the next version of a file, and returns it.
+func (o *oracle) beginChange(file int, inPlace bool) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.versions[file] = append(o.versions[file], change{began: time.Now(), inPlace: inPlace})
+	return len(o.versions[file]) - 1
+}
+
+// endChange records that the newest version of a file is complete.
+func (o *oracle) endChange(file int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v := o.versions[file]
+	v[len(v)-1].ended = time.Now()
+}
+
+// allow opens a window, in which errors of a file, or of all if file is -1, are allowed.
+// The caller calls end at its end; the window closes after a further time.
+func (o *oracle) allow(file int, why string, after time.Duration, errnos ...unix.Errno) (end func()) {
+	w := &window{from: time.Now(), file: file, why: why, errnos: errnos}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.windows = append(o.windows, w)
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		w.until = time.Now().Add(after)
+	}
+}
+
+// forget drops the windows that have long been closed.
+func (o *oracle) forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.windows = slices.DeleteFunc(o.windows, func(w *window) bool {
+		return !w.until.IsZero() && time.Since(w.until) > 4*Deadline
+	})
+}
+
+// at records the event of a cycle that is in progress.
+func (o *oracle) at(cycle int, doing string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.cycle, o.doing = cycle, doing
+}
+
+// ok reports whether nothing was found so far.
+func (o *oracle) ok() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.summary.OK()
+}
+
+// mounted records that a daemon has started.
+func (o *oracle) mounted(mode string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.life++
+	o.mode = mode
+}
+
+// flip records a flipped bit. running tells whether a daemon runs that may have verified
+// the block before.
+func (o *oracle) flip(file int, off int64, bit int, running bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flips = append(o.flips, &flipped{file: file, off: off, bit: bit, life: o.life, running: running})
+}
+
+// scrubbed records that a scrub has ended, which began after all flips so far.
+func (o *oracle) scrubbed() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, f := range o.flips {
+		f.scrub = true
+	}
+}
+
+// broken records an error of the suite itself.
+func (o *oracle) broken(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failure == nil {
+		o.failure = err
+	}
+}
+
+func (o *oracle) err() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.failure
+}
+
+// hang records a read that took longer than Deadline.
+func (o *oracle) hang(t task, start time.Time, where string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.summary.Hangs++
+	o.report("hang", fmt.Sprintf("hang:%s:%s", t.Kind, where),
+		"%s of %s since %s: the threads wait in %s", t.Kind, o.model.Name(t.File), start.Format(time.TimeOnly), where)
+}
+
+// judge judges what one process has read.
+func (o *oracle) judge(results []Result) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, r := range results {
+		o.summary.Reads[r.Kind]++
+		o.summary.Opens++
+		o.summary.Bytes += r.Bytes
+		o.summary.Slowest = max(o.summary.Slowest, r.Took().Seconds())
+		if r.Placed {
+			o.summary.AcrossPromotion++
+		}
+		switch {
+		case r.Diff != nil:
+			o.wrong(r)
+		case r.Errno != 0:
+			o.failed(r)
+		case r.Short:
+			o.short(r)
+		case r.Version >= 0:
+			o.stale(r)
+		}
+	}
+}
+
+// wrong judges bytes that are of no version, or of several. o.mu must be held.
+func (o *oracle) wrong(r Result) {
+	if r.Diff.Flipped && o.mayServe(r) {
+		o.summary.FlipsServed++
+		return
+	}
+	if r.Diff.Mixture() && o.rewritten(r) {
+		o.summary.Excused["a rewrite in place"]++
+		return
+	}
+	cause := "content"
+	switch {
+	case r.Diff.Flipped:
+		cause = "flip"
+	case r.Diff.Mixture():
+		cause = "mixture"
+	case r.Diff.Zeros:
+		cause = "zeros"
+	}
+	o.summary.WrongReads++
+	o.report(cause, fmt.Sprintf("%s:%d", cause, r.File), "%s of %s: %v", r.Kind, o.model.Name(r.File), r.Diff)
+}
+
+// mayServe reports whether a flipped bit may be read: the daemon may have verified the
+// block before the flip, and no scrub has ended since.
+func (o *oracle) mayServe(r Result) bool {
+	return slices.ContainsFunc(o.flips, func(f *flipped) bool {
+		return f.file == r.File && f.off == r.Diff.First && f.bit == r.Diff.Bit && f.running && !f.scrub && f.life == o.life
+	})
+}
+
+// rewritten reports whether a mixture of two successive versions is what the source held
+// during a rewrite in place that the reader may have seen.
+func (o *oracle) rewritten(r Result) bool {
+	lowest, highest := slices.Min(r.Diff.Versions), slices.Max(r.Diff.Versions)
+	if lowest < 0 || highest != lowest+1 {
+		return false
+	}
+	c := o.versions[r.File][highest]
+	return c.inPlace && (c.ended.IsZero() || r.Start.Before(c.ended.Add(raceBound)))
+}
+
+// changedAround reports whether the file was changed at the source during a read, or at
+// most d before it.
+func (o *oracle) changedAround(r Result, d time.Duration) bool {
+	return slices.ContainsFunc(o.versions[r.File], func(c change) bool {
+		return !c.began.IsZero() && !r.End.Before(c.began) && (c.ended.IsZero() || r.Start.Before(c.ended.Add(d)))
+	})
+}
+
+// failed judges an error. o.mu must be held.
+func (o *oracle) failed(r Result) {
+	for _, w := range o.windows {
+		if (w.file < 0 || w.file == r.File) && slices.Contains(w.errnos, r.Errno) && w.overlaps(r) {
+			o.summary.Excused[w.why]++
+			return
+		}
+	}
+	if r.Errno == unix.ESTALE && o.changedAround(r, staleBound) {
+		o.summary.Excused["a new version"]++
+		return
+	}
+	// A page fault reports every error as SIGBUS.
+	if r.Op == "page fault" && o.changedAround(r, staleBound) {
+		o.summary.Excused["a new version"]++
+		return
+	}
+	o.summary.Errors++
+	o.report("error", fmt.Sprintf("error:%s:%v:%d", r.Op, r.Errno, o.cycle), "%s of %s after %v: %s: %v (%s)",
+		r.Kind, o.model.Name(r.File), r.Took().Round(time.Millisecond), r.Op, r.Errno, unix.ErrnoName(r.Errno))
+}
+
+// short judges a file whose size is not that of its version.
+func (o *oracle) short(r Result) {
+	if o.changedAround(r, staleBound) {
+		o.summary.Excused["a new version"]++
+		return
+	}
+	o.summary.WrongReads++
+	o.report("size", fmt.Sprintf("size:%d:%d", r.File, r.Version), "%s of %s, version %d: wrong size", r.Kind, o.model.Name(r.File), r.Version)
+}
+
+// stale judges a version that was read whole.
+func (o *oracle) stale(r Result) {
+	later := o.versions[r.File][r.Version+1:]
+	if len(later) == 0 || later[0].ended.IsZero() || r.Start.Before(later[0].ended.Add(staleBound)) {
+		o.summary.Right++
+		return
+	}
+	o.summary.StaleReads++
+	o.report("stale", fmt.Sprintf("stale:%d:%d", r.File, r.Version), "%s of %s: version %d, %v after it was superseded",
+		r.Kind, o.model.Name(r.File), r.Version, r.Start.Sub(later[0].ended).Round(time.Second))
+}
+
+// report logs a finding once. o.mu must be held.
+func (o *oracle) report(cause, key, format string, args ...any) {
+	o.summary.Causes[cause]++
+	if o.seen[key] {
+		return
+	}
+	o.seen[key] = true
+	f := Finding{Cause: cause, Cycle: o.cycle, Event: o.doing, Mode: o.mode, Text: fmt.Sprintf(format, args...)}
+	if len(o.summary.Findings) < maxFindings {
+		o.summary.Findings = append(o.summary.Findings, f)
+		o.log("%s: %s [cycle %d, %s, %s]", cause, f.Text, f.Cycle, f.Event, f.Mode)
+	}
+}

@@ -1,0 +1,305 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config describes a run.
+type Config struct {
+	Seed       uint64
+	Duration   time.Duration // no cycle begins after it
+	Cycles     int           // most cycles; 0 is no limit
+	FileSystem string        // of the disks: ext4, xfs or btrfs
+	Program    string        // the path of the program under test
+	Groups     []string      // of faults; see Groups
+	Files      int           // of the dataset
+	Readers    int           // processes
+	FailFast   bool          // end at the first finding
+	Verbose    bool          // log each event
+	Log        io.Writer
+}
+
+// A suite is the state of a run.
+type suite struct {
+	Config
+	dir         string // has everything
+	model       Model
+	tierDisk    *volume
+	source      *volume
+	daemon      *daemon
+	oracle      *oracle
+	pool        *pool
+	summary     *Summary
+	endOutage   func()   // ends the window in which the mount is gone
+	endCycle    []func() // ends of the windows that last until the daemon ends
+	cycleNumber int
+	mode        string // of the mount
+	start       time.Time
+}
+
+// Run runs the suite in a mount namespace of its own, which the caller has made: the mounts
+// are private. The Summary is nil if the run could not begin. The error is that of the
+// suite itself; what was found is in the Summary.
+func Run(ctx context.Context, c Config) (summary *Summary, err error) {
+	dir, err := os.MkdirTemp("", "milkweed-torture-")
+	if err != nil {
+		return nil, err
+	}
+	s := &suite{Config: c, dir: dir, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now()}
+	s.oracle = newOracle(s.model, s.summary, s.logf)
+	readers, stopReaders := context.WithCancel(ctx)
+	defer func() {
+		stopReaders()
+		err = errors.Join(err, s.remove())
+	}()
+	if err := s.prepare(ctx); err != nil {
+		return nil, err
+	}
+	s.pool.start(readers, c.Readers)
+	for n := 0; ctx.Err() == nil && !s.done(n); n++ {
+		if err := s.cycle(ctx, PlanCycle(c.Seed, n, c.Groups)); err != nil && ctx.Err() == nil {
+			return s.summary, fmt.Errorf("cycle %d: %w", n, err)
+		}
+		s.summary.Cycles++
+		s.oracle.forget()
+	}
+	stopReaders()
+	s.pool.running.Wait()
+	s.summary.Seconds = time.Since(s.start).Seconds()
+	if crash := s.daemon.crashed(); crash != "" {
+		s.summary.Errors++
+		s.summary.Findings = append(s.summary.Findings, Finding{Cause: "crash", Text: crash})
+	}
+	return s.summary, errors.Join(ctx.Err(), s.oracle.err())
+}
+
+// done reports whether the run ends before cycle n.
+func (s *suite) done(n int) bool {
+	return time.Since(s.start) >= s.Duration || s.Cycles > 0 && n == s.Cycles || s.FailFast && !s.oracle.ok()
+}
+
+func (s *suite) logf(format string, args ...any) {
+	fmt.Fprintf(s.Log, "%7.1fs  %s\n", time.Since(s.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (s *suite) verbosef(format string, args ...any) {
+	if s.Verbose {
+		s.logf(format, args...)
+	}
+}
+
+// memorySize is the size of the file system of the tier in memory, in bytes.
+const memorySize = 24 << 20
+
+// prepare makes the disks, the tier in memory and the dataset.
+func (s *suite) prepare(ctx context.Context) (err error) {
+	for _, name := range []string{"images", "memory", "point", "run"} {
+		if err := os.Mkdir(filepath.Join(s.dir, name), 0o700); err != nil {
+			return err
+		}
+	}
+	images, memory := filepath.Join(s.dir, "images"), filepath.Join(s.dir, "memory")
+	if err := unix.Mount("images", images, "tmpfs", 0, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", images, err)
+	}
+	if err := unix.Mount("memory", memory, "tmpfs", 0, fmt.Sprintf("size=%d", memorySize)); err != nil {
+		return fmt.Errorf("mount %s: %w", memory, err)
+	}
+	if err := s.fakeBoot(); err != nil {
+		return err
+	}
+	if s.source, err = newVolume(filepath.Join(images, "source"), filepath.Join(s.dir, "source"), s.FileSystem, 384<<20); err != nil {
+		return err
+	}
+	if s.tierDisk, err = newVolume(filepath.Join(images, "tier"), filepath.Join(s.dir, "tier"), s.FileSystem, 192<<20); err != nil {
+		return err
+	}
+	s.daemon = &daemon{
+		program: s.Program, dir: s.dir, source: filepath.Join(s.source.point, "data"),
+		memory: filepath.Join(memory, "tier"), disk: filepath.Join(s.tierDisk.point, "tier"),
+	}
+	s.daemon.scrubs = s.daemon.canScrub(ctx)
+	s.pool = &pool{model: s.model, oracle: s.oracle, point: s.daemon.point(), copies: s.daemon.copies(s.daemon.memory), seed: s.Seed}
+	s.outage()
+	return s.writeDataset(ctx)
+}
+
+// writeDataset writes the first version of all files, and mounts the disk again, so that
+// the page cache has nothing of it.
+func (s *suite) writeDataset(ctx context.Context) error {
+	if err := os.Mkdir(filepath.Join(s.source.point, "temp"), 0o755); err != nil {
+		return err
+	}
+	for f := range s.model.Count {
+		path := filepath.Join(s.daemon.source, s.model.Name(f))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, s.model.Content(f, 0), 0o644); err != nil {
+			return err
+		}
+	}
+	return errors.Join(s.source.unmount(), s.source.mount(ctx))
+}
+
+// bootID is the file by which programs recognize a boot.
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// fakeBoot puts a file above bootID, in this mount namespace.
+func (s *suite) fakeBoot() error {
+	if err := s.boot(0); err != nil {
+		return err
+	}
+	if err := unix.Mount(filepath.Join(s.dir, "boot_id"), bootID, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", bootID, err)
+	}
+	return nil
+}
+
+// boot makes another boot of this machine, with number n.
+func (s *suite) boot(n uint64) error {
+	id := fmt.Sprintf("00000000-0000-4000-8000-%012x\n", n&(1<<48-1))
+	return os.WriteFile(filepath.Join(s.dir, "boot_id"), []byte(id), 0o444)
+}
+
+// outage opens the window in which the mount is gone, unless it is open.
+func (s *suite) outage() {
+	if s.endOutage == nil {
+		s.endOutage = s.oracle.allow(-1, "the daemon is dead or not mounted yet", 0,
+			unix.ENOTCONN, unix.ECONNABORTED, unix.EIO, unix.ESTALE, unix.ENOENT, unix.ENODEV, unix.EINTR)
+	}
+}
+
+// cycle runs one cycle.
+func (s *suite) cycle(ctx context.Context, c Cycle) error {
+	s.verbosef("%v", c)
+	s.outage()
+	s.mode, s.cycleNumber = c.Mode, c.Number
+	if err := s.repair(ctx, c.Fresh); err != nil {
+		return err
+	}
+	for _, e := range c.Down {
+		if err := s.do(ctx, e); err != nil {
+			return err
+		}
+	}
+	if err := s.mount(ctx, c); err != nil {
+		return err
+	}
+	for _, e := range c.Up {
+		sleep(ctx, e.Wait)
+		if err := s.do(ctx, e); err != nil {
+			return err
+		}
+	}
+	sleep(ctx, c.End.Wait)
+	return s.end(ctx, c.End)
+}
+
+// mount mounts. If that fails, it makes all tiers empty and tries again: after write
+// errors, a file system may refuse to work.
+func (s *suite) mount(ctx context.Context, c Cycle) error {
+	err := s.daemon.mount(ctx, c)
+	if err != nil && ctx.Err() == nil {
+		s.logf("mount: %v", err)
+		s.summary.Events["mount refused"]++
+		s.removeTier(s.daemon.memory)
+		if err = errors.Join(s.daemon.kill(), s.repair(ctx, true)); err == nil {
+			err = s.daemon.mount(ctx, c)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.oracle.mounted(c.Mode)
+	s.endOutage()
+	s.endOutage = nil
+	return nil
+}
+
+// repair mounts the disk of the tier again if its file system does not work, and formats
+// it if that does not help, or if fresh is set.
+func (s *suite) repair(ctx context.Context, fresh bool) error {
+	if !fresh && s.tierDisk.works() {
+		return nil
+	}
+	release := s.pool.hold()
+	defer release()
+	if err := s.tierDisk.unmount(); err != nil {
+		return err
+	}
+	if !fresh && s.tierDisk.mount(ctx) == nil && s.tierDisk.works() {
+		s.summary.Events["disk remounted after errors"]++
+		return nil
+	}
+	s.summary.Events["disk formatted"]++
+	return errors.Join(s.tierDisk.unmount(), s.tierDisk.format(ctx))
+}
+
+// end ends the daemon.
+func (s *suite) end(ctx context.Context, e Event) error {
+	s.oracle.at(s.cycleNumber, e.String())
+	s.summary.Events[e.String()]++
+	s.outage()
+	for _, end := range s.endCycle {
+		end()
+	}
+	s.endCycle = nil
+	rng := rand.New(rand.NewPCG(e.Seed, 0))
+	switch e.Group {
+	case groupKill:
+		s.summary.Events["SIGKILL"]++
+		return s.daemon.kill()
+	case groupCut:
+		s.summary.Events["SIGKILL"]++
+		return s.cut(ctx, e, rng)
+	}
+	return s.daemon.umount(ctx)
+}
+
+// remove ends all processes and removes everything.
+func (s *suite) remove() error {
+	var errs []error
+	if s.tierDisk != nil { // operations that hang end
+		errs = append(errs, s.tierDisk.disk.PowerOff(0, 0))
+	}
+	if s.source != nil {
+		errs = append(errs, s.source.disk.PowerOff(0, 0))
+	}
+	if s.daemon != nil {
+		errs = append(errs, s.daemon.kill())
+	}
+	if s.pool != nil {
+		s.pool.running.Wait()
+	}
+	for _, v := range []*volume{s.tierDisk, s.source} {
+		if v != nil {
+			errs = append(errs, v.remove())
+		}
+	}
+	unix.Unmount(bootID, unix.MNT_DETACH)
+	for _, name := range []string{"images", "memory"} {
+		unix.Unmount(filepath.Join(s.dir, name), unix.MNT_DETACH)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%s is left: %w", s.dir, err)
+	}
+	return os.RemoveAll(s.dir)
+}
+
+// sleep waits, or returns when ctx is done.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
