@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -31,74 +30,65 @@ import (
 )
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	code, err := run(os.Args[1:])
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "torture:", err)
-		os.Exit(1)
+		code = max(code, 1)
 	}
+	os.Exit(code)
 }
 
-// run plays the role that the first argument names: of a child process, or of the run.
-func run(args []string) error {
+// run plays the role that the first argument names. It returns the exit code.
+func run(args []string) (code int, err error) {
 	role := ""
 	if len(args) > 0 {
 		role = args[0]
 	}
 	switch role {
+	case "init":
+		return initialize(args[1:])
+	case "inside":
+		return 0, torturing(args[1:])
 	case "disk":
-		size, err := strconv.ParseInt(args[2], 10, 64)
-		if err != nil {
-			return err
-		}
-		return faultdisk.Run(args[1], size, args[3], os.Stdin, os.Stdout)
+		return 0, disk(args[1:])
 	case "read":
-		seed, err := strconv.ParseUint(args[1], 10, 64)
-		if err != nil {
-			return err
-		}
-		count, err := strconv.Atoi(args[2])
-		if err != nil {
-			return err
-		}
-		return torture.ServeReader(torture.Model{Seed: seed, Count: count}, args[3], os.Stdin, os.Stdout)
+		return 0, read(args[1:])
 	case "share":
-		return torture.ServeSharer(args[1:], os.Stdout)
+		return 0, torture.ServeSharer(args[1:], os.Stdout)
 	}
-	if os.Getenv(insideEnv) == "" {
-		return enter(args)
+	if _, err := parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0, nil
+	} else if err != nil {
+		return 2, err
 	}
-	return torturing(args)
+	return enter(args)
 }
 
-// insideEnv is set in the process that has a mount namespace of its own.
-const insideEnv = "MILKWEED_TORTURE_INSIDE"
-
-// enter runs this program again in a mount namespace of its own. Whatever happens to the
-// run, the kernel removes its mounts with the namespace. Ctrl-C reaches both processes,
-// and this one waits for the other.
-func enter(args []string) error {
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(os.Environ(), insideEnv+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true}
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("a mount namespace needs root: %w", err)
+// disk is the process of a fault disk. Its arguments are the file of the image, its size,
+// and the folder to mount it at.
+func disk(args []string) error {
+	size, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil {
+		return err
 	}
-	go func() {
-		for s := range signals {
-			cmd.Process.Signal(s)
-		}
-	}()
-	err := cmd.Wait()
-	if ended, ok := errors.AsType[*exec.ExitError](err); ok && ended.Exited() {
-		os.Exit(ended.ExitCode()) // it has reported the error
-	}
-	return err
+	return faultdisk.Run(args[0], size, args[2], os.Stdin, os.Stdout)
 }
 
-// Options are the flags of a run.
+// read is a reader process. Its arguments are the seed, the number of files, and the mount
+// point.
+func read(args []string) error {
+	seed, err := strconv.ParseUint(args[0], 10, 64)
+	if err != nil {
+		return err
+	}
+	count, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	return torture.ServeReader(torture.Model{Seed: seed, Count: count}, args[2], os.Stdin, os.Stdout)
+}
+
+// options are the flags of a run.
 type options struct {
 	torture.Config
 	groups string
@@ -123,7 +113,7 @@ func parse(args []string) (options, error) {
 		return o, err
 	}
 	if o.Seed == 0 {
-		o.Seed = rand.Uint64N(1 << 32)
+		o.Seed = 1 + rand.Uint64N(1<<32)
 	}
 	o.Groups = strings.Split(o.groups, ",")
 	for _, g := range o.Groups {
@@ -144,16 +134,17 @@ func (o options) replay(s *torture.Summary) string {
 
 func torturing(args []string) error {
 	o, err := parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
+	o.Folder = os.Getenv(folderEnv)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fmt.Fprintf(os.Stderr, "seed %d, %v on %s\n", o.Seed, o.Duration, o.FileSystem)
 	summary, err := torture.Run(ctx, o.Config)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted")
+	}
 	if summary == nil {
 		return err
 	}

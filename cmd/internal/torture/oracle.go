@@ -246,15 +246,19 @@ func (o *oracle) mayServe(r Result) bool {
 	})
 }
 
-// rewritten reports whether a mixture of two successive versions is what the source held
-// during a rewrite in place that the reader may have seen.
+// rewritten reports whether a mixture of versions is what the source held during rewrites
+// in place that the reader may have seen.
 func (o *oracle) rewritten(r Result) bool {
 	lowest, highest := slices.Min(r.Diff.Versions), slices.Max(r.Diff.Versions)
-	if lowest < 0 || highest != lowest+1 {
+	if lowest < 0 {
 		return false
 	}
-	c := o.versions[r.File][highest]
-	return c.inPlace && (c.ended.IsZero() || r.Start.Before(c.ended.Add(raceBound)))
+	for _, c := range o.versions[r.File][lowest+1 : highest+1] {
+		if !c.inPlace || !c.ended.IsZero() && r.Start.After(c.ended.Add(raceBound)) {
+			return false
+		}
+	}
+	return true
 }
 
 // changedAround reports whether the file was changed at the source during a read, or at

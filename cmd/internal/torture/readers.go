@@ -23,6 +23,9 @@ const Deadline = 30 * time.Second
 // processes of the machine.
 const pause = 2 * time.Millisecond
 
+// maxChanges bounds the new versions of a file during one read.
+const maxChanges = 8
+
 // A pool is the reader processes. They read random files in random ways.
 type pool struct {
 	model  Model
@@ -125,7 +128,7 @@ func (p *pool) next(rng *rand.Rand) task {
 		for _, k := range kinds {
 			if n -= k.weight; n < 0 {
 				t.Kind = k.kind
-				t.Newest = p.oracle.newest(t.File) + 2
+				t.Newest = p.oracle.newest(t.File) + maxChanges
 				t.Copy = filepath.Join(p.copies, p.model.Name(t.File))
 				return t
 			}

@@ -15,6 +15,7 @@ import (
 
 // Config describes a run.
 type Config struct {
+	Folder     string // empty; the suite has everything in it
 	Seed       uint64
 	Duration   time.Duration // no cycle begins after it
 	Cycles     int           // most cycles; 0 is no limit
@@ -46,15 +47,11 @@ type suite struct {
 	start       time.Time
 }
 
-// Run runs the suite in a mount namespace of its own, which the caller has made: the mounts
-// are private. The Summary is nil if the run could not begin. The error is that of the
+// Run runs the suite in a mount namespace and a PID namespace of its own, which the caller
+// has made. The Summary is nil if the run could not begin. The error is that of the
 // suite itself; what was found is in the Summary.
 func Run(ctx context.Context, c Config) (summary *Summary, err error) {
-	dir, err := os.MkdirTemp("", "milkweed-torture-")
-	if err != nil {
-		return nil, err
-	}
-	s := &suite{Config: c, dir: dir, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now()}
+	s := &suite{Config: c, dir: c.Folder, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now()}
 	s.oracle = newOracle(s.model, s.summary, s.logf)
 	readers, stopReaders := context.WithCancel(ctx)
 	defer func() {
@@ -291,9 +288,9 @@ func (s *suite) remove() error {
 		unix.Unmount(filepath.Join(s.dir, name), unix.MNT_DETACH)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%s is left: %w", s.dir, err)
+		return fmt.Errorf("cleaning up: %w", err)
 	}
-	return os.RemoveAll(s.dir)
+	return nil
 }
 
 // sleep waits, or returns when ctx is done.
