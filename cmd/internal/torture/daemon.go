@@ -21,7 +21,7 @@ import (
 // commandTimeout bounds the commands of the program.
 const commandTimeout = time.Minute
 
-// Quotas of the tiers, in bytes. The dataset fits into both together, but not into one.
+// Quotas of the tiers, in bytes. The dataset fits into both together.
 const (
 	memoryQuota = 16 << 20
 	diskQuota   = 96 << 20
