@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,8 @@ func (s *suite) do(ctx context.Context, e Event) error {
 		if !s.flip(rng, e.Name == "in use") {
 			return nil
 		}
+	case e.Group == groupPlant:
+		s.plant(rng, e.Name == "other user")
 	case e.Group == groupWriteBack:
 		err = s.failWriteBack(ctx, e)
 	case e.Group == groupTier:
@@ -149,6 +152,30 @@ func (s *suite) flipCopy(path string, file int, onDisk bool, rng *rand.Rand, run
 	b[0] ^= 1 << bit
 	_, err = f.WriteAt(b[:], off)
 	return errors.Join(err, os.Chtimes(path, time.Time{}, info.ModTime())) == nil
+}
+
+// plant replaces a random copy by a file of the same size and modification time that
+// Milkweed has not written. With other, the file belongs to another user.
+func (s *suite) plant(rng *rand.Rand, other bool) {
+	copies := append(s.listCopies(s.daemon.memory), s.listCopies(s.daemon.disk)...)
+	if len(copies) == 0 {
+		return
+	}
+	path := copies[rng.IntN(len(copies))]
+	info, err := os.Stat(path)
+	if err != nil {
+		return
+	}
+	temp := filepath.Join(filepath.Dir(path), "planted")
+	if os.WriteFile(temp, bytes.Repeat(planted, int(info.Size()+7)/8)[:info.Size()], 0o600) != nil {
+		os.Remove(temp)
+		return
+	}
+	if other {
+		os.Chown(temp, 65534, 65534)
+	}
+	os.Chtimes(temp, time.Time{}, info.ModTime())
+	os.Rename(temp, path)
 }
 
 // failWriteBack lets writes to the disk of the tier fail for a while. A file system that

@@ -135,9 +135,13 @@ type Diff struct {
 	First    int64 `json:"first"`             // offset of the first byte that belongs to no version
 	Bytes    int   `json:"bytes"`             // bytes in pages of no version
 	Zeros    bool  `json:"zeros,omitempty"`   // some of these pages are zero
+	Planted  bool  `json:"planted,omitempty"` // they are of a file that the suite has planted
 	Flipped  bool  `json:"flipped,omitempty"` // the bytes differ from a version in one bit, at First
 	Bit      int   `json:"bit,omitempty"`     // the bit that is flipped
 }
+
+// planted is what a file that the suite plants among the copies consists of.
+var planted = []byte("planted ")
 
 // Mixture reports whether each page is of a version.
 func (d Diff) Mixture() bool { return d.Bytes == 0 }
@@ -149,6 +153,8 @@ func (d Diff) String() string {
 		return fmt.Sprintf("bit %d of byte %d is flipped in version %v", d.Bit, d.First, d.Versions)
 	case d.Mixture():
 		return fmt.Sprintf("a mixture of the versions %v", d.Versions)
+	case d.Planted:
+		return fmt.Sprintf("%d bytes from %d on are of a planted file", d.Bytes, d.First)
 	case d.Zeros:
 		return fmt.Sprintf("%d bytes from %d on are of no version, with pages of zeros; others are of %v", d.Bytes, d.First, d.Versions)
 	}
@@ -171,6 +177,7 @@ func (m Model) Diff(p []byte, file, newest int, off int64) Diff {
 		} else {
 			d.Bytes += len(part)
 			d.Zeros = d.Zeros || len(bytes.Trim(part, "\x00")) == 0
+			d.Planted = d.Planted || bytes.Contains(part, planted)
 			at, bit, v, ok := m.flip(part, file, newest, start)
 			if flips++; d.First < 0 {
 				d.First, d.Bit, d.Flipped = at, bit, ok

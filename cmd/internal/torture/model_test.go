@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"bytes"
 	"slices"
 	"testing"
 )
@@ -65,6 +66,7 @@ func TestDiff(t *testing.T) {
 		{"flip in a header", func(p []byte) { p[pageSize] ^= 1 }, Diff{Versions: []int{0}, First: pageSize, Bytes: pageSize, Flipped: true}},
 		{"mixture", func(p []byte) { copy(p, testModel.Content(f, 2)[:2*pageSize]) }, Diff{Versions: []int{2, 0}, First: -1}},
 		{"zeros", func(p []byte) { clear(p[pageSize : 2*pageSize]) }, Diff{Versions: []int{0}, First: pageSize, Bytes: pageSize, Zeros: true}},
+		{"planted", func(p []byte) { copy(p[pageSize:2*pageSize], bytes.Repeat(planted, pageSize/8)) }, Diff{Versions: []int{0}, First: pageSize, Bytes: pageSize, Planted: true}},
 		{"two flips", func(p []byte) { p[5000] ^= 16; p[9000] ^= 1 }, Diff{Versions: []int{0}, First: 5000, Bytes: 2 * pageSize, Bit: 4}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -78,7 +80,7 @@ func TestDiff(t *testing.T) {
 				t.Errorf("versions %v, want %v", got.Versions, c.want.Versions)
 			}
 			got.Versions, c.want.Versions = nil, nil
-			if got.First != c.want.First || got.Bytes != c.want.Bytes || got.Zeros != c.want.Zeros || got.Flipped != c.want.Flipped || got.Bit != c.want.Bit {
+			if got.First != c.want.First || got.Bytes != c.want.Bytes || got.Zeros != c.want.Zeros || got.Planted != c.want.Planted || got.Flipped != c.want.Flipped || got.Bit != c.want.Bit {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})

@@ -181,6 +181,14 @@ func (o *oracle) err() error {
 	return o.failure
 }
 
+// refused records that a mount failed although the disk of the tier worked.
+func (o *oracle) refused(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.summary.Errors++
+	o.report("mount", fmt.Sprintf("mount:%d", o.cycle), "%v", err)
+}
+
 // hang records a read that took longer than Deadline.
 func (o *oracle) hang(t task, start time.Time, where string) {
 	o.mu.Lock()
@@ -231,6 +239,8 @@ func (o *oracle) wrong(r Result) {
 		cause = "flip"
 	case r.Diff.Mixture():
 		cause = "mixture"
+	case r.Diff.Planted:
+		cause = "planted"
 	case r.Diff.Zeros:
 		cause = "zeros"
 	}

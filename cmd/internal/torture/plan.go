@@ -17,10 +17,11 @@ const (
 	groupSource    = "source"
 	groupClock     = "clock"
 	groupLimits    = "limits"
+	groupPlant     = "plant"
 )
 
 // Groups lists the groups of faults.
-var Groups = []string{groupKill, groupCut, groupWriteBack, groupFlip, groupTier, groupSource, groupClock, groupLimits}
+var Groups = []string{groupKill, groupCut, groupWriteBack, groupFlip, groupTier, groupSource, groupClock, groupLimits, groupPlant}
 
 // An Event is one fault, or another step of a cycle.
 type Event struct {
@@ -66,6 +67,7 @@ var (
 	}
 	clockFaults      = []string{"same mtime", "coarse mtime", "future mtime"}
 	writeBackFaults  = []string{"errors", "some errors", "torn", "flush fails", "thin pool full"}
+	plants           = []string{"other user", "same user"}
 	modes            = []string{"stateless", "stateless", "cached", "passthrough"}
 	umount           = "umount" // an End in order; it is no fault
 	milliseconds     = time.Millisecond
@@ -91,6 +93,9 @@ func PlanCycle(seed uint64, n int, groups []string) Cycle {
 	}
 	if p.chance(6) {
 		p.add(&c.Down, Event{Group: groupClock, Name: "chmod copies"})
+	}
+	if p.chance(10) {
+		p.add(&c.Down, Event{Group: groupPlant, Name: plants[rng.IntN(len(plants))]})
 	}
 	if p.chance(15) {
 		p.add(&c.Down, Event{Name: "remount disk"})
