@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,9 +20,12 @@ import (
 // it, and 5 s for the source, which the plan lets hang for less.
 const Deadline = 30 * time.Second
 
-// pause is the time between two reads of a process. It leaves room for the other
-// processes of the machine.
-const pause = 2 * time.Millisecond
+// The time between two reads of a process. It leaves room for the other processes of the
+// machine.
+const (
+	pause           = 2 * time.Millisecond
+	pauseAfterError = 20 * time.Millisecond // the mount may be gone
+)
 
 // maxChanges bounds the new versions of a file during one read.
 const maxChanges = 8
@@ -110,6 +114,9 @@ func (p *pool) read(ctx context.Context, reader *readerProcess, rng *rand.Rand) 
 			return false
 		}
 		p.oracle.judge(results)
+		if slices.ContainsFunc(results, func(r Result) bool { return r.Errno != 0 }) {
+			time.Sleep(pauseAfterError)
+		}
 		return true
 	case <-time.After(Deadline):
 		p.oracle.hang(t, start, where(reader.pid))
