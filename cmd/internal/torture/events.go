@@ -275,9 +275,10 @@ func (s *suite) setClockBack(ctx context.Context, copies []string) error {
 		return err
 	}
 	var script strings.Builder
+	ahead := time.Now().Add(24 * time.Hour)
 	for _, path := range copies {
 		name := strings.TrimPrefix(path, s.tierDisk.point)
-		fmt.Fprintf(&script, "set_inode_field %s ctime @%d\n", name, time.Now().Add(24*time.Hour).Unix())
+		fmt.Fprintf(&script, "set_inode_field %s ctime @%d\n", name, ahead.Unix())
 	}
 	cmd := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", device)
 	cmd.Stdin = strings.NewReader(script.String())
@@ -285,5 +286,14 @@ func (s *suite) setClockBack(ctx context.Context, copies []string) error {
 	if err != nil {
 		err = fmt.Errorf("debugfs: %w: %s", err, out)
 	}
-	return errors.Join(err, s.tierDisk.disk.Detach(), s.tierDisk.mount(ctx))
+	if err := errors.Join(err, s.tierDisk.disk.Detach(), s.tierDisk.mount(ctx)); err != nil {
+		return err
+	}
+	for _, path := range copies { // debugfs does not report its errors
+		var st unix.Stat_t
+		if unix.Lstat(path, &st) == nil && st.Ctim.Sec != ahead.Unix() {
+			return fmt.Errorf("debugfs has not set the change time of %s", path)
+		}
+	}
+	return nil
 }

@@ -50,9 +50,9 @@ type flipped struct {
 	file    int
 	off     int64
 	bit     int
-	life    int  // of the daemon that ran when it was flipped; a later one must not serve it
-	running bool // the daemon ran
-	scrub   bool // a scrub has ended since
+	at      time.Time
+	running bool      // a daemon ran, which may have verified the block before
+	until   time.Time // when that daemon was replaced, or a scrub ended; zero until then
 }
 
 // An oracle knows what the readers may see, and judges what they saw.
@@ -64,7 +64,6 @@ type oracle struct {
 	versions [][]change // by file and version
 	windows  []*window
 	flips    []*flipped
-	life     int // of the daemon
 	mode     string
 	cycle    int    // for findings
 	doing    string // the last event, for findings
@@ -145,8 +144,17 @@ func (o *oracle) ok() bool {
 func (o *oracle) mounted(mode string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.life++
 	o.mode = mode
+	o.expire()
+}
+
+// expire ends the time in which the flips so far may be read. o.mu must be held.
+func (o *oracle) expire() {
+	for _, f := range o.flips {
+		if f.until.IsZero() {
+			f.until = time.Now()
+		}
+	}
 }
 
 // flip records a flipped bit. running tells whether a daemon runs that may have verified
@@ -154,16 +162,14 @@ func (o *oracle) mounted(mode string) {
 func (o *oracle) flip(file int, off int64, bit int, running bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.flips = append(o.flips, &flipped{file: file, off: off, bit: bit, life: o.life, running: running})
+	o.flips = append(o.flips, &flipped{file: file, off: off, bit: bit, at: time.Now(), running: running})
 }
 
 // scrubbed records that a scrub has ended, which began after all flips so far.
 func (o *oracle) scrubbed() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, f := range o.flips {
-		f.scrub = true
-	}
+	o.expire()
 }
 
 // broken records an error of the suite itself.
@@ -248,11 +254,13 @@ func (o *oracle) wrong(r Result) {
 	o.report(cause, fmt.Sprintf("%s:%d", cause, r.File), "%s of %s: %v", r.Kind, o.model.Name(r.File), r.Diff)
 }
 
-// mayServe reports whether a flipped bit may be read: the daemon may have verified the
-// block before the flip, and no scrub has ended since.
+// mayServe reports whether a flipped bit may be read: the file was opened before the flip,
+// or the daemon may have verified the block before it and no scrub had ended.
 func (o *oracle) mayServe(r Result) bool {
 	return slices.ContainsFunc(o.flips, func(f *flipped) bool {
-		return f.file == r.File && f.off == r.Diff.First && f.bit == r.Diff.Bit && f.running && !f.scrub && f.life == o.life
+		same := f.file == r.File && f.off == r.Diff.First && f.bit == r.Diff.Bit
+		inUse := f.running && (f.until.IsZero() || r.Start.Before(f.until))
+		return same && (inUse || r.Start.Before(f.at))
 	})
 }
 

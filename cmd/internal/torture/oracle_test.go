@@ -41,6 +41,7 @@ func TestJudge(t *testing.T) {
 		{"a flip in use", func(o *oracle) { o.flip(file, 70, 2, true) }, Result{Version: -1, Diff: flip}, true},
 		{"a flip after a scrub", func(o *oracle) { o.flip(file, 70, 2, true); o.scrubbed() }, Result{Version: -1, Diff: flip}, false},
 		{"a flip after a restart", func(o *oracle) { o.flip(file, 70, 2, true); o.mounted("") }, Result{Version: -1, Diff: flip}, false},
+		{"a flip at rest after the open", func(o *oracle) { o.flip(file, 70, 2, false); o.flips[0].at = time.Now().Add(time.Hour) }, Result{Version: -1, Diff: flip}, true},
 		{"another flip", func(o *oracle) { o.flip(file, 71, 2, true) }, Result{Version: -1, Diff: flip}, false},
 		{"an error", func(*oracle) {}, Result{Version: -1, Errno: unix.EIO, Op: "read"}, false},
 		{"an error in its window", func(o *oracle) { o.allow(-1, "", 0, unix.EIO) }, Result{Version: -1, Errno: unix.EIO, Op: "read"}, true},
