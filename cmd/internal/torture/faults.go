@@ -2,7 +2,6 @@ package torture
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -45,6 +44,7 @@ func (s *suite) failTier(ctx context.Context, e Event) error {
 // removeTier removes the folder of a tier. It renames the folder first, because the daemon
 // may create files while the folder is removed.
 func (s *suite) removeTier(tier string) {
+	os.RemoveAll(tier + ".removed") // the daemon may have created files in it since
 	if os.Rename(tier, tier+".removed") == nil {
 		os.RemoveAll(tier + ".removed")
 	}
@@ -83,14 +83,21 @@ func (s *suite) readOnly(ctx context.Context, point string, d time.Duration) err
 	return nil
 }
 
-// renamed hides the folder of a tier for a while. What was created in its place is
-// removed.
-func (s *suite) renamed(ctx context.Context, tier string, d time.Duration) error {
-	if os.Rename(tier, tier+".away") != nil {
+// renamed hides a folder for a while. What was created in its place is removed.
+func (s *suite) renamed(ctx context.Context, dir string, d time.Duration) error {
+	away := dir + ".away"
+	if os.Rename(dir, away) != nil {
 		return nil // the file system does not work
 	}
 	sleep(ctx, d)
-	return errors.Join(os.RemoveAll(tier), os.Rename(tier+".away", tier))
+	for range 100 {
+		os.RemoveAll(dir)
+		if os.Rename(away, dir) == nil {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond) // the daemon creates the folder again
+	}
+	return os.RemoveAll(away)
 }
 
 // failDisk makes the disk of the tier hang, fail or slow down.

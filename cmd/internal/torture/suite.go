@@ -249,8 +249,16 @@ func (s *suite) repair(ctx context.Context, fresh bool) error {
 		s.summary.Events["disk remounted after errors"]++
 		return nil
 	}
+	return s.format(ctx)
+}
+
+// format formats the disk of the tier. The readers must be held.
+func (s *suite) format(ctx context.Context) error {
 	s.summary.Events["disk formatted"]++
-	return errors.Join(s.tierDisk.unmount(), s.tierDisk.format(ctx))
+	if err := s.tierDisk.unmount(); err != nil {
+		return err
+	}
+	return errors.Join(s.tierDisk.disk.PowerOn(), s.tierDisk.format(ctx))
 }
 
 // end ends the daemon.
