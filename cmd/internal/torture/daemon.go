@@ -95,10 +95,13 @@ func (d *daemon) mount(ctx context.Context, c Cycle) error {
 	return err
 }
 
+// signal sends SIGKILL to the daemon. It ends when the disks that it waits for respond.
+func (d *daemon) signal() { unix.Kill(d.pid, unix.SIGKILL) }
+
 // kill kills the daemon and detaches its mount.
 func (d *daemon) kill() error {
 	if d.pid != 0 {
-		unix.Kill(d.pid, unix.SIGKILL)
+		d.signal()
 		for start := time.Now(); alive(d.pid); time.Sleep(time.Millisecond) {
 			if time.Since(start) > Deadline {
 				return fmt.Errorf("the daemon has not ended %v after SIGKILL", Deadline)

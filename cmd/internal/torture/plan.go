@@ -159,6 +159,8 @@ func (p planner) end() Event {
 		e.Group, e.Name = groupCut, "clock set back"
 	case n < 22 && p.has(groupCut):
 		e.Group = groupCut
+	case n < 26 && p.has(groupKill):
+		e.Group, e.Name, e.For = groupKill, "while the disk hangs", p.between(100, 1000)
 	case n < 96 && p.has(groupKill):
 		e.Group = groupKill
 	default:

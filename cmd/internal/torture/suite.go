@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/fs/faultdisk"
 )
 
 // Config describes a run.
@@ -274,12 +276,26 @@ func (s *suite) end(ctx context.Context, e Event) error {
 	switch e.Group {
 	case groupKill:
 		s.summary.Events["SIGKILL"]++
+		if e.Name != "" {
+			return s.killHanging(ctx, e.For)
+		}
 		return s.daemon.kill()
 	case groupCut:
 		s.summary.Events["SIGKILL"]++
 		return s.cut(ctx, e, rng)
 	}
 	return s.daemon.umount(ctx)
+}
+
+// killHanging kills the daemon while the disk of the tier hangs.
+func (s *suite) killHanging(ctx context.Context, d time.Duration) error {
+	if err := s.tierDisk.disk.SetFaults(faultdisk.Faults{Hang: true}); err != nil {
+		return err
+	}
+	sleep(ctx, d/2)
+	s.daemon.signal()
+	sleep(ctx, d/2)
+	return errors.Join(s.tierDisk.disk.SetFaults(faultdisk.Faults{}), s.daemon.kill())
 }
 
 // remove ends all processes and removes everything.
