@@ -437,7 +437,7 @@ func (s *stack) start() {
 	if workers == 0 {
 		workers = 4
 	}
-	s.handler = placement.New(s.levels, s.names, placement.Config{Workers: workers, IdleHandles: 1000}, log)
+	s.handler = placement.New(s.levels, s.names, placement.Config{Workers: workers, IdleHandles: 1000, Passthrough: s.opts.mode == fs.Passthrough}, log)
 	s.running.Go(func() { s.levels.Run(ctx) })
 	s.running.Go(func() { s.handler.Run(ctx) })
 	if s.opts.window > 0 {
@@ -521,10 +521,13 @@ func (s *stack) keepPages() {
 	holder(s.t, "keep", s.point)
 }
 
-// settled waits until no copy is in flight.
+// settled waits until no copy is in flight, and the kernel may read all copies directly.
 func (s *stack) settled() {
 	s.t.Helper()
-	s.eventually("no copy is in flight", func() bool { return s.handler.Stats().InFlight == 0 })
+	s.eventually("no copy is in flight", func() bool {
+		stats := s.handler.Stats()
+		return stats.InFlight == 0 && stats.Unchecked == 0
+	})
 }
 
 // eventually waits until f is true.

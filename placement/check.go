@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -12,20 +13,25 @@ import (
 
 // checks is the queue of copies that are compared with their checksums in the background. The
 // kernel reads a copy directly only after all of its blocks have been compared. A copy of one
-// block is compared when it is opened. A larger one is queued when it is opened, and until it
-// has been compared it is read through the daemon.
-type checks chan *metadata.Entry
+// block is compared when it is opened. A larger one is queued when it was placed or is opened,
+// and until it has been compared it is read through the daemon.
+type checks struct {
+	queue   chan *metadata.Entry
+	pending atomic.Int64 // copies that were added and not compared yet
+}
 
 // maxChecks is the number of copies that may wait. Further ones are queued by a later open.
 const maxChecks = 1024
 
-func newChecks() checks { return make(checks, maxChecks) }
+func newChecks() *checks { return &checks{queue: make(chan *metadata.Entry, maxChecks)} }
 
 // add queues the copy of e, unless too many copies wait.
-func (c checks) add(e *metadata.Entry) {
+func (c *checks) add(e *metadata.Entry) {
+	c.pending.Add(1)
 	select {
-	case c <- e:
+	case c.queue <- e:
 	default:
+		c.pending.Add(-1)
 	}
 }
 
@@ -33,8 +39,9 @@ func (c checks) add(e *metadata.Entry) {
 func (h *Handler) checkCopies() {
 	for {
 		select {
-		case e := <-h.checks:
+		case e := <-h.checks.queue:
 			h.checkQueued(e)
+			h.checks.pending.Add(-1)
 		case <-h.ctx.Done():
 			return
 		}

@@ -60,26 +60,31 @@ func TestRestoredModificationTime(t *testing.T) {
 	}
 }
 
-// Room for a copy that was rejected is returned.
-func TestCopyIsReadBackBeforeItIsPublished(t *testing.T) {
-	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
-	r.to[0].Add(drivertest.Rule{Op: drivertest.OpOpen, Err: drivers.ErrCorrupt})
-	for name, size := range map[string]int{"small": 1000, "large": 3 << 20} {
-		data := r.put(name, size)
-		r.wantFile(name, data)
-		r.settled()
-		want := tiers.Level(1)
-		if size > drivers.ChecksumBlock {
-			want = tiers.AtSource
+// With passthrough, a copy of several blocks is checked as soon as it is placed. If it is corrupt,
+// it is removed, and its room is returned.
+func TestCopyIsCheckedEarly(t *testing.T) {
+	for _, early := range []bool{false, true} {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+		r.handler.checksEarly = early
+		r.to[0].Add(drivertest.Rule{Op: drivertest.OpOpen, Err: drivers.ErrCorrupt})
+		for name, size := range map[string]int{"small": 1000, "large": 3 << 20} {
+			r.wantFile(name, r.put(name, size))
+			r.eventually("the copy is checked", func() bool {
+				s := r.handler.Stats()
+				return s.InFlight == 0 && s.Unchecked == 0
+			})
+			want := tiers.Level(1)
+			if early && size > drivers.ChecksumBlock {
+				want = tiers.AtSource
+			}
+			if got := r.entry(name).Level(); got != want {
+				t.Errorf("early %v, %s: level %d, want %d", early, name, got, want)
+			}
 		}
-		if got := r.entry(name).Level(); got != want {
-			t.Errorf("%s: level %d, want %d", name, got, want)
+		_, err := r.stores[0].Stat(t.Context(), "large")
+		tier := r.levels.Tier(1).Stats()
+		if errors.Is(err, fs.ErrNotExist) != early || early && (tier.Used != 4096 || tier.Files != 1 || tier.Corrupt != 1) {
+			t.Errorf("early %v: %v; %d bytes used, %d files, %d corrupt", early, err, tier.Used, tier.Files, tier.Corrupt)
 		}
-	}
-	if _, err := r.stores[0].Stat(t.Context(), "large"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the rejected copy: got %v, want none", err)
-	}
-	if tier := r.levels.Tier(1).Stats(); tier.Used != 4096 || tier.Filling != 0 || tier.Files != 1 || tier.Corrupt != 1 {
-		t.Errorf("%d bytes used, %d filling, %d files, %d corrupt", tier.Used, tier.Filling, tier.Files, tier.Corrupt)
 	}
 }

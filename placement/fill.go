@@ -210,12 +210,6 @@ func (f *fill) commit() {
 		f.discard(err)
 		return
 	}
-	if f.blocks.len() > 1 { // a copy of one block is checked when it is opened
-		if err := f.tier.Check(h.ctx, f.entry.CopyName(), f.entry.Info(), true, func(int) error { return nil }); err != nil {
-			f.reject(err)
-			return
-		}
-	}
 	f.room.Commit()
 	if f.entry.Stale() { // since the check above
 		h.names.LeftCopy(f.entry)
@@ -227,20 +221,10 @@ func (f *fill) commit() {
 	}
 	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())
+	if h.checksEarly && f.blocks.len() > 1 {
+		h.checks.add(f.entry)
+	}
 	f.end(true, false)
-}
-
-// reject discards a copy that was committed and then could not be read back. Its level is not
-// published.
-func (f *fill) reject(cause error) {
-	if errors.Is(cause, drivers.ErrCorrupt) {
-		f.tier.CountCorrupt()
-	}
-	f.room.Commit()                                                          // Remove returns the room
-	if err := f.tier.Remove(f.handler.ctx, f.entry.CopyName()); err != nil { // the next copy replaces it
-		f.handler.log.Warn("rejected copy not removed", "path", f.name, "err", err)
-	}
-	f.discard(cause)
 }
 
 // fail discards the copy, once, and readers continue at the source. A copy of which all

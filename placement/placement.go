@@ -50,7 +50,9 @@ type Handler struct {
 	bad       badCopies
 	racy      *racyFiles
 	commits   chan struct{} // has an element for each commit in progress
-	checks    checks        // of copies that the kernel may then read directly
+	checks    *checks       // of copies that the kernel may then read directly
+
+	checksEarly bool // Config.Passthrough
 
 	ctx  context.Context // done when the handler is to stop
 	stop context.CancelFunc
@@ -71,6 +73,10 @@ type Handler struct {
 type Config struct {
 	Workers     int // background workers, at least 1
 	IdleHandles int // open files of the source without a user that are kept, if no tier has room for them
+
+	// Passthrough means that the kernel reads copies directly. Copies are then compared with their
+	// checksums as soon as they are placed; otherwise when they are read.
+	Passthrough bool
 
 	// RacyWindow is the age of a modification time or change time of the source below which the
 	// file is not copied: the granularity of these times, and the difference between the clocks of
@@ -93,6 +99,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
 		checks:      newChecks(),
+		checksEarly: cfg.Passthrough,
 		fills:       make(map[*metadata.Entry]*fill),
 		backoffs:    make(map[*metadata.Entry]backoff),
 	}

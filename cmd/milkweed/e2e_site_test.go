@@ -416,7 +416,7 @@ func (s *site) settled() control.Status {
 	var status control.Status
 	s.eventually("no copy is in flight", func() bool {
 		status = s.status()
-		return status.Fills.InFlight == 0
+		return status.Fills.InFlight == 0 && status.Fills.Unchecked == 0
 	})
 	return status
 }
