@@ -249,8 +249,14 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 // removeCopy removes the file name in the folder dirfd, and its record. It does not remove the
 // file of another user, nor a file with another inode number than inode, unless that is 0.
 func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
+	// While fd is open, no new file has the inode number, and so no new record.
+	fd, err := unix.Openat(dirfd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
 	var st unix.Stat_t
-	if err := unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
 	switch {
