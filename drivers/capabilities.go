@@ -70,6 +70,10 @@ type (
 		// Sweep is ReadDir that first removes the files in dir that the Store
 		// has created and that are not valid copies.
 		Sweep(ctx context.Context, dir string) ([]Info, error)
+
+		// Copies is ReadDir that also lists the damaged copies. Open tells which are
+		// damaged.
+		Copies(ctx context.Context, dir string) ([]Info, error)
 	}
 
 	// A Syncer is a Store that keeps state which a power failure may lose.

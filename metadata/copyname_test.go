@@ -19,7 +19,8 @@ import (
 const module = "github.com/milkweedfs/milkweed/"
 
 // Every operation on a tier gets its name from Entry.CopyName, so that the name of a copy may
-// differ from the path of the file.
+// differ from the path of the file. The names that a tier itself yields have the type
+// tiers.CopyName.
 func TestTiersUseCopyName(t *testing.T) {
 	for pkg, want := range map[string]string{
 		"metadata":  "ReadDir Stat",

@@ -599,7 +599,7 @@ func TestSkipped(t *testing.T) {
 		defer obj.Close()
 		r.wantAt(obj, 0, 10, late)
 		r.check(r.stores[0].Remove(t.Context(), "small"))
-		r.levels.Tier(1).Lost(900 << 10)
+		r.levels.Tier(1).Lost("f", 900<<10)
 		time.Sleep(2 * sourceTTL)
 		r.wantAt(obj, 0, 10, late) // the open handle moves to a fill
 		r.settled()

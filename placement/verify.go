@@ -65,7 +65,7 @@ func (h *Handler) missing(e *metadata.Entry, l tiers.Level) {
 		e.Publish(l)
 		return
 	case errors.Is(err, fs.ErrNotExist):
-		t.Lost(e.Size())
+		t.Lost(e.CopyName(), e.Size())
 	}
 	e.Release()
 }
@@ -102,7 +102,7 @@ func (h *Handler) Retract(e *metadata.Entry) (bool, error) {
 	defer e.Release()
 	t := h.levels.Tier(l)
 	if _, err := t.Stat(h.ctx, e.CopyName()); errors.Is(err, fs.ErrNotExist) { // removed by hand
-		t.Lost(e.Size())
+		t.Lost(e.CopyName(), e.Size())
 	} else if err := t.Remove(h.ctx, e.CopyName()); err != nil {
 		return false, err
 	}

@@ -29,8 +29,9 @@ type space struct {
 	noRoom   int64      // size for which the device was full; 0: it was not
 	until    time.Time  // when noRoom expires
 
-	changing map[string]bool      // names whose copy is being committed or removed
-	open     map[string]*openCopy // by name; a removed copy is not in the map
+	changing  map[string]bool      // names whose copy is being committed or removed
+	discarded map[string]bool      // names whose copy Discard has removed, until the next commit
+	open      map[string]*openCopy // by name; a removed copy is not in the map
 }
 
 // An openCopy is a copy with open handles. The kernel keeps the disk blocks of a removed

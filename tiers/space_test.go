@@ -151,7 +151,7 @@ func TestLost(t *testing.T) {
 	if tier.Fits(1) {
 		t.Error("room before the copy was found missing")
 	}
-	tier.Lost(allocationUnit + 1)
+	tier.Lost("gone", allocationUnit+1)
 	checkAccount(t, tier, store)
 	mustPlace(t, tier, "g", allocationUnit+1)
 }
@@ -275,7 +275,7 @@ func TestReadWhileCounting(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Close()
-	tier.Lost(3) // the scan may or may not have counted it
+	tier.Lost("gone", 3) // the scan may or may not have counted it
 	store.Clear()
 	h.WaitScanned(bg)
 	mustPlace(t, tier, "g", 1)

@@ -217,9 +217,10 @@ func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 	return &Reservation{space: &t.space, bytes: bytes}, true
 }
 
-// Lost takes a copy of size bytes, which was found to be missing, off the account.
-func (t *Tier) Lost(size int64) {
-	if t.Scanned() {
+// Lost takes the copy of name, of size bytes, off the account, because it was found to be
+// missing. Discard has already done so for a copy that it has removed.
+func (t *Tier) Lost(name string, size int64) {
+	if t.Scanned() && !t.space.isDiscarded(name) {
 		t.space.add(-allocated(size), -1)
 	}
 }
@@ -283,10 +284,15 @@ func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
 // Open opens the copy of name if it has the content of want. If it is of another version, the
 // error matches drivers.ErrChanged. If it is damaged, the error matches drivers.ErrCorrupt.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
+	return t.open(ctx, name, want.SameContent)
+}
+
+// open opens the copy of name if accept returns true for its Info.
+func (t *Tier) open(ctx context.Context, name string, accept func(drivers.Info) bool) (drivers.Object, error) {
 	o, err := do(ctx, t, opening, func() (*object, error) {
 		held := t.space.acquire(name)
 		obj, err := t.store.Open(ctx, name)
-		if err == nil && !want.SameContent(obj.Info()) {
+		if err == nil && !accept(obj.Info()) {
 			obj.Close()
 			err = fmt.Errorf("open %q: %w", name, drivers.ErrChanged)
 		}
@@ -312,23 +318,10 @@ func (t *Tier) Check(ctx context.Context, name string, want drivers.Info, once b
 		return err
 	}
 	defer o.Close()
-	c, ok := drivers.As[drivers.Checker](o)
-	if !ok || once && c.Checked() {
+	if c, ok := drivers.As[drivers.Checker](o); ok && once && c.Checked() {
 		return nil
 	}
-	for off := int64(0); off < want.Size; off += drivers.ChecksumBlock {
-		n, err := c.Check(ctx, off)
-		if err == nil {
-			err = pause(n)
-		}
-		if err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-	}
-	return nil
+	return CheckObject(ctx, o, pause)
 }
 
 // Create begins a copy. If the device is full, the tier rejects copies of that size for a

@@ -38,7 +38,7 @@ type Op string
 // The operations of Drivers, Objects, Stores and Writers.
 const (
 	OpOpen     Op = "open"    // Open and OpenVersion
-	OpReadDir  Op = "readdir" // ReadDir, List, Sample and Sweep
+	OpReadDir  Op = "readdir" // ReadDir, List, Sample, Sweep and Copies
 	OpStat     Op = "stat"
 	OpReadlink Op = "readlink"
 	OpXattr    Op = "xattr"  // Listxattr and Getxattr

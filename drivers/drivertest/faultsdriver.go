@@ -151,6 +151,17 @@ func (f *Faults) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) 
 	return nil, syscall.ENOTSUP
 }
 
+// Copies implements drivers.Sweeper.
+func (f *Faults) Copies(ctx context.Context, dir string) ([]drivers.Info, error) {
+	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {
+		return nil, err
+	}
+	if s, ok := drivers.As[drivers.Sweeper](f.inner); ok {
+		return s.Copies(ctx, dir)
+	}
+	return nil, syscall.ENOTSUP
+}
+
 // Sync implements drivers.Syncer.
 func (f *Faults) Sync(ctx context.Context) error {
 	if _, err := f.inject(ctx, OpSync, "."); err != nil {

@@ -95,8 +95,11 @@ func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, er
 				return nil
 			}
 			rec, err := t.validate(ctx, name, info)
-			if err == nil {
+			switch {
+			case err == nil:
 				info = rec.apply(info)
+			case rec.name == nameHash(name): // the account of the tier has the size that was written
+				info.Size = rec.source.Size
 			}
 			again = errors.Is(err, drivers.ErrCorrupt) && isRemoved(fd)
 			return err
@@ -107,7 +110,8 @@ func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, er
 
 // validate returns the record of a file, which has the attributes info and is regular. The
 // error is ENOENT if another user owns the file, and matches drivers.ErrCorrupt if the file has
-// no valid record.
+// no valid record. If it has the record of other attributes or of another name, validate
+// returns that record with the error.
 func (t *tree) validate(ctx context.Context, name string, info drivers.Info) (copyRecord, error) {
 	if !isOwn(info.UID) {
 		return copyRecord{}, unix.ENOENT
@@ -117,7 +121,7 @@ func (t *tree) validate(ctx context.Context, name string, info drivers.Info) (co
 		err = errNoRecord
 	}
 	if err == errNoRecord {
-		return copyRecord{}, fmt.Errorf("the file is not the one that was written: %w", drivers.ErrCorrupt)
+		return rec, fmt.Errorf("the file is not the one that was written: %w", drivers.ErrCorrupt)
 	}
 	return rec, err
 }
@@ -176,6 +180,7 @@ func (c *copyObject) check(block int64, buf []byte) ([]byte, error) {
 		return nil, err
 	}
 	if checksum(buf) != c.rec.sums[block] {
+		c.tree.records.uncheck(c.rec.inode, c.rec.off)
 		return nil, fmt.Errorf("block %d: %w", block, drivers.ErrCorrupt)
 	}
 	c.rec.checked.add(block)

@@ -268,6 +268,16 @@ func (r *records) allAreChecked(inode uint64, off int64) {
 	}
 }
 
+// uncheck records that the copy whose record is at off is corrupt. Until it is removed, each later
+// open checks its blocks again.
+func (r *records) uncheck(inode uint64, off int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, ok := r.index[inode]; ok && p.off == off {
+		r.index[inode] = position{off: off}
+	}
+}
+
 // has reports whether there is a record of an inode number. It does not read it.
 func (r *records) has(inode uint64) bool {
 	r.mu.RLock()
