@@ -51,6 +51,7 @@ type Handler struct {
 	racy      *racyFiles
 	commits   chan struct{} // has an element for each commit in progress
 	checks    *checks       // of copies that the kernel may then read directly
+	scrubs    scrubs
 
 	checksEarly bool // Config.Passthrough
 

@@ -62,6 +62,7 @@ type rigOptions struct {
 	over    drivers.Driver     // the source, instead of mem
 	bucket  *drivertest.Bucket // the source, instead of mem; newRig sets its Mem
 	racy    time.Duration      // Config.RacyWindow
+	onDisk  []drivers.Store    // the tiers, instead of stores in memory
 }
 
 // newRig makes a rig and runs it until the test ends. The test fails if anything is open
@@ -89,6 +90,9 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	for i, q := range opts.quotas {
 		store := newRecorder(t, drivertest.NewMem(0))
 		faults := drivertest.NewFaults(store)
+		if opts.onDisk != nil {
+			faults = drivertest.NewFaults(opts.onDisk[i])
+		}
 		r.stores, r.to = append(r.stores, store), append(r.to, faults)
 		configs = append(configs, tiers.Config{Name: "tier" + strconv.Itoa(i+1), Store: faults, Quota: tiers.Quota{Bytes: q}})
 	}

@@ -24,7 +24,7 @@ var walls = []struct {
 	{"drivers/blob", []string{"drivers", "drivers/sequential"}, vendors},
 	{"tiers", []string{"drivers", "drivers/refcount"}, nil},
 	{"metadata", []string{"drivers", "drivers/refcount", "tiers"}, nil},
-	{"placement", []string{"drivers", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},
+	{"placement", []string{"drivers", "drivers/limit", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},
 	{"fs", []string{"drivers", "drivers/refcount", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"fs/faultdisk", nil, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
