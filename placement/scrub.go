@@ -34,8 +34,8 @@ type ScrubOptions struct {
 // again if its entry is loaded.
 //
 // A scrub has a low priority. It reads one block at a time, and delays each by up to
-// maxScrubYield while readers wait for the tier or for the source. It calls report after each
-// step; the calls are not concurrent. A tier that is down is skipped. The error is
+// maxScrubYield while readers wait for the tier or for the source. It calls report when it has
+// begun and after each step; the calls are not concurrent. A tier that is down is skipped. The error is
 // ErrScrubInProgress, or that of ctx. What Scrub finds is in the report only.
 func (h *Handler) Scrub(ctx context.Context, opts ScrubOptions, report func(ScrubReport)) error {
 	s := &scrub{
@@ -46,6 +46,7 @@ func (h *Handler) Scrub(ctx context.Context, opts ScrubOptions, report func(Scru
 	if !h.scrubs.begin(s) {
 		return ErrScrubInProgress
 	}
+	s.update(func(*ScrubReport) {})
 	h.levels.WaitScanned(ctx)
 	if opts.Path == "." {
 		s.expect()

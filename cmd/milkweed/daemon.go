@@ -43,6 +43,10 @@ type daemon struct {
 	handler  *placement.Handler
 	mount    *fs.Mount
 	shutdown context.CancelFunc // starts the shutdown
+
+	// start calls f on a goroutine that serve waits for. The context is done at the end of the
+	// daemon.
+	start func(f func(context.Context))
 }
 
 var _ control.Daemon = (*daemon)(nil)
@@ -78,6 +82,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
+	d.start = func(f func(context.Context)) { running.Go(func() { f(background) }) }
 	running.Go(func() { d.levels.Run(background) })
 	running.Go(func() { d.handler.Run(background) })
 	d.awaitScan(ctx)
@@ -87,6 +92,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	running.Go(func() { d.serveControl(background, listener) })
+	running.Go(func() { d.scheduleScrubs(background) })
 	if err := d.serveMetrics(background, &running); err != nil {
 		d.unmount()
 		return err

@@ -9,6 +9,7 @@
 //	milkweed where [--json] PATH…
 //	milkweed warmup [--json] [PATH…]
 //	milkweed refresh [--json] [-v] [PATH…]
+//	milkweed scrub [--rate SIZE] [--background] [--json] [PATH]
 //	milkweed umount [--lazy] MOUNTPOINT
 //	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]
 //	milkweed demo [--json]

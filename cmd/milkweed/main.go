@@ -81,7 +81,7 @@ Exit codes:
   5  a tier cannot be used
   6  FUSE is missing, or does not permit what was requested
   7  no Milkweed is mounted there, or its daemon does not answer
-  8  some files failed, or the work was interrupted`
+  8  some files failed, copies were corrupt, or the work was interrupted`
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
@@ -109,6 +109,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWhere(),
 		newWarmup(),
 		newRefresh(),
+		newScrub(),
 		newCheck(),
 		newDemo(),
 		newBench(),

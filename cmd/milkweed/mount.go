@@ -64,13 +64,15 @@ default, the sizes of a few files decide. status prints the mode and the reason.
 Options of -o and /etc/fstab are config=FILE, allow_other, workers=N,
 attr_timeout=DURATION, consistency=DURATION, mode=MODE, metadata_snapshot=FILE,
 source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
-metrics=ADDRESS, log_level=LEVEL, log_format=FORMAT and log_file=FILE. Options
-of mount(8) and systemd such as ro, noauto, nofail, _netdev, user and
-x-systemd.automount are accepted and have no effect here; noexec forbids executing files of the mount. The mount is
+scrub_interval=DURATION, scrub_rate=SIZE, metrics=ADDRESS, log_level=LEVEL,
+log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
+ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
+no effect here; noexec forbids executing files of the mount. The mount is
 always read-only, nosuid and nodev.
 metadata_snapshot is the file in which names and attributes are saved at
 unmount for the next mount. source_bandwidth and source_operations are limits
-per second on reads and operations at the source.
+per second on reads and operations at the source. With scrub_interval, the
+daemon compares all copies with their checksums from time to time.
 
 In the background, the daemon logs to the file of log.file or --log-file, or by
 default to a file in $XDG_STATE_HOME/milkweed (~/.local/state/milkweed) with

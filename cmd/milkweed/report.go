@@ -35,6 +35,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
+		Scrub:         d.handler.ScrubStats(),
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),

@@ -183,6 +183,7 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
+	fmt.Fprintf(t, "scrub\t%s\n", scrubStatus(s.Scrub))
 	operations, total := byKind(&s, "source_operations_total")
 	if r.RacyFiles > 0 {
 		fmt.Fprintf(t, "racy\t%s changed less than %v ago and not copied yet\n", files(r.RacyFiles),

@@ -190,11 +190,18 @@ type lines struct {
 const linesEvery = 5 * time.Second
 
 func (l *lines) show(p control.Progress) {
+	if l.due() {
+		fmt.Fprintf(l.w, "%s, %s of %s\n", filesLine(p), size(bytesEnded(p)), size(p.BytesTotal))
+	}
+}
+
+// due reports whether it is time for the next line.
+func (l *lines) due() bool {
 	if time.Since(l.last) < linesEvery {
-		return
+		return false
 	}
 	l.last = time.Now()
-	fmt.Fprintf(l.w, "%s, %s of %s\n", filesLine(p), size(bytesEnded(p)), size(p.BytesTotal))
+	return true
 }
 
 func (l *lines) end() {}

@@ -31,6 +31,7 @@ type Config struct {
 	Tiers     []Tier // fastest first
 	Mount     Mount
 	Placement Placement
+	Scrub     Scrub
 	Metrics   Metrics
 	Log       Log
 
@@ -80,6 +81,12 @@ type Placement struct {
 	Workers int // files copied at the same time, 1 to 256
 }
 
+// Scrub is the configuration of the scheduled scrubs, which verify all copies.
+type Scrub struct {
+	Interval time.Duration // the time between two scrubs; 0 for none
+	Rate     int64         // limit on the bytes per second that a scheduled scrub reads; 0 for no limit
+}
+
 // Metrics is the configuration of the Prometheus endpoint.
 type Metrics struct {
 	Listen string // host:port; "" for no endpoint
@@ -99,6 +106,7 @@ func Default() Config {
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory},
 		Placement: Placement{Workers: workersForDirectory},
+		Scrub:     Scrub{Rate: 50e6},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},
 	}
 }

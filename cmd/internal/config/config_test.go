@@ -211,6 +211,10 @@ metadata_snapshot = "x.snapshot"
 [placement]
 workers = 4
 
+[scrub]
+interval = "168h"
+rate = "20MB"
+
 [metrics]
 listen = ":9877"
 
@@ -248,10 +252,12 @@ func TestParse(t *testing.T) {
 		"mount.consistency = 20s from tiering.toml:22",
 		"mount.metadata_snapshot = " + dir + "/x.snapshot from tiering.toml:23",
 		"placement.workers = 4 from tiering.toml:26",
-		"metrics.listen = 127.0.0.1:9877 from tiering.toml:29",
-		"log.level = debug from tiering.toml:32",
-		"log.format = json from tiering.toml:33",
-		"log.file = " + dir + "/log from tiering.toml:34",
+		"scrub.interval = 168h from tiering.toml:29",
+		"scrub.rate = 20MB from tiering.toml:30",
+		"metrics.listen = 127.0.0.1:9877 from tiering.toml:33",
+		"log.level = debug from tiering.toml:36",
+		"log.format = json from tiering.toml:37",
+		"log.file = " + dir + "/log from tiering.toml:38",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -267,6 +273,7 @@ func TestDefault(t *testing.T) {
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute},
 		Placement: Placement{Workers: 8},
+		Scrub:     Scrub{Rate: 50_000_000},
 		Log:       Log{Format: "text"},
 	}
 	if got := fmt.Sprintf("%+v", *c); got != fmt.Sprintf("%+v", want) {

@@ -196,6 +196,21 @@ var keys = []Key{
 	},
 
 	{
+		Table: "scrub", Name: "interval", Type: durationType, Bounds: "0 or more", Default: "`0s`, no scheduled scrubs",
+		Option:  "scrub_interval",
+		Meaning: "The time between two scheduled scrubs, which compare all copies with their checksums.",
+		remedy:  `A duration is a number with a unit, such as "168h"; "0s" turns scheduled scrubs off.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Scrub.Interval) },
+	},
+	{
+		Table: "scrub", Name: "rate", Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds,
+		Option:  "scrub_rate",
+		Meaning: "The rate limit of scheduled scrubs for reads from the tiers; `\"\"` is no limit.",
+		remedy:  `A rate is a size, the bytes that may be read per second, such as "50MB"; "" is no limit.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*bandwidthValue)(&c.Scrub.Rate) },
+	},
+
+	{
 		Table: "metrics", Name: "listen", Type: addressType, Bounds: "port 0 to 65535", Default: "`\"\"`, no metrics",
 		Flag: "metrics-listen", Option: "metrics", Usage: "serve Prometheus metrics at `ADDRESS`, such as 127.0.0.1:9877",
 		Meaning: "The address at which Prometheus reads the metrics; without a host it is `127.0.0.1`.",

@@ -32,6 +32,13 @@ func ParseQuota(s string) (Quota, error) {
 	return Quota{Bytes: n}, err
 }
 
+// ParseRate reads a number of bytes per second, such as "50MB"; "" is 0, no limit.
+func ParseRate(s string) (int64, error) {
+	var v bandwidthValue
+	err := v.Set(s)
+	return int64(v), err
+}
+
 // parseSize reads "64GiB", "500MB" or "1048576".
 func parseSize(s string) (int64, error) {
 	if !sizePattern.MatchString(s) {

@@ -136,12 +136,7 @@ func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progr
 		return Progress{}, err
 	}
 	defer r.Close()
-	next := func(d *json.Decoder) (Progress, bool, *Failure, error) {
-		var e WarmupEvent
-		err := d.Decode(&e)
-		return e.Progress, e.End, e.Failure, err
-	}
-	return follow(ctx, r, progress, next, "during the warm-up", "Complete copies stay. ")
+	return follow(ctx, r, "the warm-up", "Complete copies stay. ", progress)
 }
 
 // Refresh compares what is cached below the names with the source. It calls progress from time
@@ -152,12 +147,7 @@ func (c *Client) Refresh(ctx context.Context, names []string, progress func(Refr
 		return Refreshed{}, err
 	}
 	defer r.Close()
-	next := func(d *json.Decoder) (Refreshed, bool, *Failure, error) {
-		var e RefreshEvent
-		err := d.Decode(&e)
-		return e.Refreshed, e.End, e.Failure, err
-	}
-	return follow(ctx, r, progress, next, "during the refresh", "")
+	return follow(ctx, r, "the refresh", "", progress)
 }
 
 // stream sends a NamesRequest whose response is a stream. The caller closes the stream.
@@ -177,27 +167,27 @@ func (c *Client) stream(ctx context.Context, path string, names []string) (io.Re
 	return resp.Body, nil
 }
 
-// follow reads the events of a stream until the last, and returns its progress. next decodes one
-// event. when and remedy are for the error if the daemon ends before that.
-func follow[P any](ctx context.Context, r io.Reader, progress func(P), next func(*json.Decoder) (P, bool, *Failure, error), when, remedy string) (last P, err error) {
+// follow reads the events of a stream until the last, and returns its progress. work and remedy
+// are for the error if the daemon ends before that.
+func follow[P any](ctx context.Context, r io.Reader, work, remedy string, progress func(P)) (last P, err error) {
 	for lines := json.NewDecoder(r); ; {
-		p, end, failure, err := next(lines)
-		if err != nil {
+		var e Event[P]
+		if err := lines.Decode(&e); err != nil {
 			if ctx.Err() != nil {
 				return last, ctx.Err()
 			}
 			return last, &exit.Error{
 				Code:   exit.NotMounted,
-				Err:    fmt.Errorf("the daemon ended %s: %w", when, err),
+				Err:    fmt.Errorf("the daemon ended during %s: %w", work, err),
 				Remedy: remedy + "The log of the daemon has the reason.",
 			}
 		}
-		last = p
-		progress(p)
+		last = e.Progress
+		progress(last)
 		switch {
-		case failure != nil:
-			return last, failure.Err()
-		case end:
+		case e.Failure != nil:
+			return last, e.Failure.Err()
+		case e.End:
 			return last, nil
 		}
 	}

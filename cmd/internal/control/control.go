@@ -6,6 +6,8 @@
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
+//	POST /v1/scrub             takes a ScrubRequest; responds with a stream of ScrubEvents, as
+//	                           warmup does, or with status 202 if Background is set
 //	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once
 //	GET  /metrics              responds with the metrics, for Prometheus
 //
@@ -20,6 +22,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // A Daemon answers the requests to a Server. Its methods may be called concurrently.
@@ -45,6 +48,14 @@ type Daemon interface {
 	// exact result before it returns. The Refreshed has the names that failed. Refresh returns
 	// an error only if ctx ends it, if the source is gone, or if a name does not exist.
 	Refresh(ctx context.Context, names []string, progress func(Refreshed)) error
+	// Scrub verifies copies, as placement.Handler.Scrub does. It calls progress from time to
+	// time, never concurrently, and once with the result before it returns. If another scrub
+	// is in progress, the error is an *exit.Error.
+	Scrub(ctx context.Context, req ScrubRequest, progress func(placement.ScrubReport)) error
+
+	// StartScrub starts a scrub that goes on when StartScrub has returned. The error is as
+	// for Scrub.
+	StartScrub(req ScrubRequest) error
 
 	// Shutdown starts the shutdown of the daemon, and does not wait for its end.
 	Shutdown()
@@ -77,12 +88,15 @@ type NamesRequest struct {
 	Names [][]byte `json:"names"`
 }
 
-// A WarmupEvent is one line of the response to POST /v1/warmup.
-type WarmupEvent struct {
-	Progress Progress `json:"progress"`
+// An Event is one line of the response to a request that takes long.
+type Event[P any] struct {
+	Progress P        `json:"progress"`
 	End      bool     `json:"end,omitempty"`     // this is the last line
-	Failure  *Failure `json:"failure,omitempty"` // in the last line, if an error ended the warm-up
+	Failure  *Failure `json:"failure,omitempty"` // in the last line, if an error ended the work
 }
+
+// A WarmupEvent is one line of the response to POST /v1/warmup.
+type WarmupEvent = Event[Progress]
 
 // A Failure is the JSON of an error.
 type Failure struct {

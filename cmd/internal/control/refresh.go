@@ -54,8 +54,4 @@ func (n *NameChange) UnmarshalJSON(p []byte) error {
 }
 
 // A RefreshEvent is one line of the response to POST /v1/refresh. Only the last has Changes.
-type RefreshEvent struct {
-	Refreshed Refreshed `json:"refreshed"`
-	End       bool      `json:"end,omitempty"`     // this is the last line
-	Failure   *Failure  `json:"failure,omitempty"` // in the last line, if an error ended the refresh
-}
+type RefreshEvent = Event[Refreshed]

@@ -74,6 +74,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
+	mux.HandleFunc("POST /v1/scrub", s.scrub)
 	mux.HandleFunc("POST /v1/shutdown", s.shutdown)
 	if s.Metrics != nil {
 		mux.Handle("GET /metrics", s.Metrics)
@@ -104,9 +105,9 @@ func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	stream(w, r, &Progress{Scanning: true}, func(ctx context.Context, progress func(Progress)) error {
+	stream(w, r, Progress{Scanning: true}, func(ctx context.Context, progress func(Progress)) error {
 		return s.Daemon.Warmup(ctx, names, progress)
-	}, func(p Progress, end bool, failure *Failure) any { return WarmupEvent{p, end, failure} })
+	})
 }
 
 func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
@@ -114,13 +115,15 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	stream(w, r, new(Refreshed), func(ctx context.Context, progress func(Refreshed)) error {
-		return s.Daemon.Refresh(ctx, names, progress)
-	}, func(p Refreshed, end bool, failure *Failure) any {
-		if !end {
+	stream(w, r, Refreshed{}, func(ctx context.Context, progress func(Refreshed)) error {
+		var last Refreshed
+		err := s.Daemon.Refresh(ctx, names, func(p Refreshed) {
+			last = p
 			p.Changes = nil // the last event has all of them
-		}
-		return RefreshEvent{p, end, failure}
+			progress(p)
+		})
+		progress(last)
+		return err
 	})
 }
 
@@ -146,32 +149,31 @@ func decodeNames(w http.ResponseWriter, r *http.Request) (names []string, ok boo
 	return names, true
 }
 
-// stream does work and sends its events, which event makes of the latest progress. A client that
-// does not read does not delay the work: intermediate events are dropped, and the last one is
-// not. first is the progress before the first report.
-func stream[P any](w http.ResponseWriter, r *http.Request, first *P, work func(context.Context, func(P)) error, event func(p P, end bool, failure *Failure) any) {
+// stream calls run and sends its events, the first with the progress first. A client that does
+// not read does not delay run: intermediate events are dropped, and the last one is not.
+func stream[P any](w http.ResponseWriter, r *http.Request, first P, run func(ctx context.Context, progress func(P)) error) {
 	w.Header().Set("Content-Type", "application/jsonl")
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	var latest atomic.Pointer[P]
-	latest.Store(first)
+	latest.Store(&first)
 	ended := make(chan error, 1)
-	go func() { ended <- work(ctx, func(p P) { latest.Store(&p) }) }()
+	go func() { ended <- run(ctx, func(p P) { latest.Store(&p) }) }()
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			if send(w, event(*latest.Load(), false, nil)) != nil {
+			if send(w, Event[P]{Progress: *latest.Load()}) != nil {
 				cancel() // the client has disconnected
 			}
 		case err := <-ended:
-			var failure *Failure
+			last := Event[P]{Progress: *latest.Load(), End: true}
 			if err != nil {
 				f := Fail(err)
-				failure = &f
+				last.Failure = &f
 			}
-			send(w, event(*latest.Load(), true, failure))
+			send(w, last)
 			return
 		}
 	}

@@ -18,7 +18,7 @@ const (
 	Tier       Code = 5 // a tier cannot be used
 	Fuse       Code = 6 // FUSE is missing, or does not permit what was requested
 	NotMounted Code = 7 // no Milkweed is mounted there, or it does not answer
-	Incomplete Code = 8 // some files failed, or the work was interrupted
+	Incomplete Code = 8 // some files failed, copies were corrupt, or the work was interrupted
 )
 
 // An Error is an error for the user, with a remedy and the exit code.

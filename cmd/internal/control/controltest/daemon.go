@@ -31,9 +31,13 @@ type Daemon struct {
 	Refreshes  []control.Refreshed         // the progress that Refresh reports
 	RefreshErr error                       // the result of Refresh
 
-	Warmed    atomic.Pointer[[]string] // the names of the last call of Warmup
-	Refreshed atomic.Pointer[[]string] // the names of the last call of Refresh
-	Shutdowns atomic.Int64             // calls of Shutdown
+	Scrubs   []placement.ScrubReport // the reports of Scrub
+	ScrubErr error                   // the result of Scrub and StartScrub
+
+	Warmed    atomic.Pointer[[]string]             // the names of the last call of Warmup
+	Refreshed atomic.Pointer[[]string]             // the names of the last call of Refresh
+	Scrubbed  atomic.Pointer[control.ScrubRequest] // the last call of Scrub or StartScrub
+	Shutdowns atomic.Int64                         // calls of Shutdown
 }
 
 var _ control.Daemon = (*Daemon)(nil)
@@ -79,6 +83,15 @@ func (d *Daemon) Status(context.Context) control.Status {
 		Opens:       map[string]map[string]int64{"ram": {"cached": 100, "passthrough": 800}, "source": {"cached": 100}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 50 * mib, "passthrough": 7000 * mib}, "source": {"cached": 300 * mib}},
 		OpenHandles: 5,
+		Scrub: placement.ScrubStats{
+			ScrubCounters: placement.ScrubCounters{Scrubs: 1, Right: 89, Corrupt: 1, Bytes: 100 * mib, Refetched: 1},
+			LastEnd:       1767322800,
+			Last: &placement.ScrubReport{
+				Path: ".", Started: time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC), Seconds: 12, Ended: true,
+				CopiesFound: 90, BytesFound: 100 * mib, CopiesRight: 89, BytesRead: 100 * mib, CopiesCorrupt: 1, Refetched: 1,
+				Skipped: []placement.ScrubSkip{{Tier: "ssd", Reason: "tier is down"}},
+			},
+		},
 		ReadLatency: map[string]control.Histogram{
 			"ram": {LeSeconds: []float64{0.001, 0.01}, Counts: []uint64{990, 1000}, SumSeconds: 0.5, Count: 1000},
 		},
@@ -130,6 +143,26 @@ func (d *Daemon) Refresh(ctx context.Context, names []string, progress func(cont
 		}
 	}
 	return d.RefreshErr
+}
+
+// Scrub implements control.Daemon.
+func (d *Daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress func(placement.ScrubReport)) error {
+	d.Scrubbed.Store(&req)
+	for _, r := range d.Scrubs {
+		progress(r)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(d.StepEvery):
+		}
+	}
+	return d.ScrubErr
+}
+
+// StartScrub implements control.Daemon.
+func (d *Daemon) StartScrub(req control.ScrubRequest) error {
+	d.Scrubbed.Store(&req)
+	return d.ScrubErr
 }
 
 // Shutdown implements control.Daemon.

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
+)
+
+// Scrub implements control.Daemon.
+func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress func(placement.ScrubReport)) error {
+	var updated time.Time
+	err := d.handler.Scrub(ctx, placement.ScrubOptions{
+		Path: string(req.Name), Rate: req.Rate, Removed: d.mount.DropPages,
+	}, func(r placement.ScrubReport) {
+		if r.Ended {
+			d.logScrub(r)
+		}
+		if r.Ended || time.Since(updated) >= 100*time.Millisecond {
+			updated = time.Now()
+			progress(r)
+		}
+	})
+	if errors.Is(err, placement.ErrScrubInProgress) {
+		return scrubInProgress()
+	}
+	return err
+}
+
+func scrubInProgress() error {
+	return &exit.Error{
+		Code: exit.Failure, Err: placement.ErrScrubInProgress,
+		Remedy: "`milkweed status` shows its progress. Wait until it has ended.",
+	}
+}
+
+// logScrub logs the result of a scrub.
+func (d *daemon) logScrub(r placement.ScrubReport) {
+	logged := d.log.Info
+	if !r.Clean() && !r.Stopped {
+		logged = d.log.Warn
+	}
+	logged("scrub ended", "path", r.Path, "copies", r.CopiesFound, "right", r.CopiesRight, "corrupt", r.CopiesCorrupt,
+		"failed", r.CopiesFailed, "refetched", r.Refetched, "skipped_tiers", len(r.Skipped), "stopped", r.Stopped,
+		"took", time.Duration(r.Seconds*float64(time.Second)).Round(time.Millisecond))
+}
+
+// StartScrub implements control.Daemon.
+func (d *daemon) StartScrub(req control.ScrubRequest) error {
+	begun := make(chan error, 1)
+	d.start(func(ctx context.Context) {
+		err := d.Scrub(ctx, req, func(placement.ScrubReport) {
+			select {
+			case begun <- nil:
+			default:
+			}
+		})
+		select {
+		case begun <- err: // it has not begun
+		default:
+		}
+	})
+	return <-begun
+}
+
+// scheduleScrubs verifies all copies whenever the last complete scrub, or the mount, is
+// scrub.interval ago.
+func (d *daemon) scheduleScrubs(ctx context.Context) {
+	interval := d.cfg.Scrub.Interval
+	if interval == 0 {
+		return
+	}
+	for last := time.Now(); ; {
+		if end := d.handler.ScrubStats().LastEnd; end > last.Unix() { // by hand, meanwhile
+			last = time.Unix(end, 0)
+		}
+		wait := time.Until(last.Add(interval))
+		if wait <= 0 {
+			err := d.Scrub(ctx, control.ScrubRequest{Name: []byte("."), Rate: d.cfg.Scrub.Rate}, func(placement.ScrubReport) {})
+			if err != nil && ctx.Err() == nil {
+				d.log.Warn("scheduled scrub did not run", "err", err)
+			}
+			last = time.Now()
+			continue
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
