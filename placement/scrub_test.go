@@ -162,6 +162,9 @@ func TestScrubPath(t *testing.T) {
 			t.Errorf("%s: %d copies, %d right; want %d", path, got.CopiesFound, got.CopiesRight, want)
 		}
 	}
+	if got := d.levels.Tier(1).Stats(); got.Errors != 0 || got.Health != tiers.Healthy {
+		t.Errorf("%d errors of the tier, %v; want none", got.Errors, got.Health)
+	}
 }
 
 // A file that is open while a scrub removes its copy is read from another place. So is one that

@@ -82,7 +82,10 @@ func (t *Tier) listCopies(ctx context.Context, dir string) ([]drivers.Info, erro
 		}
 		return t.store.ReadDir(ctx, dir)
 	}, nil)
-	if err != nil && ctx.Err() != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // no failure of the tier
+		return nil, err
+	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	}
 	return infos, t.note(listing, err)
