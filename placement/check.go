@@ -1,9 +1,7 @@
 package placement
 
 import (
-	"context"
 	"errors"
-	"io/fs"
 	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -48,34 +46,24 @@ func (h *Handler) checkCopies() {
 	}
 }
 
-// checkQueued compares the copy of e, unless that was done since it was queued.
+// checkQueued compares the copy of e with its checksums, unless that was done since it was queued.
+// It removes a corrupt copy. Other errors are left to the next open.
 func (h *Handler) checkQueued(e *metadata.Entry) {
-	if err := h.checkCopy(h.ctx, e, true, func(int) error { return nil }); err != nil {
-		h.log.Debug("copy not checked", "path", e.Path(), "err", err)
-	}
-}
-
-// errNoCopy is the error of checkCopy for a file without a copy.
-var errNoCopy = errors.New("no tier holds a copy")
-
-// checkCopy compares the copy of e with its checksums. If once, it does nothing if that was done
-// before. It calls pause after each block with its length, and stops when that returns an error.
-// It removes a corrupt copy, and returns the error.
-func (h *Handler) checkCopy(ctx context.Context, e *metadata.Entry, once bool, pause func(n int) error) error {
 	l := e.Level()
 	if l == tiers.AtSource {
-		return errNoCopy
+		return
 	}
-	err := h.levels.Tier(l).Check(ctx, e.CopyName(), e.Info(), once, pause)
-	switch {
-	case errors.Is(err, drivers.ErrCorrupt):
-		h.corrupt(e, l, err)
-	case errors.Is(err, drivers.ErrChanged):
-		e.Demote(l)
-		return errNoCopy
-	case errors.Is(err, fs.ErrNotExist):
-		h.missing(e, l)
-		return errNoCopy
+	o, err := h.levels.Tier(l).Open(h.ctx, e.CopyName(), e.Info())
+	if err == nil {
+		defer o.Close()
+		if c, ok := drivers.As[drivers.Checker](o); !ok || c.Checked() {
+			return
+		}
+		err = tiers.CheckObject(h.ctx, o, func(int) error { return nil })
 	}
-	return err
+	if errors.Is(err, drivers.ErrCorrupt) {
+		h.corrupt(e, l, o, err)
+	} else if err != nil {
+		h.log.Debug("copy not checked", "path", e.Path(), "err", err)
+	}
 }

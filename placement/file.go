@@ -80,7 +80,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
 	switch {
 	case errors.Is(err, drivers.ErrCorrupt), err == io.EOF:
-		f.handler.corrupt(f.entry, v.level, err)
+		f.handler.corrupt(f.entry, v.level, v.Object, err)
 	case errors.Is(err, drivers.ErrChanged): // another file has the name
 		f.entry.Demote(v.level)
 	}
@@ -180,7 +180,7 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 		case errors.Is(err, drivers.ErrChanged): // another file has the name; the next fill removes it
 			e.Demote(l)
 		case errors.Is(err, drivers.ErrCorrupt):
-			h.corrupt(e, l, err)
+			h.corrupt(e, l, nil, err)
 		case errors.Is(err, fs.ErrNotExist):
 			h.missing(e, l)
 		default: // the tier is not healthy; the copy may be

@@ -62,7 +62,10 @@ type rigOptions struct {
 	over    drivers.Driver     // the source, instead of mem
 	bucket  *drivertest.Bucket // the source, instead of mem; newRig sets its Mem
 	racy    time.Duration      // Config.RacyWindow
-	onDisk  []drivers.Store    // the tiers, instead of stores in memory
+
+	passthrough bool // Config.Passthrough
+
+	onDisk []drivers.Store // the tiers, instead of stores in memory
 }
 
 // newRig makes a rig and runs it until the test ends. The test fails if anything is open
@@ -109,7 +112,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	r.ctx, r.stop = ctx, stop
 	r.names, err = metadata.New(ctx, r.levels, metadata.Options{TTL: opts.ttl}, log)
 	r.check(err)
-	r.handler = New(r.levels, r.names, Config{Workers: opts.workers, IdleHandles: opts.handles, RacyWindow: opts.racy}, log)
+	r.handler = New(r.levels, r.names, Config{Workers: opts.workers, IdleHandles: opts.handles, RacyWindow: opts.racy, Passthrough: opts.passthrough}, log)
 	r.running.Go(func() { r.levels.Run(ctx) })
 	if !opts.idle {
 		r.running.Go(func() { r.handler.Run(ctx) })

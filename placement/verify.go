@@ -70,23 +70,19 @@ func (h *Handler) missing(e *metadata.Entry, l tiers.Level) {
 	e.Release()
 }
 
-// corrupt removes the copy of e on level l, because its content is not what was written. The
-// next open copies the file again. Of several concurrent calls for one copy, one has an
-// effect.
-func (h *Handler) corrupt(e *metadata.Entry, l tiers.Level, cause error) {
-	if !e.Retract(l) { // stale, or handled by another goroutine
-		e.Demote(l)
-		return
-	}
-	defer e.Release()
+// corrupt removes the copy of e on level l, because its content is not what was written. o is the
+// open copy, or nil if it could not be opened: if another copy has been made meanwhile, it stays.
+// The next open copies the file again.
+func (h *Handler) corrupt(e *metadata.Entry, l tiers.Level, o drivers.Object, cause error) {
 	t := h.levels.Tier(l)
-	t.CountCorrupt()
-	h.log.Error("copy is corrupt", "path", e.Path(), "tier", t.Name(), "err", cause)
-	if err := t.Remove(h.ctx, e.CopyName()); err != nil {
+	removed, err := t.Discard(h.ctx, tiers.CopyName(e.CopyName()), o)
+	switch {
+	case err != nil:
 		h.log.Warn("corrupt copy not removed", "path", e.Path(), "err", err)
-		return
+	case removed:
+		h.log.Error("copy is corrupt", "path", e.Path(), "tier", t.Name(), "err", cause)
+		e.Demote(l)
 	}
-	e.Verified()
 }
 
 // Retract drops the copy of e, if a tier holds one, and reports whether it did. Open files

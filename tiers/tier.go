@@ -225,9 +225,6 @@ func (t *Tier) Lost(name string, size int64) {
 	}
 }
 
-// CountCorrupt counts a copy whose content was not what was written.
-func (t *Tier) CountCorrupt() { atomic.AddInt64(&t.counters.Corrupt, 1) }
-
 // note records the result of an operation and returns its error with the tier's name.
 func (t *Tier) note(k kind, err error) error {
 	t.health.note(k, err)
@@ -306,22 +303,6 @@ func (t *Tier) open(ctx context.Context, name string, accept func(drivers.Info) 
 		return nil, err
 	}
 	return o, nil
-}
-
-// Check compares the copy of name with its checksums, block by block. It calls pause after each
-// block with the length of the block, and stops when that returns an error. If once, it does
-// nothing if all blocks were found to be right before. The errors are as for Open. A store
-// without checksums has nothing to check.
-func (t *Tier) Check(ctx context.Context, name string, want drivers.Info, once bool, pause func(n int) error) error {
-	o, err := t.Open(ctx, name, want)
-	if err != nil {
-		return err
-	}
-	defer o.Close()
-	if c, ok := drivers.As[drivers.Checker](o); ok && once && c.Checked() {
-		return nil
-	}
-	return CheckObject(ctx, o, pause)
 }
 
 // Create begins a copy. If the device is full, the tier rejects copies of that size for a
