@@ -76,6 +76,14 @@ type (
 		Copies(ctx context.Context, dir string) ([]Info, error)
 	}
 
+	// A Restamper is a Store that can change which attributes of the source file it keeps
+	// with a copy.
+	Restamper interface {
+		// Restamp sets the mode, owner, number of links and change time of the
+		// copy's Info to those of info.
+		Restamp(ctx context.Context, name string, info Info) error
+	}
+
 	// A Syncer is a Store that keeps state which a power failure may lose.
 	Syncer interface {
 		// Sync writes the state to the storage. After a power failure, the copies

@@ -15,7 +15,7 @@ import (
 // scrub verifies all copies of a stack.
 func (s *stack) scrub() (last placement.ScrubReport) {
 	s.t.Helper()
-	opts := placement.ScrubOptions{Path: ".", Removed: s.mount.DropPages}
+	opts := placement.ScrubOptions{Path: ".", Corrupt: s.mount.DropPages}
 	s.check(s.handler.Scrub(context.Background(), opts, func(r placement.ScrubReport) { last = r }))
 	return last
 }

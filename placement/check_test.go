@@ -71,6 +71,26 @@ func TestRestoredModificationTime(t *testing.T) {
 	}
 }
 
+// A change of the mode explains one change time, and not later ones. The file is not copied again
+// for it.
+func TestModeExplainsOneChangeTime(t *testing.T) {
+	r := newDisk(t, rigOptions{quotas: []int64{1 << 30}, ttl: time.Millisecond})
+	data := r.placed(map[string]int{"f": 1000})["f"]
+	old := r.entry("f").Info()
+	r.mem.Chmod("f", 0o600)
+	time.Sleep(200 * time.Millisecond)
+	r.wantFile("f", data)
+	r.settled()
+	if got := r.from.Bytes(drivertest.OpRead); got != 1000 {
+		t.Errorf("source bytes after chmod: got %d, want 1000", got)
+	}
+	rewritten := random(9, 1000)
+	r.mem.PutAt("f", rewritten, old.Mtime)
+	r.mem.Chmod("f", 0o600)
+	time.Sleep(200 * time.Millisecond)
+	r.wantFile("f", rewritten)
+}
+
 // With passthrough, a copy of several blocks is checked as soon as it is placed. If it is corrupt,
 // it is removed, and its room is returned.
 func TestCopyIsCheckedEarly(t *testing.T) {

@@ -23,9 +23,10 @@ type ScrubOptions struct {
 	Path string // directory or file whose copies are verified; "." is the whole dataset
 	Rate int64  // bytes per second that are read from the tiers; 0: no limit
 
-	// Removed is called after the corrupt copy of a loaded entry was removed. The kernel may
-	// have pages that it has read from the copy; Removed drops them. It may be nil.
-	Removed func(*metadata.Entry)
+	// Corrupt is called for each loaded entry whose copy is corrupt, when the copy is no longer
+	// read. The kernel may have pages that it has read from the copy; Corrupt drops them. It
+	// may be nil.
+	Corrupt func(*metadata.Entry)
 }
 
 // Scrub compares the copies in all tiers with their checksums. It reads the copies from their
@@ -190,17 +191,19 @@ func (s *scrub) copy(ctx context.Context, t *tiers.Tier, c tiers.CopyInfo) error
 // starts to copy the file again. The error then matches drivers.ErrCorrupt.
 func (s *scrub) verify(ctx context.Context, t *tiers.Tier, name tiers.CopyName) error {
 	err := s.compare(ctx, t, name)
-	if !errors.Is(err, drivers.ErrCorrupt) || errors.Is(err, errNotRemoved) {
+	if !errors.Is(err, drivers.ErrCorrupt) {
 		return err
 	}
 	e := s.handler.names.CachedCopy(name)
 	if e == nil || e.Stale() {
 		return err
 	}
-	if s.opts.Removed != nil {
-		s.opts.Removed(e)
+	if s.opts.Corrupt != nil {
+		s.opts.Corrupt(e)
 	}
-	s.refetch(ctx, e)
+	if !errors.Is(err, errNotRemoved) {
+		s.refetch(ctx, e)
+	}
 	return err
 }
 
@@ -280,23 +283,23 @@ func (g *gate) demanded() bool {
 }
 
 // discard removes the copy of name in t, which is corrupt. o is the copy, or nil if it could not
-// be opened. Files that are open on the copy move to another place with their next read.
+// be opened. Files that are open on the copy move to another place with their next read, also
+// if the tier fails to remove it. The next open then finds the copy again, and compares it with
+// its checksums.
 func (h *Handler) discard(ctx context.Context, t *tiers.Tier, name tiers.CopyName, o drivers.Object, cause error) error {
 	removed, err := t.Discard(ctx, name, o)
-	if err != nil {
-		return err
+	if removed || err != nil {
+		h.log.Error("copy is corrupt", "path", string(name), "tier", t.Name(), "err", cause)
 	}
 	e := h.names.CachedCopy(name) // an entry that is loaded from now on does not find the copy
-	if removed {
-		h.log.Error("copy is corrupt", "path", string(name), "tier", t.Name(), "err", cause)
-		if e != nil {
-			e.Demote(t.Level())
-		}
+	if e == nil {
+		return err
 	}
-	if e != nil {
-		h.leaveCopy(ctx, e, t.Level())
+	if removed || err != nil { // otherwise another copy has the name, or none
+		e.Demote(t.Level())
 	}
-	return nil
+	h.leaveCopy(ctx, e, t.Level())
+	return err
 }
 
 // leaveTimeout bounds how long leaveCopy waits for a file that is being opened.

@@ -130,7 +130,7 @@ func TestScrub(t *testing.T) {
 		d.flip(1, name, off)
 	}
 	var removed []string
-	got := d.scrub(ScrubOptions{Path: ".", Removed: func(e *metadata.Entry) { removed = append(removed, e.Path()) }})
+	got := d.scrub(ScrubOptions{Path: ".", Corrupt: func(e *metadata.Entry) { removed = append(removed, e.Path()) }})
 	if got.Clean() || got.CopiesCorrupt != 3 || got.CopiesRight != 2 || got.Refetched != 3 || got.RefetchFailed != 0 || len(got.Errors) != 3 || len(removed) != 3 {
 		t.Errorf("the scrub after the flips: %+v; removed %q", got, removed)
 	}
@@ -393,4 +393,29 @@ func TestScrubUnderLoad(t *testing.T) {
 			t.Errorf("%s: %d corrupt copies, %d errors", got.Name, got.Corrupt, got.Errors)
 		}
 	}
+}
+
+// A corrupt copy that cannot be removed counts as failed and is not read.
+func TestScrubCannotRemove(t *testing.T) {
+	d := newDisk(t, rigOptions{quotas: []int64{1 << 30}})
+	content := d.placed(map[string]int{"f": 3 << 20})
+	obj := d.open("f")
+	defer obj.Close()
+	d.wantAt(obj, 0, 3<<20, content["f"])
+	d.flip(1, "f", 1<<20)
+	remove := d.to[0].Add(drivertest.Rule{Op: drivertest.OpRemove, Err: errBroken})
+	dropped := 0
+	got := d.scrub(ScrubOptions{Path: ".", Corrupt: func(*metadata.Entry) { dropped++ }})
+	if got.CopiesFailed != 1 || got.CopiesCorrupt != 0 || got.Refetched != 0 || dropped != 1 || len(got.Errors) != 1 || !got.Errors[0].Corrupt {
+		t.Errorf("got %+v, %d dropped", got, dropped)
+	}
+	d.wantAt(obj, 0, 3<<20, content["f"])
+	d.wantFile("f", content["f"])
+	remove()
+	if got := d.scrub(ScrubOptions{Path: "."}); got.CopiesFailed != 0 {
+		t.Errorf("after the tier has recovered: %+v", got)
+	}
+	d.wantFile("f", content["f"])
+	d.settled()
+	d.wantAccount()
 }

@@ -281,7 +281,23 @@ func (t *Tier) Stat(ctx context.Context, name string) (drivers.Info, error) {
 // Open opens the copy of name if it has the content of want. If it is of another version, the
 // error matches drivers.ErrChanged. If it is damaged, the error matches drivers.ErrCorrupt.
 func (t *Tier) Open(ctx context.Context, name string, want drivers.Info) (drivers.Object, error) {
-	return t.open(ctx, name, want.SameContent)
+	return t.open(ctx, name, func(copied drivers.Info) bool {
+		if !want.SameContent(copied) {
+			return false
+		}
+		if !want.Ctime.IsZero() && !want.Ctime.Equal(copied.Ctime) {
+			t.restamp(ctx, name, want)
+		}
+		return true
+	})
+}
+
+// restamp stores the present attributes of the source file with the copy of name. Otherwise a
+// change of the mode would also explain all later change times.
+func (t *Tier) restamp(ctx context.Context, name string, info drivers.Info) {
+	if r, ok := drivers.As[drivers.Restamper](t.store); ok && info.Version == "" {
+		t.note(writing, r.Restamp(ctx, name, info))
+	}
 }
 
 // open opens the copy of name if accept returns true for its Info.

@@ -14,7 +14,7 @@ import (
 func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress func(placement.ScrubReport)) error {
 	var updated time.Time
 	err := d.handler.Scrub(ctx, placement.ScrubOptions{
-		Path: string(req.Name), Rate: req.Rate, Removed: d.mount.DropPages,
+		Path: string(req.Name), Rate: req.Rate, Corrupt: d.mount.DropPages,
 	}, func(r placement.ScrubReport) {
 		if r.Ended {
 			d.logScrub(r)

@@ -24,6 +24,7 @@ var (
 	_ drivers.VersionOpener = (*Faults)(nil)
 	_ drivers.Sweeper       = (*Faults)(nil)
 	_ drivers.Syncer        = (*Faults)(nil)
+	_ drivers.Restamper     = (*Faults)(nil)
 	_ drivers.Streamer      = (*object)(nil)
 	_ drivers.Verifier      = (*object)(nil)
 	_ drivers.Checker       = (*object)(nil)
@@ -45,6 +46,7 @@ const (
 	OpStatfs   Op = "statfs" // its name is "."
 	OpProbe    Op = "probe"  // its name is "."
 	OpSync     Op = "sync"   // its name is "."
+	OpRestamp  Op = "restamp"
 	OpRead     Op = "read"   // Object.ReadAt, Streamer.Stream and Checker.Check
 	OpStream   Op = "stream" // Read of the result of Streamer.Stream
 	OpVerify   Op = "verify" // Verifier.Verify

@@ -162,6 +162,17 @@ func (f *Faults) Copies(ctx context.Context, dir string) ([]drivers.Info, error)
 	return nil, syscall.ENOTSUP
 }
 
+// Restamp implements drivers.Restamper.
+func (f *Faults) Restamp(ctx context.Context, name string, info drivers.Info) error {
+	if _, err := f.inject(ctx, OpRestamp, name); err != nil {
+		return err
+	}
+	if s, ok := drivers.As[drivers.Restamper](f.inner); ok {
+		return s.Restamp(ctx, name, info)
+	}
+	return syscall.ENOTSUP
+}
+
 // Sync implements drivers.Syncer.
 func (f *Faults) Sync(ctx context.Context) error {
 	if _, err := f.inject(ctx, OpSync, "."); err != nil {

@@ -224,7 +224,10 @@ func (m *Mem) Overwrite(name string, data []byte) {
 
 // Chmod sets the permissions of a file or directory. A Mem does not check them.
 func (m *Mem) Chmod(name string, perm uint32) {
-	m.change(name, func(n *node) { n.info.Mode = n.info.Mode&^0o7777 | perm })
+	m.change(name, func(n *node) {
+		n.info.Mode = n.info.Mode&^0o7777 | perm
+		n.info.Ctime = m.now()
+	})
 }
 
 // Setxattr sets an extended attribute.

@@ -332,6 +332,32 @@ func TestCopyHasAttributesOfSource(t *testing.T) {
 	}
 }
 
+// Restamp changes the attributes that are kept with a copy, and not the copy.
+func TestRestamp(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	data := randomBytes(drivers.ChecksumBlock + 5)
+	addCopy(t, s, "file", string(data))
+	want := drivers.Info{Ctime: time.Unix(3e9, 1), Mode: unix.S_IFREG | 0o400, UID: 1, GID: 2, Nlink: 3}
+	if err := s.Restamp(ctx, "file", want); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		o := openCopyOf(t, s, "file")
+		got := o.Info()
+		if !got.Ctime.Equal(want.Ctime) || got.Mode != want.Mode || got.UID != 1 || got.GID != 2 || got.Nlink != 3 {
+			t.Errorf("got %+v", got)
+		}
+		p := make([]byte, len(data))
+		if _, err := o.ReadAt(ctx, p, 0); err != nil || !bytes.Equal(p, data) {
+			t.Errorf("%v, or wrong bytes", err)
+		}
+		s = reopened(t, s)
+	}
+	if err := s.Restamp(ctx, "none", want); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a copy: %v", err)
+	}
+}
+
 // Sweep removes what is left of copies, and nothing that Milkweed did not create.
 func TestSweep(t *testing.T) {
 	s := openIn(t, t.TempDir())

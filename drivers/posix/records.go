@@ -306,6 +306,21 @@ func (r *records) add(ctx context.Context, rec record, checked bool) (copyRecord
 	return added, nil
 }
 
+// replace appends rec in place of the record at rec.off, unless that is not the last one of its
+// inode number any more.
+func (r *records) replace(rec copyRecord) error {
+	off, err := r.write(&rec.record)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, ok := r.index[rec.inode]; ok && p.off == rec.off {
+		r.index[rec.inode] = position{off, p.checked}
+	}
+	return nil
+}
+
 // remove records that the copy with an inode number was removed.
 func (r *records) remove(inode uint64) error {
 	if !r.loaded.Load() || !r.has(inode) {

@@ -26,7 +26,9 @@ var (
 	_ drivers.Prober   = (*Store)(nil)
 	_ drivers.Sweeper  = (*Store)(nil)
 	_ drivers.Syncer   = (*Store)(nil)
-	_ drivers.Profiler = (*Store)(nil)
+
+	_ drivers.Restamper = (*Store)(nil)
+	_ drivers.Profiler  = (*Store)(nil)
 )
 
 // background is the context of short operations on the folders of a store.
@@ -269,6 +271,33 @@ func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
 		return err
 	}
 	t.records.remove(st.Ino)
+	return nil
+}
+
+// Restamp implements drivers.Restamper. It appends a record to the log.
+func (s *Store) Restamp(ctx context.Context, name string, info drivers.Info) error {
+	t, err := s.acquire()
+	if err != nil {
+		return pathError("restamp", name, err)
+	}
+	defer t.release()
+	var rec copyRecord
+	err = t.files.withPath(ctx, "restamp", name, func(fd int) (err error) {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		rec, err = t.validate(ctx, name, infoOf(name, &st))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	source := &rec.source
+	source.Mode, source.UID, source.GID, source.Nlink, source.Ctime = info.Mode, info.UID, info.GID, info.Nlink, info.Ctime
+	if err := t.records.replace(rec); err != nil {
+		return pathError("restamp", name, err)
+	}
 	return nil
 }
 

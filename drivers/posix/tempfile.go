@@ -42,7 +42,11 @@ func newTempFile(dirfd int, mode uint32) (tempFile, error) {
 		if err != nil {
 			return tempFile{}, err
 		}
-		if err := unix.Fchmod(f.fd, mode); err != nil { // without regard to the umask
+		err = unix.Fchmod(f.fd, mode)       // without regard to the umask
+		if err != nil && mode != fileMode { // some servers refuse the sticky bit
+			err = unix.Fchmod(f.fd, fileMode)
+		}
+		if err != nil {
 			f.unlink()
 			f.close()
 			return tempFile{}, err
