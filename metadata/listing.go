@@ -116,7 +116,7 @@ func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 		c.outdated.add(e, "", false)
 	}
 	if !same {
-		c.doubt(e)
+		c.Doubt(e)
 	}
 	e.validated.Store(requested)
 }

@@ -36,7 +36,7 @@ type outdatedParts struct {
 //   - a name of which the kernel has cached that it is missing (HoldMissing), and that exists;
 //   - an entry whose attributes have changed;
 //   - a directory whose listing Revalidate or Sweep has found to be another one;
-//   - a file whose content may have changed although its version is the same (Settle).
+//   - a file whose content may have changed although its version is the same (Doubt).
 //
 // It yields nothing that the kernel has not cached. For a removed directory it yields only the
 // name of the directory itself.

@@ -94,8 +94,9 @@ func (c *Container) contentChanged(e *Entry) {
 	}
 }
 
-// doubt makes e, a regular file, Doubtful, and then Outdated yield its content.
-func (c *Container) doubt(e *Entry) {
+// Doubt makes e, a regular file, Doubtful, and then Outdated yield its content: what was read of
+// it before may be wrong.
+func (c *Container) Doubt(e *Entry) {
 	e.setBits(doubtful)
 	c.contentChanged(e)
 }
@@ -109,7 +110,7 @@ func (c *Container) Settle(ctx context.Context, e *Entry) error {
 	}
 	_, _, err := c.revalidateName(ctx, e.parent, e.Name())
 	if !e.Stale() {
-		c.doubt(e)
+		c.Doubt(e)
 	}
 	return err
 }

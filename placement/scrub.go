@@ -22,11 +22,6 @@ var ErrScrubInProgress = errors.New("another scrub of this mount is in progress"
 type ScrubOptions struct {
 	Path string // directory or file whose copies are verified; "." is the whole dataset
 	Rate int64  // bytes per second that are read from the tiers; 0: no limit
-
-	// Corrupt is called for each loaded entry whose copy is corrupt, when the copy is no longer
-	// read. The kernel may have pages that it has read from the copy; Corrupt drops them. It
-	// may be nil.
-	Corrupt func(*metadata.Entry)
 }
 
 // Scrub compares the copies in all tiers with their checksums. It reads the copies from their
@@ -198,9 +193,7 @@ func (s *scrub) verify(ctx context.Context, t *tiers.Tier, name tiers.CopyName) 
 	if e == nil || e.Stale() {
 		return err
 	}
-	if s.opts.Corrupt != nil {
-		s.opts.Corrupt(e)
-	}
+	s.handler.names.Doubt(e) // the kernel may have pages that it has read from the copy
 	if !errors.Is(err, errNotRemoved) {
 		s.refetch(ctx, e)
 	}

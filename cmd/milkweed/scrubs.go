@@ -13,9 +13,7 @@ import (
 // Scrub implements control.Daemon.
 func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress func(placement.ScrubReport)) error {
 	var updated time.Time
-	err := d.handler.Scrub(ctx, placement.ScrubOptions{
-		Path: string(req.Name), Rate: req.Rate, Corrupt: d.mount.DropPages,
-	}, func(r placement.ScrubReport) {
+	err := d.handler.Scrub(ctx, placement.ScrubOptions{Path: string(req.Name), Rate: req.Rate}, func(r placement.ScrubReport) {
 		if r.Ended {
 			d.logScrub(r)
 		}
@@ -27,7 +25,10 @@ func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress f
 	if errors.Is(err, placement.ErrScrubInProgress) {
 		return scrubInProgress()
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return d.names.WaitNotified(ctx) // until the kernel has dropped its pages of corrupt copies
 }
 
 func scrubInProgress() error {
