@@ -59,7 +59,7 @@ func TestMountHelper(t *testing.T) {
 	s := newSite(t)
 	dataset := varied(s)
 	s.inNamespace(`mount -t tmpfs none /sbin/ && ln -s "$2" /sbin/mount.milkweed`, s.program)
-	file := s.config(4, `name = "ram"`)[2]
+	file := s.config(1, "[source]\nclock_skew = '0s'")[2]
 	fstab := filepath.Join(s.dir, "fstab")
 	options := "config=" + file + ",workers=3,noatime,_netdev,x-systemd.automount,noexec"
 	s.sh(`echo "$2 $3 milkweed $4 0 0" >"$1"`, fstab, s.source, s.point, options)

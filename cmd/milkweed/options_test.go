@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -165,11 +166,11 @@ func TestLoadOptions(t *testing.T) {
 	source, point := sourceAndPoint(t)
 	snapshot := filepath.Join(filepath.Dir(point), "x.snapshot")
 	c, _, err := load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", source, point,
-		"-o", "source_bandwidth=500MB,source_operations=1000,mode=stateless,metadata_snapshot="+snapshot)
+		"-o", "source_bandwidth=500MB,source_operations=1000,clock_skew=2s,mode=stateless,metadata_snapshot="+snapshot)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := c.Source, (config.Source{Path: source, Bandwidth: 500e6, Operations: 1000}); got != want {
+	if got, want := c.Source, (config.Source{Path: source, Bandwidth: 500e6, Operations: 1000, ClockSkew: 2 * time.Second}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if c.Mount.Mode != config.Stateless || c.Mount.MetadataSnapshot != snapshot {
@@ -190,7 +191,7 @@ func TestLoadBucket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := c.Source, (config.Source{URL: url}); got != want || c.Origin("source.url") != "argument SOURCE" {
+	if got, want := c.Source, (config.Source{URL: url, ClockSkew: 5 * time.Second}); got != want || c.Origin("source.url") != "argument SOURCE" {
 		t.Errorf("got %+v from %s, want %+v", got, c.Origin("source.url"), want)
 	}
 	if got, from := c.Placement.Workers, c.Origin("placement.workers"); got != 64 || from != "default" {
@@ -209,7 +210,7 @@ func TestLoadBucket(t *testing.T) {
 		t.Errorf("from the file: got %+v from %s, %v", c.Source, c.Origin("source.url"), err)
 	}
 	c, _, err = load(t, append(tier, "-c", file, source, point)...)
-	if err != nil || c.Source != (config.Source{Path: source}) {
+	if err != nil || c.Source != (config.Source{Path: source, ClockSkew: 5 * time.Second}) {
 		t.Errorf("the directory of the command line: got %+v, %v", c.Source, err)
 	}
 }

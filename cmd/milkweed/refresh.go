@@ -38,12 +38,13 @@ unchanged files stay.
 
 Refresh exits with 8 if names could not be compared or if it was stopped, with 1
 if a PATH does not exist, with 3 if the source cannot be read, and with 7 if a
-PATH is not in a mount or its daemon does not answer. With --json it prints one object on one line for each mount: mount_point, names, added,
-removed, replaced and failed, which are counts; changes[], which has the path
-below the mount point and the change (added, removed or replaced) of up to
-100,000 names, and changes_omitted, the number of others; and errors[], which
-has the path and the error of the first names that failed. A directory that was
-removed counts once. If a path is not UTF-8, path_bytes has it in base64.`,
+PATH is not in a mount or its daemon does not answer. With --json it prints one
+object on one line for each mount: mount_point, names, added, removed, replaced
+and failed, which are counts; changes[], which has the path below the mount
+point and the change (added, removed or replaced) of up to 100,000 names, and
+changes_omitted, the number of others; and errors[], which has the path and the
+error of the first names that failed. A directory that was removed counts once.
+If a path is not UTF-8, path_bytes has it in base64.`,
 		Example: `  milkweed refresh /mnt/imagenet/train
   milkweed refresh --json | jq -r '.changes[]? | .change + " " + .path'`,
 		RunE: func(c *cobra.Command, args []string) error {
