@@ -223,16 +223,7 @@ func TestRevalidateForgetsSnapshot(t *testing.T) {
 	w.source.Put("d/f", []byte("x"))
 	w.list(t, ".")
 	w.list(t, "d")
-	path := t.TempDir() + "/snapshot"
-	if err := w.SaveSnapshot(path, "s"); err != nil {
-		t.Fatal(err)
-	}
-	next, err := New(bg, w.levels, Options{TTL: time.Hour, Snapshot: path, Dataset: "s"}, w.log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer next.Close()
-	w.Container = next
+	w = w.restart(t)
 	consume(t, w, func(Outdated) {})
 	w.source.Put("d/f", []byte("other"))
 	w.revalidate(t, ".")

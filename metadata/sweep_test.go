@@ -288,16 +288,7 @@ func TestSweepAfterSnapshot(t *testing.T) {
 		if _, _, err := w.revalidateName(bg, w.Root(), "d"); err != nil {
 			t.Fatal(err)
 		}
-		path := t.TempDir() + "/snapshot"
-		if err := w.SaveSnapshot(path, "s"); err != nil {
-			t.Fatal(err)
-		}
-		next, err := New(bg, w.levels, Options{TTL: time.Hour, Snapshot: path, Dataset: "s"}, w.log)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer next.Close()
-		w.Container = next
+		w = w.restart(t)
 		w.list(t, "e")
 		wantMissing(t, w, "d/new")
 		w.faults.Reset()

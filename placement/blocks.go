@@ -5,13 +5,15 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/sequential"
 )
 
-// blockSize is the unit in which files are copied, in bytes. It is large, so that a parallel
+// blockSize is the unit in which files are copied, in bytes: that of checksums, so that a Writer
+// gets whole blocks and need not read them back. It is large, so that a parallel
 // file system receives few requests, and small enough that a reader of 4 KiB does not wait
 // long.
-const blockSize = 1 << 20
+const blockSize = drivers.ChecksumBlock
 
 // The states of a block.
 const (

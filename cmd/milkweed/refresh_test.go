@@ -106,7 +106,7 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
-// If the source is gone, refresh says so, and cached names stay.
+// If the source is gone, refresh fails, and cached names are still served.
 func TestRefreshOfGoneSource(t *testing.T) {
 	s := newSite(t)
 	s.write("d/f", 1000)

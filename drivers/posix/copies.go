@@ -3,7 +3,6 @@ package posix
 import (
 	"context"
 	"errors"
-	"path"
 
 	"golang.org/x/sys/unix"
 
@@ -13,38 +12,28 @@ import (
 // Copies implements drivers.Sweeper. It omits files that Milkweed did not create: those of
 // another user, and those that have neither a record under their name nor copyMode.
 func (s *Store) Copies(ctx context.Context, dir string) ([]drivers.Info, error) {
-	if err := checkRequest(ctx, "readdir", dir); err != nil {
-		return nil, err
+	return s.readDir(ctx, dir, func(t *tree, _ int, name string, info *drivers.Info) (bool, error) {
+		return t.hasCreated(ctx, name, info)
+	})
+}
+
+// isValid reports whether the regular file info is a valid copy of name, and sets the attributes
+// in info to those that the source file had when it was copied.
+func (t *tree) isValid(ctx context.Context, name string, info *drivers.Info) (bool, error) {
+	rec, err := t.validate(ctx, name, *info)
+	switch {
+	case err == nil:
+		*info = rec.apply(*info)
+		return true, nil
+	case errors.Is(err, drivers.ErrCorrupt), err == unix.ENOENT: // ENOENT: the file of another user
+		return false, nil
 	}
-	t, err := s.acquire()
-	if err != nil {
-		return nil, pathError("readdir", dir, err)
-	}
-	defer t.release()
-	fd, infos, err := t.files.list(ctx, dir)
-	if err != nil {
-		return nil, pathError("readdir", dir, err)
-	}
-	defer unix.Close(fd)
-	copies := infos[:0]
-	for _, info := range infos {
-		if info.IsRegular() {
-			created, err := t.hasCreated(ctx, path.Join(dir, info.Name), info)
-			if err != nil {
-				return nil, pathError("readdir", dir, err)
-			}
-			if !created {
-				continue
-			}
-		}
-		copies = append(copies, info)
-	}
-	return copies, nil
+	return false, err
 }
 
 // hasCreated reports whether the regular file info is a copy of name that this package has
 // written. The copy may be damaged since.
-func (t *tree) hasCreated(ctx context.Context, name string, info drivers.Info) (bool, error) {
+func (t *tree) hasCreated(ctx context.Context, name string, info *drivers.Info) (bool, error) {
 	if !isOwn(info.UID) {
 		return false, nil
 	}
@@ -53,5 +42,8 @@ func (t *tree) hasCreated(ctx context.Context, name string, info drivers.Info) (
 		return false, err
 	}
 	hasRecord := err == nil && rec.name == nameHash(name)
-	return hasRecord || info.Mode&0o7777 == copyMode && info.Nlink == 1, nil
+	return hasRecord || hasCopyMode(info), nil
 }
+
+// hasCopyMode reports whether a file has the attributes with which this package creates copies.
+func hasCopyMode(info *drivers.Info) bool { return info.Mode&0o7777 == copyMode && info.Nlink == 1 }

@@ -165,22 +165,28 @@ func (s *Store) Stat(ctx context.Context, name string) (drivers.Info, error) {
 
 // ReadDir implements drivers.Driver. It omits files that are not valid copies.
 func (s *Store) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	return s.readDir(ctx, dir, nil)
+	return s.readDir(ctx, dir, func(t *tree, _ int, name string, info *drivers.Info) (bool, error) {
+		return t.isValid(ctx, name, info)
+	})
 }
 
 // Sweep implements drivers.Sweeper. It removes only files that Milkweed has created: those
 // with a record, and those with copyMode, whose record a power failure may have lost.
 func (s *Store) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
-	return s.readDir(ctx, dir, func(t *tree, dirfd int, info drivers.Info) {
-		if t.records.has(info.Inode) || info.Mode&0o7777 == copyMode && info.Nlink == 1 {
+	return s.readDir(ctx, dir, func(t *tree, dirfd int, name string, info *drivers.Info) (bool, error) {
+		valid, err := t.isValid(ctx, name, info)
+		if err == nil && !valid && isOwn(info.UID) && (t.records.has(info.Inode) || hasCopyMode(info)) {
 			t.removeCopy(dirfd, info.Name, info.Inode)
 		}
+		return valid, err
 	})
 }
 
-// readDir is ReadDir. It calls corrupt, unless that is nil, for each file of this user that is
-// not a valid copy, with a descriptor of its folder.
-func (s *Store) readDir(ctx context.Context, dir string, corrupt func(t *tree, dirfd int, info drivers.Info)) ([]drivers.Info, error) {
+// readDir lists a folder of copies. It omits the regular files for which keep reports false.
+// keep gets a descriptor of the folder, and may change the Info.
+func (s *Store) readDir(
+	ctx context.Context, dir string, keep func(t *tree, dirfd int, name string, info *drivers.Info) (bool, error),
+) ([]drivers.Info, error) {
 	if err := checkRequest(ctx, "readdir", dir); err != nil {
 		return nil, err
 	}
@@ -197,19 +203,13 @@ func (s *Store) readDir(ctx context.Context, dir string, corrupt func(t *tree, d
 	copies := infos[:0]
 	for _, info := range infos {
 		if info.IsRegular() {
-			rec, err := t.validate(ctx, path.Join(dir, info.Name), info)
-			switch {
-			case errors.Is(err, drivers.ErrCorrupt):
-				if corrupt != nil {
-					corrupt(t, fd, info)
-				}
-				continue
-			case err == unix.ENOENT: // the file of another user
-				continue
-			case err != nil:
+			kept, err := keep(t, fd, path.Join(dir, info.Name), &info)
+			if err != nil {
 				return nil, pathError("readdir", dir, err)
 			}
-			info = rec.apply(info)
+			if !kept {
+				continue
+			}
 		}
 		copies = append(copies, info)
 	}

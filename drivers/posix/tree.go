@@ -164,7 +164,7 @@ func openTier(path string) (int, error) {
 }
 
 // trusted reports whether st belongs to this user or to root.
-func trusted(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }
+func trusted(st *unix.Stat_t) bool { return st.Uid == 0 || isOwn(st.Uid) }
 
 // isOwn reports whether a file belongs to this user.
 func isOwn(uid uint32) bool { return uid == uint32(os.Geteuid()) }
