@@ -208,7 +208,14 @@ func (s *scrub) compare(ctx context.Context, t *tiers.Tier, name tiers.CopyName)
 		err = tiers.CheckObject(ctx, o, func(n int) error { return s.pause(ctx, t, n) })
 	}
 	if errors.Is(err, drivers.ErrCorrupt) {
-		if failed := s.handler.discard(ctx, t, name, o, err); failed != nil {
+		found, failed := s.handler.discard(t, name, o, err)
+		if e := s.handler.names.CachedCopy(name); e != nil { // one that is loaded later does not find the copy
+			if found {
+				e.Demote(t.Level())
+			}
+			s.handler.leaveCopy(ctx, e, t.Level())
+		}
+		if failed != nil {
 			return errors.Join(errNotRemoved, err, failed)
 		}
 	}
@@ -275,30 +282,11 @@ func (g *gate) demanded() bool {
 	return g.waiting > 0
 }
 
-// discard removes the copy of name in t, which is corrupt. o is the copy, or nil if it could not
-// be opened. Files that are open on the copy move to another place with their next read, also
-// if the tier fails to remove it. The next open then finds the copy again, and compares it with
-// its checksums.
-func (h *Handler) discard(ctx context.Context, t *tiers.Tier, name tiers.CopyName, o drivers.Object, cause error) error {
-	removed, err := t.Discard(ctx, name, o)
-	if removed || err != nil {
-		h.log.Error("copy is corrupt", "path", string(name), "tier", t.Name(), "err", cause)
-	}
-	e := h.names.CachedCopy(name) // an entry that is loaded from now on does not find the copy
-	if e == nil {
-		return err
-	}
-	if removed || err != nil { // otherwise another copy has the name, or none
-		e.Demote(t.Level())
-	}
-	h.leaveCopy(ctx, e, t.Level())
-	return err
-}
-
 // leaveTimeout bounds how long leaveCopy waits for a file that is being opened.
 const leaveTimeout = 5 * time.Second
 
-// leaveCopy makes the open file of e, if there is one, move away from the copy on level l.
+// leaveCopy makes the open file of e, if there is one, move away from the copy on level l with its
+// next read.
 func (h *Handler) leaveCopy(ctx context.Context, e *metadata.Entry, l tiers.Level) {
 	f := h.files.find(e)
 	if f == nil {

@@ -70,19 +70,27 @@ func (h *Handler) missing(e *metadata.Entry, l tiers.Level) {
 	e.Release()
 }
 
-// corrupt removes the copy of e on level l, because its content is not what was written. o is the
-// open copy, or nil if it could not be opened: if another copy has been made meanwhile, it stays.
-// The next open copies the file again.
+// corrupt removes the copy of e on level l, because it is corrupt. o is the open copy, or nil if
+// it could not be opened. The next open copies the file again. If the tier fails to remove the
+// copy, the next open finds it again, and compares it with its checksums.
 func (h *Handler) corrupt(e *metadata.Entry, l tiers.Level, o drivers.Object, cause error) {
-	t := h.levels.Tier(l)
-	removed, err := t.Discard(h.ctx, tiers.CopyName(e.CopyName()), o)
-	switch {
-	case err != nil:
-		h.log.Warn("corrupt copy not removed", "path", e.Path(), "err", err)
-	case removed:
-		h.log.Error("copy is corrupt", "path", e.Path(), "tier", t.Name(), "err", cause)
+	if found, _ := h.discard(h.levels.Tier(l), tiers.CopyName(e.CopyName()), o, cause); found {
 		e.Demote(l)
 	}
+}
+
+// discard removes a corrupt copy, and logs that. It reports whether the copy was found; if another
+// one has the name by now, that stays. The error means that the tier failed to remove the copy; it
+// is logged, too. No entry is changed.
+func (h *Handler) discard(t *tiers.Tier, name tiers.CopyName, o drivers.Object, cause error) (found bool, err error) {
+	removed, err := t.Discard(h.ctx, name, o)
+	if removed || err != nil {
+		h.log.Error("copy is corrupt", "path", string(name), "tier", t.Name(), "err", cause)
+	}
+	if err != nil {
+		h.log.Warn("corrupt copy not removed", "path", string(name), "tier", t.Name(), "err", err)
+	}
+	return removed || err != nil, err
 }
 
 // Retract drops the copy of e, if a tier holds one, and reports whether it did. Open files
