@@ -41,6 +41,7 @@ type Container struct {
 	source    *tiers.Source
 	byListing bool // names are found by listing: the source is a drivers.Lister
 	ttl       time.Duration
+	racy      time.Duration // age below which the times of a directory prove nothing
 	log       *slog.Logger
 	start     time.Time // the origin of now
 	root      *Entry
@@ -58,6 +59,11 @@ type Options struct {
 	TTL      time.Duration // how long names and attributes are cached before they are validated
 	Snapshot string        // file with the metadata snapshot to start from; "": none
 	Dataset  string        // identity of the source, which must be that of the snapshot
+
+	// RacyWindow is the age of the times of a directory below which they do not prove that no name
+	// in it has changed: the granularity of these times, and the difference between the clocks of
+	// the source and of this machine.
+	RacyWindow time.Duration
 }
 
 // New returns the namespace of the source of levels. It makes one request to the source,
@@ -69,6 +75,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		levels: levels,
 		source: levels.Source(),
 		ttl:    opts.TTL,
+		racy:   opts.RacyWindow,
 		log:    log,
 		start:  time.Now().Add(-maxSnapshotAge),
 	}

@@ -153,7 +153,7 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 	d.sorted, d.version = entries, d.version+1
 	if listed != 0 {
 		d.listed, d.everListed = c.fromWall(listed), true
-		d.stamp = stamp{stamped.fileTimes, int64(time.Duration(listed) * tick / time.Second)}
+		d.stamp = stamp{stamped.fileTimes, int64(listed) * int64(tick)}
 	}
 	return nil
 }

@@ -23,20 +23,25 @@ func timesOf(info drivers.Info) fileTimes {
 // times returns the times in the attributes of e; e.attributes must be held.
 func (e *Entry) times() fileTimes { return fileTimes{e.mtime, e.ctime, e.mtimeN, e.ctimeN} }
 
+// newest returns the later of the two times.
+func (t fileTimes) newest() time.Time {
+	mtime, ctime := time.Unix(t.mtime, int64(t.mtimeN)), time.Unix(t.ctime, int64(t.ctimeN))
+	if mtime.After(ctime) {
+		return mtime
+	}
+	return ctime
+}
+
 // A stamp is what the times of a directory were before its cached names were validated. If the
 // source still has these times later, no name was added, removed or renamed in the meantime. The
 // change time reveals a change also if a program has set the modification time back.
 type stamp struct {
 	fileTimes
-	seen int64 // when the times were read, or the names validated, in seconds since 1970 by the local clock
+	seen int64 // when the times were read, or the names validated, in nanoseconds since 1970 by the local clock
 }
 
-// racyInterval is the age in seconds below which times prove nothing: the file system may give
-// the same time to the next change, and its clock may differ from the local one.
-const racyInterval = 5
-
 // makeStamp returns the stamp of a directory whose times were just read.
-func makeStamp(t fileTimes) stamp { return stamp{t, time.Now().Unix()} }
+func makeStamp(t fileTimes) stamp { return stamp{t, time.Now().UnixNano()} }
 
 // stamp returns the stamp for a validation of the names in e that begins now.
 func (e *Entry) stamp() stamp {
@@ -47,6 +52,7 @@ func (e *Entry) stamp() stamp {
 }
 
 // proves reports whether no name has changed since s was made, if the source now has the times t.
-func (s stamp) proves(t fileTimes) bool {
-	return s.fileTimes == t && max(s.mtime, s.ctime)+racyInterval < s.seen
+// Times younger than window prove nothing: the next change may leave them as they are.
+func (s stamp) proves(t fileTimes, window time.Duration) bool {
+	return s.fileTimes == t && s.newest().Add(window).Before(time.Unix(0, s.seen))
 }

@@ -236,7 +236,7 @@ func (s *sweep) directory(ctx context.Context, e *Entry) error {
 	}
 	stamp := e.stamp()
 	d.mu.RLock()
-	valid := !c.byListing && d.stamp.proves(stamp.fileTimes) || d.snapshot.Load() != nil
+	valid := !c.byListing && d.stamp.proves(stamp.fileTimes, c.racy) || d.snapshot.Load() != nil
 	d.mu.RUnlock()
 	if !valid {
 		if err := s.names(ctx, e); err != nil {

@@ -303,3 +303,31 @@ func TestSweepAfterSnapshot(t *testing.T) {
 		}
 	})
 }
+
+// A directory that changes again within the racy window is listed again, although its times are
+// the same.
+func TestSweepOfCoarseTimes(t *testing.T) {
+	const granularity = 10 * time.Second
+	for racy, want := range map[time.Duration]string{granularity / 2: "", granularity: "listing of d"} {
+		inBubble(t, time.Hour, func(t *testing.T, w *world) {
+			w.racy, w.source.Granularity = racy, granularity
+			w.sweepUntilEnd(t)
+			outdated := collect(t, w)
+			time.Sleep(time.Until(time.Now().Truncate(granularity).Add(granularity)))
+			w.source.Put("d/listed", nil)
+			if err := w.refreshRoot(bg); err != nil { // the container is older than its names
+				t.Fatal(err)
+			}
+			time.Sleep(7 * time.Second)
+			w.hold(t, ".")
+			w.hold(t, "d")
+			outdated()
+			time.Sleep(time.Second)
+			w.source.Put("d/unlisted", nil)
+			time.Sleep(window)
+			if got := outdated(); got != want {
+				t.Errorf("racy window %v: got %q, want %q", racy, got, want)
+			}
+		})
+	}
+}

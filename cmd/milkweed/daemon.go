@@ -172,9 +172,10 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
-		TTL:      d.cfg.Mount.AttrTimeout,
-		Snapshot: d.cfg.Mount.MetadataSnapshot,
-		Dataset:  d.cfg.Source.Name(),
+		TTL:        d.cfg.Mount.AttrTimeout,
+		Snapshot:   d.cfg.Mount.MetadataSnapshot,
+		Dataset:    d.cfg.Source.Name(),
+		RacyWindow: d.service.RacyWindow(d.cfg),
 	}, d.log)
 	switch {
 	case errors.Is(err, metadata.ErrForeign):
