@@ -153,8 +153,8 @@ func torturing(args []string) error {
 		err = errors.Join(err, writeJSON(o.json, summary))
 	}
 	if !summary.OK() {
-		err = errors.Join(err, fmt.Errorf("%d wrong and %d stale reads, %d errors, %d hangs; to replay:\n  %s",
-			summary.WrongReads, summary.StaleReads, summary.Errors, summary.Hangs, o.replay(summary)))
+		err = errors.Join(err, fmt.Errorf("%d wrong and %d stale reads, %d errors, %d hangs, %d errors of scrubs; to replay:\n  %s",
+			summary.WrongReads, summary.StaleReads, summary.Errors, summary.Hangs, summary.ScrubErrors, o.replay(summary)))
 	}
 	return err
 }

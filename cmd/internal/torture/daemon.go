@@ -3,6 +3,7 @@ package torture
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // commandTimeout bounds the commands of the program.
@@ -49,7 +51,7 @@ func (d *daemon) dataset(tier string) string {
 // copies returns the folder of the copies in a tier.
 func (d *daemon) copies(tier string) string { return filepath.Join(d.dataset(tier), "files") }
 
-// run runs a command of the program and returns its output.
+// run runs a command of the program and returns its output, also if it fails.
 func (d *daemon) run(ctx context.Context, env []string, words ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -62,7 +64,7 @@ func (d *daemon) run(ctx context.Context, env []string, words ...string) ([]byte
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(words, " "), err, strings.TrimSpace(errs.String()))
+		return out.Bytes(), fmt.Errorf("%s: %w: %s", strings.Join(words, " "), err, strings.TrimSpace(errs.String()))
 	}
 	return out.Bytes(), nil
 }
@@ -151,10 +153,14 @@ func (d *daemon) canScrub(ctx context.Context) bool {
 	return err == nil && bytes.Contains(out, []byte("milkweed scrub "))
 }
 
-// scrub verifies all copies, and returns when that is done.
-func (d *daemon) scrub(ctx context.Context) error {
-	_, err := d.run(ctx, nil, d.program, "scrub", "--json", d.point())
-	return err
+// scrub verifies all copies, and returns when that is done. The error means that there is no
+// report.
+func (d *daemon) scrub(ctx context.Context) (report placement.ScrubReport, err error) {
+	out, err := d.run(ctx, nil, d.program, "scrub", "--json", d.point())
+	if len(out) > 0 { // the command fails if it has found a corrupt copy
+		err = json.Unmarshal(out, &report)
+	}
+	return report, err
 }
 
 // crashed returns the report of a panic or a data race in the log, or "".

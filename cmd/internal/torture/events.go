@@ -67,18 +67,6 @@ func (s *suite) do(ctx context.Context, e Event) error {
 	return nil
 }
 
-// scrub verifies all copies while the daemon runs. After it, no flip may be served. The
-// command may fail because a tier does.
-func (s *suite) scrub(ctx context.Context) {
-	if err := s.daemon.scrub(ctx); err != nil {
-		s.verbosef("scrub: %v", err)
-		s.summary.Events["scrub failed"]++
-		return
-	}
-	s.summary.Events["scrub"]++
-	s.oracle.scrubbed()
-}
-
 // listCopies returns the paths of the copies in a tier, in order.
 func (s *suite) listCopies(tier string) (paths []string) {
 	filepath.WalkDir(s.daemon.copies(tier), func(path string, d fs.DirEntry, err error) error {
@@ -140,6 +128,7 @@ func (s *suite) flipCopy(path string, file int, onDisk bool, rng *rand.Rand, run
 	}
 	off, bit := rng.Int64N(info.Size()), rng.IntN(8)
 	s.oracle.flip(file, off, bit, running) // before anyone reads it
+	s.damaged[file] = true
 	if onDisk {
 		place, ok, err := faultdisk.Locate(f, off)
 		if err != nil || !ok || s.tierDisk.disk.Flip(place, bit) != nil {
@@ -169,6 +158,9 @@ func (s *suite) plant(rng *rand.Rand, other bool) {
 	if err != nil {
 		return
 	}
+	if file, ok := s.fileOf(path); ok {
+		s.damaged[file] = true
+	}
 	temp := filepath.Join(filepath.Dir(path), "planted")
 	if os.WriteFile(temp, bytes.Repeat(planted, int(info.Size()+7)/8)[:info.Size()], 0o600) != nil {
 		os.Remove(temp)
@@ -185,6 +177,7 @@ func (s *suite) plant(rng *rand.Rand, other bool) {
 // gives up stays mounted until the daemon ends, as it would on a real machine.
 func (s *suite) failWriteBack(ctx context.Context, e Event) error {
 	f := faultdisk.Faults{Seed: e.Seed}
+	s.lossy = s.cycleNumber
 	switch e.Name {
 	case "errors":
 		f.WriteError = 1

@@ -165,6 +165,26 @@ func (o *oracle) flip(file int, off int64, bit int, running bool) {
 	o.flips = append(o.flips, &flipped{file: file, off: off, bit: bit, at: time.Now(), running: running})
 }
 
+// flipsSoFar returns the flipped bits.
+func (o *oracle) flipsSoFar() (flips []flipped) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, f := range o.flips {
+		flips = append(flips, *f)
+	}
+	return flips
+}
+
+// scrubWrong records a flipped bit that a scrub has not found, or a right copy that it has
+// reported as corrupt.
+func (o *oracle) scrubWrong(format string, args ...any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.summary.ScrubErrors++
+	text := fmt.Sprintf(format, args...)
+	o.report("scrub", "scrub:"+text, "%s", text)
+}
+
 // scrubbed records that a scrub has ended, which began after all flips so far.
 func (o *oracle) scrubbed() {
 	o.mu.Lock()

@@ -47,13 +47,17 @@ type suite struct {
 	cycleNumber int
 	mode        string // of the mount
 	start       time.Time
+
+	damaged map[int]bool // files of which a copy may be damaged: flipped or planted since the last scrub
+	lossy   int          // the last cycle in which the disk of the tier has lost writes; -1: none since it was formatted or verified
 }
 
 // Run runs the suite in a mount namespace and a PID namespace of its own, which the caller
 // has made. The Summary is nil if the run could not begin. The error is that of the
 // suite itself; what was found is in the Summary.
 func Run(ctx context.Context, c Config) (summary *Summary, err error) {
-	s := &suite{Config: c, dir: c.Folder, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now()}
+	s := &suite{Config: c, dir: c.Folder, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now(),
+		damaged: make(map[int]bool), lossy: -1}
 	s.oracle = newOracle(s.model, s.summary, s.logf)
 	readers, stopReaders := context.WithCancel(ctx)
 	defer func() {
@@ -257,6 +261,7 @@ func (s *suite) repair(ctx context.Context, fresh bool) error {
 // format formats the disk of the tier. The readers must be held.
 func (s *suite) format(ctx context.Context) error {
 	s.summary.Events["disk formatted"]++
+	s.lossy = -1
 	if err := s.tierDisk.unmount(); err != nil {
 		return err
 	}

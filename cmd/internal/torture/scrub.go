@@ -1,0 +1,75 @@
+package torture
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/milkweedfs/milkweed/placement"
+)
+
+// scrub verifies all copies while the daemon runs, and examines what that has found. A scrub is
+// complete if it has read each copy in each tier: after it, no copy has a flipped bit, and no
+// reader may be served one. A copy that it reports as corrupt must have been damaged.
+func (s *suite) scrub(ctx context.Context) {
+	before := s.oracle.flipsSoFar()
+	report, err := s.daemon.scrub(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		s.verbosef("scrub: %v", err)
+		s.summary.Events["scrub failed"]++
+		return
+	}
+	for _, e := range report.Errors {
+		if file, ok := s.fileOf(e.Path); e.Corrupt && !(ok && s.damaged[file]) && !(s.lossy >= 0 && e.Tier == "disk") {
+			s.oracle.scrubWrong("%s in tier %s is reported as corrupt, but was not damaged: %s", e.Path, e.Tier, e.Error)
+		}
+	}
+	if !isComplete(report) {
+		s.summary.Events["scrub of some copies"]++
+		return
+	}
+	s.summary.Events["scrub"]++
+	s.summary.Events["scrub: corrupt copies"] += int(report.CopiesCorrupt)
+	for _, f := range before {
+		for _, tier := range []string{s.daemon.memory, s.daemon.disk} {
+			if s.holds(tier, f) {
+				s.oracle.scrubWrong("bit %d of byte %d of %s is flipped in %s after a scrub", f.bit, f.off, s.model.Name(f.file), tier)
+			}
+		}
+	}
+	s.oracle.scrubbed()
+	clear(s.damaged)
+	if s.lossy < s.cycleNumber { // in this cycle, a copy with lost writes may still be committed
+		s.lossy = -1
+	}
+}
+
+// isComplete reports whether a scrub has verified all copies.
+func isComplete(r placement.ScrubReport) bool {
+	return r.Ended && !r.Stopped && r.CopiesFailed == 0 && len(r.Skipped) == 0
+}
+
+// holds reports whether the copy of a file in a tier has the flipped bit f.
+func (s *suite) holds(tier string, f flipped) bool {
+	c, err := os.Open(filepath.Join(s.daemon.copies(tier), s.model.Name(f.file)))
+	if err != nil {
+		return false // it was removed
+	}
+	defer c.Close()
+	page := make([]byte, pageSize)
+	start := f.off - f.off%pageSize
+	n, err := c.ReadAt(page, start)
+	if err != nil && err != io.EOF || n < minRead {
+		return false
+	}
+	newest := s.oracle.newest(f.file)
+	if s.model.Identify(page[:n], f.file, newest, start) >= 0 {
+		return false
+	}
+	d := s.model.Diff(page[:n], f.file, newest, start)
+	return d.Flipped && d.First == f.off && d.Bit == f.bit
+}
