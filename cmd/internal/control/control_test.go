@@ -1,10 +1,14 @@
 package control_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -18,6 +22,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -265,4 +270,74 @@ func TestFailure(t *testing.T) {
 			t.Errorf("%#v is decoded as %#v", err, got)
 		}
 	}
+}
+
+// Whatever a client sends, the daemon gets valid names only, and an error has a text and an exit
+// code.
+func FuzzRequest(f *testing.F) {
+	d := &controltest.Daemon{MountPoint: mountPoint}
+	ctx, stop := context.WithCancel(context.Background())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- (&control.Server{Daemon: d}).Serve(ctx, listener) }()
+	f.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		stop()
+		if err := <-ended; err != nil {
+			f.Error(err)
+		}
+	})
+	paths := []string{"/v1/where?path=", "/v1/warmup", "/v1/refresh", "/v1/scrub", "/v1/status", "/"}
+	f.Add(uint8(0), "a%2Fb", []byte(nil))
+	for i := range paths {
+		for _, body := range []string{`{"names":["Lg==","YS9i"]}`, `{"names":["Li4="]}`, `{"name":"Lg==","rate_bytes_per_second":-1}`, `{"name":"YS9i","in_background":true}`, `[`} {
+			f.Add(uint8(i), "", []byte(body))
+		}
+	}
+	f.Fuzz(func(t *testing.T, path uint8, query string, body []byte) {
+		d.Warmed.Store(nil)
+		d.Refreshed.Store(nil)
+		d.Scrubbed.Store(nil)
+		method := http.MethodPost
+		if len(body) == 0 {
+			method = http.MethodGet
+		}
+		url := "http://" + listener.Addr().String() + paths[int(path)%len(paths)] + query
+		req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(body))
+		if err != nil {
+			return
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		answer, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode >= 500 {
+			t.Errorf("status %d, %q, error %v", resp.StatusCode, answer, err)
+		}
+		var names []string
+		for _, got := range []*[]string{d.Warmed.Load(), d.Refreshed.Load()} {
+			if got != nil {
+				names = append(names, *got...)
+			}
+		}
+		if got := d.Scrubbed.Load(); got != nil {
+			names = append(names, string(got.Name))
+		}
+		for _, name := range names {
+			if !drivers.ValidName(name) {
+				t.Errorf("the daemon got the name %q", name)
+			}
+		}
+		if resp.StatusCode == http.StatusBadRequest && strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+			var failure control.Failure
+			if err := json.Unmarshal(answer, &failure); err != nil || failure.Message == "" || failure.Code != exit.Usage {
+				t.Errorf("%q: %v", answer, err)
+			}
+		}
+	})
 }
