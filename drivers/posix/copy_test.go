@@ -361,7 +361,7 @@ func TestRestamp(t *testing.T) {
 // Sweep removes what is left of copies, and nothing that Milkweed did not create.
 func TestSweep(t *testing.T) {
 	s := openIn(t, t.TempDir())
-	for _, name := range []string{"good", "changed", "without record"} {
+	for _, name := range []string{"good", "changed", "without record", "removed"} {
 		addCopy(t, s, "dir/"+name, "data")
 	}
 	path := func(name string) string { return copyPath(s, "dir/"+name) }
@@ -372,13 +372,15 @@ func TestSweep(t *testing.T) {
 		os.Chmod(path("without record"), 0o600|os.ModeSticky)
 		os.WriteFile(path("notes.txt"), []byte("of somebody"), 0o600)
 		os.Symlink("/", path("link"))
+		os.Rename(path("removed"), path("same inode number")) // as of a new file that gets it
+		os.Chmod(path("same inode number"), 0o600)
 	})
 	infos, err := s.Sweep(ctx, "dir")
 	if err != nil || len(infos) != 2 { // and the link
 		t.Errorf("Sweep: %v, %v; want one copy and one link", infos, err)
 	}
 	for name, want := range map[string]bool{
-		"good": true, "changed": false, "without record": false, "old": false, "notes.txt": true, "link": true,
+		"good": true, "changed": false, "without record": false, "old": false, "notes.txt": true, "link": true, "same inode number": true,
 	} {
 		if _, err := os.Lstat(path(name)); (err == nil) != want {
 			t.Errorf("%s: exists %v, want %v", name, err == nil, want)
@@ -406,6 +408,9 @@ func TestCommitOverForeignFile(t *testing.T) {
 	}
 	if err := s.Remove(ctx, "file"); !errors.Is(err, unix.EPERM) {
 		t.Errorf("Remove: got %v, want EPERM", err)
+	}
+	if _, err := s.Create(ctx, "file/below", drivers.Info{}); !errors.Is(err, unix.EPERM) { // now a directory at the source
+		t.Errorf("Create below: got %v, want EPERM", err)
 	}
 	if _, err := os.Stat(copyPath(s, "file")); err != nil {
 		t.Error(err)

@@ -170,15 +170,19 @@ func (s *Store) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error)
 	})
 }
 
-// Sweep implements drivers.Sweeper. It removes only files that Milkweed has created: those
-// with a record, and those with copyMode, whose record a power failure may have lost.
+// Sweep implements drivers.Sweeper. It removes only files that Milkweed has created: those with a
+// record under their name, and those with copyMode, whose record a power failure may have lost.
 func (s *Store) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
 	return s.readDir(ctx, dir, func(t *tree, dirfd int, name string, info *drivers.Info) (bool, error) {
 		valid, err := t.isValid(ctx, name, info)
-		if err == nil && !valid && isOwn(info.UID) && (t.records.has(info.Inode) || hasCopyMode(info)) {
+		if err != nil || valid {
+			return valid, err
+		}
+		created, err := t.hasCreated(ctx, name, info)
+		if created {
 			t.removeCopy(dirfd, info.Name, info.Inode)
 		}
-		return valid, err
+		return false, err
 	})
 }
 

@@ -294,12 +294,15 @@ func removeTempFile(dirfd int, name string) bool {
 	return tempFileName.MatchString(name) && removeRegular(dirfd, name) == nil
 }
 
-// removeRegular removes name if it is a regular file.
+// removeRegular removes name if it is a regular file of this user.
 func removeRegular(dirfd int, name string) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil {
 		err = checkRegular(&st)
+	}
+	if err == nil && !isOwn(st.Uid) {
+		err = unix.EPERM
 	}
 	if err != nil {
 		return err
