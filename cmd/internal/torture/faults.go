@@ -35,10 +35,19 @@ func (s *suite) failTier(ctx context.Context, e Event) error {
 		os.Chown(dir, 65534, 65534)
 		sleep(ctx, e.For)
 		os.Chown(dir, 0, 0)
+		syncFS(dir) // after a power cut, the folder must not belong to the other user again
 	default:
 		return s.failDisk(ctx, what, e)
 	}
 	return nil
+}
+
+// syncFS writes a file system to its disk, if it works.
+func syncFS(dir string) {
+	if f, err := os.Open(dir); err == nil {
+		defer f.Close()
+		unix.Syncfs(int(f.Fd()))
+	}
 }
 
 // removeTier removes the folder of a tier. It renames the folder first, because the daemon
