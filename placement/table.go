@@ -38,15 +38,30 @@ func (t *table) acquire(h *Handler, e *metadata.Entry) (f *file, fresh bool) {
 	if f := t.find(e); f != nil {
 		return f, false
 	}
+	f, replaced := t.replace(h, e)
+	if replaced == f {
+		return f, false
+	}
+	if replaced != nil {
+		t.retire(replaced) // it may be idle
+	}
+	return f, true
+}
+
+// replace makes the open file of an entry, and returns it and the one that it replaces, or nil. If
+// there is a usable file by now, replace returns it twice.
+func (t *table) replace(h *Handler, e *metadata.Entry) (f, replaced *file) {
 	s := t.shard(e)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	doubt := e.ResolveDoubt()
-	if f := s.open[e]; f != nil && doubt { // its users keep it
-		f.broken.Store(true)
-	} else if f != nil && !f.broken.Load() { // made meanwhile
-		t.use(f)
-		return f, false
+	doubt, old := e.ResolveDoubt(), s.open[e]
+	switch {
+	case old == nil:
+	case doubt:
+		old.broken.Store(true)
+	case !old.broken.Load(): // made meanwhile
+		t.use(old)
+		return old, old
 	}
 	f = newFile(h, e)
 	f.users.Store(1)
@@ -54,7 +69,7 @@ func (t *table) acquire(h *Handler, e *metadata.Entry) (f *file, fresh bool) {
 		s.open = make(map[*metadata.Entry]*file)
 	}
 	s.open[e] = f
-	return f, true
+	return f, old
 }
 
 // find returns the open file of an entry, which the caller releases, or nil if there is none

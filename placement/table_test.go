@@ -55,6 +55,22 @@ func TestIdleHandles(t *testing.T) {
 	})
 }
 
+// An idle file whose content may differ is replaced by the next open, and closed.
+func TestDoubtfulIdleHandle(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{4096}, handles: 3})
+		data := r.put("f", 1<<20)
+		for range 3 {
+			r.wantFile("f", data)
+			r.names.Doubt(r.entry("f"))
+		}
+		r.wantFile("f", data)
+		if got, idle := r.source.opened(), r.handler.Stats().IdleHandles; got != 1 || idle != 1 {
+			t.Errorf("open at the source: got %d, of which %d are idle; want 1", got, idle)
+		}
+	})
+}
+
 // A file that is read without being opened is opened once for reads that follow each other,
 // and closed afterwards.
 func TestReadWithoutOpen(t *testing.T) {
