@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,8 +18,8 @@ import (
 
 // thinDisk mounts a file system on a disk that claims to have 512 MiB, but can store only size
 // bytes, with the journal: further ones fail when the kernel writes them back, as on a thin pool that is
-// full. It returns the mount point.
-func thinDisk(t *testing.T, fsType string, size int) string {
+// full. It returns the mount point and the image of the disk.
+func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to mount a disk")
@@ -29,12 +30,12 @@ func thinDisk(t *testing.T, fsType string, size int) string {
 			t.Fatalf("%s %q: %v: %s", name, args, err, out)
 		}
 	}
-	pool, point := t.TempDir(), t.TempDir()
+	pool := t.TempDir()
+	point, image = t.TempDir(), filepath.Join(pool, "disk.img")
 	if err := unix.Mount("milkweed-test", pool, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(pool, unix.MNT_DETACH) })
-	image := filepath.Join(pool, "disk.img")
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func thinDisk(t *testing.T, fsType string, size int) string {
 	run(mkfs, append(args, image)...)
 	run("mount", "-o", "loop", image, point)
 	t.Cleanup(func() { unix.Unmount(point, 0) })
-	return point
+	return point, image
 }
 
 // A disk that accepts writes and loses them later fails the commits of the copies that it has
@@ -61,7 +62,8 @@ func thinDisk(t *testing.T, fsType string, size int) string {
 func TestDiskLosesWrites(t *testing.T) {
 	for fsType, size := range map[string]int{"ext4": 30 << 20, "xfs": 90 << 20} {
 		t.Run(fsType, func(t *testing.T) {
-			s := openIn(t, thinDisk(t, fsType, size))
+			point, _ := thinDisk(t, fsType, size)
+			s := openIn(t, point)
 			content := func(i int) []byte { return randomBytes(500_000 + i) }
 			var kept, lost int
 			for i := range 96 {
@@ -129,4 +131,65 @@ func writeAndRead(t *testing.T, s *Store, name string, data []byte) error {
 	unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)
 	read("after")
 	return err
+}
+
+// A check reads the disk, also if the kernel has the right bytes in its page cache, in folios that
+// are larger than a block or that begin in another block.
+func TestCheckReadsTheDisk(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			point, image := thinDisk(t, fsType, 200<<20)
+			s := openIn(t, point)
+			const size = 7*drivers.ChecksumBlock + 5000
+			data := randomBytes(size)
+			addCopy(t, s, "file", string(data))
+			o := openCopyOf(t, s, "file")
+			for off := int64(0); off < size; off += drivers.ChecksumBlock {
+				if _, err := o.(drivers.Checker).Check(ctx, off); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, off := range []int64{100, drivers.ChecksumBlock + 77, 5*drivers.ChecksumBlock - 1, size - 1} {
+				cacheInLargeFolios(t, copyPath(s, "file"))
+				flipOnDisk(t, image, data, off)
+				if _, err := o.(drivers.Checker).Check(ctx, off-off%drivers.ChecksumBlock); !errors.Is(err, drivers.ErrCorrupt) {
+					t.Errorf("flip at %d: got %v, want ErrCorrupt", off, err)
+				}
+			}
+		})
+	}
+}
+
+// cacheInLargeFolios makes the kernel cache a file, as a sequential reader with a large read-ahead
+// does.
+func cacheInLargeFolios(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	dropPages(int(f.Fd()), 0)
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_SEQUENTIAL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flipOnDisk flips a bit of a file of which a disk has the content data. It finds the place in the
+// image of the disk, so that the kernel does not notice.
+func flipOnDisk(t *testing.T, image string, data []byte, off int64) {
+	t.Helper()
+	disk, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := off - off%4096
+	at := bytes.Index(disk, data[page:min(page+4096, int64(len(data)))])
+	if at < 0 {
+		t.Fatalf("the disk does not have the page at %d", page)
+	}
+	flip(t, image, int64(at)+off-page)
 }

@@ -163,6 +163,15 @@ func (d *daemon) scrub(ctx context.Context) (report placement.ScrubReport, err e
 	return report, err
 }
 
+// where returns where the copy of a file is.
+func (d *daemon) where(ctx context.Context, name string) (l control.Location, err error) {
+	out, err := d.run(ctx, nil, d.program, "where", "--json", filepath.Join(d.point(), name))
+	if err == nil {
+		err = json.Unmarshal(out, &l)
+	}
+	return l, err
+}
+
 // crashed returns the report of a panic or a data race in the log, or "".
 func (d *daemon) crashed() string {
 	data, _ := os.ReadFile(d.log())

@@ -36,7 +36,7 @@ func (s *suite) scrub(ctx context.Context) {
 	s.summary.Events["scrub: corrupt copies"] += int(report.CopiesCorrupt)
 	for _, f := range before {
 		for _, tier := range []string{s.daemon.memory, s.daemon.disk} {
-			if s.holds(tier, f) {
+			if s.holds(tier, f) && s.isCopy(ctx, tier, f.file) {
 				s.oracle.scrubWrong("bit %d of byte %d of %s is flipped in %s after a scrub", f.bit, f.off, s.model.Name(f.file), tier)
 			}
 		}
@@ -51,6 +51,14 @@ func (s *suite) scrub(ctx context.Context) {
 // isComplete reports whether a scrub has verified all copies.
 func isComplete(r placement.ScrubReport) bool {
 	return r.Ended && !r.Stopped && r.CopiesFailed == 0 && len(r.Skipped) == 0
+}
+
+// isCopy reports whether the daemon takes the file in a tier for a copy. It does not if the file has
+// lost the mode of a copy in a chmod, and its record in a power cut. Such a file is never read.
+func (s *suite) isCopy(ctx context.Context, tier string, file int) bool {
+	name := s.model.Name(file)
+	l, err := s.daemon.where(ctx, name)
+	return err != nil || l.TierPath == filepath.Join(s.daemon.copies(tier), name)
 }
 
 // holds reports whether the copy of a file in a tier has the flipped bit f.
