@@ -23,12 +23,14 @@ func (s *suite) failTier(ctx context.Context, e Event) error {
 	}
 	switch what {
 	case "removed":
+		s.moved = s.cycleNumber
 		s.removeTier(tier)
 	case "full":
 		return s.fill(ctx, point, e.For)
 	case "read-only":
 		return s.readOnly(ctx, point, e.For)
 	case "renamed":
+		s.moved = s.cycleNumber
 		return s.renamed(ctx, tier, e.For)
 	case "chowned":
 		dir := s.daemon.dataset(tier)

@@ -49,6 +49,7 @@ type suite struct {
 	start       time.Time
 
 	damaged map[int]bool // files of which a copy may be damaged: flipped or planted since the last scrub
+	moved   int          // the last cycle in which the folder of a tier was removed or renamed; -1: none
 	lossy   int          // the last cycle in which the disk of the tier has lost writes; -1: none since it was formatted or verified
 }
 
@@ -57,7 +58,7 @@ type suite struct {
 // suite itself; what was found is in the Summary.
 func Run(ctx context.Context, c Config) (summary *Summary, err error) {
 	s := &suite{Config: c, dir: c.Folder, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now(),
-		damaged: make(map[int]bool), lossy: -1}
+		damaged: make(map[int]bool), moved: -1, lossy: -1}
 	s.oracle = newOracle(s.model, s.summary, s.logf)
 	readers, stopReaders := context.WithCancel(ctx)
 	defer func() {
