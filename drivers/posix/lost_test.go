@@ -52,7 +52,7 @@ func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 	}
 	run(mkfs, append(args, image)...)
 	run("mount", "-o", "loop", image, point)
-	t.Cleanup(func() { unix.Unmount(point, 0) })
+	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
 	return point, image
 }
 

@@ -63,11 +63,13 @@ type Store struct {
 	config StoreConfig
 	tree   atomic.Pointer[tree] // nil after Close
 
-	// mu is locked before commits.
+	// mu is locked before changes.
 	mu sync.Mutex // serializes Probe and Close, which replace tree
 
-	commits sync.RWMutex // read-locked by each commit; guards the following
-	closed  bool         // commits fail
+	writers sync.Map // keys: each *writer that was not closed
+
+	changes sync.RWMutex // read-locked by each change of the folder; guards the following
+	closed  bool         // changes fail
 }
 
 // OpenStore opens the folder of a dataset and creates it if it is missing. The error may be a
@@ -100,6 +102,17 @@ func OpenStore(config StoreConfig) (*Store, error) {
 	s := &Store{config: config}
 	s.tree.Store(t)
 	return s, nil
+}
+
+// beginChange begins a change of the copies or of their records, unless the store is closed:
+// another process may have locked the folder since. The caller calls end.
+func (s *Store) beginChange() (end func(), err error) {
+	s.changes.RLock()
+	if s.closed {
+		s.changes.RUnlock()
+		return nil, fs.ErrClosed
+	}
+	return s.changes.RUnlock, nil
 }
 
 // acquire returns the current tree. The caller releases it.
@@ -179,10 +192,16 @@ func (s *Store) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
 			return valid, err
 		}
 		created, err := t.hasCreated(ctx, name, info)
-		if created {
-			t.removeCopy(dirfd, info.Name, info.Inode)
+		if err != nil || !created {
+			return false, err
 		}
-		return false, err
+		end, err := s.beginChange()
+		if err != nil {
+			return false, err
+		}
+		defer end()
+		t.removeCopy(dirfd, info.Name, info.Inode)
+		return false, nil
 	})
 }
 
@@ -240,6 +259,11 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return pathError("remove", name, err)
 	}
 	defer t.release()
+	end, err := s.beginChange()
+	if err != nil {
+		return pathError("remove", name, err)
+	}
+	defer end()
 	dir, base := split(name)
 	parent, err := openBelow(t.files.root, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -297,6 +321,11 @@ func (s *Store) Restamp(ctx context.Context, name string, info drivers.Info) err
 	if err != nil {
 		return err
 	}
+	end, err := s.beginChange()
+	if err != nil {
+		return pathError("restamp", name, err)
+	}
+	defer end()
 	source := &rec.source
 	source.Mode, source.UID, source.GID, source.Nlink, source.Ctime = info.Mode, info.UID, info.GID, info.Nlink, info.Ctime
 	if err := t.records.replace(rec); err != nil {
@@ -389,23 +418,52 @@ func (t *tree) probe() error {
 	return nil
 }
 
-// Close syncs the store and unlocks its folder, also if it returns an error. Further calls
-// do nothing.
+// closeTimeout bounds how long Close waits for a disk.
+const closeTimeout = time.Second
+
+// Close unlocks the folder. Changes that have not begun then fail, also a commit that waits for
+// the disk, and temporary files are removed. Close also syncs the store; what the disk has not confirmed after closeTimeout may be
+// lost by a power failure. The error means that a change has not ended after closeTimeout; the
+// folder is unlocked when it has. Further calls do nothing.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.tree.Load() == nil {
 		return nil
 	}
-	s.commits.Lock()
-	s.closed = true
-	s.commits.Unlock()
-	t := s.tree.Swap(nil)
-	err := t.records.sync()
-	writeHolder(t.lock, nil)
-	unix.Flock(t.lock, unix.LOCK_UN) // writers may still use the tree
-	t.release()
-	return err
+	unlocked, synced := make(chan struct{}), make(chan error, 1)
+	go func() { // it may hang in a system call, and then outlives Close
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.changes.Lock()
+		s.closed = true
+		s.changes.Unlock()
+		t := s.tree.Swap(nil)
+		if t == nil { // closed by another call
+			close(unlocked)
+			synced <- nil
+			return
+		}
+		defer t.release()
+		writeHolder(t.lock, nil)
+		unix.Flock(t.lock, unix.LOCK_UN) // writers may still use the tree
+		close(unlocked)
+		s.writers.Range(func(w, _ any) bool { // a commit that waits for the disk would leave its file
+			w.(*writer).temp.unlink()
+			return true
+		})
+		synced <- t.records.sync()
+	}()
+	timeout := time.After(closeTimeout)
+	select {
+	case <-unlocked:
+	case <-timeout:
+		return pathError("close", s.Path(), errors.New("the disk does not answer; the folder stays locked until it does"))
+	}
+	select {
+	case err := <-synced:
+		return err
+	case <-timeout:
+		return nil
+	}
 }
 
 // split returns the directory and the last element of name. The root is ".".

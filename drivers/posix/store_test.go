@@ -298,8 +298,19 @@ func TestCommitAfterClose(t *testing.T) {
 	addCopy(t, s, "file", "data")
 	o, w := openHandles(t, s)
 	s.Close()
-	if err := w.Commit(); !errors.Is(err, fs.ErrClosed) {
-		t.Errorf("got %v, want ErrClosed", err)
+	log := filepath.Join(s.Path(), recordsName)
+	before, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if parts, err := os.ReadDir(filepath.Join(s.Path(), incomingName)); err != nil || len(parts) > 0 {
+		t.Errorf("left in incoming: %v, %v", parts, err)
+	}
+	if err := w.Commit(); err == nil {
+		t.Error("a commit after Close succeeds")
+	}
+	if after, err := os.ReadFile(log); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("the log has changed, although another process may have locked it: %v", err)
 	}
 	if n, err := o.ReadAt(ctx, make([]byte, 4), 0); n != 4 || err != nil {
 		t.Errorf("ReadAt of an open Object: %d, %v", n, err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -58,10 +57,12 @@ func (s *Store) Create(ctx context.Context, name string, info drivers.Info) (dri
 		return nil, pathError("create", name, err)
 	}
 	blocks := blocksOf(info.Size)
-	return &writer{
+	w := &writer{
 		store: s, tree: t, temp: temp, name: name, info: info,
 		sums: make([]uint32, blocks), summed: make([]atomic.Bool, blocks),
-	}, nil
+	}
+	s.writers.Store(w, nil)
+	return w, nil
 }
 
 // create returns a temporary file for a copy of name with size bytes.
@@ -230,15 +231,15 @@ func (w *writer) commit() error {
 	if err != nil {
 		return err
 	}
+	end, err := w.store.beginChange()
+	if err != nil {
+		return err
+	}
+	defer end()
 	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums}
 	added, err := w.tree.records.add(background, rec, w.tree.files.cache.inMemory)
 	if err != nil {
 		return err
-	}
-	w.store.commits.RLock()
-	defer w.store.commits.RUnlock()
-	if w.store.closed {
-		return fs.ErrClosed
 	}
 	rename := func() error { return unix.Renameat(w.temp.dirfd, w.temp.name, parent, base) }
 	err = rename()
@@ -344,6 +345,7 @@ func (w *writer) Abort() {
 // Close implements drivers.Writer.
 func (w *writer) Close() error {
 	w.Abort()
+	w.store.writers.Delete(w)
 	if c := w.copy.Load(); c != nil && c.kept.Load() {
 		dropPages(w.temp.fd, 0)
 	}
