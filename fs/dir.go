@@ -47,7 +47,7 @@ func (f *fileSystem) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.
 	if status != fuse.OK {
 		return status
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	l, err := f.names.Listing(r, e)
 	if err != nil {
@@ -96,7 +96,7 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(stri
 	if !ok {
 		return statusBadHandle
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	d.mu.Lock()
 	defer d.mu.Unlock()

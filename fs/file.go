@@ -33,7 +33,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		return statusStale
 	}
 	e.Use()
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	obj, err := f.opener.Open(r, e)
 	if err != nil {
@@ -80,7 +80,7 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 	if result := spliceReply(in, e, c); result != nil {
 		return result, fuse.OK
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	result, err := f.read(r, c, int(in.Size), int64(in.Offset))
 	if err != nil {

@@ -57,7 +57,7 @@ func TestReadRetries(t *testing.T) {
 		"and after some places": {errs: []error{abandoned, retry, broken}, want: syscall.EREMOTEIO, reads: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRequest(nil)
+			r := new(fileSystem).newRequest(nil)
 			defer r.end()
 			s := &scripted{errs: c.errs}
 			result, err := new(fileSystem).read(r, s, 4096, 0)
@@ -79,7 +79,7 @@ func TestReadRetries(t *testing.T) {
 
 // The retries of an interrupted request end, also if the places never do.
 func TestReadRetriesEndWhenInterrupted(t *testing.T) {
-	r := newRequest(nil)
+	r := new(fileSystem).newRequest(nil)
 	r.done, r.answered = make(chan struct{}), make(chan struct{})
 	defer r.end()
 	close(r.done)

@@ -12,6 +12,7 @@ package fs
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -52,6 +53,8 @@ type fileSystem struct {
 	negativeTTL      time.Duration
 	invalidateOnOpen bool
 	log              *slog.Logger
+
+	requests atomic.Int64 // since the mount; without those that need no context, such as FORGET
 
 	files   handles[openFile]
 	nodes   *openNodes // nil unless the mode is Passthrough

@@ -164,6 +164,13 @@ func (m *Mount) Unmount() error {
 // file system ends when the last one is closed.
 func (m *Mount) Detach() error { return Unmount(context.Background(), m.point, true) }
 
+// Requests returns the number of requests for names, attributes and content that the kernel has
+// sent.
+func (m *Mount) Requests() int64 { return m.fs.requests.Load() }
+
+// Ended is closed when Wait would return.
+func (m *Mount) Ended() <-chan struct{} { return m.served }
+
 // OpenFiles returns the number of file handles that the kernel has open.
 func (m *Mount) OpenFiles() int { return m.fs.files.len() }
 

@@ -26,7 +26,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	if status != fuse.OK {
 		return status
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	e, err := f.names.Lookup(r, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +68,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if status != fuse.OK {
 		return status
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	// A removed file still has its attributes, for its open handles. Lookup reports
 	// that the name does not exist.
@@ -112,7 +112,7 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 	if status != fuse.OK {
 		return nil, status
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	target, err := f.names.Readlink(r, e)
 	return []byte(target), f.status(err)
@@ -127,7 +127,7 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr st
 	if !strings.HasPrefix(attr, "user.") {
 		return 0, statusNoXattr
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	value, err := f.names.Getxattr(r, e, attr)
 	if err != nil {
@@ -142,7 +142,7 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst []
 	if status != fuse.OK {
 		return 0, status
 	}
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	attrs, err := f.names.Listxattr(r, e)
 	if err != nil {
@@ -166,7 +166,7 @@ func xattrReply(dst, value []byte) (uint32, fuse.Status) {
 
 // StatFs returns the size of the source, or zeros if the source has no size.
 func (f *fileSystem) StatFs(cancel <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	r := newRequest(cancel)
+	r := f.newRequest(cancel)
 	defer r.end()
 	s, err := f.names.Statfs(r)
 	if errors.Is(err, errors.ErrUnsupported) {

@@ -26,7 +26,9 @@ type request struct {
 	ended    bool          // end was called
 }
 
-func newRequest(cancel <-chan struct{}) *request {
+// newRequest returns the context of a request, and counts it.
+func (f *fileSystem) newRequest(cancel <-chan struct{}) *request {
+	f.requests.Add(1)
 	return &request{Context: context.Background(), cancel: cancel}
 }
 

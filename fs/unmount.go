@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 
@@ -20,6 +22,45 @@ func Unmount(ctx context.Context, point string, lazy bool) error {
 		err = fusermount(ctx, point, lazy)
 	}
 	return err
+}
+
+// Abort ends the connection of the FUSE file system with a device number, wherever it is mounted:
+// requests in flight and later ones fail with ECONNABORTED or ENOTCONN. Root needs no mount of
+// fusectl, another user needs it on /sys/fs/fuse/connections. The end of the daemon has the same
+// effect.
+func Abort(dev uint64) error {
+	name := fmt.Sprint(unix.Minor(dev), "/abort") // see Documentation/filesystems/fuse.rst of the kernel
+	path := "/sys/fs/fuse/connections/" + name
+	err := os.WriteFile(path, []byte("1"), 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	control, err := fusectl()
+	if err != nil {
+		return fmt.Errorf("mount fusectl: %w", err)
+	}
+	defer unix.Close(control)
+	fd, err := unix.Openat(control, name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	_, err = unix.Write(fd, []byte("1"))
+	return err
+}
+
+// fusectl mounts the file system that controls FUSE connections, at no path, and returns its root.
+// The mount ends with the descriptor.
+func fusectl() (int, error) {
+	config, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(config)
+	if err := unix.FsconfigCreate(config); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
 }
 
 // unmountAsRoot calls umount2(2). The error matches unix.EPERM if this user may not call it:

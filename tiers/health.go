@@ -38,8 +38,9 @@ const (
 )
 
 var (
-	errDown = errors.New("tier is down")                             // every operation of a tier that is down
-	errBusy = errors.New("another commit or removal is in progress") // a commit or removal
+	errDown    = errors.New("tier is down") // every operation of a tier that is down
+	errRetired = errors.New("the mount has ended here, and has released its tiers")
+	errBusy    = errors.New("another commit or removal is in progress") // a commit or removal
 
 	errNotScanned = errors.New("the tier has not been scanned yet")
 )
@@ -185,6 +186,9 @@ func (h *health) get() (Health, error) {
 	c, _ := h.load()
 	return c.state, c.cause
 }
+
+// retire sets the state to Down. Only a probe would change it, and there are no more probes.
+func (h *health) retire() { h.condition.Store(&condition{state: Down, cause: errRetired}) }
 
 // recovered records a successful probe.
 func (h *health) recovered() {

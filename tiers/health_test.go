@@ -2,8 +2,10 @@ package tiers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -190,5 +192,43 @@ func TestLongListing(t *testing.T) {
 			t.Errorf("after a probe: got %v, want %v", got, Healthy)
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// A retired tier is not used any more, by open copies either, and not probed.
+func TestRetire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := drivertest.NewMem(0)
+		mem.Put("f", []byte("data"))
+		h, err := New(drivertest.NewMem(0), []Config{{Name: "t", Store: mem, Quota: Quota{Bytes: 1 << 20}}}, Options{}, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { h.Run(ctx); close(ended) }()
+		h.WaitScanned(ctx)
+		info, err := mem.Stat(ctx, "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := h.Tier(1).Open(ctx, "f", info)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		stop()
+		<-ended
+		h.Retire()
+		time.Sleep(time.Hour)
+		if _, err := o.ReadAt(t.Context(), make([]byte, 4), 0); !errors.Is(err, errDown) {
+			t.Errorf("read of an open copy: %v", err)
+		}
+		if _, err := h.Tier(1).Open(t.Context(), "f", info); !errors.Is(err, errDown) {
+			t.Errorf("open: %v", err)
+		}
+		if state, _ := h.Tier(1).health.get(); state != Down {
+			t.Errorf("state %v, want down", state)
+		}
 	})
 }

@@ -97,6 +97,15 @@ func (h *Hierarchy) Run(ctx context.Context) {
 	wg.Wait()
 }
 
+// Retire ends the use of all tiers for good, because another process may use them now. It is
+// called after Run has returned. Files are then read from the source; those that are open on a
+// copy move to it with their next read.
+func (h *Hierarchy) Retire() {
+	for _, t := range h.tiers {
+		t.health.retire()
+	}
+}
+
 // WaitScanned waits until every tier has been scanned, and therefore accepts
 // copies, or until ctx is done. It does not wait for a tier that is down or whose
 // first scan failed.
