@@ -9,7 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +19,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/metrics"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/limit"
 	"github.com/milkweedfs/milkweed/drivers/posix"
@@ -35,18 +36,24 @@ type daemon struct {
 	log   *slog.Logger
 	since time.Time
 
-	source   source
-	stores   []*posix.Store
-	service  check.Service // how the kernel reads files
-	levels   *tiers.Hierarchy
-	names    *metadata.Container
-	handler  *placement.Handler
-	mount    *fs.Mount
-	shutdown context.CancelFunc // starts the shutdown
+	source  source
+	stores  []*posix.Store
+	service check.Service // how the kernel reads files
+	levels  *tiers.Hierarchy
+	names   *metadata.Container
+	handler *placement.Handler
+	mount   *fs.Mount
+	dev     uint64 // device number of the mount
 
-	// start calls f on a goroutine that serve waits for. The context is done at the end of the
-	// daemon.
-	start func(f func(context.Context))
+	// start calls f on a goroutine that stopWork waits for. The context is done when the work is to
+	// end.
+	start    func(f func(context.Context))
+	stopWork func()
+
+	shutdown  context.CancelFunc // starts the shutdown
+	aborted   chan struct{}      // closed if the mount is to end although it is in use
+	abortOnce sync.Once          // closes aborted
+	draining  atomic.Bool        // the mount is unmounted here, and may be in use elsewhere
 }
 
 var _ control.Daemon = (*daemon)(nil)
@@ -60,51 +67,58 @@ const scanTimeout = 300 * time.Millisecond
 const gcPercent = 25
 
 // serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
-// ctx is done, serve unmounts it.
+// ctx is done, serve unmounts it. If the mount is in use elsewhere then, serve goes on serving it.
 func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, ready func()) (err error) {
-	ctx, shutdown := context.WithCancel(ctx)
+	signal := ctx
+	ctx, shutdown := context.WithCancel(signal)
 	defer shutdown()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	d := &daemon{cfg: cfg, log: log, since: time.Now(), shutdown: shutdown}
-	defer func() { err = errors.Join(err, d.close()) }()
+	d := &daemon{cfg: cfg, log: log, since: time.Now(), shutdown: shutdown, aborted: make(chan struct{})}
 	listener, err := control.Listen(ctx, cfg.Mount.Point)
 	if err != nil {
 		return err
 	}
-	defer listener.Close()
+	defer listener.Close() // last: umount waits for it
+	defer func() { err = errors.Join(err, atMost(endTime, d.close)) }()
 	if err := d.open(ctx); err != nil {
 		return err
 	}
 
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	defer running.Wait()
-	defer stop()
 	d.start = func(f func(context.Context)) { running.Go(func() { f(background) }) }
-	running.Go(func() { d.levels.Run(background) })
-	running.Go(func() { d.handler.Run(background) })
+	d.stopWork = sync.OnceFunc(func() {
+		stop()
+		if !waitAtMost(&running, endTime) {
+			log.Warn("background work", "err", errLeftBehind)
+		}
+	})
+	defer d.stopWork()
+	d.start(d.levels.Run)
+	d.start(d.handler.Run)
 	d.awaitScan(ctx)
 
 	if err := d.mountFS(noExec); err != nil {
 		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
-	running.Go(func() { d.serveControl(background, listener) })
-	running.Go(func() { d.scheduleScrubs(background) })
-	if err := d.serveMetrics(background, &running); err != nil {
+	defer d.serveControl(context.WithoutCancel(ctx), listener)()
+	d.start(d.scheduleScrubs)
+	if err := d.serveMetrics(ctx); err != nil {
 		d.unmount()
 		return err
 	}
 	if w := d.cfg.Mount.Consistency; w > 0 && w < d.cfg.Mount.AttrTimeout {
-		running.Go(func() { d.names.Sweep(background, w) })
+		d.start(func(ctx context.Context) { d.names.Sweep(ctx, w) })
 	}
 	ready()
 
 	d.awaitUnmount(ctx)
 	log.Info("unmounted", "point", cfg.Mount.Point)
-	d.save()
+	d.release()
+	d.drain(signal, listener)
 	return nil
 }
 
@@ -124,22 +138,17 @@ func (d *daemon) mountFS(noExec bool) (err error) {
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
 	}
-	return nil
-}
-
-// awaitUnmount returns when the file system is unmounted. When ctx is done, it unmounts it.
-func (d *daemon) awaitUnmount(ctx context.Context) {
-	gone := make(chan struct{})
-	go func() {
-		d.mount.Wait()
-		close(gone)
-	}()
-	select {
-	case <-gone:
-	case <-ctx.Done():
-		d.unmount()
-		<-gone
+	table, err := mounts.Read(mounts.Self)
+	m, ok := table.At(d.cfg.Mount.Point)
+	if err == nil && !ok {
+		err = errors.New("it is not in the table of mounts")
 	}
+	if err != nil {
+		d.unmount()
+		return fmt.Errorf("mount %s: %w", d.cfg.Mount.Point, err)
+	}
+	d.dev = m.Dev
+	return nil
 }
 
 // open opens the source and the tiers, and creates the metadata and the placement.
@@ -267,7 +276,7 @@ func (d *daemon) awaitScan(ctx context.Context) {
 }
 
 // serveMetrics serves the metrics on the address metrics.listen, if it is set.
-func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) error {
+func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := d.cfg.Metrics.Listen
 	if address == "" {
 		return nil
@@ -276,7 +285,7 @@ func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) erro
 	if err != nil {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("metrics.listen: %w", err), Remedy: "Choose another port, or remove metrics.listen."}
 	}
-	running.Go(func() {
+	d.start(func(ctx context.Context) {
 		if err := metrics.Serve(ctx, l, metrics.Handler(d.Status), d.log); err != nil {
 			d.log.Error("metrics", "err", err)
 		}
@@ -284,41 +293,49 @@ func (d *daemon) serveMetrics(ctx context.Context, running *sync.WaitGroup) erro
 	return nil
 }
 
-// serveControl serves the control socket.
-func (d *daemon) serveControl(ctx context.Context, l net.Listener) {
+// serveControl serves the control socket, until stop is called.
+func (d *daemon) serveControl(ctx context.Context, l net.Listener) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
 	server := &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
-	if err := server.Serve(ctx, l); err != nil {
-		d.log.Error("control socket", "err", err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(ctx, l); err != nil {
+			d.log.Error("control socket", "err", err)
+		}
+	})
+	return func() {
+		cancel()
+		waitAtMost(&serving, endTime)
 	}
 }
 
-// unmount unmounts the file system. If files are open on it, unmount detaches it, and the
-// daemon serves the open files until they are closed.
-func (d *daemon) unmount() {
-	err := d.mount.Unmount()
-	if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
-		d.log.Warn("the mount is in use; its open files are served until they are closed", "point", d.cfg.Mount.Point)
-		err = d.mount.Detach()
+// closeStores closes the tiers, all at once, since each may wait for its disk.
+func (d *daemon) closeStores() error {
+	errs := make([]error, len(d.stores))
+	var closing sync.WaitGroup
+	for i, s := range d.stores {
+		closing.Go(func() { errs[i] = s.Close() })
 	}
-	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
-		d.log.Error("unmount", "point", d.cfg.Mount.Point, "err", err)
-	}
+	closing.Wait()
+	return errors.Join(errs...)
 }
 
 // close closes the metadata, the tiers and the source.
 func (d *daemon) close() error {
+	if d.mount != nil {
+		select {
+		case <-d.mount.Ended():
+		default: // the kernel sends requests until the process ends
+			return nil
+		}
+	}
 	var errs []error
 	if d.names != nil {
 		errs = append(errs, d.names.Close())
 	}
-	for _, s := range d.stores {
-		errs = append(errs, s.Close())
-	}
+	errs = append(errs, d.closeStores())
 	if d.source != nil {
 		errs = append(errs, d.source.Close())
 	}
 	return errors.Join(errs...)
 }
-
-// Shutdown implements control.Daemon.
-func (d *daemon) Shutdown() { d.shutdown() }

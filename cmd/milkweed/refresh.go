@@ -101,8 +101,12 @@ func refreshTargets(paths []string) ([]refreshTarget, error) {
 		}
 	}
 	if len(targets) == 0 {
-		_, err := mountPoints(nil)
-		if err == nil {
+		points, err := mountPoints(nil)
+		switch {
+		case err != nil:
+		case len(points) == 0:
+			err = errNotMounted
+		default:
 			err = &exit.Error{Code: exit.NotMounted, Err: errors.New("this user has no mount"), Remedy: "`milkweed status` shows all mounts."}
 		}
 		return nil, err

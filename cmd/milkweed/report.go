@@ -11,6 +11,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
@@ -40,6 +41,9 @@ func (d *daemon) Status(context.Context) control.Status {
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
 		OpenHandles:   int64(d.mount.OpenFiles()),
+	}
+	if s.Draining = d.draining.Load(); s.Draining {
+		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
 	}
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
@@ -167,6 +171,9 @@ const maxErrors = 10
 
 // Warmup implements control.Daemon.
 func (d *daemon) Warmup(ctx context.Context, names []string, progress func(control.Progress)) error {
+	if d.draining.Load() {
+		return errDraining
+	}
 	var entries []*metadata.Entry
 	for _, name := range names {
 		e, err := d.names.Resolve(ctx, name)
@@ -206,6 +213,9 @@ func warmupProgress(p placement.Progress, errs []control.FileError) control.Prog
 
 // Refresh implements control.Daemon.
 func (d *daemon) Refresh(ctx context.Context, names []string, progress func(control.Refreshed)) error {
+	if d.draining.Load() {
+		return errDraining
+	}
 	var r control.Refreshed
 	var updated time.Time
 	err := d.names.Revalidate(ctx, names, func(f metadata.Finding) {

@@ -12,6 +12,9 @@ import (
 
 // Scrub implements control.Daemon.
 func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress func(placement.ScrubReport)) error {
+	if d.draining.Load() {
+		return errDraining
+	}
 	var updated time.Time
 	err := d.handler.Scrub(ctx, placement.ScrubOptions{Path: string(req.Name), Rate: req.Rate}, func(r placement.ScrubReport) {
 		if r.Ended {
@@ -51,6 +54,9 @@ func (d *daemon) logScrub(r placement.ScrubReport) {
 
 // StartScrub implements control.Daemon.
 func (d *daemon) StartScrub(req control.ScrubRequest) error {
+	if d.draining.Load() {
+		return errDraining
+	}
 	begun := make(chan error, 1)
 	d.start(func(ctx context.Context) {
 		err := d.Scrub(ctx, req, func(placement.ScrubReport) {

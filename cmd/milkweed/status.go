@@ -28,7 +28,8 @@ func newStatus() *cobra.Command {
 operations on the source, and the copies in flight.
 
 PATH is a mount point or a path below one. Without PATH, status shows every
-mount of Milkweed.
+mount of Milkweed, and each daemon that is draining: its mount was unmounted,
+and is in use in other mount namespaces.
 
 A level is the name of a tier, or "source". Opens of files whose copies were in
 flight have the level "fill". Health is healthy, degraded, down or scanning. A
@@ -64,7 +65,7 @@ docs/operations.md explains each field and names its Prometheus metric.`,
 			if err != nil {
 				return err
 			}
-			return showAll(c.Context(), c.OutOrStdout(), points, show)
+			return showAll(c.Context(), c.OutOrStdout(), points, len(args) == 0, show)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -124,20 +125,33 @@ func mountPoints(paths []string) ([]string, error) {
 	for _, m := range mounts {
 		points = append(points, m.Point)
 	}
-	if len(points) == 0 {
-		return nil, &exit.Error{
-			Code:   exit.NotMounted,
-			Err:    errors.New("no Milkweed is mounted"),
-			Remedy: "`milkweed mount SOURCE MOUNTPOINT` mounts a dataset.",
-		}
-	}
 	return points, nil
 }
 
-// showAll calls show with the status of each mount. It goes on after an error, and returns
-// all errors.
-func showAll(ctx context.Context, w io.Writer, points []string, show func(io.Writer, control.Status) error) error {
+// errNotMounted is the error of a command without a path if nothing is mounted.
+var errNotMounted = &exit.Error{
+	Code:   exit.NotMounted,
+	Err:    errors.New("no Milkweed is mounted"),
+	Remedy: "`milkweed mount SOURCE MOUNTPOINT` mounts a dataset.",
+}
+
+// showAll calls show with the status of each mount and, if draining is set, of each daemon that
+// drains. It goes on after an error, and returns all errors.
+func showAll(ctx context.Context, w io.Writer, points []string, draining bool, show func(io.Writer, control.Status) error) error {
 	var errs []error
+	shown := 0
+	if draining {
+		for _, c := range control.Draining(ctx) {
+			if s, err := c.Status(ctx); err == nil { // otherwise it has just ended
+				errs = append(errs, show(w, s))
+				shown++
+			}
+			c.Close()
+		}
+	}
+	if len(points)+shown == 0 {
+		return errNotMounted
+	}
 	for _, point := range points {
 		s, err := statusOf(ctx, point)
 		if err == nil {
@@ -160,12 +174,19 @@ func statusOf(ctx context.Context, mountPoint string) (control.Status, error) {
 // printStatus prints a status in tables.
 func printStatus(w io.Writer, s control.Status) error {
 	state := "ready"
-	if !s.Ready {
+	switch {
+	case s.Draining:
+		state = "draining"
+	case !s.Ready:
 		state = "not ready"
 	}
 	up := time.Duration(s.UptimeSeconds) * time.Second
 	fmt.Fprintf(w, "%s: %s, up %v, process %d, milkweed %s\n", text(s.MountPoint), state, up, s.PID, s.Milkweed)
 	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
+
+	for _, n := range s.Elsewhere {
+		fmt.Fprintf(w, "mounted in %s\n", text(n.String()))
+	}
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nLEVEL\tUSED\tQUOTA\tUSE%\tFILES\tREADS\tBYTES READ\tERRORS\tCORRUPT\tHEALTH\tPATH")

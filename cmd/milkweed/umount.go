@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,44 +14,56 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
-// endTimeout bounds how long umount waits for the daemon to end.
+// endTimeout bounds how long umount waits for the daemon to release the mount.
 const endTimeout = 30 * time.Second
 
 func newUmount() *cobra.Command {
-	var lazy bool
+	var lazy, force bool
 	c := &cobra.Command{
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
 		Short:   "Unmount a dataset and end its daemon",
-		Long: `Umount unmounts a dataset and returns when its daemon has ended, so that the
-same dataset can be mounted again at once. The copies stay in the tiers.
+		Long: `Umount unmounts a dataset and returns when its daemon has released the mount
+point and the tiers, so that the same dataset can be mounted again at once. The
+copies stay in the tiers.
 
 If a process has a file of the mount open, or its working directory is in the
 mount, umount names the process and exits with 4. With --lazy, umount detaches
-the mount nevertheless. Open files stay readable, and the daemon ends when the
-last one is closed.
+the mount nevertheless, and open files stay readable.
+
+Containers, and services with a mount namespace of their own, have a copy of
+the mount, which umount cannot remove. Umount names the namespaces and their
+processes. For them, and for files that are open after --lazy, the daemon goes
+on serving, from the source only, until the mount is idle: no request for 10 s,
+and no process has a file, a mapping or its working directory there. Until then
+status shows the daemon as draining.
+
+With --force, the mount ends at once in all namespaces: every access to it fails
+with ENOTCONN. Umount --force also ends a daemon that drains.
 
 Umount also removes the mount of a daemon that has died.`,
 		Example: `  milkweed umount /mnt/imagenet
-  milkweed umount --lazy /mnt/imagenet`,
+  milkweed umount --lazy /mnt/imagenet
+  milkweed umount --force /mnt/imagenet`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
-			return umount(c.Context(), args[0], lazy)
+			return umount(c.Context(), c.ErrOrStderr(), args[0], lazy, force)
 		},
 	}
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "unmount even if files are open")
+	c.Flags().BoolVarP(&force, "force", "f", false, "unmount in all mount namespaces, even if files are open")
 	return c
 }
 
-func umount(ctx context.Context, path string, lazy bool) error {
+func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool) error {
 	m, name, err := control.Find(path)
 	if err != nil {
-		return endLeftOver(ctx, path, err)
+		return endLeftOver(ctx, path, force, err)
 	}
 	if name != "." {
 		return &exit.Error{
@@ -63,15 +72,39 @@ func umount(ctx context.Context, path string, lazy bool) error {
 			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it.", text(m.Point)),
 		}
 	}
-	d := daemonOf(ctx, m.Point)
+	d := daemonOf(ctx, m)
 	defer d.close()
-	if err := unmount(ctx, m.Point, lazy); err != nil {
+	if force && d.pidfd >= 0 {
+		err = d.client.Shutdown(ctx, true) // the daemon unmounts it
+	} else {
+		err = unmount(ctx, m, lazy || force)
+	}
+	if err != nil {
 		return err
 	}
-	if lazy {
-		return nil // the daemon ends when the last file is closed
+	d.shutdown(ctx)
+	if err := d.wait(ctx); err != nil || force {
+		return err
 	}
-	return d.wait(ctx)
+	if d.drains(ctx) {
+		fmt.Fprint(stderr, drainMessage(m, d.pid))
+	}
+	return nil
+}
+
+// drainMessage tells who still uses a mount that was unmounted.
+func drainMessage(m control.Mount, pid int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "milkweed: %s is unmounted here, and still in use elsewhere:\n", text(m.Point))
+	for _, n := range procs.Namespaces(m.Dev) {
+		fmt.Fprintf(&b, "  %s\n", text(n.String()))
+	}
+	users, _ := procs.Users(m.Dev)
+	for _, p := range users {
+		fmt.Fprintf(&b, "  files open by %s\n", text(p.String()))
+	}
+	fmt.Fprintf(&b, "The daemon (process %d) serves them until the mount is idle. `milkweed umount --force %s` ends it now.\n", pid, text(m.Point))
+	return b.String()
 }
 
 // clearStale unmounts point if a mount of Milkweed is there whose daemon has died. It leaves
@@ -85,130 +118,171 @@ func clearStale(ctx context.Context, point string) error {
 		daemon.Close()
 		return nil
 	}
-	return unmount(ctx, m.Point, true)
+	return unmount(ctx, m, true)
 }
 
-// endLeftOver ends a daemon whose mount was removed by another program, such as umount(8). If
-// there is no such daemon, endLeftOver returns notFound.
-func endLeftOver(ctx context.Context, path string, notFound error) error {
+// endLeftOver ends a daemon that has no mount in this mount namespace any more, because another
+// program, such as umount(8), has removed it. With force it also ends one that drains. If there is
+// no such daemon, endLeftOver returns notFound.
+func endLeftOver(ctx context.Context, path string, force bool, notFound error) error {
 	point, err := control.Resolve(path)
 	if err != nil {
 		return notFound
 	}
 	c, err := control.Dial(ctx, point)
 	if err != nil {
-		return notFound
+		return endDraining(ctx, point, force, notFound)
 	}
 	defer c.Close()
-	d := daemonOf(ctx, point)
+	d := daemonOf(ctx, control.Mount{Point: point})
 	defer d.close()
-	if err := c.Shutdown(ctx); err != nil {
+	if err := c.Shutdown(ctx, force); err != nil {
 		return err
 	}
 	return d.wait(ctx)
 }
 
+// endDraining ends the daemons of a mount point that drain.
+func endDraining(ctx context.Context, point string, force bool, notFound error) error {
+	var errs []error
+	found := false
+	for _, c := range control.Draining(ctx) {
+		if s, err := c.Status(ctx); err == nil && s.MountPoint == point {
+			found = true
+			if force {
+				errs = append(errs, c.Shutdown(ctx, true))
+			}
+		}
+		c.Close()
+	}
+	switch {
+	case !found:
+		return notFound
+	case !force:
+		return &exit.Error{
+			Code:   exit.NotMounted,
+			Err:    fmt.Errorf("%s is not mounted here, but in use elsewhere", text(point)),
+			Remedy: fmt.Sprintf("`milkweed status` shows by whom. `milkweed umount --force %s` ends it there, too.", text(point)),
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // unmount unmounts a mount point. The error names the processes that use the mount.
-func unmount(ctx context.Context, point string, lazy bool) error {
-	err := fs.Unmount(ctx, point, lazy)
+func unmount(ctx context.Context, m control.Mount, lazy bool) error {
+	err := fs.Unmount(ctx, m.Point, lazy)
 	if err == nil {
 		return nil
 	}
-	e := &exit.Error{Code: exit.MountPoint, Err: fmt.Errorf("unmount %s: %w", text(point), err)}
-	if users := usersOf(point); len(users) > 0 {
-		e.Err = fmt.Errorf("%s is in use by %s", text(point), strings.Join(users, ", "))
+	e := &exit.Error{Code: exit.MountPoint, Err: fmt.Errorf("unmount %s: %w", text(m.Point), err)}
+	if users, _ := procs.Users(m.Dev); len(users) > 0 {
+		var names []string
+		for _, p := range users {
+			names = append(names, text(p.String()))
+		}
+		e.Err = fmt.Errorf("%s is in use by %s", text(m.Point), strings.Join(names, ", "))
 	}
 	e.Remedy = "End the processes that use it, or unmount with --lazy."
 	return e
 }
 
-// usersOf lists the processes that use a mount, as in "python3 (1234)". It omits processes that
-// this user may not inspect. It calls only /proc, because the mount may hang.
-func usersOf(point string) []string {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	var users []string
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		dir := filepath.Join("/proc", e.Name())
-		if uses(dir, point) {
-			name, _ := os.ReadFile(filepath.Join(dir, "comm"))
-			users = append(users, fmt.Sprintf("%s (%d)", bytes.TrimSpace(name), pid))
-		}
-	}
-	return users
-}
-
-// uses reports whether the process of dir, a directory of /proc, has a file below point open or
-// mapped, or has its working directory, root or program there.
-func uses(dir, point string) bool {
-	links := []string{filepath.Join(dir, "cwd"), filepath.Join(dir, "root"), filepath.Join(dir, "exe")}
-	for _, sub := range []string{"fd", "map_files"} {
-		entries, _ := os.ReadDir(filepath.Join(dir, sub)) // an error: the process of another user
-		for _, e := range entries {
-			links = append(links, filepath.Join(dir, sub, e.Name()))
-		}
-	}
-	return slices.ContainsFunc(links, func(link string) bool {
-		target, err := os.Readlink(link)
-		return err == nil && paths.Within(target, point)
-	})
-}
-
 // A process is the daemon of a mount. Its pidfd refers to this process even if the kernel uses
 // the process ID again.
 type process struct {
-	pid   int
-	pidfd int // -1 if there is no daemon
+	client *control.Client
+	point  string
+	pid    int
+	pidfd  int // -1 if there is no daemon; then the other fields are zero
 }
 
-// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers.
-func daemonOf(ctx context.Context, mountPoint string) process {
-	s, err := statusOf(ctx, mountPoint)
+// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers. The caller closes it.
+func daemonOf(ctx context.Context, m control.Mount) process {
+	c, err := control.Dial(ctx, m.Point)
 	if err != nil {
 		return process{pidfd: -1}
 	}
-	fd, err := unix.PidfdOpen(s.PID, 0)
-	if err != nil {
-		return process{pidfd: -1}
+	s, err := c.Status(ctx)
+	if err == nil {
+		var fd int
+		if fd, err = unix.PidfdOpen(s.PID, 0); err == nil {
+			return process{c, m.Point, s.PID, fd}
+		}
 	}
-	return process{s.PID, fd}
+	c.Close()
+	return process{pidfd: -1}
 }
 
 func (d process) close() {
 	if d.pidfd >= 0 {
 		unix.Close(d.pidfd)
+		d.client.Close()
 	}
 }
 
-// wait waits until the daemon has ended, ctx is done, or endTimeout has passed.
+// shutdown tells the daemon that its mount is gone. An error means that it knows.
+func (d process) shutdown(ctx context.Context) {
+	if d.pidfd >= 0 {
+		d.client.Shutdown(ctx, false)
+	}
+}
+
+// wait waits until the daemon has released the mount point and the tiers, ctx is done, or
+// endTimeout has passed. The process may end later.
 func (d process) wait(ctx context.Context) error {
 	if d.pidfd < 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, endTimeout, &exit.Error{
 		Code:   exit.Failure,
-		Err:    fmt.Errorf("the mount is unmounted, but its daemon (process %d) has not ended after %v", d.pid, endTimeout),
-		Remedy: "The source or a tier may not answer. The log of the daemon has the reason.",
+		Err:    fmt.Errorf("the mount is unmounted, but its daemon (process %d) has not released it after %v", d.pid, endTimeout),
+		Remedy: "The log of the daemon has the reason.",
 	})
 	defer cancel()
-	// A pidfd is readable when the process has ended. poll(2) does not watch ctx, so its time-out
-	// is short.
-	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}
 	for ctx.Err() == nil {
-		n, err := unix.Poll(poll, 50)
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return &os.PathError{Op: "poll", Path: "pidfd", Err: err}
-		case n > 0:
-			return nil
+		if ended, err := d.ended(20 * time.Millisecond); ended || err != nil {
+			return err
+		}
+		if c, err := control.Dial(ctx, d.point); err == nil {
+			c.Close()
+			continue
+		}
+		if ctx.Err() == nil { // the socket has gone
+			return d.waitForEnd(ctx)
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// waitForEnd waits until the daemon, which has released the mount, has ended or drains. It does not
+// wait for long: a disk may prevent the end.
+func (d process) waitForEnd(ctx context.Context) error {
+	for range 50 {
+		if ended, err := d.ended(20 * time.Millisecond); ended || err != nil {
+			return err
+		}
+		if d.drains(ctx) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// ended reports whether the process has ended, or ends within a time.
+func (d process) ended(within time.Duration) (bool, error) {
+	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}} // readable when the process has ended
+	n, err := unix.Poll(poll, int(within.Milliseconds()))
+	if err != nil && !errors.Is(err, unix.EINTR) {
+		return false, &os.PathError{Op: "poll", Path: "pidfd", Err: err}
+	}
+	return n > 0, nil
+}
+
+// drains reports whether the daemon serves other mount namespaces.
+func (d process) drains(ctx context.Context) (found bool) {
+	for _, c := range control.Draining(ctx) {
+		s, err := c.Status(ctx)
+		found = found || err == nil && s.PID == d.pid && d.pidfd >= 0
+		c.Close()
+	}
+	return found
 }

@@ -33,6 +33,7 @@ var walls = []struct {
 	{"cmd/internal/reader", []string{"cmd/internal/child", "cmd/internal/dataset", "cmd/internal/exit"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
 	{"cmd/internal/paths", nil, nil},
 	{"cmd/internal/mounts", []string{"cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"cmd/internal/procs", []string{"cmd/internal/mounts", "cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 

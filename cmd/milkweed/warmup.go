@@ -70,6 +70,9 @@ that failed.`,
 func warmupNames(paths []string) (point string, names []string, err error) {
 	if len(paths) == 0 {
 		points, err := mountPoints(nil)
+		if err == nil && len(points) == 0 {
+			err = errNotMounted
+		}
 		if err != nil {
 			return "", nil, err
 		}

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -49,6 +50,26 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 		}
 	}
 	return nil, notAnswering(mountPoint, errors.Join(errs...))
+}
+
+// Draining returns a client of each daemon of this user that drains: its mount is gone in the mount
+// namespace in which it was mounted, and is in use elsewhere. The caller closes the clients.
+func Draining(ctx context.Context) (clients []*Client) {
+	uid := os.Geteuid()
+	for _, folder := range folders(uid) {
+		if checkFolder(folder, uid) != nil {
+			continue
+		}
+		sockets, _ := filepath.Glob(filepath.Join(folder, "*"+drainSuffix))
+		for _, path := range sockets {
+			if err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {
+				os.Remove(path) // of a daemon that was killed
+			} else if err == nil {
+				clients = append(clients, newClient("", path))
+			}
+		}
+	}
+	return clients
 }
 
 func newClient(mountPoint, socket string) *Client {
@@ -194,10 +215,10 @@ func follow[P any](ctx context.Context, r io.Reader, work, remedy string, progre
 }
 
 // Shutdown starts the shutdown of the daemon, and does not wait for its end.
-func (c *Client) Shutdown(ctx context.Context) error {
+func (c *Client) Shutdown(ctx context.Context, abort bool) error {
 	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
 	defer cancel()
-	resp, err := c.do(ctx, http.MethodPost, "/v1/shutdown", nil)
+	resp, err := c.do(ctx, http.MethodPost, fmt.Sprint("/v1/shutdown?abort=", abort), nil)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,8 @@
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
 //	POST /v1/scrub             takes a ScrubRequest; responds with a stream of ScrubEvents, as
 //	                           warmup does, or with status 202 if Background is set
-//	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once
+//	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once; with
+//	                           ?abort=true also while the mount is in use
 //	GET  /metrics              responds with the metrics, for Prometheus
 //
 // The body of a response with a status other than 2xx is a Failure. The mode of the socket is
@@ -57,8 +58,9 @@ type Daemon interface {
 	// for Scrub.
 	StartScrub(req ScrubRequest) error
 
-	// Shutdown starts the shutdown of the daemon, and does not wait for its end.
-	Shutdown()
+	// Shutdown starts the shutdown of the daemon, and does not wait for its end. With abort, it
+	// ends the mount in all mount namespaces: requests in flight and later ones fail.
+	Shutdown(abort bool)
 }
 
 // Progress is the state of a warm-up. At its end, FilesTotal is the sum of FilesDone,

@@ -158,7 +158,7 @@ func TestWarmupDaemonEnds(t *testing.T) {
 
 func TestShutdown(t *testing.T) {
 	d := &controltest.Daemon{}
-	if err := dial(t, d).Shutdown(t.Context()); err != nil {
+	if err := dial(t, d).Shutdown(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if got := d.Shutdowns.Load(); got != 1 {
@@ -218,7 +218,7 @@ func TestListenReplacesOnlyTheDead(t *testing.T) {
 	if second, err := control.Listen(t.Context(), mountPoint); exit.Of(err) != exit.MountPoint {
 		t.Errorf("a second daemon: %v, %v; want code %d", second, err, exit.MountPoint)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // as a daemon that is killed
+	l.SetUnlinkOnClose(false) // as a daemon that is killed
 	l.Close()
 	l, err = control.Listen(t.Context(), mountPoint)
 	if err != nil {

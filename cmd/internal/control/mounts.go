@@ -19,6 +19,7 @@ type Mount struct {
 	Point  string // the mount point, absolute and without symbolic links
 	Source string // the source, as in the mount table
 	UID    int    // the user who mounted it
+	Dev    uint64 // device number of the file system
 }
 
 // Mounts lists the mounts of Milkweed in the mount namespace of this process. It omits a mount
@@ -112,7 +113,7 @@ func find(table mounts.Table, path string) (Mount, string, bool) {
 		return Mount{}, "", false
 	}
 	name, _ := paths.Rel(path, m.Point)
-	return Mount{m.Point, m.Source, userID(m.Options)}, name, true
+	return Mount{m.Point, m.Source, userID(m.Options), m.Dev}, name, true
 }
 
 // reachable lists the mounts of Milkweed that no later mount hides.

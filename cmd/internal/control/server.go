@@ -191,8 +191,8 @@ func send(w http.ResponseWriter, event any) error {
 	return rc.Flush()
 }
 
-func (s *Server) shutdown(w http.ResponseWriter, _ *http.Request) {
-	s.Daemon.Shutdown()
+func (s *Server) shutdown(w http.ResponseWriter, r *http.Request) {
+	s.Daemon.Shutdown(r.URL.Query().Get("abort") == "true")
 	w.WriteHeader(http.StatusAccepted)
 }
 

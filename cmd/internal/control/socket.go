@@ -35,7 +35,7 @@ var errInUse = errors.New("another daemon listens on it")
 // Listen creates the socket of a mount point, which is a path that Resolve returned, and
 // listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
 // the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
-func Listen(ctx context.Context, mountPoint string) (net.Listener, error) {
+func Listen(ctx context.Context, mountPoint string) (*Listener, error) {
 	folder, err := makeFolder(os.Geteuid())
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -59,13 +59,49 @@ func Listen(ctx context.Context, mountPoint string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	return l, nil
+	return &Listener{l, path}, nil
+}
+
+// A Listener listens on the socket of a mount point.
+type Listener struct {
+	*net.UnixListener
+	path string
+}
+
+// Drain gives the socket another name, so that another daemon can use the mount point. Draining
+// finds it under that name.
+func (l *Listener) Drain() error {
+	path := drainPath(l.path, os.Getpid())
+	if err := os.Rename(l.path, path); err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	l.path = path
+	return nil
+}
+
+// Close implements net.Listener.
+func (l *Listener) Close() error {
+	err := l.UnixListener.Close()
+	if strings.HasSuffix(l.path, drainSuffix) {
+		os.Remove(l.path) // the name has the process ID, so that no other daemon has it
+	}
+	return err
+}
+
+// drainSuffix ends the name of the socket of a daemon that drains.
+const drainSuffix = ".drain"
+
+// drainPath returns the name of the socket at path after Drain. It is not longer.
+func drainPath(path string, pid int) string {
+	hash := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], ".sock")
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%s-%d%s", hash, pid, drainSuffix))
 }
 
 // replaceSocket listens on path, and removes a socket there on which no daemon listens. The
 // lock on the directory prevents a race: two daemons could find the same dead socket, and the
 // second would remove the new socket of the first.
-func replaceSocket(ctx context.Context, folder, path string) (net.Listener, error) {
+func replaceSocket(ctx context.Context, folder, path string) (*net.UnixListener, error) {
 	lock, err := os.Open(folder)
 	if err != nil {
 		return nil, err
@@ -88,7 +124,7 @@ func replaceSocket(ctx context.Context, folder, path string) (net.Listener, erro
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w", errInUse, err) // such as EAGAIN: its queue is full
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		return nil, err
 	}

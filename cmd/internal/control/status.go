@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
@@ -45,6 +46,9 @@ type Status struct {
 	Since         time.Time `json:"since" help:"Start time of the daemon."`
 	UptimeSeconds float64   `json:"uptime_seconds" help:"Time since the start of the daemon."`
 	Ready         bool      `json:"ready" metric:"ready" help:"Whether the mount can be used."`
+
+	Draining  bool              `json:"draining" metric:"draining" help:"Whether the mount is unmounted where it was mounted, and is in use in other mount namespaces. The daemon then reads from the source only, and ends when the mount is idle."`
+	Elsewhere []procs.Namespace `json:"elsewhere,omitempty" help:"While draining: the mount namespaces in which it is still mounted."`
 
 	Source      Source                      `json:"source" help:"The storage that holds the whole dataset."`
 	Tiers       []Tier                      `json:"tiers" help:"The tiers, the fastest first."`

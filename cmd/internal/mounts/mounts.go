@@ -3,10 +3,14 @@
 package mounts
 
 import (
+	"context"
 	"io"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
@@ -17,6 +21,7 @@ type Mount struct {
 	Type    string // of the file system, such as "fuse.milkweed"
 	Source  string // the device or directory that is mounted
 	Options string // of the file system, separated by commas
+	Dev     uint64 // device number of the file system
 }
 
 // A Table lists mounts in the order in which they were mounted. Of several mounts on one mount
@@ -44,7 +49,7 @@ func Parse(r io.Reader) (Table, error) {
 	}
 	t := make(Table, len(infos))
 	for i, m := range infos {
-		t[i] = Mount{m.Mountpoint, m.FSType, m.Source, m.VFSOptions}
+		t[i] = Mount{m.Mountpoint, m.FSType, m.Source, m.VFSOptions, unix.Mkdev(uint32(m.Major), uint32(m.Minor))}
 	}
 	return t, nil
 }
@@ -63,6 +68,29 @@ func (t Table) Of(path string) (m Mount, ok bool) {
 func (t Table) At(path string) (m Mount, ok bool) {
 	m, ok = t.Of(path)
 	return m, ok && m.Point == path
+}
+
+// Has reports whether the file system dev is mounted.
+func (t Table) Has(dev uint64) bool {
+	return slices.ContainsFunc(t, func(m Mount) bool { return m.Dev == dev })
+}
+
+// AwaitUnmount returns nil when the file system dev is not mounted any more in the mount namespace
+// of this process. It may still be mounted in others. It reads the table at least twice a second,
+// but uses at most a fiftieth of the time: poll(2) of the table misses unmounts (Linux 6.18).
+func AwaitUnmount(ctx context.Context, dev uint64) error {
+	for {
+		start := time.Now()
+		t, err := Read(Self)
+		if err != nil || !t.Has(dev) {
+			return err
+		}
+		select {
+		case <-time.After(max(300*time.Millisecond, 50*time.Since(start))):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // Below returns the mount points below dir, in the order of mounting. dir itself is not one.

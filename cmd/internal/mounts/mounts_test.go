@@ -3,6 +3,8 @@ package mounts
 import (
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const text = `21 1 8:1 / / rw - ext4 /dev/sda1 rw
@@ -16,7 +18,7 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := table[1], (Mount{"/a b\tc\nd\\e", "fuse.milkweed", "/src x", "ro,user_id=7"}); got != want {
+	if got, want := table[1], (Mount{"/a b\tc\nd\\e", "fuse.milkweed", "/src x", "ro,user_id=7", unix.Mkdev(0, 50)}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	for path, want := range map[string]string{"/": "/dev/sda1", "/ab": "/dev/sda1", "/a": "second", "/a/x": "second"} {

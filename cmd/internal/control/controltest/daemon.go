@@ -166,7 +166,7 @@ func (d *Daemon) StartScrub(req control.ScrubRequest) error {
 }
 
 // Shutdown implements control.Daemon.
-func (d *Daemon) Shutdown() { d.Shutdowns.Add(1) }
+func (d *Daemon) Shutdown(bool) { d.Shutdowns.Add(1) }
 
 // Folder makes a directory for the sockets of this test.
 func Folder(t *testing.T) {

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
+	"github.com/milkweedfs/milkweed/fs"
+)
+
+// A daemon ends in these steps:
+//
+//  1. The mount is gone in the mount namespace of the daemon: `milkweed umount`, umount(8), or the
+//     daemon after SIGTERM has unmounted it (awaitUnmount).
+//  2. The daemon ends its background work and unlocks the tiers (release). From now on, another
+//     daemon can mount the same dataset at the same place with the same tiers.
+//  3. If the kernel has not ended the connection, the mount is in use in other mount namespaces,
+//     such as those of containers, or by open files. The daemon serves these from the source until
+//     the mount is idle (drain).
+//  4. The end of the process ends the connection.
+//
+// No step waits for a disk or for the source: what hangs there is left behind.
+
+const (
+	endTime   = time.Second      // for background work in progress to end
+	idleTime  = 10 * time.Second // without a request or a user, until a mount that drains is idle
+	abortTime = 5 * time.Second  // for the kernel to end the connection
+)
+
+// awaitUnmount returns when the file system is not mounted any more in this mount namespace. When
+// ctx is done, it unmounts it.
+func (d *daemon) awaitUnmount(ctx context.Context) {
+	watch, stop := context.WithCancel(ctx)
+	defer stop()
+	gone := make(chan struct{})
+	go func() {
+		if err := mounts.AwaitUnmount(watch, d.dev); err == nil {
+			close(gone)
+		} else if watch.Err() == nil {
+			d.log.Warn("mounts are not watched", "err", err)
+		}
+	}()
+	select {
+	case <-d.mount.Ended():
+	case <-gone:
+	case <-ctx.Done():
+		d.unmount()
+	}
+}
+
+// unmount unmounts the file system. If files are open on it, unmount detaches it.
+func (d *daemon) unmount() {
+	err := d.mount.Unmount()
+	if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
+		err = d.mount.Detach()
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
+		d.log.Error("unmount", "point", d.cfg.Mount.Point, "err", err)
+	}
+}
+
+// release ends the background work, saves the metadata, and unlocks the tiers.
+func (d *daemon) release() {
+	d.draining.Store(true)
+	d.stopWork()
+	d.levels.Retire()
+	d.save()
+	if err := d.closeStores(); err != nil {
+		d.log.Warn("tier", "err", err)
+	}
+}
+
+// drain serves the mount while it is in use elsewhere, until it is idle or to be aborted.
+// Signal is done after the first signal to this process; the second one ends the process.
+func (d *daemon) drain(signal context.Context, l *control.Listener) {
+	select {
+	case <-d.mount.Ended():
+		return
+	case <-time.After(100 * time.Millisecond): // the kernel ends the connection after umount(2)
+	}
+	if err := l.Drain(); err != nil {
+		d.log.Warn("control socket", "err", err)
+	}
+	d.log.Warn("unmounted here, but in use elsewhere", "namespaces", procs.Namespaces(d.dev))
+	signaled := signal.Done()
+	if signal.Err() != nil { // it has begun the shutdown
+		signaled = nil
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	requests, idleSince := d.mount.Requests(), time.Now()
+	for {
+		select {
+		case <-d.mount.Ended():
+			return
+		case <-d.aborted:
+			d.abort("requested")
+			return
+		case <-signaled:
+			d.abort("signal")
+			return
+		case <-tick.C:
+		}
+		n := d.mount.Requests()
+		if n != requests || time.Since(idleSince) > idleTime && d.inUse() {
+			requests, idleSince = n, time.Now()
+		}
+		if time.Since(idleSince) > idleTime {
+			d.abort("idle")
+			return
+		}
+	}
+}
+
+// inUse reports whether a process uses a file of the mount, or may use one.
+func (d *daemon) inUse() bool {
+	users, hidden := procs.Users(d.dev)
+	return len(users)+len(hidden) > 0
+}
+
+// abort ends the connection in all mount namespaces.
+func (d *daemon) abort(reason string) {
+	d.log.Info("ending the mount in all mount namespaces", "reason", reason)
+	if err := fs.Abort(d.dev); err != nil {
+		d.log.Info("the end of the process ends it", "err", err)
+		return
+	}
+	select {
+	case <-d.mount.Ended():
+	case <-time.After(abortTime):
+	}
+}
+
+// Shutdown implements control.Daemon.
+func (d *daemon) Shutdown(abort bool) {
+	if abort {
+		d.abortOnce.Do(func() { close(d.aborted) })
+	}
+	d.shutdown()
+}
+
+// errDraining is the error of requests to a daemon that drains.
+var errDraining = &exit.Error{
+	Code:   exit.NotMounted,
+	Err:    errors.New("the mount is unmounted, and its daemon serves other mount namespaces only"),
+	Remedy: "Mount the dataset again.",
+}
+
+// waitAtMost waits for wg, at most for a time. It reports whether wg has no goroutine left.
+func waitAtMost(wg *sync.WaitGroup, d time.Duration) bool {
+	return atMost(d, func() error { wg.Wait(); return nil }) == nil
+}
+
+// errLeftBehind is the error of atMost for a function that has not returned.
+var errLeftBehind = errors.New("a disk or the source does not answer; ending without it")
+
+// atMost calls f and returns its error, or errLeftBehind if f has not returned after a time.
+func atMost(d time.Duration, f func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- f() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(d):
+		return errLeftBehind
+	}
+}
