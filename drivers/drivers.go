@@ -33,7 +33,8 @@ type Driver interface {
 	Open(ctx context.Context, name string) (Object, error)
 
 	// ReadDir lists one directory, in any order, without "." and "..". It
-	// omits a file that disappears during the call.
+	// omits a file that disappears during the call. If the storage does not
+	// return the attributes of one name, the Info of that name has an Err.
 	ReadDir(ctx context.Context, dir string) ([]Info, error)
 
 	// Stat describes one name. It describes a symbolic link itself.

@@ -20,6 +20,11 @@ type Info struct {
 	// identifier, for example an ETag or a generation. It is "" elsewhere. It
 	// is a sequence of bytes that only its driver interprets.
 	Version string
+
+	// Err is why ReadDir has found the name but not its attributes, and nil
+	// elsewhere. Then only Name is valid, and the type in Mode, which is 0 if it
+	// is unknown too.
+	Err error
 }
 
 // Statfs is the size of a file system in bytes and in files.

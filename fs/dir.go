@@ -78,7 +78,9 @@ func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *f
 		if entry == nil {
 			return false
 		}
-		if name != "." && name != ".." { // the kernel does not count lookups of these
+		// The kernel does not count lookups of "." and "..". It looks up a name without a node
+		// when it is used; that is the time to return the error of the source.
+		if name != "." && name != ".." && !e.Unknown() {
 			f.setEntry(entry, e)
 		}
 		return true

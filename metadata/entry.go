@@ -46,6 +46,9 @@ func makeEntry(parent *Entry, info drivers.Info, requested uint32) *Entry {
 		e.text += info.Version
 	}
 	e.set(info)
+	if info.Err != nil {
+		e.setBits(unknown)
+	}
 	e.validated.Store(requested)
 	return e
 }
@@ -161,12 +164,16 @@ func (e *Entry) set(info drivers.Info) (changed bool) {
 }
 
 // matches reports whether info, a reply of the source, describes e and not another version;
-// e.attributes must be held. A directory has one version, whatever its content is.
+// e.attributes must be held. A directory has one version, whatever its content is. Nothing
+// describes an Unknown e.
 //
 // A source may omit the Version now and then: an info without one matches if all else is
 // equal. An e without a Version does not match an info with one. Equal content cannot be
 // proved, and only an entry with the Version detects the next change.
 func (e *Entry) matches(info drivers.Info) bool {
+	if e.Unknown() {
+		return false
+	}
 	if e.IsDir() || info.IsDir() {
 		return e.IsDir() && info.IsDir()
 	}

@@ -92,6 +92,9 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 			continue // an error of the driver: the kernel would reject the name
 		}
 		e := d.get(info.Name)
+		if info.Err != nil {
+			diff.failed = append(diff.failed, info)
+		}
 		if !c.remains(e, info, requested) {
 			old := e
 			e = makeEntry(dir, info, requested)
@@ -123,13 +126,16 @@ func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 
 // remains applies info, the reply of the source to a listing that was requested at that
 // time, to e, which may be nil. It reports whether e remains the entry of the name: a later
-// lookup has validated it, or info describes the same version. e.attributes must be held.
+// lookup has validated it, or info describes the same version, or info has an error and does not
+// show that the type has changed. e.attributes must be held.
 func (c *Container) remains(e *Entry, info drivers.Info, requested uint32) bool {
 	switch {
 	case e == nil:
 		return false
 	case e.validated.Load() > requested:
 		return true
+	case info.Err != nil:
+		return info.Type() == 0 || info.Type() == e.kind
 	case !e.matches(info):
 		return false
 	}

@@ -13,7 +13,7 @@ import (
 
 // Lookup returns the entry of a name in a directory. The error for a missing name matches
 // io/fs.ErrNotExist; the error for a stale directory is syscall.ESTALE. While the source
-// fails, Lookup returns the entry that is cached, if there is one.
+// fails, Lookup returns the entry that is cached, if there is one that is not Unknown.
 //
 // If names are found by listing, Lookup lists the directory unless its listing is cached.
 // It returns when the page with the name has arrived, or the listing has ended. After one
@@ -29,6 +29,8 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 	e, listed, invalidated := d.find(name)
 	fresh := c.fresh(listed)
 	switch {
+	case e != nil && e.Unknown():
+		return c.lookupByStat(ctx, dir, name, nil)
 	case e != nil && c.fresh(e.validated.Load()):
 		return e, nil
 	case e == nil && fresh && !invalidated:

@@ -205,11 +205,19 @@ func (c *Container) Resolve(ctx context.Context, name string) (*Entry, error) {
 	return e, nil
 }
 
-// Walk calls f for e and for all entries below it, a directory before its entries. It stops
-// at the first error of f or of the source. It skips the entries of a directory that is
-// removed during the walk.
-func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) error {
-	if err := f(e); err != nil {
+// Walk calls f for e and for all entries below it, a directory before its entries. If the
+// source returns an error for the names in a directory, or for the attributes of an entry, Walk
+// calls f with the entry and that error, and goes on. It stops when ctx is done, or at the first
+// error of f. It skips the entries of a directory that is removed during the walk.
+func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry, error) error) error {
+	if e.Unknown() {
+		now, err := c.Lookup(ctx, e.parent, e.Name())
+		if err != nil {
+			return c.walkError(ctx, e, err, f)
+		}
+		e = now
+	}
+	if err := f(e, nil); err != nil {
 		return err
 	}
 	if !e.IsDir() {
@@ -217,10 +225,7 @@ func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) er
 	}
 	entries, err := c.List(ctx, e)
 	if err != nil {
-		if e.Stale() {
-			return nil
-		}
-		return fmt.Errorf("%s: %w", e.Path(), err)
+		return c.walkError(ctx, e, err, f)
 	}
 	for _, below := range entries {
 		if err := c.Walk(ctx, below, f); err != nil {
@@ -228,4 +233,15 @@ func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry) error) er
 		}
 	}
 	return nil
+}
+
+// walkError calls f with e and err, unless ctx is done or e was removed during the walk.
+func (c *Container) walkError(ctx context.Context, e *Entry, err error, f func(*Entry, error) error) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case e.Stale():
+		return nil
+	}
+	return f(e, fmt.Errorf("%s: %w", e.Path(), err))
 }

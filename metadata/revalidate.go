@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"syscall"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // A Change is how a name at the source differs from the cached one.
@@ -26,6 +28,7 @@ func (c Change) String() string { return [...]string{"unchanged", "added", "remo
 type difference struct {
 	all                      bool // there was an earlier listing; otherwise a new name proves nothing
 	added, removed, replaced []*Entry
+	failed                   []drivers.Info // names that could not be compared
 }
 
 // found records that e was found in the place of old, or nil.

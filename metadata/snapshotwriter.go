@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"slices"
 	"time"
 )
 
@@ -74,6 +75,9 @@ func (s *snapshotWriter) directory(e *Entry) extent {
 		listed = 0
 	}
 	d.mu.Unlock()
+	if slices.ContainsFunc(entries, (*Entry).Unknown) { // nor these
+		entries, listed = slices.DeleteFunc(slices.Clone(entries), (*Entry).Unknown), 0
+	}
 	if len(entries) == 0 && listed == 0 {
 		return extent{}
 	}

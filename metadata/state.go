@@ -23,6 +23,7 @@ const (
 	skipped    = 0x800  // no tier had room for the file
 	used       = 0x1000 // see Use
 	doubtful   = 0x2000 // see Doubtful
+	unknown    = 0x4000 // see Unknown
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -30,6 +31,11 @@ func (e *Entry) Level() tiers.Level { return tiers.Level(e.state.Load() & levelM
 
 // Stale reports whether the entry's name has another version now, or none.
 func (e *Entry) Stale() bool { return e.state.Load()&stale != 0 }
+
+// Unknown reports whether a listing has returned the name but not the attributes. The entry has
+// only a name and a type, which may be 0, and Lookup requests the attributes. It never
+// becomes known: Lookup returns another entry. The kernel must not get it as a node.
+func (e *Entry) Unknown() bool { return e.state.Load()&unknown != 0 }
 
 // Claimed reports whether the entry has an owner, which makes or drops a copy.
 func (e *Entry) Claimed() bool { return e.state.Load()&claimed != 0 }

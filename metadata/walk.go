@@ -220,8 +220,11 @@ func (w *walk) names(ctx context.Context, dir *Entry) {
 		w.reportAll(diff.added, Added)
 		w.reportAll(diff.removed, Removed)
 		w.reportAll(diff.replaced, Replaced)
+		for _, info := range diff.failed {
+			w.report(Finding{Path: pathOf(dir, info.Name), Err: info.Err})
+		}
 		entries, _, _, _ = dir.dir.known()
-		w.report(Finding{Path: dir.Path(), Names: max(len(entries)-len(diff.added)-len(diff.replaced), 0)})
+		w.report(Finding{Path: dir.Path(), Names: max(len(entries)-len(diff.added)-len(diff.replaced)-len(diff.failed), 0)})
 	}
 	for _, e := range entries {
 		if e.IsDir() {

@@ -744,6 +744,33 @@ func TestWarmup(t *testing.T) {
 	})
 }
 
+// Warmup goes on after a name and a directory that the source does not show, and counts them as
+// failed.
+func TestWarmupGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+		for i := range 100 {
+			r.put(fmt.Sprintf("d%d/f%d", i%2, i), 1000)
+		}
+		for _, op := range []drivertest.Op{drivertest.OpEntry, drivertest.OpStat} {
+			r.from.Add(drivertest.Rule{Op: op, Name: "d0/f50", Err: errBroken})
+		}
+		r.from.Add(drivertest.Rule{Op: drivertest.OpReadDir, Name: "d1", Err: errBroken})
+		var last Progress
+		failed := make(map[string]error)
+		err := r.handler.Warmup(t.Context(), []*metadata.Entry{r.names.Root()}, func(p Progress) { last = p }, func(e *metadata.Entry, err error) {
+			failed[e.Path()] = err
+		})
+		r.check(err)
+		if want := (Progress{Found: Amount{51, 49_000}, Placed: Amount{49, 49_000}, Failed: Amount{Files: 2}}); last != want {
+			t.Errorf("progress: got %+v, want %+v", last, want)
+		}
+		if len(failed) != 2 || !errors.Is(failed["d0/f50"], errBroken) || !errors.Is(failed["d1"], errBroken) {
+			t.Errorf("failures: got %v", failed)
+		}
+	})
+}
+
 // Warmup returns when its context is done.
 func TestWarmupCancelled(t *testing.T) {
 	bubble(t, func(t *testing.T) {

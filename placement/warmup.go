@@ -24,8 +24,9 @@ func (a *Amount) add(bytes int64) {
 
 // Warmup places every regular file at and below the given entries, in the order in which they
 // are found. It returns when all are placed, skipped or failed. It calls report after each
-// step, and failed for each file whose copy failed. The calls are not concurrent. The error is
-// that of walking the entries, or ctx's.
+// step, and failed for each file whose copy failed. A directory or a name that the source does
+// not show counts as one empty file that failed. The calls are not concurrent. The error is
+// ctx's.
 func (h *Handler) Warmup(
 	ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error),
 ) error {
@@ -60,7 +61,15 @@ func (h *Handler) Warmup(
 			}
 		})
 	}
-	err := h.walk(ctx, entries, func(e *metadata.Entry) error {
+	err := h.walk(ctx, entries, func(e *metadata.Entry, err error) error {
+		if err != nil {
+			update(func() {
+				progress.Found.add(0)
+				progress.Failed.add(0)
+				failed(e, err)
+			})
+			return nil
+		}
 		update(func() { progress.Found.add(e.Size()) })
 		select {
 		case files <- e:
@@ -78,14 +87,15 @@ func (h *Handler) Warmup(
 	return err
 }
 
-// walk calls f for every regular file at and below the entries.
-func (h *Handler) walk(ctx context.Context, entries []*metadata.Entry, f func(*metadata.Entry) error) error {
+// walk calls f for every regular file at and below the entries, and with the error for what the
+// source does not show.
+func (h *Handler) walk(ctx context.Context, entries []*metadata.Entry, f func(*metadata.Entry, error) error) error {
 	for _, e := range entries {
-		err := h.names.Walk(ctx, e, func(e *metadata.Entry) error {
-			if !e.IsRegular() {
+		err := h.names.Walk(ctx, e, func(e *metadata.Entry, err error) error {
+			if err == nil && !e.IsRegular() {
 				return nil
 			}
-			return f(e)
+			return f(e, err)
 		})
 		if err != nil {
 			return err

@@ -29,6 +29,9 @@ skipped.
 
 Ctrl-C stops the warm-up. Complete copies stay.
 
+Warmup goes on after an error of the source. A name or a directory that the
+source does not show counts as one file that failed.
+
 Warmup exits with 8 if files could not be copied or if it was stopped. With
 --json it prints the result as one object: files_total, files_done,
 files_skipped, files_failed, bytes_total, bytes_done, bytes_skipped,

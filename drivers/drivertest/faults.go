@@ -41,6 +41,7 @@ const (
 	OpOpen     Op = "open"    // Open and OpenVersion
 	OpReadDir  Op = "readdir" // ReadDir, List, Sample, Sweep and Copies
 	OpStat     Op = "stat"
+	OpEntry    Op = "entry" // one name that ReadDir has found; an error is its Info.Err; not included in ""
 	OpReadlink Op = "readlink"
 	OpXattr    Op = "xattr"  // Listxattr and Getxattr
 	OpStatfs   Op = "statfs" // its name is "."
@@ -187,7 +188,7 @@ func (f *Faults) Reset() {
 
 // matches reports whether r can apply to op on name.
 func (r *rule) matches(op Op, name string) bool {
-	if r.Op != "" && r.Op != op || r.Match != nil && !r.Match(name) {
+	if r.Op != op && (r.Op != "" || op == OpEntry) || r.Match != nil && !r.Match(name) {
 		return false
 	}
 	if r.Name == "" || r.Name == name {

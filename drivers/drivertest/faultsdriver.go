@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"context"
+	"path"
 	"syscall"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -74,7 +75,13 @@ func (f *Faults) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {
 		return nil, err
 	}
-	return f.inner.ReadDir(ctx, dir)
+	infos, err := f.inner.ReadDir(ctx, dir)
+	for i, info := range infos {
+		if _, err := f.inject(ctx, OpEntry, path.Join(dir, info.Name)); err != nil {
+			infos[i] = drivers.Info{Name: info.Name, Mode: info.Type(), Err: err}
+		}
+	}
+	return infos, err
 }
 
 // Stat implements drivers.Driver.

@@ -148,12 +148,12 @@ func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error)
 	if err != nil {
 		return -1, nil, err
 	}
-	names, err := readNames(ctx, fd)
+	entries, err := readEntries(ctx, fd)
 	if err != nil {
 		unix.Close(fd)
 		return -1, nil, err
 	}
-	infos, err := statAll(ctx, fd, names)
+	infos, err := statAll(ctx, fd, entries)
 	if err != nil {
 		unix.Close(fd)
 		return -1, nil, err
@@ -161,9 +161,9 @@ func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error)
 	return fd, infos, nil
 }
 
-// readNames returns the names in the folder fd.
-func readNames(ctx context.Context, fd int) ([]string, error) {
-	var names []string
+// readEntries returns the entries of the folder fd.
+func readEntries(ctx context.Context, fd int) ([]entry, error) {
+	var entries []entry
 	buf := make([]byte, 64<<10)
 	for {
 		if err := ctx.Err(); err != nil {
@@ -176,9 +176,9 @@ func readNames(ctx context.Context, fd int) ([]string, error) {
 		case err != nil:
 			return nil, err
 		case n == 0:
-			return names, nil
+			return entries, nil
 		}
-		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+		entries = append(entries, parseEntries(buf[:n])...)
 	}
 }
 
@@ -188,16 +188,18 @@ const (
 	statAlone = 64 // up to this number of names, one worker is faster
 )
 
-// statAll returns the Infos of names in the folder fd. It omits names that have disappeared.
-func statAll(ctx context.Context, fd int, names []string) ([]drivers.Info, error) {
-	infos := make([]drivers.Info, len(names)) // without Name: disappeared
+// statAll returns the Infos of entries of the folder fd. It omits names that have disappeared.
+// The Info of a name whose attributes cannot be read has the error: the other names can be used.
+func statAll(ctx context.Context, fd int, entries []entry) ([]drivers.Info, error) {
+	infos := make([]drivers.Info, len(entries)) // without Name: disappeared
 	n := workers
-	if len(names) <= statAlone {
+	if len(entries) <= statAlone {
 		n = 1
 	}
-	err := parallel(ctx, n, len(names), func(i int) error {
-		if err := statAt(fd, names[i], &infos[i]); err != nil && !isMissing(err) {
-			return fmt.Errorf("%q: %w", names[i], err)
+	err := parallel(ctx, n, len(entries), func(i int) error {
+		e := entries[i]
+		if err := statAt(fd, e.name, &infos[i]); err != nil && err != unix.ENOENT {
+			infos[i] = drivers.Info{Name: e.name, Mode: e.mode(), Err: pathError("stat", e.name, err)}
 		}
 		return nil
 	})
@@ -228,11 +230,14 @@ func parallel(ctx context.Context, goroutines, n int, f func(i int) error) error
 	return group.Wait()
 }
 
+// fstatat is unix.Fstatat, except in a test.
+var fstatat = unix.Fstatat
+
 // statAt stores the Info of name in the folder dirfd.
 func statAt(dirfd int, name string, info *drivers.Info) error {
 	var st unix.Stat_t
 	err := ignoringEINTR(func() error {
-		return unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+		return fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	})
 	if err == nil {
 		*info = infoOf(name, &st)

@@ -3,11 +3,14 @@ package posix
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
@@ -167,5 +170,42 @@ func BenchmarkReadAt(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// A name whose attributes cannot be read is listed with the error, and the other names without
+// one. A name that has disappeared is omitted.
+func TestReadDirOfFailingName(t *testing.T) {
+	root := t.TempDir()
+	for i := range 2 * statAlone {
+		if err := os.WriteFile(filepath.Join(root, fmt.Sprintf("%03d", i)), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := openDir(t, root)
+	defer func() { fstatat = unix.Fstatat }()
+	for _, errno := range []unix.Errno{unix.EIO, unix.EACCES, unix.ESTALE, unix.ENOENT} {
+		fstatat = func(dirfd int, name string, st *unix.Stat_t, flags int) error {
+			if name == "007" {
+				return errno
+			}
+			return unix.Fstatat(dirfd, name, st, flags)
+		}
+		infos, err := d.ReadDir(ctx, ".")
+		if err != nil {
+			t.Fatalf("%v: %v", errno, err)
+		}
+		failed := 0
+		for _, info := range infos {
+			switch {
+			case info.Name == "007" && errors.Is(info.Err, errno) && info.IsRegular():
+				failed++
+			case info.Err != nil || info.Name == "007" || info.Size != 1:
+				t.Errorf("%v: got %+v", errno, info)
+			}
+		}
+		if listed := len(infos) == 2*statAlone; listed != (errno != unix.ENOENT) || failed == 1 != listed {
+			t.Errorf("%v: listed %d names, %d of them with the error", errno, len(infos), failed)
+		}
 	}
 }

@@ -115,6 +115,9 @@ type entry struct {
 	typ  byte // DT_REG and so on; DT_UNKNOWN if the file system does not provide it
 }
 
+// mode returns the type as that in st_mode of stat(2), 0 if it is unknown, as DTTOIF(3) does.
+func (e entry) mode() uint32 { return uint32(e.typ) << 12 }
+
 // readStart returns the entries of the folder fd that one getdents64(2) returns.
 func readStart(fd int) ([]entry, error) {
 	buf := make([]byte, sampleBytes)
@@ -129,14 +132,16 @@ func readStart(fd int) ([]entry, error) {
 	return parseEntries(buf[:n]), nil
 }
 
-// parseEntries decodes buf, which getdents64(2) has filled. It omits "." and "..".
+// parseEntries decodes buf, which getdents64(2) has filled. It omits "." and "..", and entries
+// with the inode number 0, which are of removed files.
 func parseEntries(buf []byte) []entry {
 	const lengthOffset, typeOffset, nameOffset = 16, 18, 19 // in struct linux_dirent64
 	var entries []entry
 	for len(buf) > 0 {
+		inode := binary.NativeEndian.Uint64(buf)
 		size := binary.NativeEndian.Uint16(buf[lengthOffset:])
 		name := unix.ByteSliceToString(buf[nameOffset:size])
-		if name != "." && name != ".." {
+		if name != "." && name != ".." && inode != 0 {
 			entries = append(entries, entry{name, buf[typeOffset]})
 		}
 		buf = buf[size:]

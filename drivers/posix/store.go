@@ -225,6 +225,9 @@ func (s *Store) readDir(
 	defer unix.Close(fd)
 	copies := infos[:0]
 	for _, info := range infos {
+		if info.Err != nil {
+			return nil, pathError("readdir", dir, info.Err)
+		}
 		if info.IsRegular() {
 			kept, err := keep(t, fd, path.Join(dir, info.Name), &info)
 			if err != nil {

@@ -227,7 +227,12 @@ func listNames(fd int) ([]string, error) {
 	if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 		return nil, err
 	}
-	return readNames(background, fd)
+	entries, err := readEntries(background, fd)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.name)
+	}
+	return names, err
 }
 
 // openMarker reads the marker, and writes it if it is missing. The lock must be held.
