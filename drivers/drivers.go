@@ -48,7 +48,8 @@ type Object interface {
 	// fewer bytes only with an error, which is io.EOF at the end of the file.
 	// All bytes are of the version that was opened, even after the name was
 	// removed or replaced. If the storage no longer has that version, the
-	// error matches ErrChanged.
+	// error matches ErrChanged. If it has that version, and ends the file
+	// before Info().Size, the error matches ErrShort.
 	//
 	// If ReadAt returns while the storage may still write to p, the error
 	// matches ErrAbandoned, and the caller must never use p again. If the
@@ -128,6 +129,10 @@ const ChecksumBlock = 1 << 20
 var (
 	// ErrChanged: the version that was opened can no longer be read.
 	ErrChanged = errors.New("file changed while it was open")
+
+	// ErrShort: the storage ends the file before the size in Info, although it
+	// still has the version that was opened. The bytes before the end are valid.
+	ErrShort = errors.New("the file ends before its size")
 
 	// ErrAbandoned: the call returned before the storage was finished with the
 	// buffer. The buffer may still be written to.

@@ -2,13 +2,25 @@ package fs_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/tiers"
 )
+
+func init() { children["hash"] = hashFile }
+
+// hashFile prints the hash of a file.
+func hashFile(args []string) error {
+	data, err := os.ReadFile(args[0])
+	fmt.Println(len(data), hash(data), err)
+	return err
+}
 
 // A file whose attributes the source does not return fails alone: it is listed, and only calls
 // that need its attributes get the error of the source. When the source recovers, so does the file.
@@ -37,5 +49,67 @@ func TestOneNameFails(t *testing.T) {
 		}
 		s.from.Clear()
 		s.epoch(1)
+	})
+}
+
+// A file that ends before its size, as the files of sysfs do, is read as the source returns it, also
+// after its size was requested again. It gets no copy.
+func TestShortFile(t *testing.T) {
+	const source = "/sys/kernel/mm/transparent_hugepage"
+	want, err := os.ReadFile(source + "/enabled")
+	if err != nil {
+		t.Skipf("needs sysfs: %v", err)
+	}
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		s := newStack(t, stackOptions{mode: mode, over: source, quotas: []tiers.Quota{bytesQuota(1 << 20)}, timeout: 100 * time.Millisecond}, nil)
+		for range 3 {
+			if got := sh(t, `cat "$1"`, s.in("enabled")); got != string(want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			time.Sleep(200 * time.Millisecond)
+			if got := sh(t, `stat -c %s "$1"; cat "$1"`, s.in("enabled")); got != "4096\n"+string(want) {
+				t.Errorf("with its size: got %q, want %q", got, want)
+			}
+		}
+		s.settled()
+		if files := s.tierFiles(1); len(files) > 0 {
+			t.Errorf("copies: %q", files)
+		}
+	})
+}
+
+// The same holds for a file of several requests, whose replies may overtake each other, whether or not
+// its end is at the end of a page. A read that begins after the end fails, unless the kernel knows
+// the end.
+func TestShortLargeFile(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		contents := make(map[string][]byte)
+		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
+			for i := range 10 {
+				name := fmt.Sprint(i)
+				contents[name] = write(t, source, name, 5<<20, uint64(i))
+			}
+		})
+		for name, data := range contents {
+			end := 3<<20 + 100*int(data[0]%2)
+			s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Name: name, End: int64(end)})
+			contents[name] = data[:end]
+		}
+		const after = `dd if="$1" bs=4096 skip=1000 status=none | wc -c`
+		for name, data := range contents {
+			if got := sh(t, after, s.in(name)); !strings.Contains(got, "Input/output error") {
+				t.Errorf("after the end: got %q", got)
+			}
+			want := fmt.Sprintln(len(data), hash(data), nil)
+			for range 3 {
+				if got := child(t, "hash", s.in(name)); got != want {
+					t.Errorf("got %s, want %s", got, want)
+				}
+				s.forgetPages()
+			}
+			if got := sh(t, after, s.in(name)); got != "0\n" {
+				t.Errorf("after the end is known: got %q", got)
+			}
+		}
 	})
 }

@@ -195,7 +195,8 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 		err = fmt.Errorf("%s: %w", f.name, drivers.ErrChanged) // shorter than it was
 	}
 	if err != nil {
-		return in.ctx.Err() == nil, err
+		// A short file is read to its end at the source.
+		return in.ctx.Err() == nil && !errors.Is(err, drivers.ErrShort), err
 	}
 	fl.arrive(buf)
 	defer fl.unset()

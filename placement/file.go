@@ -72,6 +72,8 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	switch {
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
+	case v.atSource() && errors.Is(err, drivers.ErrShort):
+		return f.readShort(ctx, v, n, off, err)
 	case v.atSource():
 		return n, f.sourceError(ctx, err)
 	}
@@ -104,6 +106,21 @@ func (f *file) readFill(ctx context.Context, v *view, p []byte, off int64) (int,
 		return 0, ended
 	}
 	return 0, err // the next read will not join this fill again
+}
+
+// readShort returns the result of a read that has returned n bytes and err, which matches
+// drivers.ErrShort: the bytes, or io.EOF at the end of the file. A read that begins after the end
+// is an error. The kernel takes the end of a short reply as the end of the file, and an empty reply
+// to a read ahead may overtake the reply that has the end; the kernel would then fill the file up
+// with zeros.
+func (f *file) readShort(ctx context.Context, v *view, n int, off int64, err error) (int, error) {
+	if n > 0 || off == 0 {
+		return n, io.EOF
+	}
+	if last, _ := v.ReadAt(ctx, make([]byte, 1), off-1); last == 1 {
+		return 0, io.EOF
+	}
+	return 0, err
 }
 
 // sourceError turns a failed read at the source into the error that the reader gets, and

@@ -181,7 +181,11 @@ func (h *Handler) forget(f *fill, published, failed bool) {
 		f.entry.Release()
 	}
 	if failed {
-		h.backoffs[f.entry] = h.backoffs[f.entry].next(time.Now())
+		b := h.backoffs[f.entry]
+		if errors.Is(f.blocks.failure(), drivers.ErrShort) { // it will most likely be short again
+			b.failures = maxDoublings
+		}
+		h.backoffs[f.entry] = b.next(time.Now())
 	} else {
 		delete(h.backoffs, f.entry)
 	}
@@ -195,14 +199,15 @@ type backoff struct {
 
 // A backoff doubles from minBackoff to maxBackoff.
 const (
-	minBackoff = time.Second
-	maxBackoff = 5 * time.Minute
+	minBackoff   = time.Second
+	maxBackoff   = 5 * time.Minute
+	maxDoublings = 16
 )
 
 // next returns the backoff after another failure.
 func (b backoff) next(now time.Time) backoff {
 	pause := maxBackoff
-	if b.failures < 16 {
+	if b.failures < maxDoublings {
 		pause = min(minBackoff<<b.failures, maxBackoff)
 	}
 	return backoff{b.failures + 1, now.Add(pause)}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -784,6 +785,52 @@ func TestWarmupCancelled(t *testing.T) {
 		err := r.handler.Warmup(ctx, []*metadata.Entry{r.names.Root()}, func(Progress) {}, func(*metadata.Entry, error) {})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+		}
+	})
+}
+
+// A file that ends before its size is read as the source returns it: to its end, and 0 bytes there.
+// A read after that fails. The file gets no copy, is not copied again at each open, and its warm-up
+// fails.
+func TestShortFile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const end = 3<<20 + 100
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+		data := r.put("f", 5<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, End: end})
+		for range 10 {
+			obj := r.open("f")
+			var got []byte
+			for n := -1; n != 0; {
+				buf := make([]byte, 1<<17)
+				var err error
+				n, err = obj.ReadAt(t.Context(), buf, int64(len(got)))
+				for errors.Is(err, drivers.ErrRetry) {
+					n, err = obj.ReadAt(t.Context(), buf, int64(len(got)))
+				}
+				if err != nil && err != io.EOF {
+					t.Fatalf("read at %d: %v", len(got), err)
+				}
+				got = append(got, buf[:n]...)
+			}
+			if !bytes.Equal(got, data[:end]) {
+				t.Fatalf("got %d bytes, want the %d of the source", len(got), end)
+			}
+			if n, err := obj.ReadAt(t.Context(), make([]byte, 10), 4<<20); n != 0 || !errors.Is(err, drivers.ErrShort) {
+				t.Errorf("after the end: got %d bytes and %v", n, err)
+			}
+			obj.Close()
+			time.Sleep(10 * time.Second)
+		}
+		r.settled()
+		if e := r.entry("f"); e.Level() != tiers.AtSource || e.Stale() {
+			t.Errorf("level %d, stale %v", e.Level(), e.Stale())
+		}
+		if got := r.handler.Stats().Failed; got != 1 {
+			t.Errorf("copies attempted: got %d, want 1", got)
+		}
+		if outcome, err := r.handler.Place(t.Context(), r.entry("f")); outcome != Failed || !errors.Is(err, drivers.ErrShort) {
+			t.Errorf("Place: got %v and %v", outcome, err)
 		}
 	})
 }

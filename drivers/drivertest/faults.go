@@ -78,6 +78,10 @@ type Rule struct {
 	Delay time.Duration // wait, at most until the context is done
 	Err   error         // return this error and do nothing else
 	Short bool          // a read or a stream returns half of its bytes and io.ErrUnexpectedEOF
+
+	// End, if not 0, is the offset at which files end although they are larger: a ReadAt of what
+	// follows returns drivers.ErrShort. After, Times and P do not apply.
+	End int64
 }
 
 // Faults is a driver that wraps another one, injects the faults of its Rules, and counts
@@ -255,6 +259,18 @@ func (f *Faults) injectUntil(ctx context.Context, until <-chan struct{}, op Op, 
 		return false, fmt.Errorf("%s %s: injected fault: %w", op, name, r.Err)
 	}
 	return r.Short, nil
+}
+
+// end returns the End of the first rule that has one and matches a read of a file, or 0.
+func (f *Faults) end(name string) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.End > 0 && r.matches(OpRead, name) {
+			return r.End
+		}
+	}
+	return 0
 }
 
 // addBytes counts n bytes that op transferred.

@@ -27,6 +27,9 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		p = p[:len(p)/2]
 	}
 	n, err := o.inner.ReadAt(ctx, p, off)
+	if end := o.faults.end(o.name); end > 0 && off+int64(n) > end {
+		n, err = int(max(end-off, 0)), drivers.ErrShort
+	}
 	o.faults.addBytes(OpRead, n)
 	if short && err == nil {
 		err = io.ErrUnexpectedEOF

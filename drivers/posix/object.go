@@ -64,7 +64,7 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return 0, pathError("read", o.name, changed)
 	}
 	if err == io.EOF && off+int64(n) < o.info.Size {
-		return n, pathError("read", o.name, io.ErrUnexpectedEOF)
+		return n, pathError("read", o.name, drivers.ErrShort)
 	}
 	return n, err
 }
