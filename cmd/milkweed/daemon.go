@@ -32,9 +32,10 @@ import (
 // A daemon is one mount with its source, tiers, metadata and placement. serve opens them from
 // the bottom up, and closes them from the top down.
 type daemon struct {
-	cfg   *config.Config
-	log   *slog.Logger
-	since time.Time
+	cfg     *config.Config
+	log     *slog.Logger
+	since   time.Time
+	dataset string // config.DatasetID of the source; computing it calls the source's file system
 
 	source  source
 	stores  []*posix.Store
@@ -157,13 +158,14 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.source, err = openSource(ctx, d.cfg.Source, d.log); err != nil {
 		return check.SourceError(d.cfg.Source, err)
 	}
+	d.dataset = config.DatasetID(d.cfg.Source.Name())
 	d.service = check.Decide(ctx, d.cfg, d.source)
 	source := d.limited()
 	var configs []tiers.Config
 	for _, t := range d.cfg.Tiers {
 		store, err := posix.OpenStore(posix.StoreConfig{
 			Tier:       t.Path,
-			Dataset:    config.DatasetID(d.cfg.Source.Name()),
+			Dataset:    d.dataset,
 			Source:     d.cfg.Source.Name(),
 			Mountpoint: d.cfg.Mount.Point,
 			Log:        d.log.With("tier", t.Name),

@@ -2,16 +2,22 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 var errHangs = errors.New("it hangs")
@@ -127,4 +133,84 @@ func TestSourceBack(t *testing.T) {
 	}
 	s.umount()
 	s.wantNothing()
+}
+
+// hangable replaces the source by a simulated PFS that serves it. The functions stop and resume
+// the process of the PFS: what is requested of it in between hangs.
+func (s *site) hangable() (stop, resume func()) {
+	s.t.Helper()
+	pfs := s.dir + "/pfs"
+	s.check(os.Mkdir(pfs, 0o755))
+	cmd := s.command(s.program, "demo", "pfs", s.source, pfs, "--latency", "1ms", "--bandwidth", "1GB")
+	stdin, err := cmd.StdinPipe()
+	s.check(err)
+	s.check(cmd.Start())
+	s.source = pfs
+	s.eventually("the PFS is mounted", func() bool { return slices.Contains(s.mounts(), pfs) })
+	signal := func(signal unix.Signal) func() { return func() { s.check(unix.Kill(cmd.Process.Pid, signal)) } }
+	s.t.Cleanup(func() {
+		unix.Kill(cmd.Process.Pid, unix.SIGCONT)
+		stdin.Close()
+		cmd.Wait()
+	})
+	return signal(unix.SIGSTOP), signal(unix.SIGCONT)
+}
+
+// While the source hangs, status and metrics are complete, and where shows what is cached, also if
+// its TTL has passed. For a name that is not cached, where fails with the reason.
+func TestStatusWhileSourceHangs(t *testing.T) {
+	s := newSite(t)
+	s.write("placed/file", 10_000)
+	s.write("other/file", 10_000)
+	stop, resume := s.hangable()
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	s.milkweed("warmup", s.point+"/placed")
+	time.Sleep(2 * time.Second) // the kernel caches the attributes of the PFS for a second
+	stop()
+
+	if got := s.status(); !got.Ready || got.DatasetID != filepath.Base(s.dataset1()) {
+		t.Errorf("status: %+v", got)
+	}
+	if got := s.try("status", s.point); got.code != exit.OK {
+		t.Errorf("status: exit code %d and\n%s", got.code, got.stderr)
+	}
+	if metrics := s.get("/metrics"); !strings.Contains(metrics, "milkweed_tier_used_bytes") {
+		t.Errorf("metrics:\n%s", metrics)
+	}
+	if got := s.try("where", s.point+"/placed/file"); got.code != exit.OK || !strings.Contains(got.stdout, s.dataset1()) {
+		t.Errorf("where of a placed file: exit code %d and\n%s%s", got.code, got.stdout, got.stderr)
+	}
+	if got := s.try("where", s.point+"/other/file"); got.code != exit.Source || !strings.Contains(got.stderr, "the source did not respond") {
+		t.Errorf("where of a name that is not cached: exit code %d and\n%s", got.code, got.stderr)
+	}
+	resume()
+	s.must("cmp", s.point+"/other/file", s.source+"/other/file")
+	s.umount()
+}
+
+// get returns what the daemon of the only mount responds on its control socket.
+func (s *site) get(path string) string {
+	s.t.Helper()
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.sockets()[0])
+	}}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get("http://milkweed" + path)
+	s.check(err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	s.check(err)
+	return string(body)
+}
+
+// dataset1 returns the only directory of copies in the first tier. Unlike dataset, it does not call
+// the source.
+func (s *site) dataset1() string {
+	s.t.Helper()
+	found, err := filepath.Glob(s.tier(1) + "/*")
+	s.check(err)
+	if len(found) != 1 {
+		s.t.Fatalf("in tier 1: %q", found)
+	}
+	return found[0]
 }

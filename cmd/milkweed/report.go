@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -18,7 +19,7 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// Status implements control.Daemon.
+// Status implements control.Daemon. It calls neither the source nor a tier, because both may hang.
 func (d *daemon) Status(context.Context) control.Status {
 	placed := d.handler.Stats()
 	s := control.Status{
@@ -27,7 +28,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		GoVersion:     runtime.Version(),
 		PID:           os.Getpid(),
 		MountPoint:    d.cfg.Mount.Point,
-		DatasetID:     config.DatasetID(d.cfg.Source.Name()),
+		DatasetID:     d.dataset,
 		Mode:          string(d.service.Mode),
 		ModeReason:    d.service.Reason,
 		Since:         d.since,
@@ -129,7 +130,7 @@ func histogram(l tiers.Latency) control.Histogram {
 
 // Where implements control.Daemon.
 func (d *daemon) Where(ctx context.Context, name string) (control.Location, error) {
-	e, err := d.names.Resolve(ctx, name)
+	e, err := d.resolve(ctx, name)
 	if err != nil {
 		return control.Location{}, err
 	}
@@ -143,7 +144,7 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 	switch {
 	case level != tiers.AtSource:
 		l.State = control.Placed
-		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), config.DatasetID(d.cfg.Source.Name()), "files", e.CopyName())
+		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), d.dataset, "files", e.CopyName())
 	case filling:
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:
@@ -152,6 +153,27 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 		l.State, l.Reason = control.NotPlaced, "no tier has room"
 	}
 	return l, nil
+}
+
+// whereTimeout bounds how long Where waits for the source, which has a name that is not cached.
+const whereTimeout = 5 * time.Second
+
+// resolve returns the entry of a name. If the source does not respond within whereTimeout, it is
+// the cached one, whatever its age.
+func (d *daemon) resolve(ctx context.Context, name string) (*metadata.Entry, error) {
+	bounded, cancel := context.WithTimeout(ctx, whereTimeout)
+	defer cancel()
+	e, err := d.names.Resolve(bounded, name)
+	if err == nil || bounded.Err() == nil || ctx.Err() != nil {
+		return e, err
+	}
+	if e := d.names.CachedCopy(d.names.CopyName(name)); e != nil && !e.Unknown() {
+		return e, nil
+	}
+	return nil, &exit.Error{
+		Code: exit.Source, Err: fmt.Errorf("the name is not cached, and the source did not respond within %v", whereTimeout),
+		Remedy: "Run it again when the source responds.",
+	}
 }
 
 func typeOf(e *metadata.Entry) string {

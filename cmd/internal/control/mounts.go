@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
@@ -46,16 +47,12 @@ func Find(path string) (Mount, string, error) {
 	}
 	// The mount point is found without a call to the mounted file system, which may hang. A path
 	// below it may be a symbolic link; the mount of the link's target is the one that counts. If
-	// links cannot be resolved, because the daemon is dead or the path does not exist, the
-	// resolved parent and then the path as given are used.
+	// links cannot be resolved, because the daemon is dead, its source hangs or the path does not
+	// exist, the resolved parent and then the path as given are used.
 	if m, name, ok := find(table, abs); ok && name == "." {
 		return m, name, nil
 	}
-	for _, resolve := range []func(string) (string, error){filepath.EvalSymlinks, Resolve, filepath.Abs} {
-		real, err := resolve(abs)
-		if err != nil {
-			continue
-		}
+	for _, real := range append(resolve(abs), abs) {
 		if m, name, ok := find(table, real); ok {
 			return m, name, nil
 		}
@@ -64,6 +61,31 @@ func Find(path string) (Mount, string, error) {
 		Code:   exit.NotMounted,
 		Err:    fmt.Errorf("%s is not in a mount of Milkweed", path),
 		Remedy: mountedRemedy(reachable(table)),
+	}
+}
+
+// resolveTimeout bounds how long Find waits for the file systems that path is in.
+const resolveTimeout = 2 * time.Second
+
+// resolve returns path, which is absolute, with all symbolic links resolved, and with those of its
+// parent resolved. It omits what fails, and both if a file system does not answer in time. Its
+// goroutine then ends with the process.
+func resolve(path string) []string {
+	found := make(chan []string, 1)
+	go func() {
+		var resolved []string
+		for _, f := range []func(string) (string, error){filepath.EvalSymlinks, Resolve} {
+			if real, err := f(path); err == nil {
+				resolved = append(resolved, real)
+			}
+		}
+		found <- resolved
+	}()
+	select {
+	case resolved := <-found:
+		return resolved
+	case <-time.After(resolveTimeout):
+		return nil
 	}
 }
 
