@@ -49,7 +49,7 @@ type Bucket struct {
 	uid, gid uint32
 	opened   time.Time // when Open was called
 
-	stallTimeout time.Duration // how long a request may wait without receiving data
+	stallTimeout time.Duration // how long a request may wait for minProgress bytes
 
 	counters Counters // updated atomically
 	hidden   hiddenKeys
@@ -71,9 +71,9 @@ var (
 	_ drivers.Sampler       = (*Bucket)(nil)
 )
 
-// A request is cancelled and retried when no data arrives for stallTimeout. While the
-// bucket is being opened the time-out is openStallTimeout, because a user waits at a
-// terminal.
+// A request is cancelled and retried when callers have waited for stallTimeout for the
+// header, or for minProgress bytes of the body. While the bucket is being opened the
+// time-out is openStallTimeout, because a user waits at a terminal.
 const (
 	stallTimeout     = 30 * time.Second
 	openStallTimeout = 10 * time.Second

@@ -92,6 +92,7 @@ type stream struct {
 	ctx      context.Context
 	off, end int64 // the remaining range
 	retry    retrier
+	progress int         // bytes since retry.succeeded, if fewer than minProgress
 	body     *body       // nil: no request is in flight
 	err      *storeError // ended the last response together with data; the next Read handles it
 }
@@ -107,7 +108,10 @@ func (s *stream) Read(p []byte) (int, error) {
 		s.off += int64(n)
 		atomic.AddInt64(&s.object.bucket.counters.Bytes, int64(n))
 		if n > 0 {
-			s.retry.succeeded()
+			if s.progress += n; s.progress >= minProgress {
+				s.progress = 0
+				s.retry.succeeded()
+			}
 			s.err = err
 			return n, nil
 		}
@@ -165,6 +169,7 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	b.watchdog.arm()
 	n, err := b.ReadCloser.Read(p)
+	b.watchdog.received(n)
 	return n, b.watchdog.disarm(err)
 }
 
@@ -190,6 +195,7 @@ func (o *object) send(ctx context.Context, off, n int64) (*body, *storeError) {
 	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
 	traceCtx, t := withTrace(ctx, get, watchdog)
 	r, err := b.vendor.read(traceCtx, o.key, o.info.Version, off, n)
+	watchdog.received(minProgress) // the header
 	if err = watchdog.disarm(err); err == nil {
 		if err = o.checkResponse(t, off, n); err == nil {
 			return &body{r, t, watchdog, cancel}, nil

@@ -77,7 +77,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	atomic.AddInt64(t.counters.request(tr.kind), 1)
 	tr.sent = true
-	tr.watchdog.arm()
+	tr.watchdog.restart()
 	resp, err := t.inner.RoundTrip(r)
 	if err != nil {
 		return nil, err
