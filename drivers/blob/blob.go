@@ -4,7 +4,8 @@
 // A bucket has no directories and no open files, and each request costs money and
 // tens of milliseconds. The driver therefore
 //
-//   - lists names instead of looking them up (names.go),
+//   - lists names instead of looking them up (names.go), and detects a listing that
+//     has no end (pages.go),
 //   - opens a listed file without a request, and names its version in each request
 //     for its content (object.go),
 //   - prefetches for sequential readers (readahead.go, detector.go),

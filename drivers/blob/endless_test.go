@@ -5,12 +5,129 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 )
+
+// pageFormats are a page of a listing of each kind of store, with a key and the token of the next
+// page, and without a key.
+var pageFormats = []struct{ url, key, noKey string }{
+	{
+		"s3://b/p?endpoint=",
+		`<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>` +
+			`<Contents><Key>p/k</Key><LastModified>2024-05-01T12:00:00.000Z</LastModified><Size>3</Size></Contents></ListBucketResult>`,
+		`<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken></ListBucketResult>`,
+	},
+	{
+		"gs://b/p?anonymous=1&endpoint=",
+		`{"kind":"storage#objects","nextPageToken":"%s","items":[{"name":"p/k","size":"3","generation":"1"}]}`,
+		`{"kind":"storage#objects","nextPageToken":"%s"}`,
+	},
+	{
+		"azblob://b/p?account=a&endpoint=",
+		`<EnumerationResults><Blobs><Blob><Name>p/k</Name><Properties><Last-Modified>Wed, 01 May 2024 12:00:00 GMT</Last-Modified>` +
+			`<Content-Length>3</Content-Length></Properties></Blob></Blobs><NextMarker>%s</NextMarker></EnumerationResults>`,
+		`<EnumerationResults><Blobs></Blobs><NextMarker>%s</NextMarker></EnumerationResults>`,
+	},
+}
+
+// eachVendor opens a bucket of each kind of store, and then lets test set the responses.
+func eachVendor(t *testing.T, test func(t *testing.T, b *Bucket, page, noKey string, respond func(http.HandlerFunc))) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+	for _, f := range pageFormats {
+		t.Run(f.url[:2], func(t *testing.T) {
+			setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: time.Millisecond, timeout: 10 * time.Millisecond})
+			var handler atomic.Pointer[http.HandlerFunc]
+			respond := func(h http.HandlerFunc) { handler.Store(&h) }
+			respond(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, f.key, "") })
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*handler.Load())(w, r) }))
+			t.Cleanup(server.Close)
+			b := openURL(t, f.url+server.URL)
+			b.stallTimeout = time.Minute
+			test(t, b, f.key, f.noKey, respond)
+		})
+	}
+}
+
+// A listing whose tokens repeat, at any distance, or are new without end, fails with an error that
+// names the bucket and the prefix.
+func TestListingWithoutEnd(t *testing.T) {
+	eachVendor(t, func(t *testing.T, b *Bucket, page, noKey string, respond func(http.HandlerFunc)) {
+		for _, tt := range []struct {
+			name   string
+			page   string
+			token  func(n int64) int64
+			want   string
+			atMost int64 // requests
+		}{
+			{"the same token", noKey, func(int64) int64 { return 7 }, "twice", 3},
+			{"the same token and key", page, func(int64) int64 { return 7 }, "twice", 3},
+			{"three tokens in turn", page, func(n int64) int64 { return 1 + n%3 }, "twice", 20},
+			{"new tokens and no key", noKey, func(n int64) int64 { return n }, "2000 pages", maxPages},
+		} {
+			var requests atomic.Int64
+			respond(func(w http.ResponseWriter, r *http.Request) {
+				n := requests.Add(1)
+				if n > maxPages+10 {
+					panic(http.ErrAbortHandler)
+				}
+				fmt.Fprintf(w, tt.page, fmt.Sprint("token", tt.token(n)))
+			})
+			_, err := b.ReadDir(t.Context(), ".")
+			if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "://b/p") {
+				t.Errorf("%s: got error %v", tt.name, err)
+			}
+			if got := requests.Load(); got > tt.atMost {
+				t.Errorf("%s: %d requests, want at most %d", tt.name, got, tt.atMost)
+			}
+		}
+	})
+}
+
+// Of the body of an error, and of a listing, a bounded part is read.
+func TestBodyWithoutEnd(t *testing.T) {
+	eachVendor(t, func(t *testing.T, b *Bucket, page, _ string, respond func(http.HandlerFunc)) {
+		filler := strings.Repeat("<Contents><Key>p/k</Key></Contents>", 1<<15)
+		for _, tt := range []struct {
+			name   string
+			status int
+			begin  string
+			atMost int64 // bytes of a response, of which the buffers of the kernel hold some
+		}{
+			{"error", 500, "<Error>", 16 << 20},
+			{"refusal", 403, "<Error>", 16 << 20},
+			{"listing", 200, "<ListBucketResult>", 48 << 20},
+		} {
+			var sent, most atomic.Int64
+			respond(func(w http.ResponseWriter, r *http.Request) {
+				sent.Store(0)
+				w.WriteHeader(tt.status)
+				io.WriteString(w, tt.begin)
+				for sent.Load() < 128<<20 {
+					if _, err := io.WriteString(w, filler); err != nil {
+						break
+					}
+					if n := sent.Add(int64(len(filler))); n > most.Load() {
+						most.Store(n)
+					}
+				}
+			})
+			if _, err := b.ReadDir(t.Context(), "."); err == nil {
+				t.Errorf("%s: no error", tt.name)
+			}
+			if got := most.Load(); got > tt.atMost {
+				t.Errorf("%s: %d bytes of a response were read, want at most %d", tt.name, got, tt.atMost)
+			}
+		}
+	})
+}
 
 // A store that sends a byte now and then stalls, for listings and for content.
 func TestTrickle(t *testing.T) {
@@ -102,4 +219,16 @@ func TestStallTimeout(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A listing that makes progress may take longer than the stall time-out.
+func TestSlowListing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, w, cancel := withWatchdog(t.Context(), stallTimeout)
+		defer cancel()
+		b := &boundedBody{ReadCloser: drip{w, 40, time.Second}, left: 4000, end: io.EOF, watchdog: w}
+		if data, err := io.ReadAll(b); err != nil || len(data) != 4000 {
+			t.Errorf("got %d bytes and error %v", len(data), err)
+		}
+	})
 }

@@ -54,7 +54,7 @@ func FuzzAnswers(f *testing.F) {
 		}
 		answer.Store(&send)
 		b := buckets[int(store)%len(buckets)]
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond) // a listing may have no end
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond) // a listing may take maxPages requests
 		defer cancel()
 		infos, err := b.ReadDir(ctx, ".")
 		checkListing(t, infos, err)

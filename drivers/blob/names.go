@@ -48,6 +48,9 @@ func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byt
 			}
 			return found, nil
 		}
+		if reason, ok := isEndless(err); ok {
+			return page{}, b.endless(prefix, reason)
+		}
 		if err := retry.wait(ctx, b.vendor, classify(b.vendor, t, err)); err != nil {
 			return page{}, err
 		}
@@ -86,10 +89,14 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 	}
 	l := listing{bucket: b, prefix: b.prefix(dir)}
 	var exists bool
+	var tokens tokenCheck
 	for token := cdk.FirstPageToken; len(token) > 0; {
 		p, err := b.page(ctx, l.prefix, "/", token, pageSize, readRetries)
 		if err != nil {
 			return err
+		}
+		if err := tokens.add(string(p.next)); err != nil {
+			return b.endless(l.prefix, err)
 		}
 		exists = exists || len(p.items) > 0
 		infos := l.infos(p.items)

@@ -2,6 +2,7 @@ package blob
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 	"sync"
@@ -54,6 +55,7 @@ func (t *tokenTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	t.noResponse.Store(nil)
+	resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxErrorBody, end: io.EOF}
 	return resp, nil
 }
 

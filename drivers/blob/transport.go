@@ -3,6 +3,8 @@ package blob
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -28,6 +30,8 @@ type trace struct {
 	status   int         // of the response; 0: there was none
 	header   http.Header // of the response
 	length   int64       // Content-Length of the response; -1: unknown
+	requests int         // sent
+	tokens   tokenCheck  // of the requests, if they are for a listing
 }
 
 type traceKey struct{}
@@ -75,6 +79,9 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if tr.kind == get && tr.status != 0 {
 		return nil, errResumed
 	}
+	if err := tr.check(r); err != nil {
+		return nil, err
+	}
 	atomic.AddInt64(t.counters.request(tr.kind), 1)
 	tr.sent = true
 	tr.watchdog.restart()
@@ -86,7 +93,43 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if tr.throttled() {
 		atomic.AddInt64(&t.counters.Throttled, 1)
 	}
+	switch success := resp.StatusCode/100 == 2; {
+	case !success: // the libraries read all of it
+		resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxErrorBody, end: io.EOF}
+	case tr.kind == list:
+		resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxListing, end: errLargeListing, watchdog: tr.watchdog}
+	}
 	return resp, nil
+}
+
+// The libraries keep a whole listing in memory, and the whole body of an error. A listing has up to
+// 1000 keys of up to 1024 bytes.
+const (
+	maxListing   = 32 << 20
+	maxErrorBody = 1 << 20
+)
+
+// errLargeListing is the error for a response to a listing request that is longer than maxListing.
+var errLargeListing = fmt.Errorf("the response to a listing request is longer than %d bytes", maxListing)
+
+// A boundedBody is a body that ends, with the error end, after the bytes that are left.
+type boundedBody struct {
+	io.ReadCloser
+	left     int
+	end      error
+	watchdog *watchdog // is told about progress; may be nil
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, b.end
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	if b.watchdog != nil {
+		b.watchdog.received(n)
+	}
+	return n, err
 }
 
 // errResumed refuses the second request of a library that resumes a response which
