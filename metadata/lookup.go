@@ -130,7 +130,7 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, re
 	switch {
 	case dir.Stale(): // an entry that is added to a stale directory would never become stale
 		return nil, syscall.ESTALE
-	case now != nil && (now != old || c.isNewer(now, requested)):
+	case now != nil && !now.Unknown() && (now != old || c.isNewer(now, requested)):
 		return now, nil
 	}
 	c.addVersion(e, now, copies)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -136,4 +137,27 @@ func TestWalkGoesOn(t *testing.T) {
 	if len(errs) != 2 || !errors.Is(errs["a"], syscall.EACCES) || !errors.Is(errs["c"], syscall.EIO) {
 		t.Errorf("errors: %v", errs)
 	}
+}
+
+// A lookup that examines the tiers during a listing without the attributes returns the attributes.
+func TestLookupDuringFailedListing(t *testing.T) {
+	inBubble(t, time.Hour, func(t *testing.T, w *world) {
+		w.source.Put("f", []byte("x"))
+		w.down[1].Add(drivertest.Rule{Op: drivertest.OpStat, Name: "f", Hang: true})
+		w.faults.Add(drivertest.Rule{Op: drivertest.OpEntry, Err: syscall.EIO})
+		found := make(chan *Entry, 1)
+		go func() {
+			e, err := w.Lookup(bg, w.Root(), "f")
+			if err != nil {
+				t.Error(err)
+			}
+			found <- e
+		}()
+		synctest.Wait()
+		w.list(t, ".")
+		w.down[1].Release()
+		if e := <-found; e.Unknown() || e.Size() != 1 {
+			t.Errorf("got %+v", e.Info())
+		}
+	})
 }
