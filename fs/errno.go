@@ -29,7 +29,8 @@ const (
 	statusBadHandle = fuse.EBADF
 
 	// statusNeverAgain: after ENOSYS the kernel sends no more requests of this kind. OPEN and
-	// FLUSH then succeed without a round trip. No job gets this errno.
+	// FLUSH then succeed without a round trip, and GETXATTR and LISTXATTR fail with EOPNOTSUPP.
+	// No job gets this errno.
 	statusNeverAgain = fuse.ENOSYS
 
 	// statusNoXattr: the attribute is not in the namespace "user.", the only one that is

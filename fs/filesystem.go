@@ -52,6 +52,7 @@ type fileSystem struct {
 	mode             Mode
 	negativeTTL      time.Duration
 	invalidateOnOpen bool
+	xattrs           bool // extended attributes are shown
 	log              *slog.Logger
 
 	requests atomic.Int64 // since the mount; without those that need no context, such as FORGET

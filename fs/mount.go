@@ -50,6 +50,7 @@ type Config struct {
 	Point            string        // the mount point, an existing directory
 	Source           string        // shown as the device by df and /proc/mounts
 	AllowOther       bool          // other users can access the mount, subject to the modes of files
+	Xattrs           bool          // extended attributes of the namespace "user." are shown
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed
 	InvalidateOnOpen bool          // each open of a file drops its page cache
@@ -80,6 +81,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		mode:             cfg.Mode,
 		negativeTTL:      cfg.NegativeTTL,
 		invalidateOnOpen: cfg.InvalidateOnOpen,
+		xattrs:           cfg.Xattrs,
 		log:              log,
 	}
 	if cfg.Mode == Stateless {
@@ -185,7 +187,6 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		MaxReadAhead:         MaxRequest,
 		MaxBackground:        64,
 		EnableSymlinkCaching: true,
-		IgnoreSecurityLabels: true,
 		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	if cfg.Mode == Passthrough {

@@ -120,6 +120,9 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 
 // GetXAttr returns the value of an extended attribute of the source.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
+	if !f.xattrs {
+		return 0, statusNeverAgain
+	}
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {
 		return 0, status
@@ -138,19 +141,18 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr st
 
 // ListXAttr lists the names of the extended attributes of the source.
 func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst []byte) (uint32, fuse.Status) {
+	if !f.xattrs {
+		return 0, statusNeverAgain
+	}
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {
 		return 0, status
 	}
 	r := f.newRequest(cancel)
 	defer r.end()
-	attrs, err := f.names.Listxattr(r, e)
+	list, err := f.names.Listxattr(r, e)
 	if err != nil {
 		return 0, f.status(err)
-	}
-	var list []byte
-	for _, a := range attrs {
-		list = append(append(list, a...), 0)
 	}
 	return xattrReply(dst, list)
 }

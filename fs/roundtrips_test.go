@@ -20,11 +20,11 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A tripCounter counts the FUSE round trips for names, attributes, opens and listings. It does not
-// count reads, because the kernel may reclaim pages at any time.
+// A tripCounter counts the FUSE round trips for names, attributes, opens, listings and extended
+// attributes. It does not count reads, because the kernel may reclaim pages at any time.
 type tripCounter struct {
 	*fileSystem
-	lookups, attributes, opens, lists atomic.Int64
+	lookups, attributes, opens, lists, xattrs atomic.Int64
 }
 
 func (c *tripCounter) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
@@ -47,11 +47,21 @@ func (c *tripCounter) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse
 	return c.fileSystem.OpenDir(cancel, in, out)
 }
 
+func (c *tripCounter) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
+	c.xattrs.Add(1)
+	return c.fileSystem.GetXAttr(cancel, in, attr, dst)
+}
+
+func (c *tripCounter) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst []byte) (uint32, fuse.Status) {
+	c.xattrs.Add(1)
+	return c.fileSystem.ListXAttr(cancel, in, dst)
+}
+
 // trips are numbers of round trips.
-type trips struct{ lookups, attributes, opens, lists int64 }
+type trips struct{ lookups, attributes, opens, lists, xattrs int64 }
 
 func (c *tripCounter) count() trips {
-	return trips{c.lookups.Swap(0), c.attributes.Swap(0), c.opens.Swap(0), c.lists.Swap(0)}
+	return trips{c.lookups.Swap(0), c.attributes.Swap(0), c.opens.Swap(0), c.lists.Swap(0), c.xattrs.Swap(0)}
 }
 
 // A sourceOpener opens files at the source.
@@ -64,13 +74,15 @@ func (o sourceOpener) Open(ctx context.Context, e *metadata.Entry) (drivers.Obje
 // A tripRig is a mount whose round trips are counted.
 type tripRig struct {
 	*tripCounter
+	levels *tiers.Hierarchy
 	t      *testing.T
 	source *drivertest.Mem
 	point  string
 }
 
 // newTripRig mounts a source with the files d0/00, d0/01 and so on: 10 directories of 20 files.
-func newTripRig(t *testing.T) *tripRig {
+// It calls set, unless it is nil, before it mounts.
+func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 	t.Helper()
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skip("no /dev/fuse")
@@ -82,11 +94,15 @@ func newTripRig(t *testing.T) *tripRig {
 	log := slog.New(slog.DiscardHandler)
 	levels, err := tiers.New(r.source, nil, tiers.Options{}, log)
 	r.check(err)
+	r.levels = levels
 	names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
 	r.check(err)
 	r.tripCounter = &tripCounter{fileSystem: &fileSystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(), names: names, opener: sourceOpener{levels}, negativeTTL: time.Hour, log: log,
 	}}
+	if set != nil {
+		set(r.fileSystem)
+	}
 	server, err := fuse.NewServer(r.tripCounter, r.point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
 	r.check(err)
 	ctx, stop := context.WithCancel(context.Background())
@@ -138,7 +154,7 @@ func (r *tripRig) warm() trips {
 
 // A warm epoch causes as many FUSE round trips during the sweep as without it.
 func TestSweepCostsNoRoundTrips(t *testing.T) {
-	r := newTripRig(t)
+	r := newTripRig(t, nil)
 	want := r.warm()
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -163,7 +179,7 @@ func TestSweepCostsNoRoundTrips(t *testing.T) {
 
 // After a refresh, the kernel requests what has changed, and nothing else.
 func TestRefreshInvalidatesOnlyChanges(t *testing.T) {
-	r := newTripRig(t)
+	r := newTripRig(t, nil)
 	refresh := func(want string) {
 		t.Helper()
 		var found []string
@@ -200,5 +216,45 @@ func TestRefreshInvalidatesOnlyChanges(t *testing.T) {
 	refresh("added d0/missing")
 	if out, err := exec.Command("cat", r.point+"/d0/missing").CombinedOutput(); err != nil || string(out) != "x" {
 		t.Errorf("a name that was missing: %s, %v", out, err)
+	}
+}
+
+// sh runs a shell script with the mount point as its argument, and returns its round trips.
+func (r *tripRig) sh(script string) trips {
+	r.t.Helper()
+	r.count()
+	if out, err := exec.Command("sh", "-c", script, "sh", r.point).CombinedOutput(); err != nil {
+		r.t.Errorf("%s: %v: %s", script, err, out)
+	}
+	return r.count()
+}
+
+// Without extended attributes, the kernel requests them once for the whole mount.
+func TestNoXattrRoundTrips(t *testing.T) {
+	r := newTripRig(t, nil)
+	script := `ls -lR "$1" >/dev/null && cp -a "$1" "$(mktemp -d -p "` + t.TempDir() + `")"`
+	if got := r.sh(script); got.xattrs > 2 { // GETXATTR and LISTXATTR
+		t.Errorf("the first time: %+v", got)
+	}
+	if got := r.sh(script); got.xattrs != 0 {
+		t.Errorf("the second time: %+v", got)
+	}
+	if got := r.levels.Source().Stats().Xattrs; got != 0 {
+		t.Errorf("requests at the source: %d", got)
+	}
+}
+
+// With extended attributes, the source is asked about each file once.
+func TestXattrRoundTrips(t *testing.T) {
+	r := newTripRig(t, func(f *fileSystem) { f.xattrs = true })
+	r.source.Setxattr("d0/00", "user.a", []byte("1"))
+	const script = `[ "$(getfattr --only-values -n user.a "$1/d0/00")" = 1 ] && getfattr -R -d "$1"`
+	if got := r.sh(script); got.xattrs < 200 {
+		t.Errorf("the first time: %+v", got)
+	}
+	was := r.levels.Source().Stats().Xattrs
+	r.sh(script)
+	if got := r.levels.Source().Stats().Xattrs; got != was || was > 215 { // 211 lists, and one value
+		t.Errorf("requests at the source: %d the first time, %d more the second time", was, got-was)
 	}
 }

@@ -349,6 +349,7 @@ type stackOptions struct {
 	tier    tiers.Options
 	workers int
 	allow   bool
+	xattrs  bool
 	memory  bool                      // tiers are in memory and have no fault injection
 	over    string                    // the folder of the source; empty: a new one
 	user    bool                      // the read-ahead is that of a mount without root
@@ -452,7 +453,7 @@ func (s *stack) start() {
 	if s.opts.wrap != nil {
 		opener = s.opts.wrap(opener)
 	}
-	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
+	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Xattrs: s.opts.xattrs, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
 	s.check(err)
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }

@@ -167,7 +167,7 @@ func specials(args []string) error {
 // Extended attributes in the namespace "user." are those of the source. Others are not visible.
 func TestXattrs(t *testing.T) {
 	long := strings.Repeat("v", 2000)
-	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
+	s := newStack(t, stackOptions{quotas: oneTier, xattrs: true}, func(source string) {
 		write(t, source, "f", 10, 1)
 		write(t, source, "none", 10, 1)
 		for name, value := range map[string]string{"user.a": "1", "user.empty": "", "user.long": long, "trusted.t": "secret"} {

@@ -50,6 +50,7 @@ type Container struct {
 	warned    atomic.Uint32 // time of the last warning about the source, by now; 0: none
 	outdated  outdatedParts
 	sweeps    SweepCounters // updated atomically
+	xattrs    xattrCache
 
 	background background // runs the listings, if names are found by listing
 }
@@ -172,16 +173,6 @@ func (c *Container) warn(e *Entry, err error) {
 // Readlink returns the target of a symbolic link at the source.
 func (c *Container) Readlink(ctx context.Context, e *Entry) (string, error) {
 	return c.source.Readlink(ctx, e.Path())
-}
-
-// Listxattr returns the names of the user attributes of an entry at the source.
-func (c *Container) Listxattr(ctx context.Context, e *Entry) ([]string, error) {
-	return c.source.Listxattr(ctx, e.Path())
-}
-
-// Getxattr returns a user attribute of an entry at the source.
-func (c *Container) Getxattr(ctx context.Context, e *Entry, attr string) ([]byte, error) {
-	return c.source.Getxattr(ctx, e.Path(), attr)
 }
 
 // Statfs returns the size of the source's storage.

@@ -257,7 +257,7 @@ func TestSourceAttributes(t *testing.T) {
 	if got, err := w.Readlink(bg, link); got != "f" || err != nil || !link.IsSymlink() || link.Type() != syscall.S_IFLNK {
 		t.Errorf("link: got %s, %v", got, err)
 	}
-	if got, err := w.Listxattr(bg, f); len(got) != 1 || got[0] != "user.a" || err != nil {
+	if got, err := w.Listxattr(bg, f); string(got) != "user.a\x00" || err != nil {
 		t.Errorf("attributes: got %v, %v", got, err)
 	}
 	if got, err := w.Getxattr(bg, f, "user.a"); string(got) != "b" || err != nil {

@@ -17,13 +17,14 @@ import "github.com/milkweedfs/milkweed/tiers"
 // A stale entry cannot be claimed or retracted.
 const (
 	levelMask  = 0xff
-	claimed    = 0x100  // there is an owner
-	stale      = 0x200  // the name has another entry now, or none
-	unverified = 0x400  // see Unverified
-	skipped    = 0x800  // no tier had room for the file
-	used       = 0x1000 // see Use
-	doubtful   = 0x2000 // see Doubtful
-	unknown    = 0x4000 // see Unknown
+	claimed    = 0x100   // there is an owner
+	stale      = 0x200   // the name has another entry now, or none
+	unverified = 0x400   // see Unverified
+	skipped    = 0x800   // no tier had room for the file
+	used       = 0x1000  // see Use
+	doubtful   = 0x2000  // see Doubtful
+	noXattrs   = 0x4000  // the source has listed no extended attributes
+	unknown    = 0x10000 // see Unknown
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -56,7 +57,7 @@ func (e *Entry) Claim() bool {
 
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
-	e.change(func(s uint32) (uint32, bool) { return s&(stale|used|doubtful) | uint32(l), true })
+	e.change(func(s uint32) (uint32, bool) { return s&(stale|used|doubtful|noXattrs) | uint32(l), true })
 }
 
 // Release ends a claim without a copy.

@@ -130,6 +130,7 @@ func (d *daemon) mountFS(noExec bool) (err error) {
 		Point:       d.cfg.Mount.Point,
 		Source:      d.cfg.Source.Given(),
 		AllowOther:  d.cfg.Mount.AllowOther,
+		Xattrs:      d.cfg.Mount.Xattrs && d.cfg.Source.URL == "", // a bucket has none
 		NegativeTTL: d.cfg.Mount.AttrTimeout,
 		NoExec:      noExec,
 		ReadAhead:   fs.MaxRequest,

@@ -124,6 +124,33 @@ func TestNoExec(t *testing.T) {
 	s.wantNothing()
 }
 
+// Extended attributes are shown with the option xattrs only.
+func TestXattrsAreOff(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 10)
+	if err := unix.Setxattr(s.source+"/f", "user.colour", []byte("orange"), 0); err == unix.EOPNOTSUPP {
+		t.Skip("no extended attributes where the source is")
+	} else {
+		s.check(err)
+	}
+	get := func() (string, error) {
+		value := make([]byte, 100)
+		n, err := unix.Getxattr(s.point+"/f", "user.colour", value)
+		return string(value[:max(n, 0)]), err
+	}
+	s.mount("64MiB")
+	if got, err := get(); err != unix.EOPNOTSUPP {
+		t.Errorf("by default: got %q, %v, want %v", got, err, unix.EOPNOTSUPP)
+	}
+	s.umount()
+	s.mountWith("xattrs", "64MiB")
+	if got, err := get(); got != "orange" || err != nil {
+		t.Errorf("with the option: got %q, %v", got, err)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
 // The attributes of a bucket are those that docs/SEMANTICS.md lists.
 func TestBucketAttributes(t *testing.T) {
 	s := newSite(t)

@@ -61,7 +61,7 @@ open needs no FUSE round trip. This suits small files. In cached each open, and
 each read that misses the page cache, goes through the daemon. With auto, the
 default, the sizes of a few files decide. status prints the mode and the reason.
 
-Options of -o and /etc/fstab are config=FILE, allow_other, workers=N,
+Options of -o and /etc/fstab are config=FILE, allow_other, xattrs, workers=N,
 attr_timeout=DURATION, consistency=DURATION, mode=MODE, metadata_snapshot=FILE,
 source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
 scrub_interval=DURATION, scrub_rate=SIZE, metrics=ADDRESS, log_level=LEVEL,

@@ -237,6 +237,7 @@ func (m *Mem) Setxattr(name, attr string, value []byte) {
 			n.xattrs = make(map[string][]byte)
 		}
 		n.xattrs[attr] = bytes.Clone(value)
+		n.info.Ctime = m.now()
 	})
 }
 

@@ -161,6 +161,13 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Mount.AllowOther) },
 	},
 	{
+		Table: "mount", Name: "xattrs", Type: booleanType, Bounds: "`true` or `false`",
+		Option:  "xattrs",
+		Meaning: "Whether extended attributes of the namespace `user.` are shown.",
+		remedy:  `Use true or false.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Mount.Xattrs) },
+	},
+	{
 		Table: "mount", Name: "attr_timeout", Type: durationType, Bounds: "0 or more",
 		Flag: "attr-timeout", Option: "attr_timeout", Usage: "cache names and attributes for `DURATION`, such as 30s; the default is 1h",
 		Meaning: "The TTL of cached names, sizes and modification times.",

@@ -1,0 +1,143 @@
+package metadata
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Listxattr returns the names of the user attributes of an entry, each followed by a NUL. The
+// reply of the source is cached as long as the attributes of the entry.
+func (c *Container) Listxattr(ctx context.Context, e *Entry) ([]byte, error) {
+	return c.xattr(ctx, e, "", func() ([]byte, error) {
+		names, err := c.source.Listxattr(ctx, e.Path())
+		var list []byte
+		for _, name := range names {
+			list = append(append(list, name...), 0)
+		}
+		return list, err
+	})
+}
+
+// Getxattr returns a user attribute of an entry. The reply of the source is cached as long as the
+// attributes of the entry. The error for a missing attribute is syscall.ENODATA.
+func (c *Container) Getxattr(ctx context.Context, e *Entry, attr string) ([]byte, error) {
+	value, err := c.xattr(ctx, e, attr, func() ([]byte, error) {
+		value, err := c.source.Getxattr(ctx, e.Path(), attr)
+		switch {
+		case errors.Is(err, syscall.ENODATA):
+			return nil, nil
+		case err == nil && value == nil:
+			value = []byte{}
+		}
+		return value, err
+	})
+	if err == nil && value == nil {
+		err = syscall.ENODATA
+	}
+	return value, err
+}
+
+// xattr returns the reply of the source about an attribute of e, or about the list of them if
+// attr is "". It calls request if the reply is not cached.
+func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request func() ([]byte, error)) ([]byte, error) {
+	if c.ttl == 0 {
+		return request()
+	}
+	if err := c.Refresh(ctx, e); err != nil {
+		return nil, err
+	}
+	if e.Stale() {
+		return nil, syscall.ESTALE // the path has another file
+	}
+	if e.state.Load()&noXattrs != 0 {
+		return nil, nil
+	}
+	key, times := xattrKey{e.id, attr}, e.lockedTimes()
+	if value, ok := c.xattrs.get(key, times); ok {
+		return value, nil
+	}
+	value, err := request()
+	switch {
+	case err != nil || time.Since(times.newest()) < c.racy: // the next change may leave the times as they are
+	case attr == "" && len(value) == 0:
+		e.setIfUnchanged(noXattrs, times)
+	default:
+		c.xattrs.put(key, xattrReply{value, times})
+	}
+	return value, err
+}
+
+// lockedTimes returns the times in the attributes of e.
+func (e *Entry) lockedTimes() fileTimes {
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
+	return e.times()
+}
+
+// setIfUnchanged sets bits of the state of e if its attributes still have the times t. The bits
+// end with the next change of the attributes.
+func (e *Entry) setIfUnchanged(bits uint32, t fileTimes) {
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
+	if e.times() == t {
+		e.setBits(bits)
+	}
+}
+
+// maxXattrBytes bounds the size of each of the two maps of an xattrCache.
+const maxXattrBytes = 8 << 20
+
+// An xattrCache holds replies of the source about extended attributes. When the newer map is
+// full, it becomes the older one, so that at least the last maxXattrBytes are cached.
+type xattrCache struct {
+	mu           sync.Mutex // guards the following
+	newer, older map[xattrKey]xattrReply
+	bytes        int // the size of newer
+}
+
+// An xattrKey names an attribute of an entry, or the list of its attributes if attr is "".
+type xattrKey struct {
+	id   uint64
+	attr string
+}
+
+// An xattrReply is a reply of the source. It is valid while the entry has the same times: a change
+// of an attribute changes the change time.
+type xattrReply struct {
+	value []byte // nil: the attribute does not exist
+	times fileTimes
+}
+
+// get returns the value of a key if it is cached and the entry had the times t.
+func (c *xattrCache) get(k xattrKey, t fileTimes) (value []byte, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, ok := c.newer[k]
+	if !ok {
+		if r, ok = c.older[k]; ok {
+			c.add(k, r)
+		}
+	}
+	return r.value, ok && r.times == t
+}
+
+func (c *xattrCache) put(k xattrKey, r xattrReply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.add(k, r)
+}
+
+// add is put; c.mu must be held.
+func (c *xattrCache) add(k xattrKey, r xattrReply) {
+	const overhead = 150 // bytes of a key and a reply in the map
+	if c.newer == nil || c.bytes > maxXattrBytes {
+		c.older, c.newer, c.bytes = c.newer, make(map[xattrKey]xattrReply), 0
+	}
+	c.newer[k] = r
+	c.bytes += overhead + len(k.attr) + len(r.value)
+}

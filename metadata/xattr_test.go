@@ -1,0 +1,125 @@
+package metadata
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The replies of the source about extended attributes are cached with the attributes, absence too.
+func TestXattrsAreCached(t *testing.T) {
+	w := newWorld(t, time.Hour)
+	for _, name := range []string{"f", "none"} {
+		w.source.Put(name, []byte("x"))
+	}
+	w.source.Setxattr("f", "user.a", []byte("1"))
+	w.source.Setxattr("f", "user.empty", nil)
+	f, none := w.get(t, "f"), w.get(t, "none")
+	requests := func() int64 { return w.levels.Source().Stats().Xattrs }
+	read := func(want string) {
+		t.Helper()
+		list, err := w.Listxattr(bg, f)
+		got := fmt.Sprintf("%q %v", list, err)
+		for _, attr := range []string{"user.a", "user.empty", "user.b"} {
+			value, err := w.Getxattr(bg, f, attr)
+			got += fmt.Sprintf(", %s %q %v", attr, value, err)
+		}
+		list, err = w.Listxattr(bg, none)
+		got += fmt.Sprintf(", none %q %v", list, err)
+		if _, err := w.Getxattr(bg, none, "user.a"); !errors.Is(err, syscall.ENODATA) {
+			t.Errorf("an attribute of a file without any: %v", err)
+		}
+		if got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	read(`"user.a\x00user.empty\x00" <nil>, user.a "1" <nil>, user.empty "" <nil>, user.b "" no data available, none "" <nil>`)
+	if got, want := requests(), int64(5); got != want { // a file without attributes is listed only
+		t.Errorf("requests: got %d, want %d", got, want)
+	}
+	was := requests()
+	read(`"user.a\x00user.empty\x00" <nil>, user.a "1" <nil>, user.empty "" <nil>, user.b "" no data available, none "" <nil>`)
+	if got := requests() - was; got != 0 {
+		t.Errorf("requests of the second time: got %d, want 0", got)
+	}
+
+	// A change is seen when the attributes are validated.
+	w.source.Setxattr("f", "user.b", []byte("2"))
+	w.source.Setxattr("none", "user.c", []byte("3"))
+	for _, name := range []string{"f", "none"} {
+		if _, _, err := w.revalidateName(bg, w.root, name); err != nil {
+			t.Error(err)
+		}
+	}
+	if value, err := w.Getxattr(bg, f, "user.b"); string(value) != "2" || err != nil {
+		t.Errorf("an attribute that was missing: got %q, %v", value, err)
+	}
+	if value, err := w.Getxattr(bg, none, "user.c"); string(value) != "3" || err != nil {
+		t.Errorf("an attribute of a file that had none: got %q, %v", value, err)
+	}
+
+	// A file that is gone does not have the attributes of the next file of its name.
+	w.source.Delete("f")
+	w.source.Put("f", []byte("other"))
+	w.source.Setxattr("f", "user.a", []byte("other"))
+	w.Changed(f)
+	if value, err := w.Getxattr(bg, f, "user.a"); !errors.Is(err, syscall.ESTALE) {
+		t.Errorf("an attribute of a stale entry: got %q, %v", value, err)
+	}
+}
+
+// Extended attributes are not cached while a change could leave the change time as it is, nor
+// without a TTL, and an error is not cached.
+func TestXattrsAreNotCached(t *testing.T) {
+	for name, prepare := range map[string]func(w *world){
+		"racy":   func(w *world) { w.racy = time.Hour },
+		"no TTL": func(w *world) { w.ttl = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, time.Hour)
+			w.source.Put("f", []byte("x"))
+			prepare(w)
+			f := w.get(t, "f")
+			for _, value := range []string{"1", "2"} {
+				w.source.Setxattr("f", "user.a", []byte(value))
+				if got, err := w.Getxattr(bg, f, "user.a"); string(got) != value || err != nil {
+					t.Errorf("got %q, %v, want %q", got, err, value)
+				}
+			}
+		})
+	}
+}
+
+// A file that was removed has no extended attributes.
+func TestXattrsOfRemovedFile(t *testing.T) {
+	inBubble(t, time.Hour, func(t *testing.T, w *world) {
+		w.source.Put("f", []byte("x"))
+		f := w.get(t, "f")
+		w.source.Delete("f")
+		time.Sleep(2 * time.Hour)
+		if _, err := w.Getxattr(bg, f, "user.a"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("got %v, want ErrNotExist", err)
+		}
+	})
+}
+
+// The cache of extended attributes is bounded, and keeps those that are in use.
+func TestXattrCacheIsBounded(t *testing.T) {
+	var c xattrCache
+	value := []byte(strings.Repeat("x", 1<<16))
+	used := xattrKey{1, "user.used"}
+	c.put(used, xattrReply{value: value})
+	for id := range uint64(1000) {
+		c.put(xattrKey{id, "user.a"}, xattrReply{value: value})
+		if _, ok := c.get(used, fileTimes{}); !ok {
+			t.Fatalf("an attribute in use is not cached after %d others", id)
+		}
+	}
+	if got, most := len(c.newer)+len(c.older), 2*maxXattrBytes/len(value)+2; got > most {
+		t.Errorf("got %d replies, want at most %d", got, most)
+	}
+}
