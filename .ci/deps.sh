@@ -6,7 +6,7 @@
 set -euo pipefail
 
 packages=(
-	attr fuse3 iproute2                                     # mounts, network namespaces, extended attributes
+	acl attr fuse3 iproute2                                 # mounts, network namespaces, extended attributes
 	e2fsprogs xfsprogs                                      # fs/faultdisk, cmd/torture
 	python3-h5py python3-numpy python3-pil python3-sklearn  # readers.py, examples/
 	python3-torch python3-torchvision

@@ -7,6 +7,9 @@ import (
 	"io"
 )
 
+// ACLXattr is the extended attribute in which Linux shows the access ACL of a file.
+const ACLXattr = "system.posix_acl_access"
+
 // The interfaces below are optional capabilities of a Driver, a Store or an
 // Object. Callers find them with As.
 type (
@@ -23,6 +26,14 @@ type (
 		// Getxattr returns the value of an attribute. The error for a missing
 		// attribute matches syscall.ENODATA.
 		Getxattr(ctx context.Context, name, attr string) ([]byte, error)
+	}
+
+	// An ACLer has POSIX access control lists.
+	ACLer interface {
+		// ACL returns the access ACL of a name in the format of ACLXattr, or nil
+		// if it has none, and describes the file that the name had at that time.
+		// The error for a file system without ACLs matches syscall.ENOTSUP.
+		ACL(ctx context.Context, name string) ([]byte, Info, error)
 	}
 
 	// A Lister is a Driver on which a directory listing is cheaper than

@@ -15,6 +15,7 @@ type everything struct {
 	drivers.Store
 	drivers.Readlinker
 	drivers.Xattrer
+	drivers.ACLer
 	drivers.Lister
 	drivers.VersionOpener
 	drivers.Statfser
@@ -51,6 +52,7 @@ func driverCapabilities(v any) map[string]any {
 	m := make(map[string]any)
 	find[drivers.Readlinker](m, "Readlinker", v)
 	find[drivers.Xattrer](m, "Xattrer", v)
+	find[drivers.ACLer](m, "ACLer", v)
 	find[drivers.Lister](m, "Lister", v)
 	find[drivers.VersionOpener](m, "VersionOpener", v)
 	find[drivers.Statfser](m, "Statfser", v)
@@ -91,7 +93,7 @@ func TestNothingIsBypassed(t *testing.T) {
 			got := driverCapabilities(wrapper)
 			find[drivers.Store](got, "Store", wrapper)
 			find[drivers.Prober](got, "Prober", wrapper)
-			want := 7
+			want := 8
 			if w.store {
 				want += 2
 			}

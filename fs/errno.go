@@ -34,8 +34,12 @@ const (
 	statusNeverAgain = fuse.ENOSYS
 
 	// statusNoXattr: the attribute is not in the namespace "user.", the only one that is
-	// exposed.
+	// exposed; or the file has no ACL.
 	statusNoXattr = fuse.ENODATA
+
+	// statusNoXattrs: extended attributes are not shown. The job gets the same errno as after
+	// statusNeverAgain, but the kernel continues to request ACLs.
+	statusNoXattrs = fuse.Status(syscall.EOPNOTSUPP)
 
 	// statusBufferTooSmall: the value of an attribute, or the list of their names, is
 	// larger than the buffer given to getxattr(2) or listxattr(2).

@@ -53,6 +53,7 @@ type fileSystem struct {
 	negativeTTL      time.Duration
 	invalidateOnOpen bool
 	xattrs           bool // extended attributes are shown
+	acls             bool // the kernel applies the ACLs of the source
 	log              *slog.Logger
 
 	requests atomic.Int64 // since the mount; without those that need no context, such as FORGET

@@ -49,7 +49,7 @@ const MaxRequest = 1 << 20
 type Config struct {
 	Point            string        // the mount point, an existing directory
 	Source           string        // shown as the device by df and /proc/mounts
-	AllowOther       bool          // other users can access the mount, subject to the modes of files
+	AllowOther       bool          // other users can access the mount, subject to the modes and ACLs of files
 	Xattrs           bool          // extended attributes of the namespace "user." are shown
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed
@@ -83,6 +83,9 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		invalidateOnOpen: cfg.InvalidateOnOpen,
 		xattrs:           cfg.Xattrs,
 		log:              log,
+	}
+	if cfg.AllowOther {
+		f.acls = names.HasACLs(context.Background())
 	}
 	if cfg.Mode == Stateless {
 		f.reader = files.(Reader)
@@ -187,6 +190,7 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		MaxReadAhead:         MaxRequest,
 		MaxBackground:        64,
 		EnableSymlinkCaching: true,
+		EnableAcl:            f.acls,
 		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	if cfg.Mode == Passthrough {

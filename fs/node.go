@@ -118,25 +118,45 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 	return []byte(target), f.status(err)
 }
 
-// GetXAttr returns the value of an extended attribute of the source.
+// GetXAttr returns the value of an extended attribute of the source, or its ACL.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
-	if !f.xattrs {
+	isACL := attr == drivers.ACLXattr && f.acls
+	switch {
+	case isACL:
+	case !f.xattrs && !f.acls:
 		return 0, statusNeverAgain
+	case !f.xattrs:
+		return 0, statusNoXattrs // the kernel must continue to request ACLs
+	case !strings.HasPrefix(attr, "user."):
+		return 0, statusNoXattr
 	}
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {
 		return 0, status
 	}
-	if !strings.HasPrefix(attr, "user.") {
-		return 0, statusNoXattr
-	}
 	r := f.newRequest(cancel)
 	defer r.end()
+	if isACL {
+		return f.acl(r, e, dst)
+	}
 	value, err := f.names.Getxattr(r, e, attr)
 	if err != nil {
 		return 0, f.status(err)
 	}
 	return xattrReply(dst, value)
+}
+
+// acl returns the ACL of an entry. The kernel caches it, also that there is none, until it
+// requests the attributes again. After an error the kernel denies access.
+func (f *fileSystem) acl(r *request, e *metadata.Entry, dst []byte) (uint32, fuse.Status) {
+	acl, err := f.names.ACL(r, e)
+	switch {
+	case err != nil:
+		return 0, f.status(err)
+	case acl == nil:
+		return 0, statusNoXattr
+	}
+	return xattrReply(dst, acl)
 }
 
 // ListXAttr lists the names of the extended attributes of the source.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,7 +49,9 @@ func (c *tripCounter) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse
 }
 
 func (c *tripCounter) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
-	c.xattrs.Add(1)
+	if attr != drivers.ACLXattr || in.NodeId != fuse.FUSE_ROOT_ID { // whether the ACL of the root is cached depends on the kernel
+		c.xattrs.Add(1)
+	}
 	return c.fileSystem.GetXAttr(cancel, in, attr, dst)
 }
 
@@ -88,6 +91,7 @@ func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 		t.Skip("no /dev/fuse")
 	}
 	r := &tripRig{t: t, source: drivertest.NewMem(0), point: t.TempDir()}
+	r.check(os.Chmod(filepath.Dir(r.point), 0o755)) // for other users
 	for i := range 200 {
 		r.source.Put(fmt.Sprintf("d%d/%02d", i%10, i/10), []byte("x"))
 	}
@@ -103,14 +107,16 @@ func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 	if set != nil {
 		set(r.fileSystem)
 	}
-	server, err := fuse.NewServer(r.tripCounter, r.point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
+	server, err := fuse.NewServer(r.tripCounter, r.point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", EnableAcl: r.acls, AllowOther: r.acls, Options: []string{"ro"}, Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
 	r.check(err)
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(server.Serve)
 	running.Go(func() { (&Mount{server: server, fs: r.fileSystem}).invalidate(ctx) })
 	t.Cleanup(func() {
-		r.check(server.Unmount())
+		if server.Unmount() != nil { // another program may look at all mounts
+			r.check(Unmount(context.Background(), r.point, true))
+		}
 		stop()
 		running.Wait()
 	})
@@ -256,5 +262,21 @@ func TestXattrRoundTrips(t *testing.T) {
 	r.sh(script)
 	if got := r.levels.Source().Stats().Xattrs; got != was || was > 215 { // 211 lists, and one value
 		t.Errorf("requests at the source: %d the first time, %d more the second time", was, got-was)
+	}
+}
+
+// With ACLs, the kernel requests the ACL of each file once.
+func TestACLRoundTrips(t *testing.T) {
+	r := newTripRig(t, func(f *fileSystem) { f.acls = true })
+	const script = `setpriv --reuid=77 --regid=77 --clear-groups cat "$1"/d?/[0-9]* >/dev/null`
+	first := r.sh(script)
+	if got := first.xattrs; got != 210 {
+		t.Errorf("the first time: %+v, want an ACL of each of 200 files and 10 directories", first)
+	}
+	if got := r.sh(script); got.xattrs != 0 {
+		t.Errorf("the second time: %+v", got)
+	}
+	if got := r.levels.Source().Stats().ACLs; got != 211 {
+		t.Errorf("requests at the source: got %d, want 211", got)
 	}
 }

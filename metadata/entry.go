@@ -154,7 +154,7 @@ func (e *Entry) set(info drivers.Info) (changed bool) {
 	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev != info.Rdev ||
 		e.size != info.Size || e.times() != timesOf(info)
 	if changed {
-		e.clearBits(noXattrs)
+		e.clearBits(noXattrs | noACL)
 	}
 	e.mode, e.nlink, e.uid, e.gid, e.rdev = info.Mode, info.Nlink, info.UID, info.GID, info.Rdev
 	if e.size != info.Size { // Size reads it without the lock, so an equal size is not written

@@ -24,6 +24,7 @@ const (
 	used       = 0x1000  // see Use
 	doubtful   = 0x2000  // see Doubtful
 	noXattrs   = 0x4000  // the source has listed no extended attributes
+	noACL      = 0x8000  // the source has no ACL of the file
 	unknown    = 0x10000 // see Unknown
 )
 
@@ -57,7 +58,7 @@ func (e *Entry) Claim() bool {
 
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
-	e.change(func(s uint32) (uint32, bool) { return s&(stale|used|doubtful|noXattrs) | uint32(l), true })
+	e.change(func(s uint32) (uint32, bool) { return s&(stale|used|doubtful|noXattrs|noACL) | uint32(l), true })
 }
 
 // Release ends a claim without a copy.

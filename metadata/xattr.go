@@ -6,6 +6,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // Listxattr returns the names of the user attributes of an entry, each followed by a NUL. The
@@ -40,6 +42,47 @@ func (c *Container) Getxattr(ctx context.Context, e *Entry, attr string) ([]byte
 	return value, err
 }
 
+// HasACLs reports whether the file system of the source has POSIX ACLs. If the source does not
+// say, it may have them.
+func (c *Container) HasACLs(ctx context.Context) bool {
+	_, _, err := c.source.ACL(ctx, ".")
+	return !errors.Is(err, syscall.ENOTSUP)
+}
+
+// ACL returns the access ACL of an entry in the format of drivers.ACLXattr, or nil if it has none.
+// The reply of the source is cached as long as the attributes of the entry. If the path has
+// another version by now, the error is syscall.ESTALE: the ACL of one version must not decide
+// who reads another one.
+func (c *Container) ACL(ctx context.Context, e *Entry) ([]byte, error) {
+	if e.IsSymlink() {
+		return nil, nil
+	}
+	return c.xattr(ctx, e, drivers.ACLXattr, func() ([]byte, error) {
+		requested := c.now()
+		acl, info, err := c.source.ACL(ctx, e.Path())
+		switch {
+		case errors.Is(err, syscall.ENOTSUP): // on another file system than the root
+			return nil, nil
+		case err != nil || e.parent == nil:
+			return acl, err
+		}
+		info.Name = e.Name()
+		now, err := c.merge(ctx, e.parent, info, requested)
+		if err == nil && now != e {
+			err = syscall.ESTALE
+		}
+		return acl, err
+	})
+}
+
+// absent returns the bit of the state of an entry that makes a request for an attribute unnecessary.
+func absent(attr string) uint32 {
+	if attr == drivers.ACLXattr {
+		return noACL
+	}
+	return noXattrs
+}
+
 // xattr returns the reply of the source about an attribute of e, or about the list of them if
 // attr is "". It calls request if the reply is not cached.
 func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request func() ([]byte, error)) ([]byte, error) {
@@ -52,7 +95,7 @@ func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request fu
 	if e.Stale() {
 		return nil, syscall.ESTALE // the path has another file
 	}
-	if e.state.Load()&noXattrs != 0 {
+	if e.state.Load()&absent(attr) != 0 {
 		return nil, nil
 	}
 	key, times := xattrKey{e.id, attr}, e.lockedTimes()
@@ -62,8 +105,8 @@ func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request fu
 	value, err := request()
 	switch {
 	case err != nil || time.Since(times.newest()) < c.racy: // the next change may leave the times as they are
-	case attr == "" && len(value) == 0:
-		e.setIfUnchanged(noXattrs, times)
+	case len(value) == 0 && (attr == "" || attr == drivers.ACLXattr):
+		e.setIfUnchanged(absent(attr), times)
 	default:
 		c.xattrs.put(key, xattrReply{value, times})
 	}

@@ -8,6 +8,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The replies of the source about extended attributes are cached with the attributes, absence too.
@@ -69,6 +72,59 @@ func TestXattrsAreCached(t *testing.T) {
 	w.Changed(f)
 	if value, err := w.Getxattr(bg, f, "user.a"); !errors.Is(err, syscall.ESTALE) {
 		t.Errorf("an attribute of a stale entry: got %q, %v", value, err)
+	}
+}
+
+// The ACL of an entry is requested once, and again after a change. An ACL of another version is not
+// that of the entry.
+func TestACLIsReadOnce(t *testing.T) {
+	w := newWorld(t, time.Hour)
+	w.source.Put("f", []byte("x"))
+	w.source.Put("none", []byte("x"))
+	w.source.Setxattr("f", drivers.ACLXattr, []byte("acl"))
+	f, none := w.get(t, "f"), w.get(t, "none")
+	want := func(e *Entry, acl string) {
+		t.Helper()
+		if got, err := w.ACL(bg, e); string(got) != acl || err != nil {
+			t.Errorf("ACL of %s: got %q, %v, want %q", e.Name(), got, err, acl)
+		}
+	}
+	for range 3 {
+		want(f, "acl")
+		want(none, "")
+	}
+	if got := w.levels.Source().Stats().ACLs; got != 2 {
+		t.Errorf("requests: got %d, want 2", got)
+	}
+	w.source.Setxattr("none", drivers.ACLXattr, []byte("new"))
+	if _, _, err := w.revalidateName(bg, w.root, "none"); err != nil {
+		t.Error(err)
+	}
+	want(none, "new")
+
+	w.source.Put("g", []byte("secret"))
+	g := w.get(t, "g")
+	w.source.Put("g", []byte("public"))
+	if got, err := w.ACL(bg, g); !errors.Is(err, syscall.ESTALE) || !g.Stale() {
+		t.Errorf("ACL of a file that was replaced: got %q, %v", got, err)
+	}
+
+	// An error of the source is not "no ACL".
+	w.source.Put("h", []byte("x"))
+	h := w.get(t, "h")
+	w.faults.Add(drivertest.Rule{Op: drivertest.OpACL, Err: syscall.EIO})
+	if got, err := w.ACL(bg, h); !errors.Is(err, syscall.EIO) {
+		t.Errorf("the source fails: got %q, %v", got, err)
+	}
+	want(none, "new")
+	if !w.HasACLs(bg) {
+		t.Error("the source fails: it may have ACLs")
+	}
+	w.faults.Clear()
+	w.faults.Add(drivertest.Rule{Op: drivertest.OpACL, Err: syscall.ENOTSUP})
+	want(h, "")
+	if w.HasACLs(bg) {
+		t.Error("the source has no ACLs")
 	}
 }
 

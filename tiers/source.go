@@ -36,9 +36,10 @@ func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, er
 	return v, err
 }
 
-// failed counts err unless the caller was cancelled or the name is missing.
+// failed counts err unless the caller was cancelled, the name or attribute is missing, or the source
+// lacks the feature.
 func (s *Source) failed(ctx context.Context, err error) {
-	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENODATA) && !errors.Is(err, syscall.ENOTSUP) {
 		atomic.AddInt64(&s.counters.Errors, 1)
 	}
 }
@@ -135,6 +136,23 @@ func (s *Source) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 		return nil, syscall.ENOTSUP
 	}
 	return call(ctx, s, &s.counters.Xattrs, func() ([]byte, error) { return x.Getxattr(ctx, name, attr) }, nil)
+}
+
+// ACL returns the access ACL of a name of the source, as drivers.ACLer does, and describes it.
+func (s *Source) ACL(ctx context.Context, name string) ([]byte, drivers.Info, error) {
+	a, ok := drivers.As[drivers.ACLer](s.driver)
+	if !ok {
+		return nil, drivers.Info{}, syscall.ENOTSUP
+	}
+	type reply struct {
+		acl  []byte
+		info drivers.Info
+	}
+	r, err := call(ctx, s, &s.counters.ACLs, func() (r reply, err error) {
+		r.acl, r.info, err = a.ACL(ctx, name)
+		return r, err
+	}, nil)
+	return r.acl, r.info, err
 }
 
 // Statfs returns the size of the source.

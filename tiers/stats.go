@@ -88,6 +88,7 @@ type SourceOperations struct {
 	ReadDirs  int64 `json:"readdir" metric:"source_operations_total" labels:"operation=readdir" help:"Directories listed."`
 	Readlinks int64 `json:"readlink" metric:"source_operations_total" labels:"operation=readlink" help:"Symbolic links read."`
 	Xattrs    int64 `json:"xattr" metric:"source_operations_total" labels:"operation=xattr" help:"Extended attributes listed or read."`
+	ACLs      int64 `json:"acl" metric:"source_operations_total" labels:"operation=acl" help:"Access control lists read."`
 }
 
 // SourceCounters count what the source has done since the daemon started. They only grow.

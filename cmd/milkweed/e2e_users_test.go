@@ -53,6 +53,54 @@ func TestOtherUser(t *testing.T) {
 	}
 }
 
+// With allow_other, POSIX ACLs decide as they do at the source, in every mode, for files that are
+// placed and for others. The source is asked for the ACL of each file once.
+func TestACLs(t *testing.T) {
+	need(t, "setfacl", "setpriv")
+	for _, mode := range []string{"passthrough", "stateless", "cached"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			files := []string{"plain", "not-for-77", "not-for-group-88", "for-77", "folder/f"}
+			for _, name := range files {
+				s.write(name, 1000)
+			}
+			s.sh(`cd "$1" && setfacl -m u:77:--- not-for-77 && setfacl -m g:88:--- not-for-group-88 &&
+				chmod 600 for-77 && chgrp 99 for-77 && setfacl -m u:77:r for-77 && setfacl -m u:77:--- folder`, s.source)
+			users := []string{"77:77", "78:78", "78:88", "78:99"}
+			mayRead := func(dir, name, user string) bool {
+				uid, gid, _ := strings.Cut(user, ":")
+				return s.run("setpriv", "--reuid="+uid, "--regid="+gid, "--clear-groups", "--", "cat", dir+"/"+name).code == exit.OK
+			}
+			compare := func(when string) {
+				t.Helper()
+				for _, name := range files {
+					for _, user := range users {
+						if got, want := mayRead(s.point, name, user), mayRead(s.source, name, user); got != want {
+							t.Errorf("%s, %s, user and group %s: may read: %v at the mount, %v at the source", when, name, user, got, want)
+						}
+					}
+				}
+			}
+			s.mountWith("allow_other,clock_skew=0s,mode="+mode, "64MiB")
+			compare("at first")
+			s.settled()
+			was := s.status().Source.ACLs
+			if most := int64(1 + 1 + 1 + len(files)); was == 0 || was > most { // of the root, which is also examined at mount, and of a folder
+				t.Errorf("ACLs read at the source: %d, want at most %d", was, most)
+			}
+			compare("when placed")
+			if got := s.status().Source.ACLs; got != was {
+				t.Errorf("ACLs read at the source the second time: %d", got-was)
+			}
+			s.sh(`cd "$1" && setfacl -m u:78:--- plain && setfacl -b not-for-77`, s.source)
+			s.milkweed("refresh", s.point)
+			compare("after a change")
+			s.umount()
+			s.wantNothing()
+		})
+	}
+}
+
 // Mount(8) and fstab mount through /sbin/mount.milkweed.
 func TestMountHelper(t *testing.T) {
 	need(t, "mount", "umount")

@@ -16,6 +16,7 @@ var (
 	_ drivers.Store         = (*Faults)(nil)
 	_ drivers.Readlinker    = (*Faults)(nil)
 	_ drivers.Xattrer       = (*Faults)(nil)
+	_ drivers.ACLer         = (*Faults)(nil)
 	_ drivers.Statfser      = (*Faults)(nil)
 	_ drivers.Prober        = (*Faults)(nil)
 	_ drivers.Profiler      = (*Faults)(nil)
@@ -43,7 +44,8 @@ const (
 	OpStat     Op = "stat"
 	OpEntry    Op = "entry" // one name that ReadDir has found; an error is its Info.Err; not included in ""
 	OpReadlink Op = "readlink"
-	OpXattr    Op = "xattr"  // Listxattr and Getxattr
+	OpXattr    Op = "xattr" // Listxattr and Getxattr
+	OpACL      Op = "acl"
 	OpStatfs   Op = "statfs" // its name is "."
 	OpProbe    Op = "probe"  // its name is "."
 	OpSync     Op = "sync"   // its name is "."

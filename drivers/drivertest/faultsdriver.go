@@ -125,6 +125,17 @@ func (f *Faults) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 	return nil, syscall.ENODATA
 }
 
+// ACL implements drivers.ACLer.
+func (f *Faults) ACL(ctx context.Context, name string) ([]byte, drivers.Info, error) {
+	if _, err := f.inject(ctx, OpACL, name); err != nil {
+		return nil, drivers.Info{}, err
+	}
+	if d, ok := drivers.As[drivers.ACLer](f.inner); ok {
+		return d.ACL(ctx, name)
+	}
+	return nil, drivers.Info{}, syscall.ENOTSUP
+}
+
 // Statfs implements drivers.Statfser.
 func (f *Faults) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	if _, err := f.inject(ctx, OpStatfs, "."); err != nil {

@@ -14,6 +14,7 @@ var (
 	_ drivers.Store      = (*Mem)(nil)
 	_ drivers.Readlinker = (*Mem)(nil)
 	_ drivers.Xattrer    = (*Mem)(nil)
+	_ drivers.ACLer      = (*Mem)(nil)
 	_ drivers.Statfser   = (*Mem)(nil)
 	_ drivers.Prober     = (*Mem)(nil)
 )

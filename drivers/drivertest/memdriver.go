@@ -135,6 +135,15 @@ func (m *Mem) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
 	return value, err
 }
 
+// ACL implements drivers.ACLer.
+func (m *Mem) ACL(ctx context.Context, name string) (acl []byte, info drivers.Info, err error) {
+	err = m.view(ctx, "getxattr", name, func(n *node) error {
+		acl, info = bytes.Clone(n.xattrs[drivers.ACLXattr]), n.info
+		return nil
+	})
+	return acl, info, err
+}
+
 func userAttr(attr string) bool { return strings.HasPrefix(attr, "user.") }
 
 // Statfs implements drivers.Statfser. Without a capacity the size is 1 TiB.

@@ -19,6 +19,7 @@ var (
 	_ drivers.Driver        = (*Driver)(nil)
 	_ drivers.Readlinker    = (*Driver)(nil)
 	_ drivers.Xattrer       = (*Driver)(nil)
+	_ drivers.ACLer         = (*Driver)(nil)
 	_ drivers.Statfser      = (*Driver)(nil)
 	_ drivers.Lister        = (*Driver)(nil)
 	_ drivers.VersionOpener = (*Driver)(nil)
@@ -72,7 +73,7 @@ type Stats struct {
 	Reads     int64 // ReadAt and Stream of an Object
 	BytesRead int64 // bytes that these reads returned
 	Readlinks int64 // Readlink
-	Xattrs    int64 // Listxattr and Getxattr
+	Xattrs    int64 // Listxattr, Getxattr and ACL
 	Statfs    int64 // Statfs
 }
 
@@ -228,6 +229,17 @@ func (d *Driver) Getxattr(ctx context.Context, name, attr string) ([]byte, error
 		return x.Getxattr(ctx, name, attr)
 	}
 	return nil, fmt.Errorf("getxattr %s: %w", name, syscall.ENOTSUP)
+}
+
+// ACL implements drivers.ACLer.
+func (d *Driver) ACL(ctx context.Context, name string) ([]byte, drivers.Info, error) {
+	if err := d.begin(ctx, &d.stats.Xattrs); err != nil {
+		return nil, drivers.Info{}, fmt.Errorf("getxattr %s: %w", name, err)
+	}
+	if a, ok := drivers.As[drivers.ACLer](d.inner); ok {
+		return a.ACL(ctx, name)
+	}
+	return nil, drivers.Info{}, fmt.Errorf("getxattr %s: %w", name, syscall.ENOTSUP)
 }
 
 // Statfs implements drivers.Statfser.

@@ -17,6 +17,7 @@ var (
 	_ drivers.Driver     = (*Dir)(nil)
 	_ drivers.Readlinker = (*Dir)(nil)
 	_ drivers.Xattrer    = (*Dir)(nil)
+	_ drivers.ACLer      = (*Dir)(nil)
 	_ drivers.Statfser   = (*Dir)(nil)
 	_ drivers.Sampler    = (*Dir)(nil)
 )
@@ -299,6 +300,23 @@ func (d *Dir) Getxattr(ctx context.Context, name, attr string) ([]byte, error) {
 		return err
 	})
 	return value, err
+}
+
+// ACL implements drivers.ACLer.
+func (d *Dir) ACL(ctx context.Context, name string) (acl []byte, info drivers.Info, err error) {
+	err = d.withPath(ctx, "getxattr", name, func(fd int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		info = infoOf(name, &st)
+		acl, err = withBuffer(func(buf []byte) (int, error) { return unix.Getxattr(procPath(fd), drivers.ACLXattr, buf) })
+		if err == unix.ENODATA {
+			acl, err = nil, nil
+		}
+		return err
+	})
+	return acl, info, err
 }
 
 func userAttr(attr string) bool { return strings.HasPrefix(attr, "user.") }
