@@ -25,6 +25,10 @@ const (
 	// statusReadOnly: open(2) for writing. The kernel refuses most such calls by itself.
 	statusReadOnly = fuse.EROFS
 
+	// statusNotExecutable: access(2) asks whether a file may be executed, and its mode does not
+	// permit it.
+	statusNotExecutable = fuse.EACCES
+
 	// statusBadHandle: the kernel sent a handle that is not open. This would be a bug.
 	statusBadHandle = fuse.EBADF
 

@@ -42,7 +42,7 @@ type Reader interface {
 
 // A fileSystem replies to the requests of the kernel. The embedded RawFileSystem
 // replies ENOSYS to all requests that have no method here. After that the kernel handles
-// lseek, access and locks by itself, without further requests. Requests for changes
+// lseek and locks by itself, without further requests. Requests for changes
 // never arrive, because the mount is read-only.
 type fileSystem struct {
 	fuse.RawFileSystem

@@ -81,6 +81,30 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	return fuse.OK
 }
 
+// Access replies to access(2) and chdir(2). The kernel sends it only without allow_other, when the
+// caller is the user who reads the source. Only the right to execute a file is checked, by its
+// cached mode: the bit of the owner for the owner, and for others that of the group or of all
+// others. A POSIX ACL that grants it sets the bit of the group. Everything else is decided by the
+// source when it is used, because other kinds of ACLs may grant what the mode does not.
+func (f *fileSystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
+	e, status := f.entry(in.NodeId)
+	if status != fuse.OK || in.Mask&fuse.X_OK == 0 || !e.IsRegular() {
+		return status
+	}
+	i := e.Info()
+	bits := uint32(0o011)
+	switch in.Uid {
+	case 0:
+		bits = 0o111
+	case i.UID:
+		bits = 0o100
+	}
+	if i.Mode&bits == 0 {
+		return statusNotExecutable
+	}
+	return fuse.OK
+}
+
 // setAttr sets the attributes of an entry. They are those of the source, except that the
 // inode number is the ID of the entry: the source may span devices, on which inode
 // numbers repeat.

@@ -22,10 +22,10 @@ import (
 )
 
 // A tripCounter counts the FUSE round trips for names, attributes, opens, listings and extended
-// attributes. It does not count reads, because the kernel may reclaim pages at any time.
+// attributes and access(2). It does not count reads, because the kernel may reclaim pages at any time.
 type tripCounter struct {
 	*fileSystem
-	lookups, attributes, opens, lists, xattrs atomic.Int64
+	lookups, attributes, opens, lists, xattrs, accesses atomic.Int64
 }
 
 func (c *tripCounter) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
@@ -60,11 +60,16 @@ func (c *tripCounter) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst [
 	return c.fileSystem.ListXAttr(cancel, in, dst)
 }
 
+func (c *tripCounter) Access(cancel <-chan struct{}, in *fuse.AccessIn) fuse.Status {
+	c.accesses.Add(1)
+	return c.fileSystem.Access(cancel, in)
+}
+
 // trips are numbers of round trips.
-type trips struct{ lookups, attributes, opens, lists, xattrs int64 }
+type trips struct{ lookups, attributes, opens, lists, xattrs, accesses int64 }
 
 func (c *tripCounter) count() trips {
-	return trips{c.lookups.Swap(0), c.attributes.Swap(0), c.opens.Swap(0), c.lists.Swap(0), c.xattrs.Swap(0)}
+	return trips{c.lookups.Swap(0), c.attributes.Swap(0), c.opens.Swap(0), c.lists.Swap(0), c.xattrs.Swap(0), c.accesses.Swap(0)}
 }
 
 // A sourceOpener opens files at the source.
@@ -278,5 +283,16 @@ func TestACLRoundTrips(t *testing.T) {
 	}
 	if got := r.levels.Source().Stats().ACLs; got != 211 {
 		t.Errorf("requests at the source: got %d, want 211", got)
+	}
+}
+
+// Each access(2) is a round trip. Listing, opening and reading cause none of them.
+func TestAccessRoundTrips(t *testing.T) {
+	r := newTripRig(t, nil)
+	if got := r.sh(`ls -lR "$1" >/dev/null && cat "$1"/d?/[0-9]* >/dev/null && find "$1" -size +1M && tar -cf /dev/null -C / "${1#/}"`); got.accesses != 0 {
+		t.Errorf("listing, opening and reading: %+v", got)
+	}
+	if got := r.sh(`[ "$(find "$1" -type f -executable | wc -l)" = 0 ]`); got.accesses != 200 {
+		t.Errorf("access(2) of 200 files: %+v", got)
 	}
 }

@@ -107,6 +107,37 @@ func TestAccess(t *testing.T) {
 	s.wantNothing()
 }
 
+// Without allow_other, a program finds the same files executable as at the source.
+func TestExecutable(t *testing.T) {
+	find := func(s *site, dir string) string {
+		return s.must("sh", "-ec", `cd "$1" && find . -executable | sort`, "sh", dir)
+	}
+	run := func(t *testing.T, s *site) {
+		for _, mode := range []string{"644", "755", "600", "700", "611", "444", "111"} {
+			for _, owner := range []string{"0", nobody} {
+				name := mode + "-" + owner
+				s.write(name, 10)
+				s.sh(`chmod "$2" "$1" && chown "$3" "$1"`, s.source+"/"+name, mode, owner)
+			}
+		}
+		s.check(os.Mkdir(s.source+"/folder", 0o755))
+		s.mount("64MiB")
+		if got, want := find(s, s.point), find(s, s.source); got != want || !strings.Contains(want, "folder") {
+			t.Errorf("executable: got\n%swant\n%s", got, want)
+		}
+		s.umount()
+		s.wantNothing()
+	}
+	t.Run("root", func(t *testing.T) { run(t, newSite(t)) })
+	t.Run("user", func(t *testing.T) {
+		need(t, "fusermount3")
+		s := newSite(t)
+		s.inNamespace(fuseForAll)
+		s.giveToNobody()
+		run(t, s)
+	})
+}
+
 // With the option noexec no file of the mount is executed.
 func TestNoExec(t *testing.T) {
 	s := newSite(t)
