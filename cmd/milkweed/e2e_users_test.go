@@ -53,6 +53,26 @@ func TestOtherUser(t *testing.T) {
 	}
 }
 
+// A mount without a configuration works if another user has taken the folder in /dev/shm. It says
+// which folder it uses, and the next mount finds the copies in it.
+func TestTakenFolder(t *testing.T) {
+	s := newSite(t)
+	dataset := varied(s)
+	s.inNamespace(`mount -t tmpfs none /dev/shm && mkdir -m 700 /dev/shm/milkweed-0 && chown 77 /dev/shm/milkweed-0`)
+	for epoch := range 2 {
+		r := s.try("mount", s.source, s.point)
+		if want := "/dev/shm/milkweed-0-1 is used, because another user took /dev/shm/milkweed-0"; r.code != exit.OK || !strings.Contains(r.stderr, want) {
+			t.Fatalf("exit code %d\n%s", r.code, r.stderr)
+		}
+		s.epoch(epoch)
+		if status := s.settled(); status.Tiers[0].UsedBytes < dataset || epoch == 1 && status.Source.Bytes != 0 {
+			t.Errorf("epoch %d: %d bytes placed, %d read from the source", epoch, status.Tiers[0].UsedBytes, status.Source.Bytes)
+		}
+		s.umount()
+	}
+	s.wantNothing()
+}
+
 // With allow_other, POSIX ACLs decide as they do at the source, in every mode, for files that are
 // placed and for others. The source is asked for the ACL of each file once.
 func TestACLs(t *testing.T) {

@@ -299,6 +299,9 @@ func setDefaultTiers(c *config.Config, stderr io.Writer) error {
 		return err
 	}
 	c.Tiers = tiers
+	if usual := config.RAMFolder(); tiers[0].Name == "ram" && tiers[0].Path != usual {
+		fmt.Fprintf(stderr, "milkweed: %s is used, because another user took %s\n", text(tiers[0].Path), usual)
+	}
 	fmt.Fprintln(stderr, "milkweed: no configuration file is used; copies go to")
 	t := tabwriter.NewWriter(stderr, 0, 0, 2, ' ', 0)
 	for _, tier := range tiers {

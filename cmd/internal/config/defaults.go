@@ -3,6 +3,7 @@ package config
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -27,7 +28,8 @@ const (
 // DefaultTiers returns the tiers of a mount whose command line has only SOURCE and
 // MOUNTPOINT. Source is the Name of the source.
 //
-// The tier "ram" is a folder in /dev/shm. Its quota is the smallest of half of the
+// The tier "ram" is a folder in /dev/shm. If another user has taken its name, the folder has
+// another one, with a number. Its quota is the smallest of half of the
 // free space of that tmpfs, a quarter of the available memory, and a quarter of the
 // memory that the limits of the control group leave. The copies of earlier mounts
 // of the same source count as free space, so that a restart does not reduce the
@@ -81,6 +83,9 @@ func (h host) defaultTiers(source string) ([]Tier, error) {
 	return tiers, nil
 }
 
+// RAMFolder returns the path of the tier "ram" unless another user has taken it.
+func RAMFolder() string { return "/dev/shm/milkweed-" + strconv.Itoa(os.Getuid()) }
+
 func (h host) ramTier(id string) (Tier, bool) {
 	available, isTmpfs, err := h.stat(h.shm)
 	if err != nil || !isTmpfs {
@@ -90,7 +95,10 @@ func (h host) ramTier(id string) (Tier, bool) {
 	if err != nil {
 		return Tier{}, false
 	}
-	dir := filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid))
+	dir, ok := h.ownFolder(filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid)))
+	if !ok {
+		return Tier{}, false
+	}
 	copies := diskUsage(filepath.Join(dir, id), 100*time.Millisecond)
 	quota := min((available+copies)/2, (memory+copies)/4)
 	if left := h.cgroupAvailable(); left < math.MaxInt64-copies {
@@ -98,6 +106,28 @@ func (h host) ramTier(id string) (Tier, bool) {
 	}
 	quota -= quota % mib
 	return Tier{Name: "ram", Path: dir, Quota: Quota{Bytes: quota}}, quota >= minTierSize
+}
+
+// maxFolders is the number of folders in /dev/shm of which one is used.
+const maxFolders = 10
+
+// ownFolder returns the folder to use of path, path-1, path-2 and so on: the first that belongs to
+// the user, or else the first that does not exist. Any user can make a folder of these names.
+func (h host) ownFolder(path string) (folder string, ok bool) {
+	for i := range maxFolders {
+		name := path
+		if i > 0 {
+			name += "-" + strconv.Itoa(i)
+		}
+		info, err := os.Lstat(name) // a symbolic link is not a folder
+		switch {
+		case err == nil && info.IsDir() && info.Sys().(*syscall.Stat_t).Uid == uint32(h.uid):
+			return name, true
+		case errors.Is(err, fs.ErrNotExist) && folder == "":
+			folder = name
+		}
+	}
+	return folder, folder != ""
 }
 
 func (h host) diskTier(id string) (Tier, bool) {

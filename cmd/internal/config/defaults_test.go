@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -124,6 +125,54 @@ func setDisk(h *host, available int64) {
 	}
 }
 
+// If another user has taken the folder in /dev/shm, another one is used, and found again.
+func TestDefaultTiersTaken(t *testing.T) {
+	h := testHost(t, nil)
+	name := filepath.Join(h.shm, "milkweed-7")
+	mkdir := func(path string, owner int) {
+		t.Helper()
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Lchown(path, owner, owner); err != nil {
+			t.Skip("root is required to make a folder of another user")
+		}
+	}
+	want := func(when, path string) {
+		t.Helper()
+		tiers, err := h.defaultTiers("/data")
+		if err != nil || tiers[0].Path != path {
+			t.Errorf("%s: got %v, %v, want %s", when, tiers, err, path)
+		}
+	}
+	own := filepath.Join(h.root, "own")
+	mkdir(own, h.uid)
+	mkdir(name, 8)
+	want("taken", name+"-1")
+	if err := os.Symlink(own, name+"-1"); err != nil {
+		t.Fatal(err)
+	}
+	want("a symbolic link to an own folder", name+"-2")
+	mkdir(name+"-3", h.uid)
+	want("an own folder", name+"-3")
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	want("an own folder, and the name is free", name+"-3")
+	if err := os.Remove(name + "-3"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxFolders {
+		if _, err := os.Lstat(fmt.Sprint(name, "-", i)); err != nil {
+			mkdir(fmt.Sprint(name, "-", i), 8)
+		}
+	}
+	mkdir(name, 8)
+	if tiers, err := h.defaultTiers("/data"); err != nil || len(tiers) != 1 || tiers[0].Name != "disk" {
+		t.Errorf("all names are taken: got %v, %v", tiers, err)
+	}
+}
+
 func TestDefaultTiersPaths(t *testing.T) {
 	h := testHost(t, nil)
 	tiers, err := h.defaultTiers("/data")
@@ -145,9 +194,10 @@ func TestDefaultTiersAfterRestart(t *testing.T) {
 	id := DatasetID("/data")
 	data := strings.Repeat("x", copies)
 	h := testHost(t, map[string]string{
-		"shm/milkweed-7/" + id + "/files/a": data,
-		"cache/milkweed/" + id + "/files/a": "x",
+		fmt.Sprintf("shm/milkweed-%d/%s/files/a", os.Getuid(), id): data,
+		"cache/milkweed/" + id + "/files/a":                        "x",
 	})
+	h.uid = os.Getuid()
 	h.stat = func(path string) (int64, bool, error) {
 		if path == h.shm {
 			return 256*mib - copies, true, nil

@@ -29,6 +29,12 @@ const maxSocketPath = 107
 // dialTimeout bounds how long a daemon may take to accept a connection.
 const dialTimeout = 5 * time.Second
 
+// maxFolders is the number of directories in tmpFolder that may have the sockets of a user.
+const maxFolders = 10
+
+// tmpFolder is a directory in which every user can make directories. Tests replace it.
+var tmpFolder = "/tmp"
+
 // errInUse is the error for a socket on which another daemon listens.
 var errInUse = errors.New("another daemon listens on it")
 
@@ -151,7 +157,11 @@ func folders(uid int) []string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
 		list = append(list, filepath.Join(dir, "milkweed"))
 	}
-	return append(list, "/run/user/"+id+"/milkweed", "/tmp/milkweed-"+id)
+	list = append(list, "/run/user/"+id+"/milkweed", tmpFolder+"/milkweed-"+id)
+	for i := 1; i < maxFolders; i++ { // another user may have taken the name
+		list = append(list, fmt.Sprintf("%s/milkweed-%s-%d", tmpFolder, id, i))
+	}
+	return list
 }
 
 // makeFolder makes, or finds, the first usable directory for the sockets of a user.
