@@ -73,6 +73,23 @@ func TestTakenFolder(t *testing.T) {
 	s.wantNothing()
 }
 
+// If the source denies root access, as NFS does with root_squash, allow_other is refused unless it is
+// forced. Here root lacks the capabilities that override permission bits.
+func TestRootSquash(t *testing.T) {
+	need(t, "setpriv")
+	s := newSite(t)
+	s.write("f", 10)
+	s.sh(`chmod 600 "$1" && chown 77 "$1"`, s.source+"/f")
+	s.wrapper = append(s.wrapper, "setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search", "--")
+	r := s.try(append(s.mountWords("64MiB"), "--allow-other")...)
+	if r.code != exit.Fuse || !strings.Contains(r.stderr, "allow_other is refused: the source denies root to read "+s.source+"/f") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	s.mountWith("allow_other,force_allow_other", "64MiB")
+	s.umount()
+	s.wantNothing()
+}
+
 // With allow_other, POSIX ACLs decide as they do at the source, in every mode, for files that are
 // placed and for others. The source is asked for the ACL of each file once.
 func TestACLs(t *testing.T) {

@@ -61,11 +61,12 @@ open needs no FUSE round trip. This suits small files. In cached each open, and
 each read that misses the page cache, goes through the daemon. With auto, the
 default, the sizes of a few files decide. status prints the mode and the reason.
 
-Options of -o and /etc/fstab are config=FILE, allow_other, xattrs, workers=N,
-attr_timeout=DURATION, consistency=DURATION, mode=MODE, metadata_snapshot=FILE,
-source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
-scrub_interval=DURATION, scrub_rate=SIZE, metrics=ADDRESS, log_level=LEVEL,
-log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
+Options of -o and /etc/fstab are config=FILE, allow_other,
+force_allow_other, xattrs, workers=N, attr_timeout=DURATION,
+consistency=DURATION, mode=MODE, metadata_snapshot=FILE, source_bandwidth=SIZE,
+source_operations=N, clock_skew=DURATION, scrub_interval=DURATION,
+scrub_rate=SIZE, metrics=ADDRESS, log_level=LEVEL, log_format=FORMAT and
+log_file=FILE. Options of mount(8) and systemd such as
 ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
 no effect here; noexec forbids executing files of the mount. The mount is
 always read-only, nosuid and nodev.

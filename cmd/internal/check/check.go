@@ -106,6 +106,8 @@ type host struct {
 	nofile   func() (hard uint64, err error)
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
+	getxattr func(path, attr string) error
+	mayRead  func(path string) error // see access(2)
 	listen   func(address string) error
 	probe    func(files []*os.File) []error // see milkweed.ProbePassthrough
 }
@@ -121,6 +123,8 @@ func thisHost() host {
 		nofile:   nofile,
 		stat:     os.Stat,
 		statfs:   statfs,
+		getxattr: getxattr,
+		mayRead:  func(path string) error { return unix.Access(path, unix.R_OK) },
 		listen:   listen,
 		probe:    milkweed.ProbePassthrough,
 	}
@@ -133,6 +137,7 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		h.fuseDevice,
 		h.mayMount,
 		func() []Finding { return h.allowOther(c) },
+		func() []Finding { return h.access(ctx, c) },
 		func() []Finding { return h.mountPoint(ctx, c) },
 		func() []Finding { return h.tiers(ctx, c) },
 		func() []Finding { return h.snapshot(ctx, c) },

@@ -345,7 +345,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("got %+v, want status ok", f)
 		}
 	}
-	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, mount point, tier ssd, metadata snapshot, open files, metrics"; got != want {
+	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, access, mount point, tier ssd, metadata snapshot, open files, metrics"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if err := First(findings); err != nil {
@@ -419,7 +419,7 @@ func TestRunOmitsUnconfigured(t *testing.T) {
 	w.config.Metrics.Listen = ""
 	w.config.Mount.MetadataSnapshot = ""
 	for _, f := range w.run(t.Context(), w.config) {
-		if f.Name == "allow_other" || f.Name == "metrics" || f.Name == snapshotName {
+		if f.Name == "allow_other" || f.Name == "access" || f.Name == "metrics" || f.Name == snapshotName {
 			t.Errorf("got %+v, which is not configured", f)
 		}
 	}

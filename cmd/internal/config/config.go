@@ -60,6 +60,7 @@ type Mount struct {
 	Point            string        // an empty directory; "" until it is set
 	Mode             Mode          // how the kernel reads the content of files
 	AllowOther       bool          // whether other users may read the mount
+	ForceAllowOther  bool          // whether AllowOther is accepted with a source whose access rules are not applied
 	Xattrs           bool          // whether extended attributes are shown
 	AttrTimeout      time.Duration // the TTL of cached names and attributes
 	Consistency      time.Duration // within this time a change at the source is seen; 0: after AttrTimeout

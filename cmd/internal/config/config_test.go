@@ -248,6 +248,7 @@ func TestParse(t *testing.T) {
 		"mount.point = " + dir + "/mnt from tiering.toml:18",
 		"mount.mode = cached from tiering.toml:19",
 		"mount.allow_other = true from tiering.toml:20",
+		"mount.force_allow_other = false from default",
 		"mount.xattrs = false from default",
 		"mount.attr_timeout = 1m30s from tiering.toml:21",
 		"mount.consistency = 20s from tiering.toml:22",

@@ -161,6 +161,13 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Mount.AllowOther) },
 	},
 	{
+		Table: "mount", Name: "force_allow_other", Type: booleanType, Bounds: "`true` or `false`",
+		Option:  "force_allow_other",
+		Meaning: "Whether `allow_other` is accepted although the source has NFSv4 ACLs, which Milkweed does not apply, or denies root access.",
+		remedy:  `Use true or false.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Mount.ForceAllowOther) },
+	},
+	{
 		Table: "mount", Name: "xattrs", Type: booleanType, Bounds: "`true` or `false`",
 		Option:  "xattrs",
 		Meaning: "Whether extended attributes of the namespace `user.` are shown.",
