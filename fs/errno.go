@@ -29,6 +29,9 @@ const (
 	// permit it.
 	statusNotExecutable = fuse.EACCES
 
+	// statusNameTooLong: there is no file of a name that is longer than maxName.
+	statusNameTooLong = fuse.Status(syscall.ENAMETOOLONG)
+
 	// statusBadHandle: the kernel sent a handle that is not open. This would be a bug.
 	statusBadHandle = fuse.EBADF
 

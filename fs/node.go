@@ -30,6 +30,9 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	defer r.end()
 	e, err := f.names.Lookup(r, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
+		if len(name) > maxName {
+			return statusNameTooLong
+		}
 		if f.negativeTTL > 0 && f.names.HoldMissing(dir, name) {
 			out.SetEntryTimeout(f.negativeTTL)
 			return fuse.OK // a reply without a node is a negative lookup
@@ -210,6 +213,10 @@ func xattrReply(dst, value []byte) (uint32, fuse.Status) {
 	return uint32(copy(dst, value)), fuse.OK
 }
 
+// maxName is the length of the longest name in bytes, as on most file systems. The source may have
+// longer ones, which can be read.
+const maxName = 255
+
 // StatFs returns the size of the source, or zeros if the source has no size.
 func (f *fileSystem) StatFs(cancel <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	r := f.newRequest(cancel)
@@ -225,7 +232,7 @@ func (f *fileSystem) StatFs(cancel <-chan struct{}, _ *fuse.InHeader, out *fuse.
 	*out = fuse.StatfsOut{
 		Blocks: uint64(s.Total / block), Bfree: uint64(s.Free / block), Bavail: uint64(s.Available / block),
 		Files: uint64(s.Files), Ffree: uint64(s.FilesFree),
-		Bsize: block, Frsize: block, NameLen: 255,
+		Bsize: block, Frsize: block, NameLen: maxName,
 	}
 	return fuse.OK
 }

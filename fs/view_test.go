@@ -492,6 +492,17 @@ func TestNewName(t *testing.T) {
 	sh(t, `cmp "$1" "$2"`, s.in("f"), filepath.Join(s.source, "f"))
 }
 
+// A name that is too long for a file is reported as such, as by other file systems.
+func TestLongName(t *testing.T) {
+	s := newStack(t, stackOptions{timeout: time.Hour}, func(source string) { write(t, source, "f", 10, 1) })
+	sh(t, `ls "$1"`, s.in("."))
+	for length, want := range map[int]string{255: "No such file", 256: "File name too long", 1000: "File name too long"} {
+		if out, err := trySh(`cat "$1"`, s.in(strings.Repeat("x", length))); err == nil || !strings.Contains(out, want) {
+			t.Errorf("%d bytes: got %v, %s; want %s", length, err, out, want)
+		}
+	}
+}
+
 // The next open returns the new version of a file that was replaced, also within the TTL: the
 // daemon notices the change when it opens the source, and the kernel looks the name up again. In a
 // stateless mount the first read notices it, and fails.
