@@ -131,7 +131,7 @@ func (c condition) after(k kind, err error) (next condition, differs bool) {
 }
 
 // harmless reports whether err does not concern the health of a tier: the caller was
-// cancelled, or only one name is affected. A missing name is harmless for a read; for a
+// cancelled, only one name is affected, or this process or machine lacks descriptors or memory. A missing name is harmless for a read; for a
 // write it means that the folder of the tier is missing.
 func harmless(k kind, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +139,8 @@ func harmless(k kind, err error) bool {
 	}
 	for _, e := range [...]error{
 		drivers.ErrChanged, drivers.ErrCorrupt, errDown, errBusy, context.Canceled,
-		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.ELOOP,
+		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENXIO,
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.EINTR,
 	} {
 		if errors.Is(err, e) {
 			return true

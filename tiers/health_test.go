@@ -64,6 +64,10 @@ func TestHealth(t *testing.T) {
 		{"copies are outdated", after(9, event{opening, drivers.ErrChanged}), Healthy, true},
 		{"copies are busy", after(9, event{committing, errBusy}), Healthy, true},
 		{"one name is invalid", after(9, event{opening, syscall.ENAMETOOLONG}), Healthy, true},
+		{"a name is not a file", after(9, event{opening, syscall.ENXIO}), Healthy, true},
+		{"no descriptor is left", append(after(9, event{opening, syscall.EMFILE}), after(9, event{committing, syscall.ENFILE})...), Healthy, true},
+		{"no memory is left", append(after(9, event{reading, syscall.ENOMEM}), after(9, event{writing, syscall.EAGAIN})...), Healthy, true},
+		{"calls are interrupted", after(9, event{reading, syscall.EINTR}), Healthy, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := health{log: quiet, wake: make(chan struct{}, 1)}
