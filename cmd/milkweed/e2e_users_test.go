@@ -170,3 +170,20 @@ func TestMountHelper(t *testing.T) {
 		t.Errorf("a misspelt option: exit code %d\n%s", r.code, r.stderr)
 	}
 }
+
+// Without a path, status shows the mounts of the user, and does not fail because of those of others.
+func TestStatusBesideOthers(t *testing.T) {
+	dead := deadMount(t)
+	s := newSite(t)
+	s.write("f", 1000)
+	s.inNamespace(fuseForAll)
+	s.giveToNobody()
+	if r := s.try("status"); r.code != exit.NotMounted || !strings.Contains(r.stderr, "no Milkweed is mounted") {
+		t.Errorf("without an own mount: code %d, %s", r.code, r.stderr)
+	}
+	s.mount("64MiB")
+	if r := s.try("status"); r.code != exit.OK || !strings.Contains(r.stdout, s.point) || strings.Contains(r.stdout+r.stderr, dead) {
+		t.Errorf("code %d, %s%s", r.code, r.stdout, r.stderr)
+	}
+	s.umount()
+}

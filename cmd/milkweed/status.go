@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -28,8 +29,8 @@ func newStatus() *cobra.Command {
 operations on the source, and the copies in flight.
 
 PATH is a mount point or a path below one. Without PATH, status shows every
-mount of Milkweed, and each daemon that is draining: its mount was unmounted,
-and is in use in other mount namespaces.
+mount of Milkweed that this user may inspect, and each daemon that is draining:
+its mount was unmounted, and is in use in other mount namespaces.
 
 A level is the name of a tier, or "source". Opens of files whose copies were in
 flight have the level "fill". Health is healthy, degraded, down or scanning. A
@@ -61,11 +62,14 @@ docs/operations.md explains each field and names its Prometheus metric.`,
 			if asJSON {
 				show = func(w io.Writer, s control.Status) error { return printJSON(w, s) }
 			}
+			if len(args) == 0 {
+				return showEvery(c.Context(), c.OutOrStdout(), show)
+			}
 			points, err := mountPoints(args)
 			if err != nil {
 				return err
 			}
-			return showAll(c.Context(), c.OutOrStdout(), points, len(args) == 0, show)
+			return showAll(c.Context(), c.OutOrStdout(), points, show)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -135,23 +139,43 @@ var errNotMounted = &exit.Error{
 	Remedy: "`milkweed mount SOURCE MOUNTPOINT` mounts a dataset.",
 }
 
-// showAll calls show with the status of each mount and, if draining is set, of each daemon that
-// drains. It goes on after an error, and returns all errors.
-func showAll(ctx context.Context, w io.Writer, points []string, draining bool, show func(io.Writer, control.Status) error) error {
+// showEvery calls show with the status of every mount and of every daemon that drains. It goes on
+// after an error. An error of the mount of another user, whose daemon may be inaccessible or dead,
+// is not one of the command.
+func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.Status) error) error {
+	mounts, err := control.Mounts()
+	if err != nil {
+		return err
+	}
 	var errs []error
 	shown := 0
-	if draining {
-		for _, c := range control.Draining(ctx) {
-			if s, err := c.Status(ctx); err == nil { // otherwise it has just ended
-				errs = append(errs, show(w, s))
-				shown++
-			}
-			c.Close()
+	for _, c := range control.Draining(ctx) {
+		if s, err := c.Status(ctx); err == nil { // otherwise it has just ended
+			errs = append(errs, show(w, s))
+			shown++
+		}
+		c.Close()
+	}
+	for _, m := range mounts {
+		s, err := statusOf(ctx, m.Point)
+		switch {
+		case err == nil:
+			errs = append(errs, show(w, s))
+			shown++
+		case m.UID == os.Geteuid():
+			errs = append(errs, err)
 		}
 	}
-	if len(points)+shown == 0 {
-		return errNotMounted
+	if err := errors.Join(errs...); err != nil || shown > 0 {
+		return err
 	}
+	return errNotMounted
+}
+
+// showAll calls show with the status of each mount. It goes on after an error, and returns
+// all errors.
+func showAll(ctx context.Context, w io.Writer, points []string, show func(io.Writer, control.Status) error) error {
+	var errs []error
 	for _, point := range points {
 		s, err := statusOf(ctx, point)
 		if err == nil {
