@@ -179,6 +179,20 @@ func TestEndWhileOpen(t *testing.T) {
 	s.wantNothing()
 }
 
+// A daemon does not end with SIGHUP.
+func TestHangup(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 1000)
+	s.mount("64MiB")
+	s.must("kill", "-HUP", strconv.Itoa(s.status().PID))
+	s.must("sleep", "0.5")
+	if got := s.must("cat", s.point+"/f"); got != string(data) {
+		t.Error("the mount has other bytes")
+	}
+	s.umount()
+	s.wantNothing()
+}
+
 // The metrics have the numbers of the status.
 func TestMetrics(t *testing.T) {
 	s := newSite(t)

@@ -24,14 +24,20 @@ func main() {
 	os.Exit(int(exit.Of(err)))
 }
 
-// shutdownSignals returns the signals after which the program shuts down. SIGHUP is one of them
-// unless it is ignored, as under nohup.
+// shutdownSignals returns the signals after which the program shuts down. SIGHUP is one of them if
+// it means that the terminal is gone. Otherwise, as in a daemon, and under nohup, it is ignored.
 func shutdownSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) {
-		signals = append(signals, syscall.SIGHUP)
+	if signal.Ignored(syscall.SIGHUP) {
+		return signals
 	}
-	return signals
+	terminal, err := os.Open("/dev/tty")
+	if err != nil {
+		signal.Ignore(syscall.SIGHUP)
+		return signals
+	}
+	terminal.Close()
+	return append(signals, syscall.SIGHUP)
 }
 
 // run runs the command line args. args[0] is the name by which the program was called.
@@ -97,6 +103,8 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		SilenceErrors: true, // main reports them
 		SilenceUsage:  true,
 	}
+	root.Version = thisBuild().String()
+	root.SetVersionTemplate("milkweed {{.Version}}\n")
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

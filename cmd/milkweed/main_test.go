@@ -111,6 +111,13 @@ func TestHelp(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
+	plain, _, err := runMilkweed(t, "version")
+	wantCode(t, err, exit.OK)
+	flag, _, err := runMilkweed(t, "--version")
+	wantCode(t, err, exit.OK)
+	if plain != flag || !strings.HasPrefix(plain, "milkweed ") {
+		t.Errorf("version printed %q, --version %q", plain, flag)
+	}
 	out, _, err := runMilkweed(t, "version", "--json")
 	wantCode(t, err, exit.OK)
 	if !strings.Contains(out, `"version":"`) {

@@ -20,6 +20,9 @@ type build struct {
 	Platform string `json:"platform"`           // the operating system and the architecture
 }
 
+// String describes the build on one line.
+func (b build) String() string { return fmt.Sprintf("%s (%s, %s)", b.Version, b.Go, b.Platform) }
+
 func thisBuild() build {
 	b := build{
 		Version:  release,
@@ -56,7 +59,7 @@ func newVersion() *cobra.Command {
 			if asJSON {
 				return printJSON(c.OutOrStdout(), b)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "milkweed %s (%s, %s)\n", b.Version, b.Go, b.Platform)
+			fmt.Fprintln(c.OutOrStdout(), "milkweed", b)
 			return nil
 		},
 	}
