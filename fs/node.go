@@ -113,6 +113,10 @@ func (f *fileSystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 // numbers repeat.
 func setAttr(out *fuse.Attr, e *metadata.Entry) {
 	i := e.Info()
+	links := uint32(1) // each hard link has an inode number of its own
+	if e.IsDir() {
+		links = i.Nlink
+	}
 	*out = fuse.Attr{
 		Ino:       e.ID(),
 		Size:      uint64(i.Size),
@@ -124,7 +128,7 @@ func setAttr(out *fuse.Attr, e *metadata.Entry) {
 		Mtimensec: nanoseconds(i.Mtime),
 		Ctimensec: nanoseconds(i.Ctime),
 		Mode:      i.Mode,
-		Nlink:     i.Nlink,
+		Nlink:     links,
 		Owner:     fuse.Owner{Uid: i.UID, Gid: i.GID},
 		Rdev:      i.Rdev,
 		Blksize:   4096,

@@ -27,7 +27,8 @@ import (
 
 var oneTier = []tiers.Quota{bytesQuota(1 << 30)}
 
-// Attributes are those of the source: types, modes, owners, times, sizes, links.
+// Attributes are those of the source: types, modes, owners, times, sizes, links. Hard links are
+// files of their own.
 func TestAttributes(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) {
 		write(t, source, "plain", 1234, 1)
@@ -37,9 +38,12 @@ func TestAttributes(t *testing.T) {
 			chmod 0 empty && chmod 4755 plain && chmod 1777 d && chown 12:34 d/e/f && chown -h 56:78 link
 			touch -d '1969-12-31 23:59:58.5 UTC' d/e/f && touch -h -d '2038-01-19 03:14:08.123456789 UTC' link && touch -d '2001-02-03 04:05:06.000000001 UTC' plain`, source)
 	})
-	const list = `cd "$1" && find . -printf '%p %y %m %U %G %s %T@ %C@ %n %l\n' | grep -v '^\. ' | sort`
+	const list = `cd "$1" && find . -mindepth 1 -printf '%p %y %m %U %G %s %T@ %C@ %l ' \( -type d -printf '%n\n' -o -printf '\n' \) | sort`
 	if got, want := sh(t, list, s.point), sh(t, list, s.source); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := sh(t, `cd "$1" && stat -c %h plain second`, s.point); got != "1\n1\n" {
+		t.Errorf("link counts of two links of one file: %q, want 1", got)
 	}
 	s.epoch(1) // copies do not change the attributes
 	s.settled()
