@@ -148,7 +148,7 @@ var keys = []Key{
 	},
 	{
 		Table: "mount", Name: "mode", Type: choiceType, Bounds: "`auto`, `passthrough`, `stateless` or `cached`",
-		Option:  "mode",
+		Flag: "mode", Option: "mode", Usage: "read files in `MODE`: auto, passthrough, stateless or cached; the default is auto",
 		Meaning: "How the kernel reads the content of files; `auto` chooses at mount.",
 		remedy:  `Use "auto", "passthrough", "stateless" or "cached".`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*modeValue)(&c.Mount.Mode) },
