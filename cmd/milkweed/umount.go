@@ -74,15 +74,14 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 	}
 	d := daemonOf(ctx, m)
 	defer d.close()
-	if force && d.pidfd >= 0 {
-		err = d.client.Shutdown(ctx, true) // the daemon unmounts it
-	} else {
-		err = unmount(ctx, m, lazy || force)
-	}
-	if err != nil {
+	if err := unmount(ctx, m, lazy || force); err != nil {
 		return err
 	}
-	d.shutdown(ctx)
+	if force && fs.Abort(m.Dev) != nil { // this user may lack the privilege; the daemon can end itself
+		d.shutdown(ctx, true)
+	} else {
+		d.shutdown(ctx, false)
+	}
 	if err := d.wait(ctx); err != nil || force {
 		return err
 	}
@@ -220,9 +219,9 @@ func (d process) close() {
 }
 
 // shutdown tells the daemon that its mount is gone. An error means that it knows.
-func (d process) shutdown(ctx context.Context) {
+func (d process) shutdown(ctx context.Context, abort bool) {
 	if d.pidfd >= 0 {
-		d.client.Shutdown(ctx, false)
+		d.client.Shutdown(ctx, abort)
 	}
 }
 
