@@ -51,8 +51,9 @@ func TestReadersWhilePlacing(t *testing.T) {
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
 	quotas := []string{"8MiB", "1GiB"}
+	mount := append(s.mountWords(quotas...), "-o", "xattrs") // the source has some
 	for _, method := range s.methods() {
-		s.mount(quotas...)
+		s.milkweed(mount...)
 		if out := s.run(python, "-B", readers, method, s.source, s.point); out.code != 0 {
 			t.Errorf("%s%s", out.stdout, out.stderr)
 		}
@@ -63,7 +64,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 		s.wantNothing()
 		s.emptyTiers()
 	}
-	s.mount(quotas...)
+	s.milkweed(mount...)
 	s.readAtOnce("all")
 	s.umount()
 	s.wantNothing()

@@ -445,7 +445,6 @@ func (s *Store) Close() error {
 			synced <- nil
 			return
 		}
-		defer t.release()
 		writeHolder(t.lock, nil)
 		unix.Flock(t.lock, unix.LOCK_UN) // writers may still use the tree
 		close(unlocked)
@@ -453,7 +452,9 @@ func (s *Store) Close() error {
 			w.(*writer).temp.unlink()
 			return true
 		})
-		synced <- t.records.sync()
+		err := t.records.sync()
+		t.release()
+		synced <- err
 	}()
 	timeout := time.After(closeTimeout)
 	select {
