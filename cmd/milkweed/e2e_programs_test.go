@@ -135,7 +135,7 @@ func TestPFS(t *testing.T) {
 		s.source = filepath.Join(folder, "readers")
 		s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "20", "--special")
 		time.Sleep(2 * time.Second) // until no file is racy: the times are whole seconds
-		s.mount(quotas...)
+		s.milkweed(append(s.mountWords(quotas...), "-o", "xattrs")...)
 		s.readAtOnce("all")
 		first := s.settled()
 		if held, want := first.Source.Bytes, first.Placement.PlacedBytes; held != want {
@@ -143,7 +143,7 @@ func TestPFS(t *testing.T) {
 		}
 		// The next mount uses the copies.
 		s.umount()
-		s.mount(quotas...)
+		s.milkweed(append(s.mountWords(quotas...), "-o", "xattrs")...)
 		s.script(readers, "read,tree", s.source, s.point)
 		if got := s.settled().Source; got.Opens != 0 || got.Bytes != 0 {
 			t.Errorf("after the restart the source was opened %d times, and %d bytes were read", got.Opens, got.Bytes)

@@ -409,7 +409,7 @@ def dataloader(source, mount, rng):
 
 
 def tree(source, mount, rng):
-    """names, types, permissions, owners, sizes, times, links and extended attributes"""
+    """names, types, permissions, owners, sizes, times, link targets and extended attributes"""
     count = total = 0
     for folder, folders, names in os.walk(source, onerror=raise_error):
         relative = os.path.relpath(folder, source)
@@ -434,8 +434,8 @@ def describe(path):
     info = os.lstat(path)
     out = {"type": stat.S_IFMT(info.st_mode), "permissions": oct(stat.S_IMODE(info.st_mode)),
            "owner": (info.st_uid, info.st_gid), "modification time": info.st_mtime_ns}
-    if not stat.S_ISDIR(info.st_mode):      # for a directory they depend on the file system
-        out.update(size=info.st_size, links=info.st_nlink)
+    if not stat.S_ISDIR(info.st_mode):      # for a directory it depends on the file system
+        out["size"] = info.st_size
     if stat.S_ISLNK(info.st_mode):
         out["target"] = os.readlink(path)
     if stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode):
