@@ -51,8 +51,8 @@ func (c *Container) HasACLs(ctx context.Context) bool {
 
 // ACL returns the access ACL of an entry in the format of drivers.ACLXattr, or nil if it has none.
 // The reply of the source is cached as long as the attributes of the entry. If the path has
-// another version by now, the error is syscall.ESTALE: the ACL of one version must not decide
-// who reads another one.
+// another version by now, the error is syscall.ESTALE: the ACL of one version must not control
+// access to another version.
 func (c *Container) ACL(ctx context.Context, e *Entry) ([]byte, error) {
 	if e.IsSymlink() {
 		return nil, nil

@@ -113,8 +113,7 @@ func TestUmountWithContainer(t *testing.T) {
 				name := fmt.Sprintf("f%d", i)
 				data[name] = s.write(name, 200_000+i)
 			}
-			mount := append(s.mountWords("1MiB", "64MiB"), "-o", "mode="+mode)
-			s.milkweed(mount...)
+			s.mountWith("mode="+mode, "1MiB", "64MiB")
 			s.must("cat", s.point+"/f0", s.point+"/f1")
 			c := s.inContainer()
 			c.wantFile("f0", data["f0"])
@@ -136,7 +135,7 @@ func TestUmountWithContainer(t *testing.T) {
 			c.wantFile("f1", data["f1"])
 			c.wantFile("f2", data["f2"])
 
-			s.milkweed(mount...)
+			s.mountWith("mode="+mode, "1MiB", "64MiB")
 			for name := range data {
 				if got := s.must("cat", s.point+"/"+name); got != string(data[name]) {
 					t.Errorf("%s: wrong bytes", name)
@@ -168,7 +167,7 @@ func TestDrainWhileOpen(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			data := s.write("f", 3<<20)
-			s.milkweed(append(s.mountWords("64MiB"), "-o", "mode="+mode)...)
+			s.mountWith("mode="+mode, "64MiB")
 			holder, mapper := s.inContainer(), s.inContainer()
 			holder.ask("hold " + s.point + "/f")
 			mapper.ask("map " + s.point + "/f")

@@ -51,9 +51,8 @@ func TestReadersWhilePlacing(t *testing.T) {
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
 	quotas := []string{"8MiB", "1GiB"}
-	mount := append(s.mountWords(quotas...), "-o", "xattrs") // the source has some
 	for _, method := range s.methods() {
-		s.milkweed(mount...)
+		s.mountWith("xattrs", quotas...)
 		if out := s.run(python, "-B", readers, method, s.source, s.point); out.code != 0 {
 			t.Errorf("%s%s", out.stdout, out.stderr)
 		}
@@ -64,7 +63,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 		s.wantNothing()
 		s.emptyTiers()
 	}
-	s.milkweed(mount...)
+	s.mountWith("xattrs", quotas...)
 	s.readAtOnce("all")
 	s.umount()
 	s.wantNothing()
@@ -135,7 +134,7 @@ func TestPFS(t *testing.T) {
 		s.source = filepath.Join(folder, "readers")
 		s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "20", "--special")
 		time.Sleep(2 * time.Second) // until no file is racy: the times are whole seconds
-		s.milkweed(append(s.mountWords(quotas...), "-o", "xattrs")...)
+		s.mountWith("xattrs", quotas...)
 		s.readAtOnce("all")
 		first := s.settled()
 		if held, want := first.Source.Bytes, first.Placement.PlacedBytes; held != want {
@@ -143,7 +142,7 @@ func TestPFS(t *testing.T) {
 		}
 		// The next mount uses the copies.
 		s.umount()
-		s.milkweed(append(s.mountWords(quotas...), "-o", "xattrs")...)
+		s.mountWith("xattrs", quotas...)
 		s.script(readers, "read,tree", s.source, s.point)
 		if got := s.settled().Source; got.Opens != 0 || got.Bytes != 0 {
 			t.Errorf("after the restart the source was opened %d times, and %d bytes were read", got.Opens, got.Bytes)

@@ -101,7 +101,7 @@ func refreshTargets(paths []string) ([]refreshTarget, error) {
 		}
 	}
 	if len(targets) == 0 {
-		points, err := mountPoints(nil)
+		points, err := mountPoints()
 		switch {
 		case err != nil:
 		case len(points) == 0:

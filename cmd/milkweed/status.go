@@ -65,11 +65,15 @@ docs/operations.md explains each field and names its Prometheus metric.`,
 			if len(args) == 0 {
 				return showEvery(c.Context(), c.OutOrStdout(), show)
 			}
-			points, err := mountPoints(args)
+			m, _, err := control.Find(args[0])
 			if err != nil {
 				return err
 			}
-			return showAll(c.Context(), c.OutOrStdout(), points, show)
+			status, err := statusOf(c.Context(), m.Point)
+			if err != nil {
+				return err
+			}
+			return show(c.OutOrStdout(), status)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -108,28 +112,14 @@ func jsonFields(fields []control.Field) string {
 	return b.String()
 }
 
-// mountPoints returns the mount points of the mounts that the paths are in. Without paths it
-// returns those of all mounts.
-func mountPoints(paths []string) ([]string, error) {
-	var points []string
-	for _, p := range paths {
-		m, _, err := control.Find(p)
-		if err != nil {
-			return nil, err
-		}
-		points = append(points, m.Point)
-	}
-	if len(paths) > 0 {
-		return points, nil
-	}
+// mountPoints returns the mount points of all mounts.
+func mountPoints() ([]string, error) {
 	mounts, err := control.Mounts()
-	if err != nil {
-		return nil, err
-	}
+	var points []string
 	for _, m := range mounts {
 		points = append(points, m.Point)
 	}
-	return points, nil
+	return points, err
 }
 
 // errNotMounted is the error of a command without a path if nothing is mounted.
@@ -170,20 +160,6 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 		return err
 	}
 	return errNotMounted
-}
-
-// showAll calls show with the status of each mount. It goes on after an error, and returns
-// all errors.
-func showAll(ctx context.Context, w io.Writer, points []string, show func(io.Writer, control.Status) error) error {
-	var errs []error
-	for _, point := range points {
-		s, err := statusOf(ctx, point)
-		if err == nil {
-			err = show(w, s)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 func statusOf(ctx context.Context, mountPoint string) (control.Status, error) {
@@ -345,7 +321,7 @@ func health(h control.Health, reason string) string {
 
 // completeMounts is a shell completion of mount points.
 func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	points, err := mountPoints(nil)
+	points, err := mountPoints()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveDefault
 	}

@@ -72,7 +72,7 @@ that failed.`,
 // it. It is an error if they are in more than one mount.
 func warmupNames(paths []string) (point string, names []string, err error) {
 	if len(paths) == 0 {
-		points, err := mountPoints(nil)
+		points, err := mountPoints()
 		if err == nil && len(points) == 0 {
 			err = errNotMounted
 		}

@@ -117,7 +117,7 @@ type boundedBody struct {
 	io.ReadCloser
 	left     int
 	end      error
-	watchdog *watchdog // is told about progress; may be nil
+	watchdog *watchdog // records the progress; may be nil
 }
 
 func (b *boundedBody) Read(p []byte) (int, error) {

@@ -28,7 +28,7 @@ func (h host) access(ctx context.Context, c *config.Config) []Finding {
 			return warning(name, "Remove force_allow_other, unless all users may read all of the source.",
 				"%s, and allow_other is forced: other users may read what the source denies them", rule)
 		case rule != "":
-			return problem(exit.Fuse, name, "Mount without allow_other, as the user who reads. If all users may read all of the source, set force_allow_other.",
+			return problem(exit.Fuse, name, "Mount without allow_other. If all users may read all of the source, set force_allow_other.",
 				"allow_other is refused: %s", rule)
 		case errors.Is(h.getxattr(c.Source.Path, drivers.ACLXattr), unix.ENOTSUP):
 			return ok(name, "permission bits decide, because the source has no ACLs")
