@@ -49,13 +49,12 @@ lint:
 	$(GO) tool staticcheck -checks all ./...
 	$(GO) mod tidy -diff
 
-# Runs each fuzz target for FUZZTIME. The targets with servers reach other code in each run, so
-# that the search for a smaller input, by default a minute, would take all of the time.
+# Runs each fuzz target for FUZZTIME.
 .PHONY: fuzz
 fuzz:
 	@set -e; for package in $$($(GO) list ./...); do \
 		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$package; \
+			GO='$(GO)' .ci/fuzz.sh $(FUZZTIME) $$package $$target; \
 		done; \
 	done
 

@@ -7,11 +7,10 @@ set -euo pipefail
 
 packages=(
 	acl attr fuse3 iproute2                                 # mounts, network namespaces, extended attributes
-	e2fsprogs xfsprogs                                      # fs/faultdisk, cmd/torture
 	python3-h5py python3-numpy python3-pil python3-sklearn  # readers.py, examples/
 	python3-torch python3-torchvision
 	rclone                                                  # milkweed bench
-	e2fsprogs mount xfsprogs                                # disks that lose data
+	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	versitygw fake-gcs-server azurite                       # blobtest
 )
