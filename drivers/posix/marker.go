@@ -17,10 +17,27 @@ const format = 1
 // A marker identifies a folder of Milkweed and its dataset. It is stored as milkweed.json in
 // the folder and never changes.
 type marker struct {
-	Format  int       `json:"format"`
-	Source  string    `json:"source"`
-	Created time.Time `json:"created"`
+	Format   int       `json:"format"`
+	Source   string    `json:"source"`
+	Created  time.Time `json:"created"`
+	Checksum uint32    `json:"checksum,omitempty"` // see sum; 0: none, in markers of early versions
 }
+
+// newMarker returns the marker of a new folder.
+func newMarker(source string) marker {
+	m := marker{Format: format, Source: jsonText(source), Created: time.Now().UTC().Truncate(time.Second)}
+	m.Checksum = m.sum()
+	return m
+}
+
+// sum returns the checksum of the other fields.
+func (m marker) sum() uint32 {
+	m.Checksum = 0
+	return checksum(encode(m))
+}
+
+// errLaterFormat is the error of decodeMarker for a marker that is not damaged.
+var errLaterFormat = fmt.Errorf("the format is of a later version of Milkweed; this one supports format %d", format)
 
 // decodeMarker decodes a marker strictly, so that no other file is mistaken for one. It
 // checks the format first, because a later format may have unknown fields.
@@ -32,7 +49,7 @@ func decodeMarker(data []byte) (marker, error) {
 		return marker{}, err
 	}
 	if version.Format > format {
-		return marker{}, fmt.Errorf("format %d is of a later version of Milkweed; this one supports format %d", version.Format, format)
+		return marker{}, errLaterFormat
 	}
 	if version.Format < 1 {
 		return marker{}, errors.New("format is missing")
@@ -43,6 +60,9 @@ func decodeMarker(data []byte) (marker, error) {
 	}
 	if m.Source == "" {
 		return marker{}, errors.New("source is missing")
+	}
+	if m.Checksum != 0 && m.Checksum != m.sum() {
+		return marker{}, errors.New("the checksum is wrong")
 	}
 	return m, nil
 }
@@ -79,6 +99,9 @@ func jsonText(s string) string {
 	return t
 }
 
+// errLarge is the error of readSmall for a file that is too large.
+var errLarge = errors.New("the file is too large")
+
 // readSmall reads a small regular file in the folder dirfd, without following links.
 func readSmall(dirfd int, name string) ([]byte, error) {
 	fd, err := openat2(dirfd, name, unix.O_RDONLY|unix.O_NONBLOCK)
@@ -98,7 +121,7 @@ func readSmall(dirfd int, name string) ([]byte, error) {
 	n, err := readAt(fd, data, 0, 0)
 	switch {
 	case err == nil:
-		return nil, fmt.Errorf("%s: larger than %d bytes", name, limit)
+		return nil, errLarge
 	case err != io.EOF:
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -165,8 +166,8 @@ func TestStoreRejectsOtherFolders(t *testing.T) {
 		name, file, data string
 	}{
 		{"unknown file", "thesis.txt", "x"},
-		{"marker is not JSON", markerName, "x"},
-		{"empty marker", markerName, ""},
+		{"marker is not JSON, without the layout", markerName, "x"},
+		{"empty marker, without the layout", markerName, ""},
 		{"another source", markerName, `{"format":1,"source":"/other","created":"2026-01-02T03:04:05Z"}`},
 		{"later format", markerName, `{"format":2,"source":"/lustre/imagenet","shards":7}`},
 		{"unknown field", markerName, `{"format":1,"source":"/lustre/imagenet","shards":7}`},
@@ -475,8 +476,152 @@ func TestProbeRejectsOtherFolders(t *testing.T) {
 	}
 }
 
+// damages returns damaged versions of a marker by their names.
+func damages(good []byte) map[string][]byte {
+	all := map[string][]byte{
+		"zeros":      make([]byte, len(good)),
+		"a page":     make([]byte, 4096),
+		"too large":  bytes.Repeat([]byte("x"), 100_000),
+		"other JSON": []byte(`{"name":"milkweed"}`),
+		"no format":  []byte(`{"source":"/lustre/imagenet"}`),
+		"binary":     {0xff, 0xfe, 0, 1, 2, 3},
+		"doubled":    slices.Concat(good, good),
+	}
+	for i := range bytes.TrimSpace(good) {
+		all[fmt.Sprintf("%d bytes", i)] = good[:i]
+		all[fmt.Sprintf("zeros after %d bytes", i)] = slices.Concat(good[:i], make([]byte, len(good)-i))
+		flipped := bytes.Clone(good)
+		flipped[i] ^= 1 << (i % 8)
+		all[fmt.Sprintf("a bit of byte %d", i)] = flipped
+	}
+	return all
+}
+
+// A damaged or missing marker is replaced. No copy is lost, no other file is touched, and the
+// damaged marker is kept.
+func TestDamagedMarker(t *testing.T) {
+	wantNoLeak(t)
+	tier := t.TempDir()
+	s := openIn(t, tier)
+	addCopy(t, s, "copy", "data")
+	s.Close()
+	path := filepath.Join(s.Path(), markerName)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(s.Path(), "notes.txt")
+	if err := os.WriteFile(other, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	reopen := func(t *testing.T) {
+		t.Helper()
+		s, err := OpenStore(config(tier))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if !has(t, s, "copy") {
+			t.Error("the copy is lost")
+		}
+		data, err := os.ReadFile(path)
+		if m, invalid := decodeMarker(data); err != nil || invalid != nil || m.Source != "/lustre/imagenet" {
+			t.Errorf("the marker is %q, %v", data, err)
+		}
+		if _, err := os.Lstat(other); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, data := range damages(good) {
+		if m, err := decodeMarker(data); err == errLaterFormat || err == nil && m.Source == "/lustre/imagenet" {
+			continue // a flipped bit has made another format, or changed nothing that counts
+		}
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) { reopen(t) })
+		kept, _ := filepath.Glob(path + ".damaged-*")
+		if len(kept) != 1 {
+			t.Fatalf("%s: kept: %q, want one file", name, kept)
+		}
+		if got, err := os.ReadFile(kept[0]); !bytes.Equal(got, data) || err != nil {
+			t.Errorf("%s: kept %q, %v; want %q", name, got, err, data)
+		}
+		os.Remove(kept[0])
+	}
+	t.Run("missing", func(t *testing.T) {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		reopen(t)
+	})
+}
+
+// A damaged marker is not replaced in a folder that Milkweed may not have created.
+func TestDamagedMarkerElsewhere(t *testing.T) {
+	wantNoLeak(t)
+	for name, change := range map[string]func(folder string) error{
+		"no copies":             func(f string) error { return os.RemoveAll(filepath.Join(f, filesName)) },
+		"no incoming":           func(f string) error { return os.Remove(filepath.Join(f, incomingName)) },
+		"open to others":        func(f string) error { return os.Chmod(f, 0o755) },
+		"copies open to others": func(f string) error { return os.Chmod(filepath.Join(f, filesName), 0o770) },
+		"incoming is a file": func(f string) error {
+			return errors.Join(os.Remove(filepath.Join(f, incomingName)), os.WriteFile(filepath.Join(f, incomingName), nil, 0o700))
+		},
+		"a log of others": func(f string) error { return os.Chmod(filepath.Join(f, recordsName), 0o644) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			tier := t.TempDir()
+			s := openIn(t, tier)
+			addCopy(t, s, "copy", "data")
+			s.Close()
+			path := filepath.Join(s.Path(), markerName)
+			if err := errors.Join(os.WriteFile(path, []byte("x"), 0o600), change(s.Path())); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := OpenStore(config(tier)); !errors.As(err, new(*NotOursError)) {
+				t.Errorf("got %v, want a NotOursError", err)
+			}
+			if got, err := os.ReadFile(path); string(got) != "x" || err != nil {
+				t.Errorf("the marker was changed to %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// Whatever is in the marker, opening the folder replaces it or refuses the folder, and the copy
+// stays.
+func FuzzOpenMarker(f *testing.F) {
+	f.Add(encode(newMarker("/lustre/imagenet")))
+	f.Add(encode(newMarker("/lustre/other")))
+	f.Add([]byte(`{"format":2}`))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		tier := t.TempDir()
+		s := openIn(t, tier)
+		addCopy(t, s, "copy", "data")
+		s.Close()
+		path := filepath.Join(s.Path(), markerName)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenStore(config(tier))
+		if err == nil {
+			defer s.Close()
+			if !has(t, s, "copy") {
+				t.Error("the copy is lost")
+			}
+			return
+		}
+		if got, _ := os.ReadFile(path); !errors.As(err, new(*NotOursError)) || !bytes.Equal(got, data) {
+			t.Errorf("%v, and the marker is %q", err, got)
+		}
+	})
+}
+
 func FuzzDecodeMarker(f *testing.F) {
-	f.Add(encode(marker{format, "/lustre/x", time.Unix(1e9, 0).UTC()}))
+	f.Add(encode(newMarker("/lustre/x")))
+	f.Add(encode(marker{Format: format, Source: "/lustre/x", Created: time.Unix(1e9, 0).UTC()}))
 	f.Add([]byte(`{"format":2}`))
 	f.Add([]byte(`{"format":1,"source":"x"} {}`))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -3,9 +3,9 @@ package posix
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -77,10 +77,10 @@ func (t *tree) close() {
 // openTree opens the dataset folder of config and creates what is missing, in this order:
 //
 //  1. the folder of the tier, which must belong to this user or to root;
-//  2. the folder of the dataset, which must belong to this user, and must be empty if it
-//     has no marker;
+//  2. the folder of the dataset, which must belong to this user. If it has no marker, it must
+//     be empty or have the layout of a dataset folder;
 //  3. the lock, which excludes all other Milkweed processes from the folder;
-//  4. the marker;
+//  4. the marker. A damaged one is replaced if the folder has the layout of a dataset folder;
 //  5. incoming and files.
 //
 // If old is not nil, it is the tree that the new one will replace. The caller owns one
@@ -120,7 +120,7 @@ func (t *tree) open(config StoreConfig, old *tree) (err error) {
 	if t.lock, err = takeLock(t.folder, oldLock, t.path, config.holder()); err != nil {
 		return err
 	}
-	if err := t.openMarker(config.Source); err != nil {
+	if err := t.openMarker(config); err != nil {
 		return err
 	}
 	t.records = newRecords(t.folder)
@@ -199,8 +199,9 @@ func mkdirAt(dirfd int, name string) error {
 	return unix.Fchmodat(dirfd, name, 0o700, 0)
 }
 
-// checkContents returns a NotOursError if the folder has no marker and holds a file other
-// than those that exist when Milkweed is interrupted before it writes the marker.
+// checkContents returns a NotOursError if the folder has no marker, does not have the layout of
+// a dataset folder, and holds a file other than those that exist when Milkweed is interrupted
+// before it writes the marker.
 func (t *tree) checkContents() error {
 	var st unix.Stat_t
 	err := unix.Fstatat(t.folder, markerName, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -209,6 +210,9 @@ func (t *tree) checkContents() error {
 	}
 	if err != unix.ENOENT {
 		return pathError("stat", filepath.Join(t.path, markerName), err)
+	}
+	if ours, err := t.hasLayout(); err != nil || ours {
+		return err
 	}
 	names, err := listNames(t.folder)
 	if err != nil {
@@ -220,6 +224,32 @@ func (t *tree) checkContents() error {
 		}
 	}
 	return nil
+}
+
+// hasLayout reports whether the folder has the layout of a dataset folder, with the owner and the
+// permissions that Milkweed sets. Milkweed has then created the folder, even if its marker is
+// damaged: the name of the folder, by which it was opened, has a hash of the source.
+func (t *tree) hasLayout() (bool, error) {
+	for name, mode := range map[string]uint32{
+		".":          unix.S_IFDIR | 0o700,
+		filesName:    unix.S_IFDIR | 0o700,
+		incomingName: unix.S_IFDIR | 0o700,
+		recordsName:  unix.S_IFREG | fileMode,
+	} {
+		var st unix.Stat_t
+		err := unix.Fstatat(t.folder, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		switch {
+		case err == unix.ENOENT && name == recordsName: // a power failure may have lost it
+			continue
+		case err == unix.ENOENT:
+			return false, nil
+		case err != nil:
+			return false, pathError("stat", filepath.Join(t.path, name), err)
+		case st.Mode&(unix.S_IFMT|0o777) != mode || !isOwn(st.Uid):
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // listNames returns all names in the folder fd.
@@ -235,40 +265,65 @@ func listNames(fd int) ([]string, error) {
 	return names, err
 }
 
-// openMarker reads the marker, and writes it if it is missing. The lock must be held.
-func (t *tree) openMarker(source string) error {
+// openMarker reads the marker. It writes it if it is missing, and replaces it if it is damaged.
+// The lock must be held.
+func (t *tree) openMarker(config StoreConfig) error {
 	data, err := readSmall(t.folder, markerName)
 	switch {
-	case err == nil:
-		return t.checkMarker(data, source)
-	case !errors.Is(err, unix.ENOENT):
+	case err == unix.ENOENT:
+		return t.writeMarker(config.Source)
+	case err == unix.ELOOP, err == unix.EISDIR, errors.Is(err, unix.ENXIO): // not a regular file
+		return &NotOursError{t.path, fmt.Sprintf("%s: %v", markerName, err)}
+	case err != nil && err != errLarge:
 		return pathError("read", filepath.Join(t.path, markerName), err)
 	}
-	if err := t.writeMarker(source); err != nil {
-		return pathError("write", filepath.Join(t.path, markerName), err)
+	var m marker
+	if err == nil {
+		m, err = decodeMarker(data)
 	}
-	return nil
-}
-
-func (t *tree) checkMarker(data []byte, source string) error {
-	m, err := decodeMarker(data)
-	if err != nil {
+	switch {
+	case err == errLaterFormat:
 		return &NotOursError{t.path, fmt.Sprintf("%s: %v", markerName, err)}
-	}
-	if m.Source != jsonText(source) {
-		return &NotOursError{t.path, fmt.Sprintf("it holds copies of %q, not of %q", m.Source, source)}
+	case err != nil:
+		return t.replaceMarker(config, err)
+	case m.Source != jsonText(config.Source):
+		return &NotOursError{t.path, fmt.Sprintf("it holds copies of %q, not of %q", m.Source, config.Source)}
 	}
 	return nil
 }
 
-func (t *tree) writeMarker(source string) error {
-	f, err := newTempFile(t.folder, fileMode)
+// replaceMarker replaces a damaged marker if the layout shows that the folder is ours. Otherwise
+// it returns a NotOursError. The damaged file is kept under another name. If Milkweed is
+// interrupted in between, the marker is missing, and written at the next start.
+func (t *tree) replaceMarker(config StoreConfig, damage error) error {
+	ours, err := t.hasLayout()
 	if err != nil {
 		return err
 	}
-	defer f.close()
-	defer f.unlink()
-	return f.publish(markerName, encode(marker{format, source, time.Now().Truncate(time.Second)}))
+	if !ours {
+		return &NotOursError{t.path, fmt.Sprintf("%s: %v", markerName, damage)}
+	}
+	kept := fmt.Sprintf("%s.damaged-%016x", markerName, rand.Uint64())
+	if err := unix.Renameat(t.folder, markerName, t.folder, kept); err != nil {
+		return pathError("rename", filepath.Join(t.path, markerName), err)
+	}
+	config.Log.Warn("replaced a damaged marker; the copies are used",
+		"file", filepath.Join(t.path, markerName), "kept", kept, "err", damage)
+	return t.writeMarker(config.Source)
+}
+
+// writeMarker writes the marker.
+func (t *tree) writeMarker(source string) error {
+	f, err := newTempFile(t.folder, fileMode)
+	if err == nil {
+		defer f.close()
+		defer f.unlink()
+		err = f.publish(markerName, encode(newMarker(source)))
+	}
+	if err != nil {
+		return pathError("write", filepath.Join(t.path, markerName), err)
+	}
+	return nil
 }
 
 // sweep removes the temporary files of an interrupted process from incoming and from the
