@@ -125,7 +125,7 @@ var (
 // short. A read from memory allocates nothing.
 func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	start := time.Now()
-	if o.tier.memory {
+	if o.tier.memory.Load() {
 		return o.readMemory(p, off, start)
 	}
 	n, err := o.do(reading, func() (int, error) {
@@ -169,7 +169,7 @@ func (o *object) Inner() drivers.Object { return o.obj }
 // closed before release.
 func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	s, ok := drivers.As[drivers.Splicer](o.obj)
-	if !ok || !o.tier.memory {
+	if !ok || !o.tier.memory.Load() {
 		return 0, nil, errors.ErrUnsupported
 	}
 	if !o.refs.Acquire() {

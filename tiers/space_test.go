@@ -171,13 +171,34 @@ func TestPercentQuota(t *testing.T) {
 		}
 		checkAccount(t, tier, store)
 	})
-	t.Run("of a store of unknown size", func(t *testing.T) {
-		store := drivertest.NewMem(0)
-		store.Put("old", []byte("x"))
-		tier, stop := startTier(t, struct{ drivers.Store }{store}, Quota{Percent: 100})
-		defer stop()
-		mustPlace(t, tier, "f", 1<<20)
-	})
+}
+
+// A sizeless store reports a size of 0, as some network file systems do.
+type sizeless struct{ *drivertest.Mem }
+
+func (sizeless) Statfs(context.Context) (drivers.Statfs, error) { return drivers.Statfs{}, nil }
+
+// A store that does not report its size has room for its quota in bytes. With a quota in percent
+// it is not filled, and the reason is shown.
+func TestStoreOfUnknownSize(t *testing.T) {
+	for name, store := range map[string]drivers.Store{
+		"size 0":  sizeless{drivertest.NewMem(0)},
+		"no size": struct{ drivers.Store }{drivertest.NewMem(0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tier, stop := startTier(t, store, Quota{Bytes: 2 << 20})
+			mustPlace(t, tier, "f", 1<<20)
+			stop()
+			tier, stop = startTier(t, store, Quota{Percent: 50})
+			defer stop()
+			if s := tier.Stats(); s.Health == Healthy || !errors.Is(s.Cause, errNoSize) {
+				t.Errorf("got %v with cause %v, want cause %v", s.Health, s.Cause, errNoSize)
+			}
+			if ok, _ := place(tier, "g", 1); ok {
+				t.Error("a copy was placed without a quota")
+			}
+		})
+	}
 }
 
 func TestSizeBeyondReason(t *testing.T) {

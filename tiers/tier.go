@@ -26,7 +26,7 @@ type Tier struct {
 	limit  Quota
 	opts   Options
 	log    *slog.Logger
-	memory bool // the store never blocks and needs no time-outs
+	memory atomic.Bool // the store never blocks and needs no time-outs
 
 	space    space
 	health   health
@@ -40,13 +40,18 @@ type Tier struct {
 }
 
 func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
-	return &Tier{
+	t := &Tier{
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
-		memory:  drivers.ProfileOf(c.Store).Latency == drivers.LatencyMemory,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
 		scanned: make(chan struct{}),
 		tried:   make(chan struct{}),
 	}
+	if c.Store == nil {
+		t.store = newLateStore(t, c.Open)
+	} else {
+		t.memory.Store(inMemory(c.Store))
+	}
+	return t
 }
 
 // Name returns the name that the configuration gives the tier.
@@ -58,11 +63,14 @@ func (t *Tier) Path() string { return t.path }
 // Level returns the tier's level.
 func (t *Tier) Level() Level { return t.level }
 
-// run watches the tier's health, and scans the tier until a scan succeeds.
+// run watches the tier's health, and scans the tier, when it is open, until a scan succeeds.
 func (t *Tier) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { t.watch(ctx) })
+	if t.awaitOpen(ctx) != nil {
+		return
+	}
 	wg.Go(func() { t.sync(ctx) })
 	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
@@ -110,6 +118,9 @@ func (t *Tier) scan(ctx context.Context) error {
 	quota := t.limit.Bytes
 	if quota == 0 {
 		available, err := t.available(ctx)
+		if err == nil && available == unlimited {
+			err = errNoSize
+		}
 		if err != nil {
 			return err
 		}
@@ -158,6 +169,10 @@ func (t *Tier) sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
 	return t.store.ReadDir(ctx, dir)
 }
 
+// errNoSize is the error of a tier with a quota in percent on a file system that does not report
+// its size, as some network file systems.
+var errNoSize = errors.New("its file system reports no size, of which the quota could be a percentage")
+
 // unlimited is the available size of a store that does not report its size.
 const unlimited = 1 << 62
 
@@ -168,6 +183,9 @@ func (t *Tier) available(ctx context.Context) (int64, error) {
 		return unlimited, nil
 	}
 	st, err := bounded(ctx, t, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
+	if err == nil && st.Total == 0 {
+		return unlimited, nil
+	}
 	return st.Available, err
 }
 
@@ -245,7 +263,7 @@ func bounded[T any](ctx context.Context, t *Tier, f func() (T, error), late func
 
 // boundedBy is bounded with another time-out.
 func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
-	if t.memory {
+	if t.memory.Load() {
 		return f()
 	}
 	t.inFlight.Add(1)

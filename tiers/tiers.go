@@ -51,6 +51,10 @@ type Config struct {
 	Path  string        // its folder, for display
 	Store drivers.Store // holds the copies; the hierarchy does not close it
 	Quota Quota
+
+	// Open opens Store if that is nil. It is called again after an error, and may hang. The tier
+	// is down before it has succeeded; see Hierarchy.Open.
+	Open func() (drivers.Store, error)
 }
 
 // Options are settings that tests change. The zero value is for production.

@@ -26,10 +26,15 @@ func start(t *testing.T, opts Options, configs ...Config) (h *Hierarchy, stop fu
 	if err != nil {
 		t.Fatal(err)
 	}
+	return h, runIn(h)
+}
+
+// runIn runs a hierarchy. stop ends it and waits.
+func runIn(h *Hierarchy) (stop func()) {
 	ctx, cancel := context.WithCancel(bg)
 	var running sync.WaitGroup
 	running.Go(func() { h.Run(ctx) })
-	return h, func() { cancel(); running.Wait() }
+	return func() { cancel(); running.Wait() }
 }
 
 // startTier is start with one tier, whose scan it waits for.
