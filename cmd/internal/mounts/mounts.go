@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -22,6 +23,10 @@ type Mount struct {
 	Source  string // the device or directory that is mounted
 	Options string // of the file system, separated by commas
 	Dev     uint64 // device number of the file system
+
+	// ReadOnly: it was mounted read-only. If false, the kernel may still have made the file system
+	// read-only, after an error.
+	ReadOnly bool
 }
 
 // A Table lists mounts in the order in which they were mounted. Of several mounts on one mount
@@ -49,7 +54,11 @@ func Parse(r io.Reader) (Table, error) {
 	}
 	t := make(Table, len(infos))
 	for i, m := range infos {
-		t[i] = Mount{m.Mountpoint, m.FSType, m.Source, m.VFSOptions, unix.Mkdev(uint32(m.Major), uint32(m.Minor))}
+		t[i] = Mount{
+			Point: m.Mountpoint, Type: m.FSType, Source: m.Source, Options: m.VFSOptions,
+			Dev:      unix.Mkdev(uint32(m.Major), uint32(m.Minor)),
+			ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
+		}
 	}
 	return t, nil
 }

@@ -10,7 +10,7 @@ import (
 const text = `21 1 8:1 / / rw - ext4 /dev/sda1 rw
 22 21 0:50 / /a\040b\011c\012d\134e rw,relatime shared:1 master:2 - fuse.milkweed /src\040x ro,user_id=7
 23 21 0:51 / /a rw - tmpfs first rw
-24 23 0:52 / /a rw - xfs second rw
+24 23 0:52 / /a ro,relatime - xfs second rw
 `
 
 func TestTable(t *testing.T) {
@@ -18,13 +18,16 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := table[1], (Mount{"/a b\tc\nd\\e", "fuse.milkweed", "/src x", "ro,user_id=7", unix.Mkdev(0, 50)}); got != want {
+	if got, want := table[1], (Mount{"/a b\tc\nd\\e", "fuse.milkweed", "/src x", "ro,user_id=7", unix.Mkdev(0, 50), false}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	for path, want := range map[string]string{"/": "/dev/sda1", "/ab": "/dev/sda1", "/a": "second", "/a/x": "second"} {
 		if got, ok := table.Of(path); !ok || got.Source != want {
 			t.Errorf("Of(%q) = %+v, %v; want %s", path, got, ok, want)
 		}
+	}
+	if m, _ := table.At("/a"); !m.ReadOnly {
+		t.Error("/a is not mounted read-only")
 	}
 	for path, want := range map[string]bool{"/": true, "/a": true, "/a/x": false, "/ab": false} {
 		if got, ok := table.At(path); ok != want {
