@@ -54,16 +54,8 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 // no log.file. Each dataset has its own file, in a directory that defaultLog makes. If it
 // cannot make the directory, it returns "".
 func defaultLog(source string) string {
-	state := os.Getenv("XDG_STATE_HOME")
-	if state == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return ""
-		}
-		state = filepath.Join(home, ".local", "state")
-	}
-	dir := filepath.Join(state, "milkweed")
-	if os.MkdirAll(dir, 0o700) != nil || unix.Access(dir, unix.W_OK) != nil {
+	dir := config.StateFolder()
+	if dir == "" || os.MkdirAll(dir, 0o700) != nil || unix.Access(dir, unix.W_OK) != nil {
 		return ""
 	}
 	return filepath.Join(dir, config.DatasetID(source)+".log")

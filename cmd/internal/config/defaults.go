@@ -83,6 +83,24 @@ func (h host) defaultTiers(source string) ([]Tier, error) {
 	return tiers, nil
 }
 
+// StateFolder returns the user's folder for logs and other state: milkweed in $XDG_STATE_HOME, by
+// default ~/.local/state, or for root without a home directory /var/lib. It is "" if there is none.
+func StateFolder() string {
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, err := os.UserHomeDir()
+		switch {
+		case err == nil:
+			state = filepath.Join(home, ".local", "state")
+		case os.Getuid() == 0: // a service
+			state = "/var/lib"
+		default:
+			return ""
+		}
+	}
+	return filepath.Join(state, "milkweed")
+}
+
 // RAMFolder returns the path of the tier "ram" unless another user has taken it.
 func RAMFolder() string { return "/dev/shm/milkweed-" + strconv.Itoa(os.Getuid()) }
 
