@@ -23,8 +23,8 @@ const maxTiers = 16
 // The metadata snapshot may be in a tier, where Milkweed does not touch files other
 // than its copies. It may be neither in the source nor below the mount point.
 //
-// Validate calls the file system for at most five seconds. It ignores a file system
-// that hangs, because package check reports that.
+// Validate calls the file system for at most five seconds, that of a tier for a quarter of
+// one. It ignores a file system that hangs, because package check reports that.
 func (c *Config) Validate() error {
 	if err := c.validateSource(); err != nil {
 		return err
@@ -131,28 +131,41 @@ func (c *Config) configuredPaths() []configuredPath {
 	return all
 }
 
-// resolveTimeout limits the calls to the file system. It is a variable so that the test
-// can shorten it.
-var resolveTimeout = 5 * time.Second
+// These limit the calls to the file system. A mount starts without a tier that hangs, and waits
+// for it only for tierTimeout. They are variables so that the test can shorten them.
+var (
+	resolveTimeout = 5 * time.Second
+	tierTimeout    = 250 * time.Millisecond
+)
 
 func (c *Config) validatePaths() error {
-	if err := c.compare(c.configuredPaths()); err != nil { // compares the text only, so it cannot hang
+	all := c.configuredPaths()
+	if err := c.compare(all); err != nil { // compares the text only, so it cannot hang
 		return err
 	}
-	resolved := make(chan []configuredPath, 1)
-	go func() { // blocks as long as a file system hangs
-		paths := c.configuredPaths()
-		for i := range paths {
-			paths[i].resolve()
-		}
-		resolved <- paths
-	}()
-	select {
-	case paths := <-resolved:
-		return c.compare(paths)
-	case <-time.After(resolveTimeout):
-		return nil
+	resolved := make([]chan configuredPath, len(all))
+	for i, p := range all {
+		resolved[i] = make(chan configuredPath, 1)
+		go func() { // blocks as long as a file system hangs
+			p.resolve()
+			resolved[i] <- p
+		}()
 	}
+	var known []configuredPath
+	for i, start := 0, time.Now(); i < len(all); i++ {
+		limit := resolveTimeout
+		if all[i].role == tierRole {
+			limit = tierTimeout
+		}
+		timer := time.NewTimer(max(limit-time.Since(start), time.Millisecond))
+		select {
+		case p := <-resolved[i]:
+			known = append(known, p)
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	return c.compare(known)
 }
 
 // compare returns an error if one of the paths is equal to another or inside it.

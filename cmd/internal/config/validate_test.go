@@ -138,11 +138,33 @@ func TestValidateDetectsBindMounts(t *testing.T) {
 	}
 }
 
-// Validate returns while a file system hangs. Package check reports the file system.
+// Validate returns while a file system hangs. It waits for a tier for a short time only. Package
+// check reports the file system.
 func TestValidateDoesNotHang(t *testing.T) {
-	dir := t.TempDir()
-	c := valid(dir)
-	if err := os.Mkdir(c.Mount.Point, 0o700); err != nil {
+	for name, test := range map[string]struct {
+		hangs func(*Config) string
+		limit *time.Duration
+	}{
+		"mount point": {func(c *Config) string { return c.Mount.Point }, &resolveTimeout},
+		"tier":        {func(c *Config) string { return c.Tiers[0].Path }, &tierTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := valid(t.TempDir())
+			hang(t, test.hangs(c))
+			defer func(r, t time.Duration) { resolveTimeout, tierTimeout = r, t }(resolveTimeout, tierTimeout)
+			resolveTimeout, tierTimeout = time.Hour, time.Hour
+			*test.limit = 50 * time.Millisecond
+			if err := c.Validate(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// hang mounts a file system that hangs on dir, which it makes.
+func hang(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -150,17 +172,10 @@ func TestValidateDoesNotHang(t *testing.T) {
 		t.Skipf("needs /dev/fuse: %v", err)
 	}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device.Fd())
-	if err := unix.Mount("nobody", c.Mount.Point, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount("nobody", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		device.Close()
 		t.Skipf("needs the right to mount: %v", err)
 	}
-	t.Cleanup(func() { unix.Unmount(c.Mount.Point, unix.MNT_DETACH) })
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	t.Cleanup(func() { device.Close() }) // fails the requests that hang
-
-	old := resolveTimeout
-	resolveTimeout = 50 * time.Millisecond
-	t.Cleanup(func() { resolveTimeout = old })
-	if err := c.Validate(); err != nil {
-		t.Error(err)
-	}
 }
