@@ -22,7 +22,6 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/limit"
-	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
@@ -38,7 +37,7 @@ type daemon struct {
 	dataset string // config.DatasetID of the source; computing it calls the source's file system
 
 	source  source
-	stores  []*posix.Store
+	tiers   openTiers
 	service check.Service // how the kernel reads files
 	levels  *tiers.Hierarchy
 	names   *metadata.Container
@@ -135,7 +134,7 @@ func (d *daemon) mountFS(noExec bool) (err error) {
 		NoExec:      noExec,
 		ReadAhead:   fs.MaxRequest,
 		Mode:        modes[d.service.Mode],
-		StackDepth:  d.stackDepth(),
+		StackDepth:  d.tiers.stackDepth(),
 	}, d.log)
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
@@ -160,29 +159,17 @@ func (d *daemon) open(ctx context.Context) error {
 		return check.SourceError(d.cfg.Source, err)
 	}
 	d.dataset = config.DatasetID(d.cfg.Source.Name())
-	d.service = check.Decide(ctx, d.cfg, d.source)
-	source := d.limited()
-	var configs []tiers.Config
-	for _, t := range d.cfg.Tiers {
-		store, err := posix.OpenStore(posix.StoreConfig{
-			Tier:       t.Path,
-			Dataset:    d.dataset,
-			Source:     d.cfg.Source.Name(),
-			Mountpoint: d.cfg.Mount.Point,
-			Log:        d.log.With("tier", t.Name),
-		})
-		if err != nil {
-			return &exit.Error{Code: exit.Tier, Err: fmt.Errorf("tier %s: %w", t.Name, err), Remedy: tierRemedy(err)}
-		}
-		d.stores = append(d.stores, store)
-		configs = append(configs, tiers.Config{
-			Name: t.Name, Path: t.Path, Store: store,
-			Quota: tiers.Quota{Bytes: t.Quota.Bytes, Percent: t.Quota.Percent},
-		})
-	}
-	if d.levels, err = tiers.New(source, configs, tiers.Options{}, d.log); err != nil {
+	if d.levels, err = tiers.New(d.limited(), d.tierConfigs(), tiers.Options{}, d.log); err != nil {
 		return err
 	}
+	if err := d.openTiers(ctx); err != nil {
+		return err
+	}
+	var passthrough []error
+	for i := range d.cfg.Tiers {
+		passthrough = append(passthrough, d.tiers.passthroughOf(i))
+	}
+	d.service = check.Decide(ctx, d.cfg, d.source, passthrough)
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
 		TTL:        d.cfg.Mount.AttrTimeout,
 		Snapshot:   d.cfg.Mount.MetadataSnapshot,
@@ -221,18 +208,6 @@ func (d *daemon) limited() drivers.Driver {
 	return limit.New(d.source, limit.Config{BytesPerSecond: c.Bandwidth, OpsPerSecond: c.Operations})
 }
 
-// stackDepth returns the stack depth of the mount: 2 if a tier is on overlayfs, which is a
-// stacked file system, else 1. The kernel allows a depth of 2 in all, so that with 2 no file
-// system can be stacked on the mount.
-func (d *daemon) stackDepth() int {
-	for _, s := range d.stores {
-		if s.FSType() == "overlay" {
-			return 2
-		}
-	}
-	return 1
-}
-
 // descriptors returns the number of files that this process may have open.
 func descriptors() int {
 	var l unix.Rlimit
@@ -251,24 +226,6 @@ func (d *daemon) save() {
 	if err := d.names.SaveSnapshot(path, d.cfg.Source.Name()); err != nil {
 		d.log.Warn("metadata snapshot is not saved", "err", err)
 	}
-}
-
-// tierRemedy returns the remedy for a tier that cannot be opened.
-func tierRemedy(err error) string {
-	var (
-		locked  *posix.LockedError
-		foreign *posix.ForeignError
-		notOurs *posix.NotOursError
-	)
-	switch {
-	case errors.As(err, &locked):
-		return "Only one mount can use a dataset in a tier: unmount the other, or give this one other tiers."
-	case errors.As(err, &foreign):
-		return "Choose a tier path that belongs to this user, such as one with the user name in it."
-	case errors.As(err, &notOurs):
-		return "Milkweed does not change it. Choose another tier path, or move that directory away."
-	}
-	return "Choose a tier path that this user may write to."
 }
 
 // awaitScan waits for the scan of the tiers, for scanTimeout at most.
@@ -312,17 +269,6 @@ func (d *daemon) serveControl(ctx context.Context, l net.Listener) (stop func())
 	}
 }
 
-// closeStores closes the tiers, all at once, since each may wait for its disk.
-func (d *daemon) closeStores() error {
-	errs := make([]error, len(d.stores))
-	var closing sync.WaitGroup
-	for i, s := range d.stores {
-		closing.Go(func() { errs[i] = s.Close() })
-	}
-	closing.Wait()
-	return errors.Join(errs...)
-}
-
 // close closes the metadata, the tiers and the source.
 func (d *daemon) close() error {
 	if d.mount != nil {
@@ -336,7 +282,7 @@ func (d *daemon) close() error {
 	if d.names != nil {
 		errs = append(errs, d.names.Close())
 	}
-	errs = append(errs, d.closeStores())
+	errs = append(errs, d.tiers.close())
 	if d.source != nil {
 		errs = append(errs, d.source.Close())
 	}

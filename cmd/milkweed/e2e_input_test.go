@@ -117,6 +117,8 @@ var badInputs = []badInput{
 
 	{name: "tier read-only", prep: func(s *site) { s.sh(`mkdir "$1" && mount -t tmpfs -o ro none "$1"`, s.tier(1)) },
 		code: exit.Tier, says: []string{"tier tier1: cannot write to", "read-only file system", "mounted for writing"}},
+	{name: "tier without a size", prep: func(s *site) { s.sh(`mkdir "$1" && mount -t ramfs none "$1"`, s.tier(1)) },
+		args: quotaOf("50%"), code: exit.Tier, says: []string{"the quota is 50%", "reports no size", "in bytes"}},
 	{name: "tier a file", prep: func(s *site) { s.sh(`echo x > "$1"`, s.tier(1)) },
 		code: exit.Tier, says: []string{"/tier1 is not a directory", "Choose a directory"}},
 	{name: "tier of another user", prep: func(s *site) { s.sh(`mkdir "$1" && chown "$2" "$1"`, s.tier(1), nobody) },

@@ -74,7 +74,7 @@ func (d *daemon) release() {
 	d.stopWork()
 	d.levels.Retire()
 	d.save()
-	if err := d.closeStores(); err != nil {
+	if err := d.tiers.close(); err != nil {
 		d.log.Warn("tier", "err", err)
 	}
 }

@@ -54,6 +54,9 @@ services that these tools use. Paths to such files must be absolute, because
 the working directory of the daemon is /. A URL that contains credentials is an
 error.
 
+A mount starts without a tier that hangs or fails, or whose disk is not mounted,
+and prints a warning. The tier is used when it works.
+
 The mode determines how the kernel reads the content of files. In passthrough
 the kernel reads files on tiers directly. This needs CAP_SYS_ADMIN and Linux
 6.9. Files for which it does not work are read as in cached. In stateless an
@@ -174,7 +177,7 @@ func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []str
 			return err
 		}
 	}
-	if err := check.First(check.Run(ctx, c)); err != nil {
+	if err := check.First(check.BeforeMount(ctx, c)); err != nil {
 		return err
 	}
 	if d != nil && c.Log.File == "" {

@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -49,7 +51,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
 		tier := tierStatus(stats)
-		tier.Passthrough, tier.PassthroughReason = passthroughStatus(d.service.Tiers[i])
+		tier.Passthrough, tier.PassthroughReason = passthroughStatus(check.PassthroughError(d.service.Mode, d.tiers.passthroughOf(i)))
 		s.Tiers = append(s.Tiers, tier)
 		s.ReadLatency[stats.Name] = histogram(stats.Latency)
 	}
@@ -151,8 +153,16 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 		l.State, l.Reason = control.NotPlaced, "empty"
 	case !d.handler.Fits(e.Size()):
 		l.State, l.Reason = control.NotPlaced, "no tier has room"
+		if d.someTierIsDown() {
+			l.Reason = "no tier that works has room"
+		}
 	}
 	return l, nil
+}
+
+// someTierIsDown reports whether a tier is not used.
+func (d *daemon) someTierIsDown() bool {
+	return slices.ContainsFunc(d.levels.Tiers(), func(t *tiers.Tier) bool { return t.Stats().Health == tiers.Down })
 }
 
 // whereTimeout bounds how long Where waits for the source, which has a name that is not cached.

@@ -94,11 +94,19 @@ func Run(ctx context.Context, c *config.Config) []Finding {
 	return thisHost().run(ctx, c)
 }
 
+// BeforeMount is Run without the checks of the tiers, for a mount that opens each with Tier.
+func BeforeMount(ctx context.Context, c *config.Config) []Finding {
+	withoutTiers := *c
+	withoutTiers.Tiers = nil
+	return thisHost().run(ctx, &withoutTiers)
+}
+
 // A host is the machine that is checked. Tests replace its parts.
 type host struct {
 	root    string // the directory that contains /proc, /etc and /dev
 	uid     int
 	timeout time.Duration // limits each check that calls a file system
+	state   string        // config.StateFolder
 
 	release  func() (string, error) // the version of the kernel
 	openat2  func() error
@@ -117,6 +125,7 @@ func thisHost() host {
 		root:     "/",
 		uid:      os.Getuid(),
 		timeout:  5 * time.Second,
+		state:    config.StateFolder(),
 		release:  release,
 		openat2:  openat2,
 		lookPath: exec.LookPath,

@@ -223,12 +223,21 @@ func TestChecks(t *testing.T) {
 		{"parent not writable", tier, func(w *world) { w.mkdir(".", 0o555) }, Problem, exit.Tier, "cannot write to $: permission denied", "may write"},
 		{"of another user", tier, func(w *world) { w.mkdir("ssd/new", 0o777|fs.ModeSticky); w.chown("ssd/new", 4711) }, Problem, exit.Tier, "$/ssd/new belongs to user 4711", "your own"},
 		{"open to all", tier, func(w *world) { w.mkdir("ssd/new", 0o777) }, Warning, 0, "all users may rename the files in $/ssd/new", "chmod o-w"},
-		{"broken", tier, func(w *world) { w.failStat(w.path("ssd/new"), unix.EIO) }, Problem, exit.Tier, "$/ssd/new: input/output error", "another"},
+		{"broken", tier, func(w *world) { w.failStat(w.path("ssd/new"), unix.EIO) }, Warning, 0, "$/ssd/new: input/output error; a mount starts without the tier", "another"},
 		{"full of copies", tier, func(w *world) {
 			w.tmpfs("ssd/new", 0)
 			w.write("ssd/new/copy", strings.Repeat("x", os.Getpagesize()))
 		}, Warning, 0, "cannot write to $/ssd/new: no space left on device", "not needed"},
-		{"read-only", tier, func(w *world) { w.tmpfs("ssd/new", unix.MS_RDONLY) }, Problem, exit.Tier, "cannot write to $/ssd/new: read-only file system", "mounted for writing"},
+		{"read-only after an error", tier, func(w *world) { w.tmpfs("ssd/new", unix.MS_RDONLY) }, Warning, 0, "cannot write to $/ssd/new: read-only file system; a mount starts without the tier", "mounted for writing"},
+		{"no size", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(unix.RAMFS_MAGIC, 0, 0)) }, Problem, exit.Tier, "the quota is 90%, but the file system of $ reports no size", "in bytes"},
+		{"no size, quota in bytes", tier, func(w *world) {
+			w.fileSystem(w.path("ssd/new"), disk(unix.RAMFS_MAGIC, 0, 0))
+			w.config.Tiers[0].Quota = config.Quota{Bytes: gib}
+		}, OK, 0, "$/ssd/new, on ramfs, quota 1GiB, of unknown size", ""},
+		{"read-only", tier, func(w *world) {
+			w.tmpfs("ssd/new", unix.MS_RDONLY)
+			w.mountinfo("22 21 0:50 / $/ssd/new ro - tmpfs none ro")
+		}, Problem, exit.Tier, "cannot write to $/ssd/new: read-only file system", "mounted for writing"},
 		{"quota too large", tier, func(w *world) {
 			w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 2*gib))
 			w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
@@ -455,7 +464,6 @@ func TestHung(t *testing.T) {
 		{"source", func(w *world) []Finding { return w.host.source(t.Context(), w.config) }, exit.Source, "source: $/source did not respond within 10ms"},
 		{"mnt", func(w *world) []Finding { return w.host.mountPoint(t.Context(), w.config) }, exit.MountPoint, "mount point: $/mnt (fuse.milkweed of /x) did not respond within 10ms"},
 		{"x.snapshot", func(w *world) []Finding { return w.host.snapshot(t.Context(), w.config) }, exit.Usage, "metadata snapshot: $/x.snapshot did not respond within 10ms"},
-		{"ssd/new", func(w *world) []Finding { return w.host.tiers(t.Context(), w.config) }, exit.Tier, "tier ssd: $/ssd/new did not respond within 10ms"},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
 			w := newWorld(t)
@@ -470,6 +478,27 @@ func TestHung(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// Tiers that hang delay the check by one time-out. Each is a warning, because a mount starts
+// without it.
+func TestTiersHang(t *testing.T) {
+	w := newWorld(t)
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	w.timeout = 10 * time.Millisecond
+	w.stat = func(string) (os.FileInfo, error) { <-hang; return nil, unix.EIO }
+	w.config.Tiers = append(w.config.Tiers, config.Tier{Name: "hdd", Path: w.path("hdd")})
+	got := w.host.tiers(t.Context(), w.config)
+	if len(got) != 2 {
+		t.Fatalf("got %+v, want 2 findings", got)
+	}
+	for i, f := range got {
+		want := w.config.Tiers[i].Path + " did not respond within 10ms; a mount starts without the tier, and uses it when it works"
+		if f.Status != Warning || f.Detail != want || f.Remedy == "" {
+			t.Errorf("got %+v, want the warning %q", f, want)
+		}
 	}
 }
 
@@ -560,7 +589,7 @@ func (w *world) runCheck(check string) []Finding {
 	case snapshotName:
 		return w.inspectSnapshot(w.config.Mount.MetadataSnapshot)
 	default:
-		return w.inspectTier(check, w.config.Tiers[0], w.config.Source.Path)
+		return w.checkTier(check, w.config.Tiers[0], w.config.Source.Path)
 	}
 }
 

@@ -17,30 +17,22 @@ type Service struct {
 	Mode   config.Mode // never config.Auto
 	Reason string      // why this mode was chosen, on one line
 
-	// Why the kernel does not read files of the source or of a tier directly; nil
-	// if it does.
-	Source error
-	Tiers  []error // in the order of the configuration
+	Source error // why the kernel does not read files of the source directly; nil if it does
 
 	Granularity time.Duration // of the times of the source; 0: its versions identify the content
 }
 
-// Decide chooses the mode of a mount. It samples files of the source, and creates a
-// file without a name in each tier, which it removes. It blocks on a file system
-// that hangs; Run reports such a file system.
-func Decide(ctx context.Context, c *config.Config, source drivers.Sampler) Service {
-	in := thisHost().modeInputs(ctx, c, source)
+// Decide chooses the mode of a mount. It samples files of the source. Tiers has the result of
+// TierPassthrough of each tier, or why the tier is not open.
+func Decide(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) Service {
+	in := thisHost().modeInputs(ctx, c, source, tiers)
 	mode, reason := in.chooseMode(c.Mount.Mode)
-	s := Service{Mode: mode, Reason: reason, Source: passthroughError(mode, in.source), Granularity: Granularity(in.sample)}
-	for _, err := range in.tiers {
-		s.Tiers = append(s.Tiers, passthroughError(mode, err))
-	}
-	return s
+	return Service{Mode: mode, Reason: reason, Source: PassthroughError(mode, in.source), Granularity: Granularity(in.sample)}
 }
 
-// passthroughError returns why the kernel does not read files of a directory directly
+// PassthroughError returns why the kernel does not read files of a directory directly
 // in a mode. Probe is the error of the probe of the directory.
-func passthroughError(mode config.Mode, probe error) error {
+func PassthroughError(mode config.Mode, probe error) error {
 	if probe == nil && mode != config.Passthrough {
 		return fmt.Errorf("the mode is %s", mode)
 	}
@@ -53,15 +45,18 @@ type modeInputs struct {
 	probeResults
 }
 
-// modeInputs collects the facts that the configuration does not make irrelevant.
-func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.Sampler) modeInputs {
+// modeInputs collects the facts that the configuration does not make irrelevant. Tiers has
+// the result of the probe of each tier.
+func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) modeInputs {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
-	if !allowsPassthrough(c) {
-		return modeInputs{slices.Collect(maps.Values(sample)), probeResults{tiers: make([]error, len(c.Tiers))}}
+	in := modeInputs{slices.Collect(maps.Values(sample)), probeResults{tiers: make([]error, len(c.Tiers))}}
+	if AllowsPassthrough(c) {
+		in.tiers = tiers
+		in.source = h.probeFile(openAny(c.Source, slices.Sorted(maps.Keys(sample))))
 	}
-	return modeInputs{slices.Collect(maps.Values(sample)), h.probeDirectories(c, slices.Sorted(maps.Keys(sample)))}
+	return in
 }
 
 // The limits of the sample of the source. The time-out bounds the delay of a mount
@@ -71,8 +66,8 @@ const (
 	sampleTimeout = 300 * time.Millisecond
 )
 
-// allowsPassthrough reports whether the configuration allows passthrough.
-func allowsPassthrough(c *config.Config) bool {
+// AllowsPassthrough reports whether the configuration allows passthrough.
+func AllowsPassthrough(c *config.Config) bool {
 	return c.Mount.Mode == config.Auto || c.Mount.Mode == config.Passthrough
 }
 
@@ -146,13 +141,17 @@ func (h host) preview(ctx context.Context, c *config.Config, open func() (Source
 }
 
 func (h host) inspectMode(ctx context.Context, c *config.Config, source drivers.Sampler) []Finding {
-	in := h.modeInputs(ctx, c, source)
+	var tiers []error
+	if AllowsPassthrough(c) {
+		tiers = h.probeTiers(c.Tiers)
+	}
+	in := h.modeInputs(ctx, c, source, tiers)
 	mode, reason := in.chooseMode(c.Mount.Mode)
 	findings := ok("mode", "%s: %s", mode, reason)
 	if c.Mount.Mode == config.Passthrough && mode != config.Passthrough {
 		findings = warning("mode", "See the findings of passthrough for each tier.", "%s: %s", mode, reason)
 	}
-	if allowsPassthrough(c) {
+	if AllowsPassthrough(c) {
 		best, _ := ChooseMode(c.Mount.Mode, true, "", in.sample)
 		findings = append(findings, in.findings(c, best == config.Passthrough)...)
 	}

@@ -37,30 +37,27 @@ var (
 	errBucket      = errors.New("the source is a bucket, which the kernel cannot read")
 )
 
-// probeDirectories probes passthrough with a file in each tier, and with one of the
-// names in the source.
-func (h host) probeDirectories(c *config.Config, names []string) probeResults {
-	p := probeResults{tiers: make([]error, len(c.Tiers))}
-	var files []*os.File
-	var results []*error // results[i] receives the error for files[i]
-	add := func(result *error, f *os.File, err error) {
-		if *result = err; err == nil {
-			files = append(files, f)
-			results = append(results, result)
-		}
+// probeTiers probes passthrough with a file in each tier.
+func (h host) probeTiers(tiers []config.Tier) []error {
+	errs := make([]error, len(tiers))
+	for i, t := range tiers {
+		errs[i] = h.probeFile(h.tempFile(t.Path))
 	}
-	for i, t := range c.Tiers {
-		f, err := h.tempFile(t.Path)
-		add(&p.tiers[i], f, err)
-	}
-	f, err := openAny(c.Source, names)
-	add(&p.source, f, err)
-	for i, err := range h.probe(files) {
-		*results[i] = err
-		files[i].Close()
-	}
-	return p
+	return errs
 }
+
+// probeFile probes passthrough with a file and closes it, unless err is the error of opening it.
+func (h host) probeFile(f *os.File, err error) error {
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return h.probe([]*os.File{f})[0]
+}
+
+// TierPassthrough returns why the kernel cannot read the files of a tier directly, or nil if it
+// can. It creates a file without a name in the tier, and blocks on a file system that hangs.
+func TierPassthrough(t config.Tier) error { return thisHost().probeTiers([]config.Tier{t})[0] }
 
 // openAny opens the first of names that can be opened.
 func openAny(source config.Source, names []string) (*os.File, error) {

@@ -7,30 +7,96 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
+// tiers checks all tiers at once, so that several that hang delay it by one time-out. A tier that
+// does not work now is a Warning, because a mount starts without it.
 func (h host) tiers(ctx context.Context, c *config.Config) []Finding {
-	var findings []Finding
-	for _, t := range c.Tiers {
+	findings := make([][]Finding, len(c.Tiers))
+	var checking sync.WaitGroup
+	for i, t := range c.Tiers {
 		name := "tier " + t.Name
-		onTimeout := problem(exit.Tier, name, "Choose another directory for it, on a disk of this machine.",
-			"%s did not respond within %s", t.Path, h.timeout)
-		findings = append(findings, h.withTimeout(ctx, onTimeout, func() []Finding { return h.inspectTier(name, t, c.Source.Name()) })...)
+		onTimeout := warning(name, "Check its disk, or choose another directory for it.",
+			"%s did not respond within %s; %s", t.Path, h.timeout, startsWithout)
+		checking.Go(func() {
+			findings[i] = h.withTimeout(ctx, onTimeout, func() []Finding { return h.checkTier(name, t, c.Source.Name()) })
+		})
 	}
-	return findings
+	checking.Wait()
+	return slices.Concat(findings...)
 }
 
-// inspectTier checks a tier. Name is the name of the finding, and source the Name of
-// the source.
-func (h host) inspectTier(name string, t config.Tier, source string) []Finding {
-	fail := func(remedy, format string, args ...any) []Finding {
-		return problem(exit.Tier, name, remedy, format, args...)
+const startsWithout = "a mount starts without the tier, and uses it when it works"
+
+func (h host) checkTier(name string, t config.Tier, source string) []Finding {
+	findings, err := h.inspectTier(name, t, source)
+	switch {
+	case err == nil:
+		return findings
+	case h.isIll(t.Path, err):
+		return warning(name, err.Remedy, "%v; %s", err, startsWithout)
+	}
+	return problem(exit.Tier, name, err.Remedy, "%w", err)
+}
+
+// A TierError is a reason why a tier cannot be used.
+type TierError struct {
+	Err    error
+	Remedy string // a sentence
+}
+
+func (e *TierError) Error() string { return e.Err.Error() }
+
+func (e *TierError) Unwrap() error { return e.Err }
+
+// Tier returns a *TierError if a tier cannot be used. Source is the Name of the source. Tier blocks
+// on a file system that hangs.
+func Tier(t config.Tier, source string) error {
+	if _, err := thisHost().inspectTier("", t, source); err != nil {
+		return err
+	}
+	return nil
+}
+
+// IsIll reports whether err means that the tier at path does not work now, but may work later.
+// Otherwise the configuration is wrong, or another mount uses the tier.
+func IsIll(path string, err error) bool { return thisHost().isIll(path, err) }
+
+// wrongTier are the errors of a tier that only another configuration avoids.
+var wrongTier = []unix.Errno{
+	unix.EACCES, unix.EPERM, unix.ENOENT, unix.ENOTDIR, unix.EISDIR, unix.EEXIST,
+	unix.ELOOP, unix.ENAMETOOLONG, unix.EINVAL, unix.EOPNOTSUPP, unix.ENOSYS, unix.ENOTTY,
+}
+
+func (h host) isIll(path string, err error) bool {
+	if errors.Is(err, errNotMounted) || errors.Is(err, drivers.ErrAbandoned) { // it did not answer in time
+		return true
+	}
+	errno, ok := errors.AsType[unix.Errno](err)
+	if errno == unix.EROFS { // the kernel makes a file system read-only after an error
+		m, _ := h.mounts().Of(config.RealPath(path))
+		return !m.ReadOnly
+	}
+	return ok && !slices.Contains(wrongTier, errno)
+}
+
+// inspectTier checks a tier. If it can be used, the findings are warnings, or one that is OK. Name
+// is the name of the findings, and source the Name of the source.
+func (h host) inspectTier(name string, t config.Tier, source string) ([]Finding, *TierError) {
+	fail := func(remedy, format string, args ...any) ([]Finding, *TierError) {
+		return nil, &TierError{fmt.Errorf(format, args...), remedy}
+	}
+	if err := h.checkMounted(t.Path); err != nil {
+		return nil, err
 	}
 	dir, info, err := h.nearestExisting(t.Path)
 	switch {
@@ -44,7 +110,7 @@ func (h host) inspectTier(name string, t config.Tier, source string) []Finding {
 	switch err := tryWriting(dir); {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		// This is only a warning, because existing copies can still be read.
-		return warning(name, "Remove files that are not needed there, or choose another directory.", "cannot write to %s: %v", dir, reason(err))
+		return warning(name, "Remove files that are not needed there, or choose another directory.", "cannot write to %s: %v", dir, reason(err)), nil
 	case errors.Is(err, unix.EROFS):
 		return fail("Choose a directory on a file system that is mounted for writing.", "cannot write to %s: %w", dir, reason(err))
 	case err != nil:
@@ -53,6 +119,9 @@ func (h host) inspectTier(name string, t config.Tier, source string) []Finding {
 	st, err := h.statfs(dir)
 	if err != nil {
 		return fail("Choose another directory.", "%s: %w", dir, reason(err))
+	}
+	if st.Blocks == 0 && t.Quota.Percent > 0 {
+		return fail(`Set a quota in bytes, such as quota = "100GB".`, "the quota is %s, but the file system of %s reports no size", t.Quota, dir)
 	}
 	var warnings []Finding
 	if dir == t.Path && info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
@@ -65,9 +134,13 @@ func (h host) inspectTier(name string, t config.Tier, source string) []Finding {
 	}
 	warnings = append(warnings, h.checkQuota(name, t, dir, source, st)...)
 	if len(warnings) > 0 {
-		return warnings
+		return warnings, nil
 	}
-	return ok(name, "%s, on %s, quota %s, %s free%s", t.Path, fileSystemName(st), t.Quota, size(available(st)), h.memoryNote(st))
+	free := size(available(st)) + " free"
+	if st.Blocks == 0 {
+		free = "of unknown size"
+	}
+	return ok(name, "%s, on %s, quota %s, %s%s", t.Path, fileSystemName(st), t.Quota, free, h.memoryNote(st)), nil
 }
 
 // nearestExisting returns path if it exists, and otherwise its nearest parent that
@@ -107,7 +180,7 @@ func (h host) checkQuota(name string, t config.Tier, dir, source string, st unix
 	}
 	quota := t.Quota.Of(usable)
 	switch {
-	case quota > usable:
+	case quota > usable && st.Blocks > 0:
 		return warning(name, `Reduce the quota, or use a percentage such as quota = "90%".`,
 			"the quota is %s, but %s has %s free", t.Quota, dir, size(available(st)))
 	case quota < minQuota:
