@@ -36,6 +36,13 @@ type (
 		ACL(ctx context.Context, name string) ([]byte, Info, error)
 	}
 
+	// A HoleFinder knows the holes of its files.
+	HoleFinder interface {
+		// Holes returns the first MaxHoles holes of a regular file, by offset, and
+		// describes the file that the name had at that time.
+		Holes(ctx context.Context, name string) ([]Hole, Info, error)
+	}
+
 	// A Lister is a Driver on which a directory listing is cheaper than
 	// lookups of single names, such as an object store. Callers look a name
 	// up by listing its directory, and cache the listing.

@@ -16,6 +16,7 @@ type everything struct {
 	drivers.Readlinker
 	drivers.Xattrer
 	drivers.ACLer
+	drivers.HoleFinder
 	drivers.Lister
 	drivers.VersionOpener
 	drivers.Statfser
@@ -53,6 +54,7 @@ func driverCapabilities(v any) map[string]any {
 	find[drivers.Readlinker](m, "Readlinker", v)
 	find[drivers.Xattrer](m, "Xattrer", v)
 	find[drivers.ACLer](m, "ACLer", v)
+	find[drivers.HoleFinder](m, "HoleFinder", v)
 	find[drivers.Lister](m, "Lister", v)
 	find[drivers.VersionOpener](m, "VersionOpener", v)
 	find[drivers.Statfser](m, "Statfser", v)
@@ -93,7 +95,7 @@ func TestNothingIsBypassed(t *testing.T) {
 			got := driverCapabilities(wrapper)
 			find[drivers.Store](got, "Store", wrapper)
 			find[drivers.Prober](got, "Prober", wrapper)
-			want := 8
+			want := 9
 			if w.store {
 				want += 2
 			}

@@ -16,6 +16,10 @@ type Info struct {
 	Ctime time.Time // last change of the content or the attributes
 	Atime time.Time // last access, as reported by the storage
 
+	// Blocks is the number of blocks of 512 bytes that are allocated, as st_blocks of
+	// stat(2), or FullBlocks(Size) if the storage has no such number.
+	Blocks int64
+
 	// Version identifies the content of a file where the storage has such an
 	// identifier, for example an ETag or a generation. It is "" elsewhere. It
 	// is a sequence of bytes that only its driver interprets.
@@ -26,6 +30,22 @@ type Info struct {
 	// is unknown too.
 	Err error
 }
+
+// FullBlocks returns the number of blocks that size bytes without holes need.
+func FullBlocks(size int64) int64 { return size/512 + min(size%512, 1) }
+
+// IsSparse reports whether the storage holds less of a regular file than its size, because
+// the file has holes or is compressed.
+func (i Info) IsSparse() bool { return i.IsRegular() && i.Blocks < i.Size/512 }
+
+// A Hole is a part of a file that the storage does not hold, and that reads as zeros.
+type Hole struct {
+	Start int64 // offset of the first byte
+	End   int64 // offset of the byte after the last
+}
+
+// MaxHoles is the largest number of holes that Holes returns for one file.
+const MaxHoles = 4096
 
 // Statfs is the size of a file system in bytes and in files.
 type Statfs struct {

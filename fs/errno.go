@@ -32,11 +32,15 @@ const (
 	// statusNameTooLong: there is no file of a name that is longer than maxName.
 	statusNameTooLong = fuse.Status(syscall.ENAMETOOLONG)
 
+	// statusNoOffset: lseek(2) finds neither a hole nor data at or after the offset.
+	statusNoOffset = fuse.Status(syscall.ENXIO)
+
 	// statusBadHandle: the kernel sent a handle that is not open. This would be a bug.
 	statusBadHandle = fuse.EBADF
 
 	// statusNeverAgain: after ENOSYS the kernel sends no more requests of this kind. OPEN and
-	// FLUSH then succeed without a round trip, and GETXATTR and LISTXATTR fail with EOPNOTSUPP.
+	// FLUSH then succeed without a round trip, GETXATTR and LISTXATTR fail with EOPNOTSUPP, and
+	// for LSEEK files have no holes.
 	// No job gets this errno.
 	statusNeverAgain = fuse.ENOSYS
 

@@ -42,8 +42,8 @@ type Reader interface {
 
 // A fileSystem replies to the requests of the kernel. The embedded RawFileSystem
 // replies ENOSYS to all requests that have no method here. After that the kernel handles
-// lseek and locks by itself, without further requests. Requests for changes
-// never arrive, because the mount is read-only.
+// poll, locks and the birth time of statx by itself, without further requests. Requests for
+// changes never arrive, because the mount is read-only.
 type fileSystem struct {
 	fuse.RawFileSystem
 	names            *metadata.Container

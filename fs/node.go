@@ -120,7 +120,7 @@ func setAttr(out *fuse.Attr, e *metadata.Entry) {
 	*out = fuse.Attr{
 		Ino:       e.ID(),
 		Size:      uint64(i.Size),
-		Blocks:    uint64(i.Size+511) / 512,
+		Blocks:    uint64(i.Blocks),
 		Atime:     uint64(i.Atime.Unix()),
 		Mtime:     uint64(i.Mtime.Unix()),
 		Ctime:     uint64(i.Ctime.Unix()),

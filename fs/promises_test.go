@@ -26,7 +26,7 @@ import (
 func TestSourceIsTruth(t *testing.T) {
 	allowed := map[string]bool{
 		"Open": true, "ReadDir": true, "Stat": true, "Readlink": true, "Listxattr": true,
-		"Getxattr": true, "ACL": true, "Statfs": true, "Close": true, "FSType": true, "Stats": true, "Sample": true,
+		"Getxattr": true, "ACL": true, "Holes": true, "FindsHoles": true, "Statfs": true, "Close": true, "FSType": true, "Stats": true, "Sample": true,
 		"IsLister": true, "List": true, "OpenVersion": true, "Profile": true,
 	}
 	for _, typ := range []reflect.Type{reflect.TypeFor[*posix.Dir](), reflect.TypeFor[*tiers.Source]()} {

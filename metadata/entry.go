@@ -1,8 +1,10 @@
 package metadata
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -29,7 +31,7 @@ type Entry struct {
 	mtime, ctime, atime    int64 // seconds
 	mtimeN, ctimeN, atimeN uint32
 	mode, nlink, uid, gid  uint32
-	rdev                   uint32
+	special                uint32 // see setSpecial
 
 	validated atomic.Uint32 // time of the last request to the source that confirmed the entry, by Container.now
 	state     atomic.Uint32 // the level, and the bits in state.go
@@ -137,10 +139,11 @@ func (e *Entry) Info() drivers.Info {
 // info is Info; e.attributes must be held.
 func (e *Entry) info() drivers.Info {
 	return drivers.Info{
-		Name: e.Name(), Version: e.version(), Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Rdev: e.rdev, Size: e.size,
+		Name: e.Name(), Version: e.version(), Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Size: e.size,
 		Mtime: time.Unix(e.mtime, int64(e.mtimeN)),
 		Ctime: time.Unix(e.ctime, int64(e.ctimeN)),
 		Atime: time.Unix(e.atime, int64(e.atimeN)),
+		Rdev:  e.rdev(), Blocks: e.blocks(),
 	}
 }
 
@@ -148,15 +151,16 @@ func (e *Entry) info() drivers.Info {
 func (e *Entry) attributes() *sync.RWMutex { return &e.Parent().dir.mu }
 
 // set sets the attributes to those of info, which describes the same version, and reports
-// whether another one than the access time has changed. e.attributes must be held, unless e
+// whether another one than the access time and the blocks has changed. e.attributes must be held, unless e
 // is not shared yet.
 func (e *Entry) set(info drivers.Info) (changed bool) {
-	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev != info.Rdev ||
+	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev() != info.Rdev ||
 		e.size != info.Size || e.times() != timesOf(info)
 	if changed {
 		e.clearBits(noXattrs | noACL)
 	}
-	e.mode, e.nlink, e.uid, e.gid, e.rdev = info.Mode, info.Nlink, info.UID, info.GID, info.Rdev
+	e.mode, e.nlink, e.uid, e.gid = info.Mode, info.Nlink, info.UID, info.GID
+	e.setSpecial(info)
 	if e.size != info.Size { // Size reads it without the lock, so an equal size is not written
 		e.size = info.Size
 	}
@@ -165,6 +169,37 @@ func (e *Entry) set(info drivers.Info) (changed bool) {
 	e.atime, e.atimeN = info.Atime.Unix(), uint32(info.Atime.Nanosecond())
 	return changed
 }
+
+// setSpecial sets what only some types of files have, in one field: the number of a device, and of
+// others the difference between the blocks and drivers.FullBlocks, up to 1 TiB. e.attributes must
+// be held, unless e is not shared yet.
+func (e *Entry) setSpecial(info drivers.Info) {
+	if e.isDevice() {
+		e.special = info.Rdev
+		return
+	}
+	more := info.Blocks - drivers.FullBlocks(info.Size)
+	e.special = uint32(int32(max(math.MinInt32, min(more, math.MaxInt32))))
+}
+
+// rdev returns the number of a device; e.attributes must be held.
+func (e *Entry) rdev() uint32 {
+	if e.isDevice() {
+		return e.special
+	}
+	return 0
+}
+
+// blocks returns the blocks that are allocated; e.attributes must be held.
+func (e *Entry) blocks() int64 {
+	if e.isDevice() {
+		return 0
+	}
+	return drivers.FullBlocks(e.size) + int64(int32(e.special))
+}
+
+// isDevice reports whether the entry is a character or block device.
+func (e *Entry) isDevice() bool { return e.kind == syscall.S_IFCHR || e.kind == syscall.S_IFBLK }
 
 // matches reports whether info, a reply of the source, describes e and not another version;
 // e.attributes must be held. A directory has one version, whatever its content is. Nothing

@@ -49,8 +49,9 @@ type Container struct {
 	snapshot  *snapshot     // nil: there is none
 	warned    atomic.Uint32 // time of the last warning about the source, by now; 0: none
 	outdated  outdatedParts
-	sweeps    SweepCounters // updated atomically
-	xattrs    xattrCache
+	sweeps    SweepCounters      // updated atomically
+	xattrs    replyCache[[]byte] // nil: the attribute does not exist
+	holes     replyCache[[]drivers.Hole]
 
 	background background // runs the listings, if names are found by listing
 }

@@ -31,21 +31,21 @@ import (
 //
 //	listed   time when all names were last known, 0 if they were not
 //	number   of entries, which follow by name
-//	entry    name, version, mode, nlink, uid, gid, rdev, size, mtime, ctime,
-//	         atime, time of the request that validated it, and for a directory the
+//	entry    name, version, mode, nlink, uid, gid, rdev, size, blocks, mtime,
+//	         ctime, atime, time of the request that validated it, and for a directory the
 //	         offset and size of its block, 0 if there is none
 //	checksum of these
 //
-// File times are seconds and nanoseconds. The seconds of mtime are the difference from the
-// entry before, those of ctime and atime the difference from mtime. Other times count units
-// of 100 ms since 1970. The time of validation is the difference from the entry before, or
-// from listed for the first entry.
+// Blocks are the difference from drivers.FullBlocks. File times are seconds and nanoseconds.
+// The seconds of mtime are the difference from the entry before, those of ctime and atime the
+// difference from mtime. Other times count units of 100 ms since 1970. The time of validation
+// is the difference from the entry before, or from listed for the first entry.
 //
-// Format version 1 had no versions of files.
+// Format version 1 had no versions of files, and 2 no blocks.
 const (
 	headMagic     = "milkweed: names\n"
 	tailMagic     = "milkweed: end  \n"
-	formatVersion = 2
+	formatVersion = 3
 	tailSize      = int64(len(tailMagic)) + 3*8 + crc32.Size
 )
 

@@ -89,6 +89,8 @@ func (w *world) fillVaried() {
 		w.source.PutAt(name, make([]byte, i), mtime)
 		w.source.Chmod(name, uint32(0o400+i))
 	}
+	w.source.PutAt("sparse", make([]byte, 10_000), time.Unix(1e9, 0))
+	w.source.SetHoles("sparse", drivers.Hole{Start: 512, End: 8192})
 	w.source.Mkdir("empty")
 	w.source.Symlink("plain", "link")
 	w.source.Special("pipe", syscall.S_IFIFO)

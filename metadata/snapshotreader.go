@@ -11,6 +11,8 @@ import (
 	"iter"
 	"sync/atomic"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // A snapshot is a metadata snapshot that is open for reading.
@@ -173,6 +175,7 @@ func (d *decoder) entry(last snapshotEntry) snapshotEntry {
 		*v = uint32(d.below(1 << 32))
 	}
 	i.Size = int64(d.below(1 << 63))
+	i.Blocks = drivers.FullBlocks(i.Size) + d.signed()
 	base := last.info.Mtime.Unix()
 	if last.name == nil {
 		base = 0

@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // writeSnapshot writes a whole snapshot.
@@ -151,6 +153,7 @@ func (b *blockWriter) add(e snapshotEntry) {
 		buf = binary.AppendUvarint(buf, uint64(v))
 	}
 	buf = binary.AppendUvarint(buf, uint64(i.Size))
+	buf = binary.AppendVarint(buf, i.Blocks-drivers.FullBlocks(i.Size))
 	mtime := i.Mtime.Unix()
 	buf = appendTime(buf, i.Mtime, b.mtime)
 	buf = appendTime(buf, i.Ctime, mtime)

@@ -3,7 +3,6 @@ package metadata
 import (
 	"context"
 	"errors"
-	"sync"
 	"syscall"
 	"time"
 
@@ -98,7 +97,7 @@ func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request fu
 	if e.state.Load()&absent(attr) != 0 {
 		return nil, nil
 	}
-	key, times := xattrKey{e.id, attr}, e.lockedTimes()
+	key, times := replyKey{e.id, attr}, e.lockedTimes()
 	if value, ok := c.xattrs.get(key, times); ok {
 		return value, nil
 	}
@@ -108,7 +107,7 @@ func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request fu
 	case len(value) == 0 && (attr == "" || attr == drivers.ACLXattr):
 		e.setIfUnchanged(absent(attr), times)
 	default:
-		c.xattrs.put(key, xattrReply{value, times})
+		c.xattrs.put(key, cachedReply[[]byte]{value, len(value), times})
 	}
 	return value, err
 }
@@ -130,57 +129,4 @@ func (e *Entry) setIfUnchanged(bits uint32, t fileTimes) {
 	if e.times() == t {
 		e.setBits(bits)
 	}
-}
-
-// maxXattrBytes bounds the size of each of the two maps of an xattrCache.
-const maxXattrBytes = 8 << 20
-
-// An xattrCache holds replies of the source about extended attributes. When the newer map is
-// full, it becomes the older one, so that at least the last maxXattrBytes are cached.
-type xattrCache struct {
-	mu           sync.Mutex // guards the following
-	newer, older map[xattrKey]xattrReply
-	bytes        int // the size of newer
-}
-
-// An xattrKey names an attribute of an entry, or the list of its attributes if attr is "".
-type xattrKey struct {
-	id   uint64
-	attr string
-}
-
-// An xattrReply is a reply of the source. It is valid while the entry has the same times: a change
-// of an attribute changes the change time.
-type xattrReply struct {
-	value []byte // nil: the attribute does not exist
-	times fileTimes
-}
-
-// get returns the value of a key if it is cached and the entry had the times t.
-func (c *xattrCache) get(k xattrKey, t fileTimes) (value []byte, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r, ok := c.newer[k]
-	if !ok {
-		if r, ok = c.older[k]; ok {
-			c.add(k, r)
-		}
-	}
-	return r.value, ok && r.times == t
-}
-
-func (c *xattrCache) put(k xattrKey, r xattrReply) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.add(k, r)
-}
-
-// add is put; c.mu must be held.
-func (c *xattrCache) add(k xattrKey, r xattrReply) {
-	const overhead = 150 // bytes of a key and a reply in the map
-	if c.newer == nil || c.bytes > maxXattrBytes {
-		c.older, c.newer, c.bytes = c.newer, make(map[xattrKey]xattrReply), 0
-	}
-	c.newer[k] = r
-	c.bytes += overhead + len(k.attr) + len(r.value)
 }

@@ -165,17 +165,17 @@ func TestXattrsOfRemovedFile(t *testing.T) {
 
 // The cache of extended attributes is bounded, and keeps those that are in use.
 func TestXattrCacheIsBounded(t *testing.T) {
-	var c xattrCache
+	var c replyCache[[]byte]
 	value := []byte(strings.Repeat("x", 1<<16))
-	used := xattrKey{1, "user.used"}
-	c.put(used, xattrReply{value: value})
+	used := replyKey{1, "user.used"}
+	c.put(used, cachedReply[[]byte]{value: value, size: len(value)})
 	for id := range uint64(1000) {
-		c.put(xattrKey{id, "user.a"}, xattrReply{value: value})
+		c.put(replyKey{id, "user.a"}, cachedReply[[]byte]{value: value, size: len(value)})
 		if _, ok := c.get(used, fileTimes{}); !ok {
 			t.Fatalf("an attribute in use is not cached after %d others", id)
 		}
 	}
-	if got, most := len(c.newer)+len(c.older), 2*maxXattrBytes/len(value)+2; got > most {
+	if got, most := len(c.newer)+len(c.older), 2*maxReplyBytes/len(value)+2; got > most {
 		t.Errorf("got %d replies, want at most %d", got, most)
 	}
 }

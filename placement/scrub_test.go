@@ -85,7 +85,7 @@ func (d *disk) scrub(opts ScrubOptions) (last ScrubReport) {
 func (d *disk) sourceOperations() (sum int64) {
 	for _, op := range []drivertest.Op{
 		drivertest.OpOpen, drivertest.OpRead, drivertest.OpStat, drivertest.OpReadDir, drivertest.OpReadlink,
-		drivertest.OpXattr, drivertest.OpACL, drivertest.OpStatfs, drivertest.OpVerify, drivertest.OpStream,
+		drivertest.OpXattr, drivertest.OpACL, drivertest.OpHoles, drivertest.OpStatfs, drivertest.OpVerify, drivertest.OpStream,
 	} {
 		sum += d.from.Count(op)
 	}

@@ -155,6 +155,30 @@ func (s *Source) ACL(ctx context.Context, name string) ([]byte, drivers.Info, er
 	return r.acl, r.info, err
 }
 
+// FindsHoles reports whether the source is a drivers.HoleFinder.
+func (s *Source) FindsHoles() bool {
+	_, ok := drivers.As[drivers.HoleFinder](s.driver)
+	return ok
+}
+
+// Holes returns the holes of a regular file of a source that is a drivers.HoleFinder, and
+// describes the file.
+func (s *Source) Holes(ctx context.Context, name string) ([]drivers.Hole, drivers.Info, error) {
+	h, ok := drivers.As[drivers.HoleFinder](s.driver)
+	if !ok {
+		return nil, drivers.Info{}, fmt.Errorf("holes %s: %w", name, errors.ErrUnsupported)
+	}
+	type reply struct {
+		holes []drivers.Hole
+		info  drivers.Info
+	}
+	r, err := call(ctx, s, &s.counters.Holes, func() (r reply, err error) {
+		r.holes, r.info, err = h.Holes(ctx, name)
+		return r, err
+	}, nil)
+	return r.holes, r.info, err
+}
+
 // Statfs returns the size of the source.
 func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	f, ok := drivers.As[drivers.Statfser](s.driver)

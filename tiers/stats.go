@@ -89,6 +89,7 @@ type SourceOperations struct {
 	Readlinks int64 `json:"readlink" metric:"source_operations_total" labels:"operation=readlink" help:"Symbolic links read."`
 	Xattrs    int64 `json:"xattr" metric:"source_operations_total" labels:"operation=xattr" help:"Extended attributes listed or read."`
 	ACLs      int64 `json:"acl" metric:"source_operations_total" labels:"operation=acl" help:"Access control lists read."`
+	Holes     int64 `json:"holes" metric:"source_operations_total" labels:"operation=holes" help:"Sparse files whose holes were located."`
 }
 
 // SourceCounters count what the source has done since the daemon started. They only grow.

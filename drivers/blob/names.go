@@ -247,7 +247,7 @@ func (b *Bucket) file(i item) drivers.Info {
 	mtime := versionedTime(i)
 	return drivers.Info{
 		Name: i.key[strings.LastIndexByte(i.key, '/')+1:], Mode: fileMode, Nlink: 1, UID: b.uid, GID: b.gid,
-		Size: i.size, Mtime: mtime, Ctime: mtime, Atime: mtime, Version: i.version,
+		Size: i.size, Blocks: drivers.FullBlocks(i.size), Mtime: mtime, Ctime: mtime, Atime: mtime, Version: i.version,
 	}
 }
 

@@ -17,6 +17,7 @@ var (
 	_ drivers.Readlinker    = (*Faults)(nil)
 	_ drivers.Xattrer       = (*Faults)(nil)
 	_ drivers.ACLer         = (*Faults)(nil)
+	_ drivers.HoleFinder    = (*Faults)(nil)
 	_ drivers.Statfser      = (*Faults)(nil)
 	_ drivers.Prober        = (*Faults)(nil)
 	_ drivers.Profiler      = (*Faults)(nil)
@@ -46,6 +47,7 @@ const (
 	OpReadlink Op = "readlink"
 	OpXattr    Op = "xattr" // Listxattr and Getxattr
 	OpACL      Op = "acl"
+	OpHoles    Op = "holes"
 	OpStatfs   Op = "statfs" // its name is "."
 	OpProbe    Op = "probe"  // its name is "."
 	OpSync     Op = "sync"   // its name is "."

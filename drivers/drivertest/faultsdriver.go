@@ -136,6 +136,17 @@ func (f *Faults) ACL(ctx context.Context, name string) ([]byte, drivers.Info, er
 	return nil, drivers.Info{}, syscall.ENOTSUP
 }
 
+// Holes implements drivers.HoleFinder.
+func (f *Faults) Holes(ctx context.Context, name string) ([]drivers.Hole, drivers.Info, error) {
+	if _, err := f.inject(ctx, OpHoles, name); err != nil {
+		return nil, drivers.Info{}, err
+	}
+	if d, ok := drivers.As[drivers.HoleFinder](f.inner); ok {
+		return d.Holes(ctx, name)
+	}
+	return nil, drivers.Info{}, syscall.ENOTSUP
+}
+
 // Statfs implements drivers.Statfser.
 func (f *Faults) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	if _, err := f.inject(ctx, OpStatfs, "."); err != nil {

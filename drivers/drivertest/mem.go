@@ -15,6 +15,7 @@ var (
 	_ drivers.Readlinker = (*Mem)(nil)
 	_ drivers.Xattrer    = (*Mem)(nil)
 	_ drivers.ACLer      = (*Mem)(nil)
+	_ drivers.HoleFinder = (*Mem)(nil)
 	_ drivers.Statfser   = (*Mem)(nil)
 	_ drivers.Prober     = (*Mem)(nil)
 )
@@ -41,6 +42,7 @@ type node struct {
 	info   drivers.Info
 	kids   map[string]*node  // entries of a directory; nil for other nodes
 	data   []byte            // content of a file; replaced, never changed
+	holes  []drivers.Hole    // holes of a file
 	target string            // target of a link
 	xattrs map[string][]byte // extended attributes
 }
@@ -171,6 +173,20 @@ func (m *Mem) PutAt(name string, data []byte, mtime time.Time) drivers.Info {
 func (n *node) setData(data []byte) {
 	n.data = bytes.Clone(data)
 	n.info.Size = int64(len(data))
+	n.info.Blocks = drivers.FullBlocks(n.info.Size)
+	n.holes = nil
+}
+
+// SetHoles sets what Holes returns for a file, and its number of blocks. The content of a hole
+// should be zeros.
+func (m *Mem) SetHoles(name string, holes ...drivers.Hole) {
+	m.change(name, func(n *node) {
+		n.holes = holes
+		n.info.Blocks = drivers.FullBlocks(n.info.Size)
+		for _, h := range holes {
+			n.info.Blocks -= (h.End - h.Start) / 512
+		}
+	})
 }
 
 // Chctime sets the change time of a file.

@@ -144,6 +144,18 @@ func (m *Mem) ACL(ctx context.Context, name string) (acl []byte, info drivers.In
 	return acl, info, err
 }
 
+// Holes implements drivers.HoleFinder.
+func (m *Mem) Holes(ctx context.Context, name string) (holes []drivers.Hole, info drivers.Info, err error) {
+	err = m.view(ctx, "holes", name, func(n *node) error {
+		if !n.isFile() {
+			return syscall.EINVAL
+		}
+		holes, info = n.holes, n.info
+		return nil
+	})
+	return holes, info, err
+}
+
 func userAttr(attr string) bool { return strings.HasPrefix(attr, "user.") }
 
 // Statfs implements drivers.Statfser. Without a capacity the size is 1 TiB.

@@ -20,6 +20,7 @@ var (
 	_ drivers.Readlinker    = (*Driver)(nil)
 	_ drivers.Xattrer       = (*Driver)(nil)
 	_ drivers.ACLer         = (*Driver)(nil)
+	_ drivers.HoleFinder    = (*Driver)(nil)
 	_ drivers.Statfser      = (*Driver)(nil)
 	_ drivers.Lister        = (*Driver)(nil)
 	_ drivers.VersionOpener = (*Driver)(nil)
@@ -240,6 +241,17 @@ func (d *Driver) ACL(ctx context.Context, name string) ([]byte, drivers.Info, er
 		return a.ACL(ctx, name)
 	}
 	return nil, drivers.Info{}, fmt.Errorf("getxattr %s: %w", name, syscall.ENOTSUP)
+}
+
+// Holes implements drivers.HoleFinder. It counts as an open.
+func (d *Driver) Holes(ctx context.Context, name string) ([]drivers.Hole, drivers.Info, error) {
+	if err := d.begin(ctx, &d.stats.Opens); err != nil {
+		return nil, drivers.Info{}, fmt.Errorf("holes %s: %w", name, err)
+	}
+	if h, ok := drivers.As[drivers.HoleFinder](d.inner); ok {
+		return h.Holes(ctx, name)
+	}
+	return nil, drivers.Info{}, fmt.Errorf("holes %s: %w", name, syscall.ENOTSUP)
 }
 
 // Statfs implements drivers.Statfser.

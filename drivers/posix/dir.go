@@ -18,6 +18,7 @@ var (
 	_ drivers.Readlinker = (*Dir)(nil)
 	_ drivers.Xattrer    = (*Dir)(nil)
 	_ drivers.ACLer      = (*Dir)(nil)
+	_ drivers.HoleFinder = (*Dir)(nil)
 	_ drivers.Statfser   = (*Dir)(nil)
 	_ drivers.Sampler    = (*Dir)(nil)
 )

@@ -139,6 +139,8 @@ func infoOf(name string, st *unix.Stat_t) drivers.Info {
 		Mtime: time.Unix(st.Mtim.Unix()),
 		Ctime: time.Unix(st.Ctim.Unix()),
 		Atime: time.Unix(st.Atim.Unix()),
+
+		Blocks: st.Blocks,
 	}
 }
 

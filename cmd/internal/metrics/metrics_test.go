@@ -31,7 +31,7 @@ func sample(context.Context) control.Status {
 		Source: control.Source{
 			Path: "/lustre/imagenet",
 			SourceCounters: tiers.SourceCounters{
-				SourceOperations: tiers.SourceOperations{Opens: 1, Reads: 2, Stats: 3, ReadDirs: 4, Readlinks: 5, Xattrs: 6, ACLs: 7},
+				SourceOperations: tiers.SourceOperations{Opens: 1, Reads: 2, Stats: 3, ReadDirs: 4, Readlinks: 5, Xattrs: 6, ACLs: 7, Holes: 8},
 				Bytes:            700,
 				Errors:           8,
 			},
@@ -109,6 +109,7 @@ milkweed_source_idle_handles 11
 # HELP milkweed_source_operations_total Operations on the source, by kind.
 # TYPE milkweed_source_operations_total counter
 milkweed_source_operations_total{operation="acl"} 7
+milkweed_source_operations_total{operation="holes"} 8
 milkweed_source_operations_total{operation="open"} 1
 milkweed_source_operations_total{operation="read"} 2
 milkweed_source_operations_total{operation="readdir"} 4
