@@ -48,8 +48,8 @@ const (
 	// exposed; or the file has no ACL.
 	statusNoXattr = fuse.ENODATA
 
-	// statusNoXattrs: extended attributes are not shown. The job gets the same errno as after
-	// statusNeverAgain, but the kernel continues to request ACLs.
+	// statusNoXattrs: extended attributes are not shown, or the namespace is unknown. The job gets
+	// the same errno as after statusNeverAgain, but the kernel continues to request others.
 	statusNoXattrs = fuse.Status(syscall.EOPNOTSUPP)
 
 	// statusBufferTooSmall: the value of an attribute, or the list of their names, is

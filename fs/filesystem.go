@@ -56,6 +56,10 @@ type fileSystem struct {
 	acls             bool // the kernel applies the ACLs of the source
 	log              *slog.Logger
 
+	// generation differs from mount to mount. Without it, a handle of name_to_handle_at(2) would
+	// open the file that has the same node ID in a later mount.
+	generation uint64
+
 	requests atomic.Int64 // since the mount; without those that need no context, such as FORGET
 
 	files   handles[openFile]

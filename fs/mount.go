@@ -83,6 +83,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		invalidateOnOpen: cfg.InvalidateOnOpen,
 		xattrs:           cfg.Xattrs,
 		log:              log,
+		generation:       uint64(uint32(time.Now().UnixMilli())), // the kernel has 32 bits for it
 	}
 	if cfg.AllowOther {
 		f.acls = names.HasACLs(context.Background())

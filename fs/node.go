@@ -50,7 +50,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 // count of e, which a FORGET subtracts.
 func (f *fileSystem) setEntry(out *fuse.EntryOut, e *metadata.Entry) {
 	f.names.Hold(e)
-	out.NodeId = e.ID()
+	out.NodeId, out.Generation = e.ID(), f.generation
 	ttl := f.names.TTL(e)
 	out.SetAttrTimeout(ttl)
 	if e.Stale() {
@@ -158,8 +158,10 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr st
 		return 0, statusNeverAgain
 	case !f.xattrs:
 		return 0, statusNoXattrs // the kernel must continue to request ACLs
-	case !strings.HasPrefix(attr, "user."):
+	case strings.HasPrefix(attr, "trusted."), strings.HasPrefix(attr, "security."), strings.HasPrefix(attr, "system.posix_acl_"):
 		return 0, statusNoXattr
+	case !strings.HasPrefix(attr, "user."):
+		return 0, statusNoXattrs // as local file systems reply for an unknown namespace
 	}
 	e, status := f.entry(in.NodeId)
 	if status != fuse.OK {

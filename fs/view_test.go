@@ -184,7 +184,8 @@ func TestXattrs(t *testing.T) {
 		}
 	})
 	want := "f user.a user.empty user.long\nuser.a 1\nuser.empty \nuser.long " + long + "\n" +
-		"room for half: numerical result out of range\nuser.b: no data available\ntrusted.t: no data available\nnone \n"
+		"room for half: numerical result out of range\nuser.b: no data available\ntrusted.t: no data available\n" +
+		"security.s: no data available\nsystem.posix_acl_access: no data available\nunknown.u: operation not supported\nnone \n"
 	if got := child(t, "xattrs", s.in("f"), s.in("none")); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
@@ -223,7 +224,7 @@ func readXattrs(args []string) error {
 	}
 	_, err = unix.Getxattr(args[0], "user.long", make([]byte, 1000))
 	fmt.Println("room for half:", err)
-	for _, name := range []string{"user.b", "trusted.t"} {
+	for _, name := range []string{"user.b", "trusted.t", "security.s", "system.posix_acl_access", "unknown.u"} {
 		_, err = unix.Getxattr(args[0], name, make([]byte, 1000))
 		fmt.Printf("%s: %v\n", name, err)
 	}
