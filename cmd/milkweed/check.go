@@ -14,25 +14,28 @@ import (
 )
 
 func newCheck() *cobra.Command {
-	var f mountFlags
+	f := mountFlags{check: true}
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "check [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
 		Short: "Check the configuration and this machine",
-		Long: `Check takes the arguments of mount but does not mount. It prints each value of
-the configuration and its origin: the default, a line of the file, an option, a
-flag or an argument. Then it checks the source, the tiers, the mount point and
-the kernel. It also prints the mode that a mount will use, the reason for it,
-and the directories for which passthrough works. For a bucket it requests one
-page of names, and prints the kind of credentials that it found, without
-secrets.
+		Long: `Check takes the arguments of mount but does not mount. SOURCE alone is enough.
+A single argument is MOUNTPOINT if a configuration file sets the source.
+
+Check prints each value of the configuration and its origin: the default, a
+line of the file, an option, a flag or an argument. Then it checks the source,
+the tiers, the mount point and the kernel. It also prints the mode that a mount
+will use, the reason for it, and the directories for which passthrough works.
+For a bucket it requests one page of names, and prints the kind of credentials
+that it found, without secrets.
 
 Each check prints a line that begins with ok, warning or problem, and a remedy
 if it is not ok. If there is a problem, the exit code is that of mount. With
 --json, the command prints an object: settings, an array of objects with key,
 value and origin; and findings, an array of objects with name, status, detail,
 remedy and code.`,
-		Example: `  milkweed check /lustre/imagenet /mnt/imagenet
+		Example: `  milkweed check /lustre/imagenet
+  milkweed check /lustre/imagenet /mnt/imagenet
   milkweed check 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
 		Args: usage(cobra.MaximumNArgs(2)),

@@ -5,9 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
@@ -48,5 +50,57 @@ func TestCheckPrintsOrigins(t *testing.T) {
 		if i := slices.IndexFunc(got.Findings, func(f check.Finding) bool { return f.Name == name }); i < 0 {
 			t.Errorf("there is no finding %q: %+v", name, got.Findings)
 		}
+	}
+}
+
+// A single argument is SOURCE if no configuration sets the source, and check needs no mount point.
+func TestCheckSource(t *testing.T) {
+	dir := t.TempDir()
+	source, tiersOnly, whole := filepath.Join(dir, "source"), filepath.Join(dir, "tiers.toml"), filepath.Join(dir, "whole.toml")
+	point := filepath.Join(dir, "mnt")
+	tier := "[[tier]]\nname = \"ssd\"\npath = \"" + dir + "/tier\"\nquota = \"10MiB\"\n"
+	for _, err := range []error{
+		os.Mkdir(source, 0o755),
+		os.Mkdir(point, 0o755),
+		os.WriteFile(tiersOnly, []byte(tier), 0o644),
+		os.WriteFile(whole, []byte("[source]\npath = \""+source+"\"\n"+tier), 0o644),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	for _, name := range []string{"HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"} {
+		t.Setenv(name, filepath.Join(dir, "home"))
+	}
+	t.Setenv(config.Environment, "")
+	for _, test := range []struct {
+		args []string
+		want []setting
+	}{
+		{[]string{source}, []setting{{"source.path", source, "argument SOURCE"}, {"mount.point", "", "default"}}},
+		{[]string{"-c", tiersOnly, source}, []setting{{"source.path", source, "argument SOURCE"}, {"tier.ssd.quota", "10MiB", tiersOnly + ":4"}}},
+		{[]string{"-c", whole, point}, []setting{{"source.path", source, whole + ":2"}, {"mount.point", point, "argument MOUNTPOINT"}}},
+	} {
+		out, _, err := runMilkweed(t, append([]string{"check", "--json"}, test.args...)...)
+		var got checkReport
+		if json.Unmarshal([]byte(out), &got) != nil {
+			t.Errorf("check %q: %v: %s", test.args, err, out)
+		}
+		for _, want := range test.want {
+			if !slices.Contains(got.Settings, want) {
+				t.Errorf("check %q: no %+v in %+v", test.args, want, got.Settings)
+			}
+		}
+	}
+	c := config.Default()
+	if err := c.SetSource(source, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := setArguments(&c, []string{"s3://bucket"}); err != nil || c.Source.URL != "s3://bucket" {
+		t.Errorf("a URL beside a source: got %+v, %v", c.Source, err)
+	}
+	if _, _, err := runMilkweed(t, "mount", "--foreground", source); exit.Of(err) != exit.Usage || !strings.Contains(err.Error(), "mount.point: is missing") {
+		t.Errorf("mount SOURCE: got %v, want a usage error about the mount point", err)
 	}
 }

@@ -23,9 +23,10 @@ the command itself serves the mount, and Ctrl-C unmounts.
 
 SOURCE is the directory or the URL of the bucket that holds the dataset.
 Milkweed never writes to it. MOUNTPOINT is an empty directory. A single
-argument is MOUNTPOINT. With both arguments, only the configuration file of -c
-or of the option config is read; without one, copies go to memory (/dev/shm)
-and to the cache folder, and the command prints the quota of each.
+argument is MOUNTPOINT if a configuration file sets the source. With both
+arguments, only the configuration file of -c or of the option config is read;
+without one, copies go to memory (/dev/shm) and to the cache folder, and the
+command prints the quota of each.
 
 A configuration file sets the tiers and everything else. It is the file of -c;
 or else of $MILKWEED_CONFIG; or else the first that exists of ./tiering.toml,
@@ -116,6 +117,7 @@ func newMount() *cobra.Command {
 // mountFlags are the flags of mount, except those that set a key of the
 // configuration; for these see config.Key.
 type mountFlags struct {
+	check      bool // the command is check, which needs no mount point
 	config     string
 	options    []string
 	tiers      []string
@@ -222,7 +224,12 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 			}
 			return nil
 		},
-		c.Validate,
+		func() error {
+			if f.check {
+				return c.ValidateForCheck()
+			}
+			return c.Validate()
+		},
 		func() error { return parseURL(c) },
 		func() error { return resolveMountPoint(c) },
 	} {
@@ -234,14 +241,18 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 }
 
 // loadFile reads the configuration file at path, or the one that config.Find
-// returns. A command line with both SOURCE and MOUNTPOINT needs no file: if path is
-// "", loadFile then returns the defaults, and true.
+// returns. With arguments that name the source, no file is needed: loadFile then returns the
+// defaults, and true. With both arguments, path is the only file that it reads.
 func (f *mountFlags) loadFile(path string, args []string) (c *config.Config, isDefault bool, err error) {
 	if path == "" && len(args) == 2 {
 		d := config.Default()
 		return &d, true, nil
 	}
 	path, err = config.Find(path)
+	if err != nil && len(args) == 1 { // no file exists
+		d := config.Default()
+		return &d, true, nil
+	}
 	if err != nil {
 		return nil, false, err
 	}
@@ -262,14 +273,20 @@ func setFlags(c *config.Config, flags *pflag.FlagSet) error {
 	return nil
 }
 
-// setArguments sets the source and the mount point from [[SOURCE] MOUNTPOINT].
+// setArguments sets the source and the mount point from args. A single argument is the mount point
+// if c has a source, unless it is a URL.
 func setArguments(c *config.Config, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	last := len(args) - 1
-	if err := c.Set("mount.point", args[last], "argument MOUNTPOINT"); err != nil || last == 0 {
-		return err
+	source := len(args) == 2 || c.Source.Name() == "" || config.IsURL(args[0])
+	if last := len(args) - 1; last > 0 || !source {
+		if err := c.Set("mount.point", args[last], "argument MOUNTPOINT"); err != nil {
+			return err
+		}
+	}
+	if !source {
+		return nil
 	}
 	return c.SetSource(args[0], "argument SOURCE")
 }
@@ -321,9 +338,12 @@ func describeQuota(q config.Quota) string {
 	return size(q.Bytes)
 }
 
-// resolveMountPoint replaces the mount point by the path under which the kernel lists
-// it, without symbolic links.
+// resolveMountPoint replaces the mount point, if there is one, by the path under which the kernel
+// lists it, without symbolic links.
 func resolveMountPoint(c *config.Config) error {
+	if c.Mount.Point == "" {
+		return nil
+	}
 	point, err := control.Resolve(c.Mount.Point)
 	if err != nil {
 		return &exit.Error{

@@ -18,6 +18,9 @@ import (
 
 func (h host) mountPoint(ctx context.Context, c *config.Config) []Finding {
 	point := c.Mount.Point
+	if point == "" {
+		return ok("mount point", "not checked, because none is given")
+	}
 	onTimeout := problem(exit.MountPoint, "mount point", detachRemedy(point), "%s did not respond within %s", point, h.timeout)
 	if m, ok := h.mounts().At(point); ok {
 		onTimeout = problem(exit.MountPoint, "mount point", detachRemedy(point),

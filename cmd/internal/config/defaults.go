@@ -301,7 +301,7 @@ func readStat(file, name string) int64 {
 // Name of the source. The result is the last element of the path, for readability,
 // and a hash of the whole path with symbolic links resolved, or of the whole URL.
 func DatasetID(source string) string {
-	if !isURL(source) {
+	if !IsURL(source) {
 		if abs, err := filepath.Abs(source); err == nil {
 			source = abs
 		}
@@ -313,7 +313,7 @@ func DatasetID(source string) string {
 
 // lastElement returns the last element of a path, or of a URL without its query.
 func lastElement(source string) string {
-	if isURL(source) {
+	if IsURL(source) {
 		source, _, _ = strings.Cut(source, "?")
 	}
 	return filepath.Base(source)

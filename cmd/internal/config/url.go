@@ -21,9 +21,9 @@ var schemes = []string{"azblob", "gs", "s3"}
 
 var urlPattern = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*://`)
 
-// isURL reports whether s begins like a URL. For a directory with such a name, the
+// IsURL reports whether s begins like a URL. For a directory with such a name, the
 // user writes "./" before it.
-func isURL(s string) bool { return urlPattern.MatchString(s) }
+func IsURL(s string) bool { return urlPattern.MatchString(s) }
 
 type urlValue string
 
@@ -46,7 +46,7 @@ var errCredentials = errors.New("contains credentials, or a part that looks like
 // checkURL returns an error if s is not the URL of a bucket or may contain a secret.
 func checkURL(s string) error {
 	u, err := url.Parse(s)
-	if err != nil || !isURL(s) { // err is dropped because its text contains s
+	if err != nil || !IsURL(s) { // err is dropped because its text contains s
 		return errors.New("is not a URL")
 	}
 	switch {
@@ -132,7 +132,7 @@ var unescapeQuery = strings.NewReplacer("%3A", ":", "%2F", "/")
 // directory. It replaces a path or URL that was set before.
 func (c *Config) SetSource(source, origin string) error {
 	key, other := "source.path", "source.url"
-	if isURL(source) {
+	if IsURL(source) {
 		key, other = other, key
 	}
 	if err := c.Set(key, source, origin); err != nil {

@@ -96,7 +96,7 @@ func TestURLErrors(t *testing.T) {
 			"Set":       (&Config{}).Set("source.url", tt.url, "option"),
 			"SetSource": (&Config{}).SetSource(tt.url, "option"),
 		} {
-			if name == "SetSource" && !isURL(tt.url) {
+			if name == "SetSource" && !IsURL(tt.url) {
 				continue // SetSource takes it as a path
 			}
 			if got, want := userError(t, err), "option: source.url: "+tt.want; got != want {

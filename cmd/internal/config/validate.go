@@ -25,11 +25,16 @@ const maxTiers = 16
 //
 // Validate calls the file system for at most five seconds, that of a tier for a quarter of
 // one. It ignores a file system that hangs, because package check reports that.
-func (c *Config) Validate() error {
+func (c *Config) Validate() error { return c.validate(true) }
+
+// ValidateForCheck is Validate, except that the mount point may be missing.
+func (c *Config) ValidateForCheck() error { return c.validate(false) }
+
+func (c *Config) validate(needsPoint bool) error {
 	if err := c.validateSource(); err != nil {
 		return err
 	}
-	if c.Mount.Point == "" {
+	if needsPoint && c.Mount.Point == "" {
 		return c.invalid("mount.point", "is missing",
 			"Give MOUNTPOINT on the command line, or set point in the table [mount].")
 	}
@@ -124,7 +129,9 @@ func (c *Config) configuredPaths() []configuredPath {
 	for i, t := range c.Tiers {
 		add(tierKey(i, "path"), fmt.Sprintf("the tier %q", t.Name), tierRole, t.Path)
 	}
-	add("mount.point", "the mount point", datasetRole, c.Mount.Point)
+	if c.Mount.Point != "" {
+		add("mount.point", "the mount point", datasetRole, c.Mount.Point)
+	}
 	if c.Mount.MetadataSnapshot != "" {
 		add("mount.metadata_snapshot", "the metadata snapshot", snapshotRole, c.Mount.MetadataSnapshot)
 	}

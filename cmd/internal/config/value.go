@@ -41,7 +41,7 @@ func (v *pathValue) Set(s string) error {
 	if s == "" {
 		return errEmpty
 	}
-	if isURL(s) {
+	if IsURL(s) {
 		return errors.New("is a URL and not a path")
 	}
 	if strings.IndexByte(s, 0) >= 0 {
