@@ -772,6 +772,28 @@ func TestWarmupGoesOn(t *testing.T) {
 	})
 }
 
+// A Warmup lists all files before it has copied them, so that its total is known early.
+func TestWarmupListsAhead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+		for i := range 1000 {
+			r.put(fmt.Sprint("f", i), 1000)
+		}
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var last Progress
+		r.handler.Warmup(ctx, []*metadata.Entry{r.names.Root()}, func(p Progress) {
+			if p.Failed.Files == 0 { // until it is cancelled
+				last = p
+			}
+		}, func(*metadata.Entry, error) {})
+		if want := (Progress{Found: Amount{1000, 1_000_000}}); last != want {
+			t.Errorf("progress: got %+v, want %+v", last, want)
+		}
+	})
+}
+
 // Warmup returns when its context is done.
 func TestWarmupCancelled(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -22,6 +22,10 @@ func (a *Amount) add(bytes int64) {
 	a.Bytes += bytes
 }
 
+// listAhead is how many files a Warmup lists before they are copied, so that its total is known
+// early.
+const listAhead = 1 << 20
+
 // Warmup places every regular file at and below the given entries, in the order in which they
 // are found. It returns when all are placed, skipped or failed. It calls report after each
 // step, and failed for each file whose copy failed. A directory or a name that the source does
@@ -35,7 +39,7 @@ func (h *Handler) Warmup(
 		mu       sync.Mutex
 		progress = Progress{Walking: true}
 		placers  sync.WaitGroup
-		files    = make(chan *metadata.Entry)
+		files    = make(chan *metadata.Entry, listAhead)
 	)
 	update := func(f func()) {
 		mu.Lock()
@@ -46,6 +50,9 @@ func (h *Handler) Warmup(
 	for range 2 * h.workers { // so that no worker waits for the next file
 		placers.Go(func() {
 			for e := range files {
+				if ctx.Err() != nil {
+					return
+				}
 				outcome, err := h.Place(ctx, e)
 				update(func() {
 					switch outcome {

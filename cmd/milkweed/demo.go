@@ -88,8 +88,8 @@ func runDemo(ctx context.Context, d demo.Config, asJSON bool) error {
 		d.Out = io.Discard
 	}
 	d.Progress = func() (func(control.Progress), func()) {
-		s := newShower(terminal)
-		return s.show, s.end
+		d := newDisplay(terminal, false)
+		return func(p control.Progress) { d.show(warmupStep(p)) }, d.end
 	}
 	report, err := demo.Run(ctx, d)
 	if report == nil {

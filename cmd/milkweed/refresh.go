@@ -9,9 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -121,10 +119,12 @@ func (t refreshTarget) refresh(ctx context.Context, stdout, stderr io.Writer, as
 		return err
 	}
 	defer client.Close()
-	shower := newNameShower(stderr)
+	d := newDisplay(stderr, asJSON)
 	start := time.Now()
-	r, err := client.Refresh(ctx, t.names, shower.show)
-	shower.end()
+	r, err := client.Refresh(ctx, t.names, func(r control.Refreshed) {
+		d.show(step{text: refreshSummary(r), state: refreshResult{t.point, r}})
+	})
+	d.end()
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -186,38 +186,5 @@ func refreshOutcome(point string, r control.Refreshed, err error) error {
 		Code:   exit.Incomplete,
 		Err:    fmt.Errorf("%s: %s could not be compared with the source", text(point), plural(r.Failed, "name", "names")),
 		Remedy: "What is cached of them stays. Run it again to retry.",
-	}
-}
-
-// A nameShower shows the progress of a refresh: on a terminal by a spinner, else by a line from
-// time to time.
-type nameShower struct {
-	w       io.Writer
-	spinner *progressbar.ProgressBar // nil: w is not a terminal
-	last    time.Time                // of the last line
-}
-
-func newNameShower(w io.Writer) *nameShower {
-	s := &nameShower{w: w, last: time.Now()}
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		s.spinner = progressbar.NewOptions64(-1, progressbar.OptionSetWriter(w), progressbar.OptionThrottle(100*time.Millisecond))
-	}
-	return s
-}
-
-func (s *nameShower) show(r control.Refreshed) {
-	switch {
-	case s.spinner != nil:
-		s.spinner.Describe(refreshSummary(r))
-		s.spinner.Add(1)
-	case time.Since(s.last) >= linesEvery:
-		s.last = time.Now()
-		fmt.Fprintln(s.w, refreshSummary(r))
-	}
-}
-
-func (s *nameShower) end() {
-	if s.spinner != nil {
-		s.spinner.Clear()
 	}
 }

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -91,9 +88,9 @@ func runScrub(c *cobra.Command, flags scrubFlags, args []string) error {
 		fmt.Fprintf(c.OutOrStdout(), "scrub started; `milkweed status %s` shows its progress\n", text(point))
 		return nil
 	}
-	shower := newScrubShower(c.ErrOrStderr())
-	last, err := client.Scrub(c.Context(), req, shower.show)
-	shower.end()
+	d := newDisplay(c.ErrOrStderr(), flags.asJSON)
+	last, err := client.Scrub(c.Context(), req, func(r placement.ScrubReport) { d.show(scrubStep(r)) })
+	d.end()
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -161,36 +158,13 @@ func scrubOutcome(r placement.ScrubReport, err error) error {
 	return e
 }
 
-// A scrubShower shows the progress of a scrub.
-type scrubShower interface {
-	show(placement.ScrubReport)
-	end()
-}
-
-func newScrubShower(w io.Writer) scrubShower {
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return scrubBar{newBar(f)}
+// scrubStep returns the state r for a display. The total of a part of the dataset is unknown.
+func scrubStep(r placement.ScrubReport) step {
+	s := step{text: scrubLine(r), bytes: r.BytesRead, state: r}
+	if r.BytesExpected > 0 {
+		s.total = max(r.BytesExpected, r.BytesFound)
 	}
-	return &scrubLines{lines{w: w, last: time.Now()}}
-}
-
-// A scrubBar is a progress bar on a terminal.
-type scrubBar struct{ bar }
-
-func (b scrubBar) show(r placement.ScrubReport) {
-	b.Describe(scrubLine(r))
-	total := max(r.BytesExpected, r.BytesFound, 1)
-	b.ChangeMax64(total)
-	b.Set64(min(r.BytesRead, total-1)) // as in bar.show
-}
-
-// scrubLines prints a line from time to time.
-type scrubLines struct{ lines }
-
-func (l *scrubLines) show(r placement.ScrubReport) {
-	if l.due() {
-		fmt.Fprintf(l.w, "%s, %s of %s\n", scrubLine(r), size(r.BytesRead), size(max(r.BytesExpected, r.BytesFound)))
-	}
+	return s
 }
 
 func scrubLine(r placement.ScrubReport) string {

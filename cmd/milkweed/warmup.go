@@ -4,13 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -26,6 +22,10 @@ All paths are in one mount. Without PATH, warmup copies the whole dataset; this
 needs exactly one mount. Files that have a copy in a tier are not copied again.
 Files that no tier accepts, because it has no room or is not healthy, are
 skipped.
+
+The progress is a bar on a terminal. In a log it is a line every 10 seconds,
+with the rate; and with the share and the time left, when all directories are
+listed. With --json these lines are objects, on standard error.
 
 Ctrl-C stops the warm-up. Complete copies stay.
 
@@ -44,10 +44,10 @@ that failed.`,
 			if err != nil {
 				return err
 			}
-			shower := newShower(c.ErrOrStderr())
+			d := newDisplay(c.ErrOrStderr(), asJSON)
 			start := time.Now()
-			last, err := warmup(c.Context(), point, names, shower.show)
-			shower.end()
+			last, err := warmup(c.Context(), point, names, func(p control.Progress) { d.show(warmupStep(p)) })
+			d.end()
 			if err != nil && !errors.Is(err, context.Canceled) {
 				return err
 			}
@@ -148,77 +148,14 @@ func outcome(p control.Progress, err error) error {
 	}
 }
 
-// A shower shows the progress of a warm-up.
-type shower interface {
-	show(control.Progress)
-	end()
-}
-
-func newShower(w io.Writer) shower {
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return newBar(f)
-	}
-	return &lines{w: w, last: time.Now()}
-}
-
-// A bar is a progress bar on a terminal.
-type bar struct{ *progressbar.ProgressBar }
-
-func newBar(w io.Writer) bar {
-	return bar{progressbar.NewOptions64(1,
-		progressbar.OptionSetWriter(w),
-		progressbar.OptionShowBytes(true),
-		progressbar.OptionShowTotalBytes(true),
-		progressbar.OptionUseIECUnits(true),
-		progressbar.OptionSetPredictTime(true),
-		progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionSetWidth(20),
-	)}
-}
-
-func (b bar) show(p control.Progress) {
-	b.Describe(filesLine(p))
-	// A full bar cannot become less full, and during the scan all files found so far may be
-	// copied. The bar is therefore never full.
-	total := max(p.BytesTotal, 1)
-	b.ChangeMax64(total)
-	b.Set64(min(bytesEnded(p), total-1))
-}
-
-func (b bar) end() { b.Clear() }
-
-// lines prints a line from time to time, where the output is not a terminal.
-type lines struct {
-	w    io.Writer
-	last time.Time
-}
-
-const linesEvery = 5 * time.Second
-
-func (l *lines) show(p control.Progress) {
-	if l.due() {
-		fmt.Fprintf(l.w, "%s, %s of %s\n", filesLine(p), size(bytesEnded(p)), size(p.BytesTotal))
-	}
-}
-
-// due reports whether it is time for the next line.
-func (l *lines) due() bool {
-	if time.Since(l.last) < linesEvery {
-		return false
-	}
-	l.last = time.Now()
-	return true
-}
-
-func (l *lines) end() {}
-
-func filesLine(p control.Progress) string {
-	found := files(p.FilesTotal)
+// warmupStep returns the progress p for a display. While directories are listed, it has no total.
+func warmupStep(p control.Progress) step {
+	s := step{bytes: p.BytesDone + p.BytesSkipped + p.BytesFailed, state: p}
+	ended := p.FilesDone + p.FilesSkipped + p.FilesFailed
 	if p.Scanning {
-		found += " found so far"
+		s.text = fmt.Sprintf("listing: %s (%s) found so far, %s done", files(p.FilesTotal), size(p.BytesTotal), count(ended))
+		return s
 	}
-	return fmt.Sprintf("%s of %s", count(p.FilesDone+p.FilesSkipped+p.FilesFailed), found)
+	s.text, s.total = fmt.Sprintf("%s of %s", count(ended), files(p.FilesTotal)), p.BytesTotal
+	return s
 }
-
-// bytesEnded returns the sizes of the files that are done, skipped or failed.
-func bytesEnded(p control.Progress) int64 { return p.BytesDone + p.BytesSkipped + p.BytesFailed }
