@@ -46,7 +46,8 @@ func eachVendor(t *testing.T, test func(t *testing.T, b *Bucket, page, noKey str
 			setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: time.Millisecond, timeout: 10 * time.Millisecond})
 			var handler atomic.Pointer[http.HandlerFunc]
 			respond := func(h http.HandlerFunc) { handler.Store(&h) }
-			respond(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, f.key, "") })
+			last := strings.Replace(f.key, "<IsTruncated>true", "<IsTruncated>false", 1)
+			respond(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, last, "") })
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*handler.Load())(w, r) }))
 			t.Cleanup(server.Close)
 			b := openURL(t, f.url+server.URL)

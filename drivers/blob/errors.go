@@ -86,6 +86,10 @@ var errVersion = errors.New("the object has changed")
 // may have sent it in place of the store, so it does not mean an empty directory.
 var errNoListing = errors.New("the response is not a listing")
 
+// errNoToken is the error for a part of a listing after which there is no way to go on. Without
+// it, the other keys would be missing.
+var errNoToken = errors.New("the listing is truncated, and has no continuation token")
+
 // credentialCodes are the error codes for credentials that may have been valid
 // before: new credentials may help.
 var credentialCodes = map[string]bool{

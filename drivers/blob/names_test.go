@@ -198,9 +198,14 @@ func TestMissingDirectory(t *testing.T) {
 }
 
 // A response that is not a listing is retried, and is never an empty directory: a load
-// balancer may have sent it in place of the store.
+// balancer may have sent it in place of the store. So is a part of a listing without the token of
+// the next part.
 func TestNoListing(t *testing.T) {
-	for _, body := range []string{"", "<html></html>", "<Error><Code>InternalError</Code></Error>"} {
+	for _, body := range []string{
+		"", "<html></html>", "<Error><Code>InternalError</Code></Error>",
+		"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+		"<ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>dir/other</Key></Contents></ListBucketResult>",
+	} {
 		t.Run(body, func(t *testing.T) {
 			s := newStore(t, 1)
 			b := s.open(t, "")

@@ -148,6 +148,9 @@ func decodeKeys(stack *middleware.Stack) error {
 			if !isS3Listing(page) {
 				return out, metadata, errNoListing
 			}
+			if aws.ToBool(page.IsTruncated) && aws.ToString(page.NextContinuationToken) == "" {
+				return out, metadata, errNoToken
+			}
 			for i := range page.Contents {
 				if page.Contents[i].LastModified == nil { // the portable library dereferences it
 					page.Contents[i].LastModified = new(time.Time)
