@@ -1,6 +1,10 @@
 package metadata
 
-import "sync"
+import (
+	"context"
+	"errors"
+	"sync"
+)
 
 // maxReplyBytes bounds the size of each of the two maps of a replyCache.
 const maxReplyBytes = 8 << 20
@@ -12,6 +16,63 @@ type replyCache[V any] struct {
 	mu           sync.Mutex // guards the following
 	newer, older map[replyKey]cachedReply[V]
 	bytes        int // the size of newer
+	inFlight     map[flightKey]*flight[V]
+}
+
+// A flightKey is a replyKey for a state of the entry.
+type flightKey struct {
+	replyKey
+	times fileTimes
+}
+
+// A flight is a request to the source for which several callers wait.
+type flight[V any] struct {
+	ended chan struct{} // closed after the following were set
+	value V
+	err   error
+}
+
+// errNoReply is the error of a flight whose request has not returned, because it has panicked.
+var errNoReply = errors.New("the request has not returned")
+
+// request returns the reply of f. Calls for the same key and times at the same time share one
+// call of f, unless the context of its caller ends it.
+func (c *replyCache[V]) request(ctx context.Context, k replyKey, t fileTimes, f func() (V, error)) (V, error) {
+	key := flightKey{k, t}
+	for {
+		own := &flight[V]{ended: make(chan struct{}), err: errNoReply}
+		c.mu.Lock()
+		other := c.inFlight[key]
+		if other == nil {
+			if c.inFlight == nil {
+				c.inFlight = make(map[flightKey]*flight[V])
+			}
+			c.inFlight[key] = own
+		}
+		c.mu.Unlock()
+		if other == nil {
+			defer c.land(key, own)
+			own.value, own.err = f()
+			return own.value, own.err
+		}
+		select {
+		case <-other.ended:
+		case <-ctx.Done():
+			var none V
+			return none, context.Cause(ctx)
+		}
+		if !errors.Is(other.err, context.Canceled) && !errors.Is(other.err, context.DeadlineExceeded) {
+			return other.value, other.err
+		}
+	}
+}
+
+// land ends a flight.
+func (c *replyCache[V]) land(key flightKey, own *flight[V]) {
+	c.mu.Lock()
+	delete(c.inFlight, key)
+	c.mu.Unlock()
+	close(own.ended)
 }
 
 // A replyKey names an attribute of an entry, or the list of its attributes if attr is "".

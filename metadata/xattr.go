@@ -83,7 +83,7 @@ func absent(attr string) uint32 {
 }
 
 // xattr returns the reply of the source about an attribute of e, or about the list of them if
-// attr is "". It calls request if the reply is not cached.
+// attr is "". It calls request if the reply is not cached, once for all callers that wait for it.
 func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request func() ([]byte, error)) ([]byte, error) {
 	if c.ttl == 0 {
 		return request()
@@ -94,22 +94,30 @@ func (c *Container) xattr(ctx context.Context, e *Entry, attr string, request fu
 	if e.Stale() {
 		return nil, syscall.ESTALE // the path has another file
 	}
-	if e.state.Load()&absent(attr) != 0 {
-		return nil, nil
-	}
 	key, times := replyKey{e.id, attr}, e.lockedTimes()
-	if value, ok := c.xattrs.get(key, times); ok {
+	cached := func() (value []byte, ok bool) {
+		if e.state.Load()&absent(attr) != 0 {
+			return nil, true
+		}
+		return c.xattrs.get(key, times)
+	}
+	if value, ok := cached(); ok {
 		return value, nil
 	}
-	value, err := request()
-	switch {
-	case err != nil || time.Since(times.newest()) < c.racy: // the next change may leave the times as they are
-	case len(value) == 0 && (attr == "" || attr == drivers.ACLXattr):
-		e.setIfUnchanged(absent(attr), times)
-	default:
-		c.xattrs.put(key, cachedReply[[]byte]{value, len(value), times})
-	}
-	return value, err
+	return c.xattrs.request(ctx, key, times, func() ([]byte, error) {
+		if value, ok := cached(); ok { // another request has just ended
+			return value, nil
+		}
+		value, err := request()
+		switch {
+		case err != nil || time.Since(times.newest()) < c.racy: // the next change may leave the times as they are
+		case len(value) == 0 && (attr == "" || attr == drivers.ACLXattr):
+			e.setIfUnchanged(absent(attr), times)
+		default:
+			c.xattrs.put(key, cachedReply[[]byte]{value, len(value), times})
+		}
+		return value, err
+	})
 }
 
 // lockedTimes returns the times in the attributes of e.

@@ -1,12 +1,15 @@
 package metadata
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -159,6 +162,61 @@ func TestXattrsOfRemovedFile(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		if _, err := w.Getxattr(bg, f, "user.a"); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("got %v, want ErrNotExist", err)
+		}
+	})
+}
+
+// Several processes that need an attribute or an ACL at the same time share one request. If its
+// process is interrupted, another one makes the next request.
+func TestConcurrentXattrRequests(t *testing.T) {
+	inBubble(t, time.Hour, func(t *testing.T, w *world) {
+		for _, name := range []string{"f", "none", "g"} {
+			w.source.Put(name, []byte("x"))
+		}
+		w.source.Setxattr("f", drivers.ACLXattr, []byte("acl"))
+		w.source.Setxattr("f", "user.a", []byte("1"))
+		time.Sleep(time.Second)
+		f, none, g := w.get(t, "f"), w.get(t, "none"), w.get(t, "g")
+		for _, op := range []drivertest.Op{drivertest.OpACL, drivertest.OpXattr} {
+			w.faults.Add(drivertest.Rule{Op: op, Delay: time.Second})
+		}
+		var running sync.WaitGroup
+		for range 8 {
+			running.Go(func() {
+				if acl, err := w.ACL(bg, f); string(acl) != "acl" || err != nil {
+					t.Errorf("ACL: got %q, %v", acl, err)
+				}
+				if acl, err := w.ACL(bg, none); acl != nil || err != nil {
+					t.Errorf("no ACL: got %q, %v", acl, err)
+				}
+				if value, err := w.Getxattr(bg, f, "user.a"); string(value) != "1" || err != nil {
+					t.Errorf("Getxattr: got %q, %v", value, err)
+				}
+			})
+		}
+		running.Wait()
+		if got := w.levels.Source().Stats(); got.ACLs != 2 || got.Xattrs != 1 {
+			t.Errorf("requests: got %d for ACLs and %d for attributes, want 2 and 1", got.ACLs, got.Xattrs)
+		}
+
+		interrupted, interrupt := context.WithTimeout(bg, time.Second/2)
+		defer interrupt()
+		running.Go(func() {
+			if _, err := w.ACL(interrupted, g); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("interrupted: %v", err)
+			}
+		})
+		synctest.Wait()
+		for range 2 {
+			running.Go(func() {
+				if acl, err := w.ACL(bg, g); acl != nil || err != nil {
+					t.Errorf("after an interruption: got %q, %v", acl, err)
+				}
+			})
+		}
+		running.Wait()
+		if got := w.levels.Source().Stats().ACLs; got != 4 {
+			t.Errorf("requests after an interruption: got %d, want 4", got)
 		}
 	})
 }
