@@ -47,13 +47,16 @@ func DefaultTiers(source string) ([]Tier, error) {
 	}
 	h := host{
 		root:  "/",
-		shm:   "/dev/shm",
+		shm:   shm,
 		cache: cache,
 		stat:  statfs,
 		uid:   os.Getuid(),
 	}
 	return h.defaultTiers(source)
 }
+
+// shm is the tmpfs of every Linux.
+const shm = "/dev/shm"
 
 // A host is the machine that DefaultTiers examines. Tests replace its parts.
 type host struct {
@@ -102,7 +105,9 @@ func StateFolder() string {
 }
 
 // RAMFolder returns the path of the tier "ram" unless another user has taken it.
-func RAMFolder() string { return "/dev/shm/milkweed-" + strconv.Itoa(os.Getuid()) }
+func RAMFolder() string { return host{shm: shm, uid: os.Getuid()}.ramFolder() }
+
+func (h host) ramFolder() string { return filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid)) }
 
 func (h host) ramTier(id string) (Tier, bool) {
 	available, isTmpfs, err := h.stat(h.shm)
@@ -113,7 +118,7 @@ func (h host) ramTier(id string) (Tier, bool) {
 	if err != nil {
 		return Tier{}, false
 	}
-	dir, ok := h.ownFolder(filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid)))
+	dir, ok := h.ownFolder(h.ramFolder())
 	if !ok {
 		return Tier{}, false
 	}
