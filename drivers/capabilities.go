@@ -83,6 +83,16 @@ type (
 		Probe(ctx context.Context) error
 	}
 
+	// A CopyProber is a Store that can read its copies without the page cache of the kernel.
+	CopyProber interface {
+		// ProbeCopy reads a random block of a copy from the storage and compares it with
+		// its checksum. The errors are those of a Checker. inFlight is the number of
+		// requests that the device had in flight before, those of other programs
+		// included; 0 if that is unknown. ProbeCopy changes no pages that the kernel has
+		// cached, if the file system permits that.
+		ProbeCopy(ctx context.Context, name string) (inFlight int, err error)
+	}
+
 	// A Sweeper is a Store that can find files that are not valid copies.
 	Sweeper interface {
 		// Sweep is ReadDir that first removes the files in dir that the Store
@@ -151,7 +161,7 @@ type (
 		// kernel until the caller calls release, which must not be nil and is called once; Close
 		// may come before. The error is that of register, or matches errors.ErrUnsupported if
 		// there is no such file now. It matches ErrUnchecked if the content must be compared
-		// with its checksums first.
+		// with its checksums first, and ErrFailing if the storage of the file is failing.
 		BackingFile(register func(fd uintptr) error) (release func(), err error)
 	}
 
@@ -171,6 +181,11 @@ type (
 // not all been compared with their checksums. The caller uses ReadAt, and may call Check
 // for each block in the background. It matches errors.ErrUnsupported.
 var ErrUnchecked = fmt.Errorf("copy is not checked yet: %w", errors.ErrUnsupported)
+
+// ErrFailing is the error of BackingFile while the storage of the file fails, hangs or is not used.
+// A file that the kernel has open on it should be read from another place by later opens. It
+// matches errors.ErrUnsupported.
+var ErrFailing = fmt.Errorf("the storage is failing: %w", errors.ErrUnsupported)
 
 // As returns the capability T of v, such as a Driver or an Object, and reports whether v
 // has it. As errors.As does, it looks inside wrappers. There are two kinds:

@@ -22,6 +22,7 @@ type everything struct {
 	drivers.Statfser
 	drivers.Sampler
 	drivers.Prober
+	drivers.CopyProber
 	drivers.Profiler
 }
 
@@ -95,9 +96,10 @@ func TestNothingIsBypassed(t *testing.T) {
 			got := driverCapabilities(wrapper)
 			find[drivers.Store](got, "Store", wrapper)
 			find[drivers.Prober](got, "Prober", wrapper)
+			find[drivers.CopyProber](got, "CopyProber", wrapper)
 			want := 9
 			if w.store {
-				want += 2
+				want += 3
 			}
 			if len(got) != want {
 				t.Errorf("has %d capabilities, want %d: %v", len(got), want, got)

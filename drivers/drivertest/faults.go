@@ -20,6 +20,7 @@ var (
 	_ drivers.HoleFinder    = (*Faults)(nil)
 	_ drivers.Statfser      = (*Faults)(nil)
 	_ drivers.Prober        = (*Faults)(nil)
+	_ drivers.CopyProber    = (*Faults)(nil)
 	_ drivers.Profiler      = (*Faults)(nil)
 	_ drivers.Sampler       = (*Faults)(nil)
 	_ drivers.Lister        = (*Faults)(nil)
@@ -52,7 +53,7 @@ const (
 	OpProbe    Op = "probe"  // its name is "."
 	OpSync     Op = "sync"   // its name is "."
 	OpRestamp  Op = "restamp"
-	OpRead     Op = "read"   // Object.ReadAt, Streamer.Stream and Checker.Check
+	OpRead     Op = "read"   // Object.ReadAt, Streamer.Stream, Checker.Check and ProbeCopy
 	OpStream   Op = "stream" // Read of the result of Streamer.Stream
 	OpVerify   Op = "verify" // Verifier.Verify
 	OpClose    Op = "close"  // Object.Close; the inner Object is closed even if an error is injected

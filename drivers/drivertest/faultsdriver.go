@@ -169,6 +169,17 @@ func (f *Faults) Probe(ctx context.Context) error {
 	return nil
 }
 
+// ProbeCopy implements drivers.CopyProber.
+func (f *Faults) ProbeCopy(ctx context.Context, name string) (inFlight int, err error) {
+	if _, err := f.inject(ctx, OpRead, name); err != nil {
+		return 0, err
+	}
+	if d, ok := drivers.As[drivers.CopyProber](f.inner); ok {
+		return d.ProbeCopy(ctx, name)
+	}
+	return 0, syscall.ENOTSUP
+}
+
 // Sweep implements drivers.Sweeper.
 func (f *Faults) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
 	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {

@@ -18,6 +18,7 @@ var (
 	_ drivers.HoleFinder = (*Mem)(nil)
 	_ drivers.Statfser   = (*Mem)(nil)
 	_ drivers.Prober     = (*Mem)(nil)
+	_ drivers.CopyProber = (*Mem)(nil)
 )
 
 // A Mem is a drivers.Store that holds files in memory. It is a source or a tier for tests of

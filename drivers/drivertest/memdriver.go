@@ -176,6 +176,11 @@ func (m *Mem) Statfs(ctx context.Context) (drivers.Statfs, error) {
 // Probe implements drivers.Prober. It fails only if ctx is done.
 func (m *Mem) Probe(ctx context.Context) error { return ctx.Err() }
 
+// ProbeCopy implements drivers.CopyProber.
+func (m *Mem) ProbeCopy(ctx context.Context, name string) (inFlight int, err error) {
+	return 0, m.view(ctx, "probe", name, func(*node) error { return nil })
+}
+
 // Remove implements drivers.Store.
 func (m *Mem) Remove(ctx context.Context, name string) error {
 	return pathError("remove", name, m.remove(ctx, name))

@@ -29,6 +29,7 @@ var storeTests = []namedTest{
 	{"Remove removes one copy", suite.remove, isA[drivers.Store]},
 	{"copies may be written concurrently", suite.concurrentCopies, isA[drivers.Store]},
 	{"Probe succeeds on a working Store", suite.probe, suite.isStoreAndProber},
+	{"ProbeCopy reads copies", suite.probeCopy, isA[drivers.CopyProber]},
 }
 
 func (s suite) isStoreAndProber() bool { return isA[drivers.Store](s) && isA[drivers.Prober](s) }
@@ -313,4 +314,19 @@ func (s suite) probe() {
 	if got := s.names("."); len(got) != 0 {
 		s.Errorf("Probe leaves %q behind", got)
 	}
+}
+
+func (s suite) probeCopy() {
+	p := as[drivers.CopyProber](s)
+	for i, size := range []int{0, 1, 5000, drivers.ChecksumBlock, 3*drivers.ChecksumBlock + 7} {
+		name := fmt.Sprint("file", i)
+		s.Put(name, content(size, byte(i)))
+		for range 5 {
+			if n, err := p.ProbeCopy(ctx, name); n < 0 || err != nil {
+				s.Errorf("ProbeCopy of %d bytes: %d, %v", size, n, err)
+			}
+		}
+	}
+	_, err := p.ProbeCopy(ctx, "missing")
+	s.wantError("ProbeCopy of a missing copy", err, fs.ErrNotExist)
 }

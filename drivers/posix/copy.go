@@ -130,7 +130,11 @@ func (t *tree) validate(ctx context.Context, name string, info drivers.Info) (co
 // checks the whole block. The error matches drivers.ErrCorrupt if the content is wrong.
 func (c *copyObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if c.rec.checked.complete() {
-		return c.object.ReadAt(ctx, p, off)
+		n, err := c.object.ReadAt(ctx, p, off)
+		if err != nil && err != io.EOF {
+			c.unreadable(err)
+		}
+		return n, err
 	}
 	if err := ctx.Err(); err != nil {
 		return 0, pathError("read", c.name, err)
@@ -177,17 +181,27 @@ func (c *copyObject) check(block int64, buf []byte) ([]byte, error) {
 		c.kept.Store(true)
 	}
 	if _, err := readAt(c.fd, buf, off, 0); err != nil && err != io.EOF {
+		c.unreadable(err)
 		return nil, err
 	}
-	if checksum(buf) != c.rec.sums[block] {
-		c.tree.records.uncheck(c.rec.inode, c.rec.off)
-		return nil, fmt.Errorf("block %d: %w", block, drivers.ErrCorrupt)
+	if err := c.compare(block, buf); err != nil {
+		return nil, err
 	}
 	c.rec.checked.add(block)
 	if c.rec.checked.complete() {
 		c.tree.records.allAreChecked(c.rec.inode, c.rec.off)
 	}
 	return buf, nil
+}
+
+// compare compares a block that was read from the disk with its checksum. If it differs, each
+// later open checks all blocks again.
+func (c *copyObject) compare(block int64, content []byte) error {
+	if checksum(content) == c.rec.sums[block] {
+		return nil
+	}
+	c.tree.records.uncheck(c.rec.inode, c.rec.off)
+	return fmt.Errorf("block %d: %w", block, drivers.ErrCorrupt)
 }
 
 // Check implements drivers.Checker.

@@ -268,8 +268,8 @@ func (r *records) allAreChecked(inode uint64, off int64) {
 	}
 }
 
-// uncheck records that the copy whose record is at off is corrupt. Until it is removed, each later
-// open checks its blocks again.
+// uncheck records that the copy whose record is at off is corrupt or was not readable. Later
+// opens check its blocks again.
 func (r *records) uncheck(inode uint64, off int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
