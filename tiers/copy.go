@@ -128,9 +128,13 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	if o.tier.memory.Load() {
 		return o.readMemory(p, off, start)
 	}
+	queued := int(o.tier.inFlight.Load()) + 1
 	n, err := o.do(reading, func() (int, error) {
 		return withoutEOF(o.obj.ReadAt(context.Background(), p, off))
 	}, nil)
+	if err == nil {
+		o.tier.speed.add(time.Since(start), queued)
+	}
 	return o.tier.answered(p, n, err, start)
 }
 
@@ -191,13 +195,35 @@ func (o *object) SpliceDescriptor() (fd uintptr, release func(n int), err error)
 	}, nil
 }
 
-// BackingFile implements drivers.BackingFiler unless the tier is down. Reads by the kernel
-// have no time-out and are not counted. The copy is not closed before release.
+// BackingFile implements drivers.BackingFiler. Reads by the kernel have no time-out and are not
+// counted; lent.go probes the tier instead. The copy is not closed before release.
 func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
-	if !o.tier.health.readable() {
-		return nil, errors.ErrUnsupported
+	if !o.tier.lends() {
+		return nil, drivers.ErrFailing
 	}
-	return backingFile(o.obj, &o.refs, register, func() { o.release() })
+	if err := o.checkSmall(); err != nil {
+		return nil, err
+	}
+	done, err := backingFile(o.obj, &o.refs, register, func() { o.release() })
+	if err != nil {
+		return nil, err
+	}
+	end := o.tier.lending.lend()
+	return func() {
+		end()
+		done()
+	}, nil
+}
+
+// checkSmall compares a copy of one block with its checksum, which its store would do otherwise,
+// without a time-out.
+func (o *object) checkSmall() error {
+	c, ok := drivers.As[drivers.Checker](o.obj)
+	if !ok || o.tier.memory.Load() || c.Checked() || o.Info().Size > drivers.ChecksumBlock {
+		return nil
+	}
+	_, err := o.Check(context.Background(), 0)
+	return err
 }
 
 // backingFile is the BackingFile of obj. It holds one of refs, which release drops.

@@ -17,8 +17,8 @@ import (
 type Health int
 
 // A tier is Degraded after an operation failed. It is Down, and not used until a probe succeeds,
-// after maxFailures failed reads in a row, one operation other than a listing that timed out, or
-// one that has lost bytes.
+// after maxFailures failed reads in a row, one operation other than a listing that timed out, one
+// that has lost bytes, a probe that could read none of several copies, or if it is slow (slow.go).
 // After maxFailures failed writes in a row it is read but not filled.
 const (
 	Healthy Health = iota
@@ -120,7 +120,7 @@ func (c condition) after(k kind, err error) (next condition, differs bool) {
 		}
 	case harmless(k, err) || c.state == Down:
 		return c, false
-	case errors.Is(err, errTimeout) && k != listing, errors.Is(err, drivers.ErrLost), failures == &c.reads && *failures+1 >= maxFailures:
+	case endsUse(k, err), failures == &c.reads && *failures+1 >= maxFailures:
 		*failures++
 		c.state, c.cause = Down, err
 	default:
@@ -128,6 +128,13 @@ func (c condition) after(k kind, err error) (next condition, differs bool) {
 		c.state, c.cause = Degraded, err
 	}
 	return c, true
+}
+
+// endsUse reports whether err alone takes a tier down.
+func endsUse(k kind, err error) bool {
+	var slow *slowError
+	return errors.Is(err, errTimeout) && k != listing || errors.Is(err, drivers.ErrLost) ||
+		errors.Is(err, errUnreadable) || errors.As(err, &slow)
 }
 
 // harmless reports whether err does not concern the health of a tier: the caller was
@@ -199,8 +206,9 @@ func (h *health) recovered() {
 }
 
 // watch probes the tier while it is not healthy, at increasing intervals, which continue to
-// increase if the tier fails again soon. It also probes during the scan, which has no time-out
-// and would not detect a hang.
+// increase if the tier fails again soon. The probes of a slow tier have a fixed interval, because
+// all of its files are read from the source meanwhile. watch also probes during the scan, which has
+// no time-out and would not detect a hang.
 func (t *Tier) watch(ctx context.Context) {
 	healthy := func() bool {
 		state, _ := t.health.get()
@@ -212,6 +220,9 @@ func (t *Tier) watch(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
+			case mean := <-t.speed.suspected:
+				t.judge(ctx, mean)
+				continue
 			case <-t.health.wake:
 			}
 			if time.Since(recovered) > 2*maxProbe {
@@ -221,17 +232,23 @@ func (t *Tier) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case mean := <-t.speed.suspected:
+			t.judge(ctx, mean)
+			continue
 		case <-time.After(pause):
 		}
 		if healthy() {
 			continue
 		}
-		pause = min(2*pause, maxProbe)
+		if pause = min(2*pause, maxProbe); t.slowCause() != nil {
+			pause = t.opts.Probe
+		}
 		if err := t.probe(ctx); err != nil {
 			t.log.Debug("probe failed", "err", err)
 			t.health.note(writing, err)
 			continue
 		}
+		t.speed.restart()
 		t.health.recovered()
 		recovered = time.Now()
 	}
@@ -244,8 +261,8 @@ func (t *Tier) probe(ctx context.Context) error {
 	if n := t.inFlight.Load(); n > maxHanging && !t.health.readable() {
 		return fmt.Errorf("%d operations have not returned: %w", n, errTimeout)
 	}
-	prober, ok := drivers.As[drivers.Prober](t.store)
-	if !ok {
+	slow := t.slowCause()
+	if slow != nil && t.sourceIsSlow(slow) {
 		return nil
 	}
 	if !t.probing.CompareAndSwap(false, true) {
@@ -253,7 +270,50 @@ func (t *Tier) probe(ctx context.Context) error {
 	}
 	_, err := await(ctx, t.opts.Timeout, func() (struct{}, error) {
 		defer t.probing.Store(false)
-		return struct{}{}, prober.Probe(ctx)
+		return struct{}{}, t.use(ctx, slow != nil)
 	}, nil)
 	return err
+}
+
+// use reads some copies and calls the Prober of the store. With fast, it fails if that takes long.
+func (t *Tier) use(ctx context.Context, fast bool) error {
+	start := time.Now()
+	read, err := t.readCopies(ctx, fast)
+	if err != nil {
+		return err
+	}
+	if p, ok := drivers.As[drivers.Prober](t.store); ok {
+		err = p.Probe(ctx)
+	}
+	if took := time.Since(start); err == nil && fast && read == 0 && took > slowRead {
+		err = fmt.Errorf("a probe takes %v", took)
+	}
+	return err
+}
+
+// readCopies reads a block of some copies, and returns how many it has read. It fails if it could
+// read none of several or, with fast, if a read takes long.
+func (t *Tier) readCopies(ctx context.Context, fast bool) (read int, err error) {
+	p, ok := drivers.As[drivers.CopyProber](t.store)
+	if !ok || t.memory.Load() {
+		return 0, nil
+	}
+	var errs []error
+	for _, name := range t.recent.pick(probedCopies) {
+		start := time.Now()
+		_, err := p.ProbeCopy(ctx, name)
+		took := time.Since(start)
+		switch {
+		case err == nil && fast && took > fastRead:
+			return read, fmt.Errorf("a read takes %v", took)
+		case err == nil:
+			read++
+		case !harmless(reading, err):
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 1 && read == 0 {
+		return 0, fmt.Errorf("%w: %w", errUnreadable, errs[0])
+	}
+	return read, nil
 }

@@ -24,6 +24,7 @@ type Source struct {
 	closer   closer
 	counters SourceCounters // updated atomically
 	latency  Histogram
+	pace     pace
 }
 
 var _ drivers.Driver = (*Source)(nil)
@@ -233,17 +234,25 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	}
 	s := o.source
 	start := time.Now()
+	s.pace.begin(start)
 	n, err := call(ctx, s, &s.counters.Reads, func() (int, error) {
 		defer o.release()
 		n, err := o.obj.ReadAt(ctx, p, off)
 		atomic.AddInt64(&s.counters.Bytes, int64(n))
 		return withoutEOF(n, err)
 	}, nil)
-	s.latency.Observe(time.Since(start))
+	s.observe(ctx, start, err)
 	if err == nil && n < len(p) {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// observe records a read, or the first one of a stream, that has just ended.
+func (s *Source) observe(ctx context.Context, start time.Time, err error) {
+	now := time.Now()
+	s.latency.Observe(now.Sub(start))
+	s.pace.end(ctx, now, now.Sub(start), err)
 }
 
 // Inner returns the file as the driver opened it, for drivers.As.
@@ -260,9 +269,11 @@ func (o *sourceObject) Stream(ctx context.Context, off, n int64) (io.ReadCloser,
 	}
 	atomic.AddInt64(&o.source.counters.Reads, 1)
 	start := time.Now()
+	o.source.pace.begin(start)
 	stream, err := s.Stream(ctx, off, n)
 	if err != nil {
 		o.release()
+		o.source.pace.end(ctx, time.Now(), 0, err)
 		o.source.failed(ctx, err)
 		return nil, err
 	}
@@ -312,17 +323,19 @@ func (r *sourceStream) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
 	s := r.object.source
 	atomic.AddInt64(&s.counters.Bytes, int64(n))
+	_, failure := withoutEOF(n, err)
 	if !r.begun {
 		r.begun = true
-		s.latency.Observe(time.Since(r.start))
+		s.observe(r.ctx, r.start, failure)
 	}
-	if err != io.EOF {
-		s.failed(r.ctx, err)
-	}
+	s.failed(r.ctx, failure)
 	return n, err
 }
 
 func (r *sourceStream) Close() error {
+	if !r.begun {
+		r.object.source.pace.end(r.ctx, time.Now(), 0, context.Canceled)
+	}
 	defer r.object.release()
 	return r.ReadCloser.Close()
 }

@@ -27,9 +27,13 @@ type Tier struct {
 	opts   Options
 	log    *slog.Logger
 	memory atomic.Bool // the store never blocks and needs no time-outs
+	source *Source     // below all tiers
 
 	space    space
 	health   health
+	speed    speed
+	lending  lending
+	recent   recentCopies
 	probing  atomic.Bool
 	scanned  chan struct{} // closed after the first successful scan
 	tried    chan struct{} // closed after the first scan
@@ -39,10 +43,13 @@ type Tier struct {
 	latency  Histogram
 }
 
-func newTier(l Level, c Config, opts Options, log *slog.Logger) *Tier {
+func newTier(l Level, c Config, source *Source, opts Options, log *slog.Logger) *Tier {
 	t := &Tier{
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
+		source:  source,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
+		speed:   newSpeed(),
+		lending: lending{wake: make(chan struct{}, 1)},
 		scanned: make(chan struct{}),
 		tried:   make(chan struct{}),
 	}
@@ -71,6 +78,7 @@ func (t *Tier) run(ctx context.Context) {
 	if t.awaitOpen(ctx) != nil {
 		return
 	}
+	wg.Go(func() { t.probeLent(ctx) })
 	wg.Go(func() { t.sync(ctx) })
 	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
@@ -331,6 +339,7 @@ func (t *Tier) open(ctx context.Context, name string, accept func(drivers.Info) 
 			t.space.release(name, held)
 			return nil, err
 		}
+		t.recent.add(name)
 		return &object{copyFile{tier: t, name: name, file: obj, held: held}, obj}, nil
 	}, func(o *object) { o.release() })
 	if err != nil {

@@ -86,7 +86,7 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 		if c.Quota.Bytes < 0 || c.Quota.Percent < 0 || c.Quota.Percent > 100 || math.IsNaN(c.Quota.Percent) {
 			return nil, fmt.Errorf("tier %s: quota %v out of range", c.Name, c.Quota)
 		}
-		h.tiers = append(h.tiers, newTier(Level(i+1), c, opts, log.With("tier", c.Name)))
+		h.tiers = append(h.tiers, newTier(Level(i+1), c, h.source, opts, log.With("tier", c.Name)))
 	}
 	return h, nil
 }

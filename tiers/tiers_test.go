@@ -22,7 +22,13 @@ var (
 // start makes a hierarchy above an empty source and runs it. stop ends it and waits.
 func start(t *testing.T, opts Options, configs ...Config) (h *Hierarchy, stop func()) {
 	t.Helper()
-	h, err := New(drivertest.NewMem(0), configs, opts, quiet)
+	return startOver(t, drivertest.NewMem(0), opts, configs...)
+}
+
+// startOver is start above a source.
+func startOver(t *testing.T, source drivers.Driver, opts Options, configs ...Config) (h *Hierarchy, stop func()) {
+	t.Helper()
+	h, err := New(source, configs, opts, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
