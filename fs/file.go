@@ -40,6 +40,10 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		return f.status(err)
 	}
 	if f.nodes != nil {
+		if f.nodes.isFailing(in.NodeId, obj) && f.names.Renew(e) {
+			obj.Close()
+			return statusStale
+		}
 		out.BackingID = f.nodes.open(in.NodeId, obj)
 	}
 	switch {

@@ -20,7 +20,8 @@ import (
 //   - A node has no backing file while an open of it uses the page cache of the node.
 //   - An open that breaks these rules fails with EIO.
 //
-// Therefore the first open of a node decides how the node is read until its last RELEASE.
+// Therefore the first open of a node decides how the node is read until its last RELEASE. If the
+// backing file is on a disk that fails, a later open gets another node of the same version.
 // openNodes counts an open before the reply to OPEN, and the kernel forgets an open before
 // it sends RELEASE. So the count is never less than that of the kernel.
 type openNodes struct {
@@ -66,6 +67,22 @@ func (n *openNodes) open(node uint64, obj drivers.Object) (backing int32) {
 	o.opens++
 	return o.backing
 }
+
+// isFailing reports whether the kernel would read a new open of a node from a backing file whose
+// storage fails. obj is the object of the new open.
+func (n *openNodes) isFailing(node uint64, obj drivers.Object) bool {
+	s := n.shard(node)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.nodes[node]
+	if o == nil || o.backing == 0 {
+		return false
+	}
+	_, err := backingFile(obj, func(uintptr) error { return errNotRegistered })
+	return errors.Is(err, drivers.ErrFailing)
+}
+
+var errNotRegistered = errors.New("not registered")
 
 // release undoes one call of open. The last one ends the registration of the backing file,
 // first with the kernel and then with the Object.

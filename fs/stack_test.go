@@ -352,6 +352,7 @@ type stackOptions struct {
 	xattrs  bool
 	memory  bool                      // tiers are in memory and have no fault injection
 	over    string                    // the folder of the source; empty: a new one
+	tiers   string                    // the parent of the folders of the tiers; empty: a new one
 	user    bool                      // the read-ahead is that of a mount without root
 	mode    fs.Mode                   // how the kernel reads the content of files
 	log     io.Writer                 // the log of the daemon; nil: discarded
@@ -386,6 +387,9 @@ func newStack(t testing.TB, opts stackOptions, fill func(source string)) *stack 
 		s.check(err)
 		t.Cleanup(func() { os.RemoveAll(folder) })
 		s.tiers = folder
+	}
+	if opts.tiers != "" {
+		s.tiers = opts.tiers
 	}
 	if opts.over != "" {
 		s.source = opts.over

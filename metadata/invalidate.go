@@ -1,5 +1,7 @@
 package metadata
 
+import "github.com/milkweedfs/milkweed/tiers"
+
 // Changed invalidates e: the caller has found that the source has another version of it, or
 // none. e becomes stale, and the next lookup of its name finds the new version.
 //
@@ -19,6 +21,28 @@ func (c *Container) Changed(e *Entry) {
 			d.invalidate(e.Name())
 		}
 	}
+}
+
+// Renew replaces e, a file with a copy, by another entry of the same version, and reports success.
+// e becomes stale, so that later opens of its name get another node. It fails if e is stale or has
+// an owner.
+func (c *Container) Renew(e *Entry) bool {
+	if e.parent == nil {
+		return false
+	}
+	d := e.parent.dir
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	level := e.Level()
+	if d.get(e.Name()) != e || level == tiers.AtSource || e.Claimed() {
+		return false
+	}
+	next := makeEntry(e.parent, e.info(), e.validated.Load())
+	copied := tierCopy{level: level, mode: e.kind, size: e.size, mtime: e.mtime, mtimeN: e.mtimeN}
+	c.addVersion(next, e, nameCopies{copies: []tierCopy{copied}, retired: d.retired})
+	d.put(next)
+	c.retire(e)
+	return true
 }
 
 // removeName removes a name that the source did not have, according to a request that was

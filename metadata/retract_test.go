@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -207,4 +208,44 @@ func (p *placed) read(*rand.Rand) error {
 		return fmt.Errorf("level 1 without a copy")
 	}
 	return nil
+}
+
+// A file with a copy gets another entry of the same version, and the kernel drops the name. The
+// source is not asked.
+func TestRenew(t *testing.T) {
+	inBubble(t, time.Hour, func(t *testing.T, w *world) {
+		w.source.Put("d/f", []byte("content"))
+		old := w.get(t, "d/f")
+		w.Hold(old)
+		if w.Renew(old) {
+			t.Error("a file without a copy was renewed")
+		}
+		if !old.Claim() {
+			t.Fatal("not claimed")
+		}
+		if w.Renew(old) {
+			t.Error("a file was renewed while it was copied")
+		}
+		old.Publish(1)
+		before := w.faults.Count(drivertest.OpStat)
+		if !w.Renew(old) {
+			t.Fatal("not renewed")
+		}
+		if w.Renew(old) {
+			t.Error("renewed twice")
+		}
+		e := w.get(t, "d/f")
+		if !old.Stale() || e == old || e.ID() == old.ID() || e.Level() != 1 || e.Info() != old.Info() {
+			t.Errorf("got entry %d on level %d in place of %d", e.ID(), e.Level(), old.ID())
+		}
+		if got := w.faults.Count(drivertest.OpStat) - before; got != 0 {
+			t.Errorf("%d requests to the source, want 0", got)
+		}
+		for o := range w.Outdated(t.Context()) {
+			if o.Name != "f" || o.Entry != e.Parent() {
+				t.Errorf("outdated: %+v, want the name f", o)
+			}
+			break
+		}
+	})
 }
