@@ -18,20 +18,36 @@ func newBuffers(n int) *buffers {
 	return b
 }
 
-// get waits for a buffer. The caller returns it with put.
-func (b *buffers) get(ctx context.Context) ([]byte, error) {
-	select {
-	case buf := <-b.free:
+// get waits for a buffer, which the caller returns with put. The error is errStuck if stuck is
+// closed before, and errStopped if ctx is done.
+func (b *buffers) get(ctx context.Context, stuck <-chan struct{}) ([]byte, error) {
+	if buf := b.tryGet(); buf != nil {
 		return buf, nil
-	default:
 	}
 	select {
 	case buf := <-b.free:
 		return buf, nil
 	case <-b.unmade:
 		return make([]byte, blockSize), nil
+	case <-stuck:
+		return nil, errStuck
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, errStopped
+	}
+}
+
+// tryGet returns a buffer, or nil if all are in use. It prefers one that was allocated.
+func (b *buffers) tryGet() []byte {
+	select {
+	case buf := <-b.free:
+		return buf
+	default:
+	}
+	select {
+	case <-b.unmade:
+		return make([]byte, blockSize)
+	default:
+		return nil
 	}
 }
 
@@ -39,8 +55,14 @@ func (b *buffers) get(ctx context.Context) ([]byte, error) {
 // is never used again, and another one may be allocated in its place.
 func (b *buffers) put(buf []byte, abandoned bool) {
 	if abandoned {
-		b.unmade <- struct{}{}
+		b.replace()
 	} else {
 		b.free <- buf
 	}
 }
+
+// replace allows another buffer in the place of one in use, which is not returned with put.
+func (b *buffers) replace() { b.unmade <- struct{}{} }
+
+// empty reports whether get would wait.
+func (b *buffers) empty() bool { return len(b.free)+len(b.unmade) == 0 }

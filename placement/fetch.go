@@ -101,29 +101,32 @@ func (f *fill) readCopy(p []byte, off int64) error {
 }
 
 // fetchDemand fetches blocks for a reader, on a goroutine of its own, which outlives a reader
-// that gives up. The caller holds a reference.
+// that gives up. It fails the fill if the gate is stuck. The caller holds a reference.
 func (f *fill) fetchDemand(taken []*flight) {
 	if len(taken) == 0 {
 		return
 	}
+	h := f.handler
 	f.refs.Acquire()
-	f.handler.wg.Go(func() {
-		h := f.handler
-		buf, err := h.gate.buffers.get(h.ctx)
-		if err != nil { // the handler stops
-			f.drop(taken)
+	h.wg.Go(func() {
+		buf, err := h.gate.buffers.get(h.ctx, h.gate.reads.atBound())
+		if err != nil {
+			f.drop(taken, err)
 			return
 		}
-		err = f.fetch(h.ctx, taken, buf)
-		h.gate.buffers.put(buf, errors.Is(err, drivers.ErrAbandoned))
+		w := h.gate.reads.watch(h.gate.buffers.replace)
+		err = f.fetch(h.ctx, taken, buf, w)
+		if stalled := w.end(); !stalled { // otherwise buf was replaced
+			h.gate.buffers.put(buf, errors.Is(err, drivers.ErrAbandoned))
+		}
 	})
 }
 
-// drop ends the flights of taken blocks without fetching them, because the handler stops. It
-// releases a reference of the caller.
-func (f *fill) drop(taken []*flight) {
+// drop fails the fill, and ends the flights of taken blocks without fetching them. It releases a
+// reference of the caller.
+func (f *fill) drop(taken []*flight, cause error) {
 	defer f.release()
-	f.fail(errStopped)
+	f.fail(cause)
 	for _, fl := range taken {
 		f.blocks.land(fl, errFailed)
 	}
@@ -132,7 +135,7 @@ func (f *fill) drop(taken []*flight) {
 // fetchNext fetches the next absent blocks for a worker, which has taken f from the queue. It
 // removes f from the queue if there are none. After an error that matches drivers.ErrAbandoned,
 // buf must not be used again.
-func (f *fill) fetchNext(ctx context.Context, buf []byte) error {
+func (f *fill) fetchNext(ctx context.Context, buf []byte, w *watch) error {
 	f.begin()
 	if f.err != nil || !f.refs.Acquire() {
 		f.handler.queue.remove(f)
@@ -144,13 +147,13 @@ func (f *fill) fetchNext(ctx context.Context, buf []byte) error {
 		f.handler.queue.remove(f)
 		return nil
 	}
-	return f.fetch(ctx, taken, buf)
+	return f.fetch(ctx, taken, buf, w)
 }
 
 // fetch copies taken blocks, which follow each other, by way of buf. It releases a reference
 // of the caller. An error fails the fill, and ends the flights that have not landed. An error
-// that does not match errFailed is the source's.
-func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte) error {
+// that does not match errFailed is the source's. w observes the fetch.
+func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch) error {
 	defer f.release()
 	in := f.newInflow(ctx, len(taken))
 	var (
@@ -162,6 +165,7 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte) error {
 			err = f.fetchBlock(in, fl, buf)
 		}
 		last = f.blocks.land(fl, err)
+		w.progress()
 	}
 	in.close()
 	if last {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -249,7 +250,11 @@ func (f *fill) discard(cause error) {
 	stopped := h.ctx.Err() != nil
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
-		h.log.Warn("copy failed", "path", f.name, "tier", f.tier.Name(), "err", cause)
+		level := slog.LevelWarn
+		if cause == errStuck { // the same of hundreds of files
+			level = slog.LevelDebug
+		}
+		h.log.Log(h.ctx, level, "copy failed", "path", f.name, "tier", f.tier.Name(), "err", cause)
 	}
 	f.end(false, !stopped)
 }

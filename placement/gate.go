@@ -24,7 +24,8 @@ import (
 //     of that: such a reader waits for every block, whereas the blocks of a sequential
 //     reader are fetched ahead of it.
 //
-// The gate also owns the buffers of demand reads, which bound their number.
+// The gate also owns the buffers of demand reads, which bound their number. None of its limits
+// counts requests and readers that the source leaves without an answer (stalls.go).
 //
 // The rate limiter of drivers/limit does something else: among the requests that wait inside a
 // source with a capped rate, it serves demand reads before background requests. The limiter
@@ -34,12 +35,14 @@ type gate struct {
 	maxYielding int      // background requests in flight at most, while a reader waits
 	maxBytes    int64    // bytes of background requests in flight at most
 	buffers     *buffers // of demand reads
+	reads       *stalls  // demand fetches without an answer
+	turns       *stalls  // turns of workers without an answer
 	opened      func()   // called when admit may succeed after it failed; no lock is held
 
 	waits tiers.Histogram // how long readers waited
 
 	mu         sync.Mutex // guards the following
-	waiting    int        // readers that wait
+	waiting    int        // readers that wait, for less than waitStall
 	random     int        // those of them that read at random
 	lastRandom time.Time  // when the last of those ceased to wait
 	requests   int        // background requests in flight
@@ -59,6 +62,8 @@ func newGate(workers int, source drivers.Profile) *gate {
 		maxYielding: max(1, workers/4),
 		maxBytes:    math.MaxInt64,
 		buffers:     newBuffers(max(16, min(2*workers, 64))),
+		reads:       newStalls(readStall, maxStallReads),
+		turns:       newStalls(turnStall, maxStallTurns),
 		opened:      func() {},
 	}
 	if source.Latency == drivers.LatencyRequest {
@@ -80,42 +85,60 @@ const (
 
 // A wait is the time during which one reader waits.
 type wait struct {
-	gate   *gate
-	access access
-	since  time.Time
+	gate    *gate
+	access  access
+	since   time.Time
+	stall   *time.Timer
+	counted bool // guarded by gate.mu
 }
 
-// demand records that a reader begins to wait. The caller calls done when the wait ends.
-func (g *gate) demand(a access) wait {
+// demand records that a reader begins to wait. The caller calls done when the wait ends. A
+// reader that has waited for waitStall does not count any more: its request hangs at the source,
+// so that less background work would not shorten the wait.
+func (g *gate) demand(a access) *wait {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waiting++
 	if a == randomAccess {
 		g.random++
 	}
-	return wait{g, a, time.Now()}
+	w := &wait{gate: g, access: a, since: time.Now(), counted: true}
+	w.stall = time.AfterFunc(waitStall, w.leave)
+	return w
 }
 
 // done records that the reader no longer waits.
-func (w wait) done() {
+func (w *wait) done() {
+	w.stall.Stop()
+	w.gate.waits.Observe(time.Since(w.since))
+	w.leave()
+}
+
+// leave ends the count of a wait.
+func (w *wait) leave() {
 	if w.gate.leaveWait(w) {
 		w.gate.opened()
 	}
 }
 
-// leaveWait ends a wait, and reports whether it was the last one.
-func (g *gate) leaveWait(w wait) bool {
-	now := time.Now()
-	g.waits.Observe(now.Sub(w.since))
+// leaveWait ends the count of a wait, and reports whether it was the last one that counted.
+func (g *gate) leaveWait(w *wait) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !w.counted {
+		return false
+	}
+	w.counted = false
 	g.waiting--
 	if w.access == randomAccess {
 		g.random--
-		g.lastRandom = now
+		g.lastRandom = time.Now()
 	}
 	return g.waiting == 0
 }
+
+// stuck reports whether a demand fetch would wait for others that the source does not answer.
+func (g *gate) stuck() bool { return g.buffers.empty() && isClosed(g.reads.atBound()) }
 
 // crowd is the number of waiting readers above which an open fetches one block instead of a
 // range. It is also the number of sequential readers that are distinguished in one file.

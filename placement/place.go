@@ -39,13 +39,16 @@ var (
 	// errRacy: the content of the file is not identified by its times yet.
 	errRacy = errors.New("the file has just changed")
 
+	// errStuck: too many requests are without an answer of the source.
+	errStuck = errors.New("the source does not answer")
+
 	// errStopped: the handler stops.
 	errStopped = errors.New("placement has stopped")
 )
 
 // isElsewhere reports whether err, of join, only means that there is no fill to read from.
 func isElsewhere(err error) bool {
-	for _, e := range [...]error{errNoRoom, errBackoff, errClaimed, errRacy, errStopped} {
+	for _, e := range [...]error{errNoRoom, errBackoff, errClaimed, errRacy, errStuck, errStopped} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -150,6 +153,8 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 	case f != nil: // joined below
 	case h.racy.has(e, time.Now()):
 		return nil, errRacy
+	case why == forReader && h.gate.stuck():
+		return nil, errStuck
 	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
 		return nil, errBackoff
 	case !e.Claim():

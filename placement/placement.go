@@ -11,8 +11,9 @@
 //
 // Memory: a block is 1 MiB, and is held only while it is copied. A stream of several blocks
 // holds one at a time. At most workers + max(16, min(2·workers, 64)) blocks are held at
-// once, which is 24 MiB with 8 workers and 128 MiB with 64. Blocks in operations of a hung
-// device that never end are held in addition.
+// once, which is 24 MiB with 8 workers and 128 MiB with 64. Requests that a hung source does not
+// answer hold at most 320 in addition (stalls.go). Most of these take no memory: a new block has
+// none before the source writes to it.
 package placement
 
 import (
@@ -31,7 +32,8 @@ import (
 
 // A Handler places the files of one dataset. Its methods may be called concurrently.
 //
-// Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache. queue.mu comes before gate.mu.
+// Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
+// then queue.mu, then gate.mu.
 // Handler.mu, the locks of predictors and the locks of block maps are held without any other
 // lock of this package.
 type Handler struct {
@@ -58,6 +60,7 @@ type Handler struct {
 	ctx  context.Context // done when the handler is to stop
 	stop context.CancelFunc
 	wg   sync.WaitGroup // goroutines that Run waits for
+	pool sync.WaitGroup // workers
 
 	mu       sync.Mutex                  // guards the following
 	fills    map[*metadata.Entry]*fill   // by entry; a claim without a fill verifies or removes a copy
@@ -118,14 +121,13 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 func (h *Handler) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, h.stop)()
 	defer context.AfterFunc(h.ctx, h.queue.close)()
-	var workers sync.WaitGroup
 	for range h.workers {
-		workers.Go(h.work)
+		h.pool.Go(h.work)
 	}
-	workers.Go(h.checkCopies)
+	h.pool.Go(h.checkCopies)
 	h.sweep()
 	h.files.close()
-	workers.Wait()
+	h.pool.Wait()
 	h.mu.Lock()
 	left := slices.Collect(maps.Values(h.fills)) // the context is done, so that there will be no more
 	h.mu.Unlock()
@@ -155,11 +157,21 @@ func (h *Handler) sweep() {
 	}
 }
 
-// work is one background worker.
+// work is one background worker. If a turn stalls, another worker takes its place, and it ends
+// after the turn.
 func (h *Handler) work() {
 	buf, background := make([]byte, blockSize), drivers.Background(h.ctx)
 	for f := h.queue.take(); f != nil; f = h.queue.take() {
-		if errors.Is(f.fetchNext(background, buf), drivers.ErrAbandoned) {
+		turn := h.gate.turns.watch(func() {
+			h.queue.stall(f)
+			h.pool.Go(h.work)
+		})
+		err := f.fetchNext(background, buf, turn)
+		if stalled := turn.end(); stalled {
+			h.queue.resume(f)
+			return
+		}
+		if errors.Is(err, drivers.ErrAbandoned) {
 			buf = make([]byte, blockSize)
 		}
 		h.queue.done(f)

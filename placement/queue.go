@@ -30,6 +30,8 @@ type queue struct {
 type slot struct {
 	hot, all *list.Element // nil if the fill is not in that list
 	credit   int           // turns until the fill leaves hot
+	stalled  int           // turns that have stalled
+	parked   bool          // out of the lists until no turn is stalled
 }
 
 // A feed yields fills that no reader has caused.
@@ -101,13 +103,19 @@ func (q *queue) touch(f *fill) {
 func (q *queue) remove(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.unlist(f)
+	f.slot.parked = false
+}
+
+// unlist takes f out of the lists; q.mu must be held.
+func (q *queue) unlist(f *fill) {
 	if f.slot.hot != nil {
 		q.hot.Remove(f.slot.hot)
 	}
 	if f.slot.all != nil {
 		q.all.Remove(f.slot.all)
 	}
-	f.slot = slot{}
+	f.slot.hot, f.slot.all, f.slot.credit = nil, nil, 0
 }
 
 // take waits for a fill whose next blocks a worker fetches, and returns nil when the queue
@@ -201,6 +209,32 @@ func (q *queue) done(f *fill) {
 	defer q.mu.Unlock()
 	q.gate.leave(f.weight)
 	q.cond.Signal()
+}
+
+// stall ends the turn that take returned for other fills, because it has stalled. f gets no turn
+// until resume: otherwise its other blocks would stall one worker after another.
+func (q *queue) stall(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f.slot.stalled++
+	if f.slot.all != nil {
+		q.unlist(f)
+		f.slot.parked = true
+	}
+	q.gate.leave(f.weight)
+	q.cond.Signal()
+}
+
+// resume ends a turn that has stalled. f goes to the end of the queue, unless it was removed.
+func (q *queue) resume(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f.slot.stalled--
+	if f.slot.parked && f.slot.stalled == 0 {
+		f.slot.parked = false
+		f.slot.all = q.all.PushBack(f)
+		q.cond.Signal()
+	}
 }
 
 // close makes take return nil, now and later.

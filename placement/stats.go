@@ -23,6 +23,7 @@ type Fills struct {
 	InFlight      int64 `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
 	InFlightBytes int64 `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
 	Queued        int64 `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
+	Stalled       int64 `json:"stalled" metric:"fills_stalled" help:"Requests of copies without an answer of the source for a second or, if no reader waits, for five."`
 	Unchecked     int64 `json:"unchecked" metric:"copies_unchecked" help:"Copies of more than 1 MiB that wait to be compared with their checksums. The kernel does not read them directly yet."`
 }
 
@@ -57,7 +58,7 @@ func (h *Handler) Stats() Stats {
 	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
 	s := Stats{
 		Counters:    drivers.Snapshot(&h.counters),
-		Fills:       Fills{Queued: h.queue.len(), Unchecked: h.checks.pending.Load()},
+		Fills:       Fills{Queued: h.queue.len(), Stalled: int64(h.gate.reads.count() + h.gate.turns.count()), Unchecked: h.checks.pending.Load()},
 		IdleHandles: h.files.idle.len(),
 		RacyFiles:   h.racy.len(),
 		Opens:       opens[:n],
