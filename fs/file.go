@@ -84,7 +84,8 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, _ []byte) (fu
 	if result := spliceReply(in, e, c); result != nil {
 		return result, fuse.OK
 	}
-	r := f.newRequest(cancel)
+	r := f.newRead(cancel, in)
+	defer f.reading.Add(-1)
 	defer r.end()
 	result, err := f.read(r, c, int(in.Size), int64(in.Offset))
 	if err != nil {

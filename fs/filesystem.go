@@ -61,6 +61,7 @@ type fileSystem struct {
 	generation uint64
 
 	requests atomic.Int64 // since the mount; without those that need no context, such as FORGET
+	reading  atomic.Int64 // READs that are not answered, except spliced ones
 
 	files   handles[openFile]
 	nodes   *openNodes // nil unless the mode is Passthrough

@@ -14,11 +14,16 @@ import (
 const interruptDelay = 5 * time.Second
 
 // A request is the context of one request of the kernel. It is done interruptDelay after
-// the request was interrupted. Most requests never call Done, and then it costs neither a
-// goroutine nor a channel. The caller calls end.
+// the request was interrupted, and when it has waited for that long and may be dropped. Most
+// requests never call Done, and then it costs neither a goroutine nor a channel. The caller
+// calls end.
 type request struct {
 	context.Context
 	cancel <-chan struct{} // closed when the request is interrupted
+
+	// mayDrop reports whether an error in reply to the request reaches no process: none waits
+	// for the request, or the kernel then makes another one. nil: it may reach one.
+	mayDrop func() bool
 
 	mu       sync.Mutex    // guards the following
 	done     chan struct{} // what Done returns; nil before the first call
@@ -45,19 +50,25 @@ func (r *request) Done() <-chan struct{} {
 	return r.done
 }
 
-// watch closes done interruptDelay after the interruption, unless end comes before.
+// watch closes done interruptDelay after the interruption, or when the request may be dropped,
+// unless end comes before.
 func (r *request) watch() {
-	select {
-	case <-r.cancel:
-	case <-r.answered:
-		return
-	}
-	timer := time.NewTimer(interruptDelay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		close(r.done)
-	case <-r.answered:
+	cancel, interrupted := r.cancel, false
+	tick := time.NewTicker(interruptDelay)
+	defer tick.Stop()
+	for {
+		select {
+		case <-cancel:
+			cancel, interrupted = nil, true
+			tick.Reset(interruptDelay)
+		case <-tick.C:
+			if interrupted || r.mayDrop != nil && r.mayDrop() {
+				close(r.done)
+				return
+			}
+		case <-r.answered:
+			return
+		}
 	}
 }
 
