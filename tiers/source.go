@@ -20,6 +20,7 @@ import (
 // answer.
 type Source struct {
 	driver drivers.Driver
+	calls  chan struct{} // has an element for each operation in flight
 
 	closer   closer
 	counters SourceCounters // updated atomically
@@ -29,12 +30,30 @@ type Source struct {
 
 var _ drivers.Driver = (*Source)(nil)
 
+// maxCalls bounds the operations in flight, abandoned ones included. Further ones wait. An
+// operation that hangs takes a thread, and a Go program ends when it has 10,000.
+const maxCalls = 4096
+
 // call counts one operation and performs it.
 func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
 	atomic.AddInt64(counter, 1)
-	v, err := await(ctx, 0, f, late)
+	v, err := perform(ctx, s, f, late)
 	s.failed(ctx, err)
 	return v, err
+}
+
+// perform calls f, as await does, when fewer than maxCalls operations are in flight.
+func perform[T any](ctx context.Context, s *Source, f func() (T, error), late func(T)) (T, error) {
+	select {
+	case s.calls <- struct{}{}:
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
+	return await(ctx, 0, func() (T, error) {
+		defer func() { <-s.calls }()
+		return f()
+	}, late)
 }
 
 // failed counts err unless the caller was cancelled, the name or attribute is missing, or the source
@@ -186,7 +205,7 @@ func (s *Source) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	if !ok {
 		return drivers.Statfs{}, syscall.ENOSYS
 	}
-	return await(ctx, 0, func() (drivers.Statfs, error) { return f.Statfs(ctx) }, nil)
+	return perform(ctx, s, func() (drivers.Statfs, error) { return f.Statfs(ctx) }, nil)
 }
 
 // Stats returns the counters of the source.
@@ -232,10 +251,14 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	if !o.refs.Acquire() {
 		return 0, os.ErrClosed
 	}
+	defer o.release()
 	s := o.source
 	start := time.Now()
 	s.pace.begin(start)
 	n, err := call(ctx, s, &s.counters.Reads, func() (int, error) {
+		if !o.refs.Acquire() { // abandoned, and closed since
+			return 0, os.ErrClosed
+		}
 		defer o.release()
 		n, err := o.obj.ReadAt(ctx, p, off)
 		atomic.AddInt64(&s.counters.Bytes, int64(n))
@@ -290,7 +313,11 @@ func (o *sourceObject) Verify(ctx context.Context) error {
 	if !o.refs.Acquire() {
 		return os.ErrClosed
 	}
-	_, err := await(ctx, 0, func() (struct{}, error) {
+	defer o.release()
+	_, err := perform(ctx, o.source, func() (struct{}, error) {
+		if !o.refs.Acquire() { // abandoned, and closed since
+			return struct{}{}, os.ErrClosed
+		}
 		defer o.release()
 		return struct{}{}, v.Verify(ctx)
 	}, nil)

@@ -46,6 +46,40 @@ func newSource(t *testing.T) (*Source, *drivertest.Faults) {
 	return h.Source(), faults
 }
 
+// At most maxCalls operations hang at the source, each in a thread of its own. Further ones wait,
+// and end when their context is done.
+func TestHungOperationsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, faults := newSource(t)
+		o, err := s.Open(bg, "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults.Add(drivertest.Rule{Hang: true})
+		var callers sync.WaitGroup
+		for _, wait := range []time.Duration{time.Minute, time.Second} { // the second ones are abandoned first
+			ctx, cancel := context.WithTimeout(bg, wait)
+			defer cancel()
+			for range maxCalls / 2 {
+				callers.Go(func() { s.Stat(ctx, "f") })
+				callers.Go(func() { o.ReadAt(ctx, make([]byte, 7), 0) })
+			}
+			synctest.Wait()
+		}
+		callers.Wait()
+		if got := faults.Hung(); got != maxCalls {
+			t.Errorf("operations that hang: got %d, want %d", got, maxCalls)
+		}
+		if err := o.Close(); err != nil {
+			t.Error(err)
+		}
+		faults.Clear()
+		if _, err := s.Stat(bg, "f"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A call to a source that hangs returns when its context is done, and an Object that is
 // opened too late is closed.
 func TestAbandonedOpen(t *testing.T) {

@@ -81,7 +81,7 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 	if opts.Probe == 0 {
 		opts.Probe = time.Second
 	}
-	h := &Hierarchy{source: &Source{driver: source}}
+	h := &Hierarchy{source: &Source{driver: source, calls: make(chan struct{}, maxCalls)}}
 	for i, c := range tiers {
 		if c.Quota.Bytes < 0 || c.Quota.Percent < 0 || c.Quota.Percent > 100 || math.IsNaN(c.Quota.Percent) {
 			return nil, fmt.Errorf("tier %s: quota %v out of range", c.Name, c.Quota)

@@ -1,6 +1,9 @@
 package posix
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // minPiece is the smallest piece in bytes. It is the size of a FUSE read request by
 // default.
@@ -21,6 +24,12 @@ func pieceSize(fsType string, blockSize int64) int {
 	return 0
 }
 
+// maxPieces bounds the pieces in flight in the process. Each takes a thread if the source hangs,
+// and a Go program ends when it has 10,000. Further reads are not split.
+const maxPieces = 2048
+
+var piecesInFlight atomic.Int64
+
 // readPieces reads p in concurrent calls of readAt, each for at most piece bytes. As
 // readAt does, it returns the number of bytes that were read before the first error.
 func readPieces(p []byte, off int64, piece int, readAt func(p []byte, off int64) (int, error)) (int, error) {
@@ -29,6 +38,11 @@ func readPieces(p []byte, off int64, piece int, readAt func(p []byte, off int64)
 		err error
 	}
 	results := make([]result, (len(p)+piece-1)/piece)
+	count := int64(len(results))
+	defer piecesInFlight.Add(-count)
+	if piecesInFlight.Add(count) > maxPieces {
+		return readAt(p, off)
+	}
 	var wg sync.WaitGroup
 	for i := range results {
 		start := i * piece

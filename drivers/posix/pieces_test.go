@@ -6,7 +6,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // A read in pieces returns the same bytes as a single read, also around the end of the file.
@@ -41,6 +44,37 @@ func TestReadInPieces(t *testing.T) {
 			t.Fatalf("ReadAt of %d bytes at %d: %d, %v, or wrong bytes; want %d bytes", len(p), off, n, err, len(want))
 		}
 	}
+}
+
+// When many pieces hang, further reads take one thread each.
+func TestPiecesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const reads = 1000
+		hung := make(chan struct{})
+		var inFlight atomic.Int64
+		var readers sync.WaitGroup
+		for range reads {
+			readers.Go(func() {
+				n, err := readPieces(make([]byte, 8), 0, 1, func(p []byte, off int64) (int, error) {
+					inFlight.Add(1)
+					<-hung
+					return len(p), nil
+				})
+				if n != 8 || err != nil {
+					t.Errorf("got %d, %v; want 8", n, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if got := inFlight.Load(); got <= maxPieces || got > maxPieces+reads {
+			t.Errorf("pieces in flight: got %d, want at most %d", got, maxPieces+reads)
+		}
+		close(hung)
+		readers.Wait()
+		if got := piecesInFlight.Load(); got != 0 {
+			t.Errorf("pieces in flight at the end: got %d", got)
+		}
+	})
 }
 
 func TestPieceSize(t *testing.T) {
