@@ -2,6 +2,7 @@ package posix
 
 import (
 	"io"
+	"os"
 	"sync/atomic"
 	"unsafe"
 
@@ -105,6 +106,17 @@ func (c *cachePolicy) writeAt(fd int, p []byte, off, size int64) (int, error) {
 // that are not on the disk yet are written in the background and dropped by a later call.
 // The file system may ignore the call.
 func dropPages(fd int, n int64) { unix.Fadvise(fd, 0, n, unix.FADV_DONTNEED) }
+
+// maxFolio is the largest number of bytes that the page cache holds in one piece: a huge page, which
+// is what one page of the page table maps. The kernel drops no part of a piece.
+var maxFolio = int64(os.Getpagesize()) * int64(os.Getpagesize()/8)
+
+// dropAround drops all pieces of the page cache that have a part of the n bytes at off.
+func dropAround(fd int, off, n int64) {
+	start := off / maxFolio * maxFolio
+	end := (off + n + maxFolio - 1) / maxFolio * maxFolio
+	unix.Fadvise(fd, start, end-start, unix.FADV_DONTNEED)
+}
 
 // readAt reads len(p) bytes, or fewer with an error, as io.ReaderAt does.
 func readAt(fd int, p []byte, off int64, flags int) (int, error) {

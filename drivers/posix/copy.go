@@ -177,7 +177,7 @@ func (c *copyObject) check(block int64, buf []byte) ([]byte, error) {
 	off := block * drivers.ChecksumBlock
 	buf = buf[:min(drivers.ChecksumBlock, c.info.Size-off)]
 	if !c.cache.inMemory {
-		unix.Fadvise(c.fd, off, int64(len(buf)), unix.FADV_DONTNEED)
+		dropAround(c.fd, off, int64(len(buf)))
 		c.kept.Store(true)
 	}
 	if _, err := readAt(c.fd, buf, off, 0); err != nil && err != io.EOF {

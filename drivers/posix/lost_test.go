@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -139,6 +140,7 @@ func TestCheckReadsTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			point, image := thinDisk(t, fsType, 200<<20)
+			setReadAhead(t, point, 2560) // some folios then are larger than a block
 			s := openIn(t, point)
 			const size = 7*drivers.ChecksumBlock + 5000
 			data := randomBytes(size)
@@ -158,6 +160,25 @@ func TestCheckReadsTheDisk(t *testing.T) {
 			}
 		})
 	}
+}
+
+// setReadAhead sets the read-ahead of the disk of a file system, in KiB. It determines the size of
+// folios.
+func setReadAhead(t *testing.T, point string, kib int) {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(point, &st); err != nil {
+		t.Fatal(err)
+	}
+	file := fmt.Sprintf("/sys/dev/block/%d:%d/queue/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(strconv.Itoa(kib)), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.WriteFile(file, before, 0) })
 }
 
 // cacheInLargeFolios makes the kernel cache a file, as a sequential reader with a large read-ahead
