@@ -38,6 +38,11 @@ test-pfs: deps
 	MILKWEED_TEST_PFS=$(CURDIR)/build/moosefs/mnt $(GOTEST) -count=1 -run 'TestPFS' -v ./cmd/milkweed; \
 	status=$$?; .ci/moosefs.sh down build/moosefs; exit $$status
 
+# Runs the tests that compare a mount with a local file system.
+.PHONY: test-posix
+test-posix: deps
+	$(GOTEST) -count=1 -run '^TestPosix' ./cmd/milkweed
+
 .PHONY: deps
 deps:
 	@GO='$(GO)' .ci/deps.sh

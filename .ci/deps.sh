@@ -10,6 +10,7 @@ packages=(
 	python3-h5py python3-numpy python3-pil python3-sklearn  # readers.py, examples/
 	python3-torch python3-torchvision
 	rclone                                                  # milkweed bench
+	fio                                                     # make test-posix
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	versitygw fake-gcs-server azurite                       # blobtest

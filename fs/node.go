@@ -91,7 +91,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 // source when it is used, because other kinds of ACLs may grant what the mode does not.
 func (f *fileSystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 	e, status := f.entry(in.NodeId)
-	if status != fuse.OK || in.Mask&fuse.X_OK == 0 || !e.IsRegular() {
+	if status != fuse.OK || in.Mask&fuse.X_OK == 0 || e.IsDir() {
 		return status
 	}
 	i := e.Info()

@@ -19,6 +19,9 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(play(role))
 	}
+	if tree := os.Getenv(treeEnv); tree != "" {
+		os.Exit(testTree(tree))
+	}
 	code := m.Run()
 	os.RemoveAll(programFolder) // "" if no test has built the program
 	os.Exit(code)
