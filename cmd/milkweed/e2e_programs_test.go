@@ -15,7 +15,7 @@ const readers = "testdata/readers.py"
 // needReaders is need for the requirements of readers.py.
 func needReaders(t *testing.T) {
 	t.Helper()
-	need(t, "root", "/dev/fuse", python, "python3-numpy", "python3-h5py", "python3-torch")
+	need(t, "root", "/dev/fuse", python, "python3-numpy", "python3-h5py", "python3-torch", "python3-PIL")
 }
 
 // methods lists the methods of readers.py.

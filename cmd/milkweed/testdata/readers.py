@@ -15,6 +15,7 @@ import contextlib
 import errno
 import itertools
 import mmap
+import multiprocessing
 import os
 import random
 import shutil
@@ -370,6 +371,32 @@ def zip_read(source, mount, rng):
             yield f"member {name}", got.read(name), want.read(name)
 
 
+def image(source, mount, rng):
+    """pixels of PNG and JPEG images, by Pillow"""
+    import numpy
+    from PIL import Image
+    with Image.open(source) as want, Image.open(mount) as got:
+        yield "pixels", numpy.asarray(got).tobytes(), numpy.asarray(want).tobytes()
+
+
+def indexed(source, mount, rng):
+    """records of a binary file in random order, by files of their offsets and sizes, as DLIO reads them"""
+    import numpy
+
+    def records(path):
+        data = path.removesuffix(".off.idx")
+        offsets, sizes = numpy.fromfile(path, numpy.uint64), numpy.memmap(data + ".sz.idx", numpy.uint64, "r")
+        with open(data, "rb") as file:
+            for number in order[:len(offsets)]:
+                file.seek(int(offsets[number]))
+                yield file.read(int(sizes[number]))
+
+    order = list(range(os.path.getsize(source) // 8))
+    rng.shuffle(order)
+    for number, got, want in zip(order, records(mount), records(source), strict=True):
+        yield f"record {number}", got, want
+
+
 FORMATS = {
     "numpy": (numpy_load, (".npy", ".npz")),
     "numpy_mmap": (numpy_mmap, (".npy",)),
@@ -377,6 +404,8 @@ FORMATS = {
     "torch_load": (torch_load, (".pt",)),
     "tfrecord": (tfrecord_read, (".tfrecord",)),
     "zip": (zip_read, (".npz", ".pt")),
+    "image": (image, (".png", ".jpg")),
+    "indexed": (indexed, (".off.idx",)),
 }
 
 
@@ -406,6 +435,21 @@ def dataloader(source, mount, rng):
                 compare(data, read_file(source, names[index]))
             count, total = count + 1, total + len(data)
     return count, total
+
+
+def spawn(source, mount, rng):
+    """2 spawned processes, each with 4 threads that read files of all formats but that of torch"""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        counts = pool.starmap(read_formats, [(source, mount, rng.random()) for _ in range(2)])
+    return tuple(map(sum, zip(*counts)))
+
+
+def read_formats(source, mount, seed):
+    def one(name):
+        return check_format(*FORMATS[name], source, mount, random.Random(f"{name} {seed}"))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return tuple(map(sum, zip(*pool.map(one, FORMATS.keys() - {"torch_load"}))))
 
 
 def tree(source, mount, rng):
@@ -450,7 +494,7 @@ def attributes(path):
         return []
 
 
-TREES = {"tree": tree, "dataloader": dataloader}
+TREES = {"tree": tree, "dataloader": dataloader, "spawn": spawn}
 
 
 # Comparing.
@@ -571,6 +615,7 @@ def make_formats(top, seed):
     import numpy
     import tfrecord
     import torch
+    from PIL import Image
     top.mkdir(parents=True, exist_ok=True)
     rng = numpy.random.default_rng(seed)
     array = rng.standard_normal((1000, 257), numpy.float32)
@@ -588,6 +633,12 @@ def make_formats(top, seed):
         for label in range(300):
             image = rng.bytes(int(rng.integers(0, 20000)))
             tfrecord.write_record(file, tfrecord.encode_example({"image": image, "label": label}))
+    for name in "grey.png", "grey.jpg":
+        Image.fromarray(rng.integers(0, 256, (150, 200), numpy.uint8)).save(top / name)
+    sizes = rng.integers(0, 5000, 100, numpy.uint64)
+    write_file(top / "records", rng.bytes(int(sizes.sum())))
+    (numpy.cumsum(sizes) - sizes).tofile(top / "records.off.idx")
+    sizes.tofile(top / "records.sz.idx")
 
 
 def make_odd(top, rng):
@@ -604,9 +655,9 @@ def make_odd(top, rng):
     sparse = top / "sparse"
     write_file(sparse, rng.randbytes(5000))
     with open(sparse, "r+b") as file:
-        file.seek(8 * MIB + 12345)
+        file.seek(2 * MIB + 12345)
         file.write(rng.randbytes(5000))
-        file.truncate(16 * MIB)
+        file.truncate(4 * MIB)
     if not (top / "hard-link").exists():
         os.link(sparse, top / "hard-link")
     try:
