@@ -291,6 +291,7 @@ func TestBucketMounters(t *testing.T) {
 // A bucket that cannot be used is an error with the message of the store and a remedy. Nothing is
 // mounted.
 func TestBucketRefused(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.write("f", 1000)
 	b := newBucket(s)

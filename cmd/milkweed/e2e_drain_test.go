@@ -8,7 +8,9 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
@@ -46,6 +48,10 @@ for line in sys.stdin:
         print(e.strerror, flush=True)
 `
 
+// containers is locked while a namespace has mounts of other tests, and for reading while a test
+// unmounts, so that umount finds only the containers of its test.
+var containers sync.RWMutex
+
 // withoutOthers removes the mounts of other tests from a namespace, and then runs a command.
 const withoutOthers = `awk -v mine="$1" '$3 == "fuse.milkweed" && $2 != mine { print $2 }' /proc/self/mounts | xargs -r umount -l; shift; exec "$@"`
 
@@ -61,9 +67,12 @@ func (s *site) inContainer() *container {
 	s.check(err)
 	stdout, err := c.cmd.StdoutPipe()
 	s.check(err)
+	containers.Lock()
+	defer containers.Unlock()
 	s.check(c.cmd.Start())
 	c.lines = bufio.NewScanner(stdout)
 	s.t.Cleanup(c.end)
+	c.ask("release") // answered when the mounts of other tests are removed
 	return c
 }
 
@@ -104,6 +113,7 @@ func (c *container) end() {
 // be mounted again with the same tiers, and the container reads right bytes. When the container has
 // not used the mount for a while, its access ends, and the daemon.
 func TestUmountWithContainer(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"cached", "passthrough", "stateless"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -162,33 +172,40 @@ func TestUmountWithContainer(t *testing.T) {
 // A daemon that drains serves a file that is open or mapped until it is closed, also if nothing
 // reads it.
 func TestDrainWhileOpen(t *testing.T) {
+	t.Parallel()
+	type held struct {
+		*container
+		sum [sha256.Size]byte
+	}
+	var all []held
 	for _, mode := range []string{"cached", "stateless"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
+		for _, how := range []string{"hold", "map"} {
 			s := newSite(t)
 			data := s.write("f", 3<<20)
 			s.mountWith("mode="+mode, "64MiB")
-			holder, mapper := s.inContainer(), s.inContainer()
-			holder.ask("hold " + s.point + "/f")
-			mapper.ask("map " + s.point + "/f")
+			c := s.inContainer()
+			c.ask(how + " " + s.point + "/f")
 			s.umount()
-			sum := sha256.Sum256(data)
-			for _, c := range []*container{holder, mapper} {
-				s.must("sleep", "13") // longer than a mount is idle
-				if got := c.ask("held"); got != hex.EncodeToString(sum[:]) {
-					t.Errorf("the file in the container: %s", got)
-				}
-				c.ask("release")
-			}
-			s.eventually("the daemon ends", func() bool { return len(s.processes()) == 0 })
-			s.wantNothing()
-		})
+			all = append(all, held{c, sha256.Sum256(data)})
+		}
+	}
+	time.Sleep(13 * time.Second) // longer than a mount is idle
+	for _, h := range all {
+		if got := h.ask("held"); got != hex.EncodeToString(h.sum[:]) {
+			t.Errorf("the file in the container: %s", got)
+		}
+		h.ask("release")
+	}
+	for _, h := range all {
+		h.eventually("the daemon ends", func() bool { return len(h.processes()) == 0 })
+		h.wantNothing()
 	}
 }
 
 // With --force, umount ends a mount that is in use, here and in containers, and a daemon that
 // drains. A signal while it drains has the same effect.
 func TestUmountForce(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(s *site){
 		"at once":        func(s *site) { s.milkweed("umount", "--force", s.point) },
 		"while draining": func(s *site) { s.umount(); s.milkweed("umount", "--force", s.point) },

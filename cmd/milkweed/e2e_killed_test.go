@@ -19,7 +19,12 @@ const kills = 200
 // After the daemon was killed while it copied files, the next mount has the bytes of the source.
 // It uses the complete copies, and nothing is left of the others.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
+	// Three of four daemons are without the race detector, which took most of the time of the test.
+	plain, err := plainProgram()
+	k.check(err)
+	k.programs = []string{k.program, plain, plain, plain}
 	for i := range 1200 {
 		k.put(fmt.Sprintf("%d/%04d.jpg", i%10, i), 12_000+i*7919%24_000)
 	}
@@ -55,11 +60,12 @@ func TestKilled(t *testing.T) {
 // A killed is a site whose daemon is killed repeatedly. The test process reads its mount.
 type killed struct {
 	*site
-	rng    *rand.Rand
-	names  []string
-	want   map[string][]byte // the content of the files
-	placed map[string]int64  // the copies at the time of the mount
-	waited time.Duration     // sum of the times from the first read to the kill
+	rng      *rand.Rand
+	programs []string
+	names    []string
+	want     map[string][]byte // the content of the files
+	placed   map[string]int64  // the copies at the time of the mount
+	waited   time.Duration     // sum of the times from the first read to the kill
 }
 
 func (k *killed) put(name string, size int) {
@@ -70,6 +76,7 @@ func (k *killed) put(name string, size int) {
 // restart mounts, and returns the number of complete copies.
 func (k *killed) restart() int {
 	k.t.Helper()
+	k.program = k.programs[k.rng.IntN(len(k.programs))]
 	k.mount("8MiB", "1GiB")
 	if got := k.sockets(); len(got) != 1 {
 		k.t.Errorf("sockets: %q, want one", got)

@@ -47,6 +47,7 @@ func (s *site) readAtOnce(methods string) {
 // First, each method reads with empty tiers, of which the first has room for a part of the
 // dataset. Then two jobs run all methods at the same time.
 func TestReadersWhilePlacing(t *testing.T) {
+	t.Parallel()
 	needReaders(t)
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
@@ -87,6 +88,7 @@ func (s *site) train(folder string) string {
 // An unchanged training script computes the same losses on a mount as on the source, to the last
 // bit, both while the data are placed and afterwards.
 func TestPyTorchLosses(t *testing.T) {
+	t.Parallel()
 	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	s := newSite(t)
 	s.script("../../examples/pytorch/make_digits.py", s.source)

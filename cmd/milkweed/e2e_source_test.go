@@ -2,12 +2,9 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +54,7 @@ func readUncached(path string) ([]byte, error) {
 // the TTL of their metadata. Reads of other files fail; they succeed if the source was only
 // renamed or lazily unmounted, because the daemon has the directory open. No read hangs.
 func TestSourceGone(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, prep, gone string
 		fails            bool // reads of files that are not placed
@@ -114,6 +112,7 @@ func (s *site) wantReads(want map[string][]byte, placed, fails bool) {
 
 // Files that come back to the source, and files that are new there, can be read after the TTL.
 func TestSourceBack(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	old := s.write("old", 100_000)
 	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
@@ -159,6 +158,7 @@ func (s *site) hangable() (stop, resume func()) {
 // While the source hangs, status and metrics are complete, and where shows what is cached, also if
 // its TTL has passed. For a name that is not cached, where fails with the reason.
 func TestStatusWhileSourceHangs(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.write("placed/file", 10_000)
 	s.write("other/file", 10_000)
@@ -186,21 +186,6 @@ func TestStatusWhileSourceHangs(t *testing.T) {
 	resume()
 	s.must("cmp", s.point+"/other/file", s.source+"/other/file")
 	s.umount()
-}
-
-// get returns what the daemon of the only mount responds on its control socket.
-func (s *site) get(path string) string {
-	s.t.Helper()
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.sockets()[0])
-	}}}
-	defer client.CloseIdleConnections()
-	resp, err := client.Get("http://milkweed" + path)
-	s.check(err)
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	s.check(err)
-	return string(body)
 }
 
 // dataset1 returns the only directory of copies in the first tier. Unlike dataset, it does not call

@@ -23,7 +23,9 @@ func TestMain(m *testing.M) {
 		os.Exit(testTree(tree))
 	}
 	code := m.Run()
-	os.RemoveAll(programFolder) // "" if no test has built the program
+	if dir, err := programFolder(); err == nil {
+		os.RemoveAll(dir)
+	}
 	os.Exit(code)
 }
 
