@@ -9,6 +9,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // This file chooses the errno that a job gets, with the reason for each. An errno inside an
@@ -87,3 +88,6 @@ func statusOf(err error) fuse.Status {
 	}
 	return fuse.EIO
 }
+
+// panicStatus is the status of a request whose method has panicked. go-fuse has recovered v.
+func panicStatus(v any) fuse.Status { return statusOf(panics.Note(v)) }

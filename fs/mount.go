@@ -15,6 +15,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/splice"
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -115,8 +116,8 @@ func (m *Mount) serve() {
 	defer close(m.served)
 	ctx, stop := context.WithCancel(context.Background())
 	var background sync.WaitGroup
-	background.Go(func() { closePipes(ctx) })
-	background.Go(func() { m.invalidate(ctx) })
+	background.Go(func() { panics.Repeat(ctx, func() { closePipes(ctx) }) })
+	background.Go(func() { panics.Repeat(ctx, func() { m.invalidate(ctx) }) })
 	m.server.Serve()
 	stop()
 	background.Wait()
@@ -194,6 +195,8 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		EnableSymlinkCaching: true,
 		EnableAcl:            f.acls,
 		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		PanicHandler:         panicStatus,
+		DisableSplice:        !canSplice(log),
 	}
 	if cfg.Mode == Passthrough {
 		opts.MaxStackDepth = cfg.StackDepth

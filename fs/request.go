@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // interruptDelay is the time from the interruption of a request to the end of its context.
@@ -44,7 +46,10 @@ func (r *request) Done() <-chan struct{} {
 	if r.done == nil {
 		r.done, r.answered = make(chan struct{}), make(chan struct{})
 		if !r.ended {
-			go r.watch()
+			go func() {
+				defer panics.Contain()
+				r.watch()
+			}()
 		}
 	}
 	return r.done

@@ -1,12 +1,15 @@
 package fs
 
 import (
+	"log/slog"
 	"os"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/hanwen/go-fuse/v2/splice"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -14,6 +17,24 @@ import (
 // Larger reads occur where root has raised the read-ahead of the mount, and with O_DIRECT. For
 // those, one copy costs no more than the system calls that splicing needs.
 const maxSplice = 256 << 10
+
+// canSplice reports whether the system calls work that go-fuse needs for splicing. go-fuse panics
+// on a goroutine of its own when one of them fails: where a sandbox forbids FIONREAD, or when
+// /dev/null, which go-fuse opens once, cannot be opened. canSplice makes that first use.
+func canSplice(log *slog.Logger) bool {
+	err := panics.Do(func() error {
+		pair, err := splice.Get()
+		if err != nil {
+			return err
+		}
+		splice.Done(pair)
+		return nil
+	})
+	if err != nil {
+		log.Warn("replies are copied, not spliced", "err", err)
+	}
+	return err == nil
+}
 
 var pageSize = uint64(os.Getpagesize())
 
@@ -40,7 +61,10 @@ func (r *spliceResult) Bytes(buf []byte) ([]byte, fuse.Status) {
 }
 
 // Done is called after the reply was written to the kernel.
-func (r *spliceResult) Done() { r.release(r.n) }
+func (r *spliceResult) Done() {
+	defer panics.Contain() // go-fuse does not
+	r.release(r.n)
+}
 
 // spliceReply returns the reply to a read of e that splices from c, or nil if c has no
 // splice descriptor or the read is not suitable.

@@ -3,6 +3,8 @@ package metadata
 import (
 	"context"
 	"sync"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A background runs the goroutines of a container.
@@ -22,7 +24,10 @@ func (b *background) run(f func(ctx context.Context)) bool {
 	if b.ctx.Err() != nil {
 		return false
 	}
-	b.running.Go(func() { f(b.ctx) })
+	b.running.Go(func() {
+		defer panics.Contain()
+		f(b.ctx)
+	})
 	return true
 }
 

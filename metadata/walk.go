@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A Finding is what Revalidate has found out about one name, or about several that are
@@ -149,7 +150,9 @@ func (w *walk) run(ctx context.Context) {
 				if !ok {
 					return
 				}
-				w.visit(ctx, v)
+				if err := panics.Do(func() error { w.visit(ctx, v); return nil }); err != nil {
+					w.fail(ctx, v.e, err)
+				}
 				w.end()
 			}
 		})

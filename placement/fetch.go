@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // errFailed is the error of a read from a fill or a copy that has failed. It matches
@@ -109,6 +110,7 @@ func (f *fill) fetchDemand(taken []*flight) {
 	h := f.handler
 	f.refs.Acquire()
 	h.wg.Go(func() {
+		defer panics.Contain()
 		buf, err := h.gate.buffers.get(h.ctx, h.gate.reads.atBound())
 		if err != nil {
 			f.drop(taken, err)
@@ -192,6 +194,7 @@ func (f *fill) fetchBlock(in *inflow, fl *flight, buf []byte) error {
 // transfer moves a block from the source to the copy. It reports whether an error is the
 // source's.
 func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err error) {
+	defer panics.Catch(&err)
 	off := int64(fl.block) * blockSize
 	buf = buf[:min(blockSize, f.size-off)]
 	err = in.read(buf, off)

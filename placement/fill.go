@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/refcount"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -72,36 +73,40 @@ func newFill(h *Handler, e *metadata.Entry) *fill {
 
 // start is begin, without the guarantee that it runs once.
 func (f *fill) start() {
-	h := f.handler
 	defer close(f.started)
-	if h.ctx.Err() != nil {
-		f.giveUp(errStopped)
-		return
-	}
-	if f.entry.Stale() { // since it was claimed
-		f.giveUp(drivers.ErrChanged)
-		return
-	}
-	if h.recheck(f.entry) {
-		f.giveUp(errPublished)
-		return
-	}
-	if err := f.allocate(); err != nil {
-		if h.ctx.Err() != nil {
-			err = errStopped // whatever the error was, the stop may have caused it
-		}
+	if err := panics.Do(f.prepare); err != nil {
 		f.giveUp(err)
 		return
-	}
-	if h.stride > 0 {
-		f.stream, _ = drivers.As[drivers.Streamer](f.source)
 	}
 	if f.forOpen { // a file is opened in order to be read
 		f.fetchFirst()
 	}
 	if f.blocks.len() > 1 || !f.forOpen {
-		h.queue.add(f)
+		f.handler.queue.add(f)
 	}
+}
+
+// prepare makes the fill ready to fetch blocks, unless none is needed or possible.
+func (f *fill) prepare() error {
+	h := f.handler
+	switch {
+	case h.ctx.Err() != nil:
+		return errStopped
+	case f.entry.Stale(): // since it was claimed
+		return drivers.ErrChanged
+	case h.recheck(f.entry):
+		return errPublished
+	}
+	if err := f.allocate(); err != nil {
+		if h.ctx.Err() != nil {
+			err = errStopped // whatever the error was, the stop may have caused it
+		}
+		return err
+	}
+	if h.stride > 0 {
+		f.stream, _ = drivers.As[drivers.Streamer](f.source)
+	}
+	return nil
 }
 
 // fetchFirst fetches the first block for a reader, unless it was fetched or is in flight. It
@@ -129,9 +134,10 @@ func (f *fill) allocate() error {
 	}
 	opened := make(chan error, 1)
 	go func() {
-		var err error
-		f.source, err = openSource(h.ctx, h, f.entry)
-		opened <- err
+		opened <- panics.Do(func() (err error) {
+			f.source, err = openSource(h.ctx, h, f.entry)
+			return err
+		})
 	}()
 	failure := f.create(t, room)
 	if err := <-opened; err != nil {
@@ -188,6 +194,7 @@ func (f *fill) commitLater(ctx context.Context) {
 		slots <- struct{}{}
 		close(acquired)
 		defer func() { <-slots }()
+		defer panics.Contain()
 		f.commit()
 	})
 	if !drivers.IsBackground(ctx) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -58,7 +59,9 @@ func isElsewhere(err error) bool {
 
 // Place copies a file to a tier. It returns when the copy is in place, or when there will be
 // none. It copies in the background, after the blocks that readers request.
-func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (Outcome, error) {
+func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome, err error) {
+	outcome = Failed // if it panics
+	defer panics.Catch(&err)
 	for {
 		if e.Level() != tiers.AtSource || e.Size() == 0 {
 			return Placed, nil
@@ -169,7 +172,10 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 		f = newFill(h, e)
 		f.forOpen = why == forReader
 		h.fills[e] = f
-		h.wg.Go(f.begin)
+		h.wg.Go(func() {
+			defer panics.Contain()
+			f.begin()
+		})
 	}
 	f.refs.Acquire() // the handler has a reference to every fill in the map
 	return f, nil

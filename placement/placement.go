@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -122,10 +123,10 @@ func (h *Handler) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, h.stop)()
 	defer context.AfterFunc(h.ctx, h.queue.close)()
 	for range h.workers {
-		h.pool.Go(h.work)
+		h.startWorker()
 	}
-	h.pool.Go(h.checkCopies)
-	h.sweep()
+	h.pool.Go(func() { panics.Repeat(h.ctx, h.checkCopies) })
+	panics.Repeat(h.ctx, h.sweep)
 	h.files.close()
 	h.pool.Wait()
 	h.mu.Lock()
@@ -145,8 +146,14 @@ func (h *Handler) sweep() {
 	for {
 		select {
 		case now := <-tick.C:
-			h.wg.Go(func() { h.files.sweep(now) })
-			h.wg.Go(func() { h.settleRacy(now) })
+			h.wg.Go(func() {
+				defer panics.Contain()
+				h.files.sweep(now)
+			})
+			h.wg.Go(func() {
+				defer panics.Contain()
+				h.settleRacy(now)
+			})
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.pruneBackoffs(now)
@@ -157,6 +164,11 @@ func (h *Handler) sweep() {
 	}
 }
 
+// startWorker starts one background worker.
+func (h *Handler) startWorker() {
+	h.pool.Go(func() { panics.Repeat(h.ctx, h.work) })
+}
+
 // work is one background worker. If a turn stalls, another worker takes its place, and it ends
 // after the turn.
 func (h *Handler) work() {
@@ -164,7 +176,7 @@ func (h *Handler) work() {
 	for f := h.queue.take(); f != nil; f = h.queue.take() {
 		turn := h.gate.turns.watch(func() {
 			h.queue.stall(f)
-			h.pool.Go(h.work)
+			h.startWorker()
 		})
 		err := f.fetchNext(background, buf, turn)
 		if stalled := turn.end(); stalled {

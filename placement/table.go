@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -188,6 +189,7 @@ func closeAll(gone []*file) {
 	var closers sync.WaitGroup
 	for part := range slices.Chunk(gone, len(gone)/16+1) {
 		closers.Go(func() {
+			defer panics.Contain()
 			for _, f := range part {
 				f.close()
 			}

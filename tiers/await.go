@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // errTimeout is the error of an operation that a tier did not complete in time.
@@ -15,13 +16,13 @@ var errTimeout = fmt.Errorf("no answer in time: %w", drivers.ErrAbandoned)
 // await calls f on a goroutine of its own and waits for its result until ctx is done
 // or, if timeout is not 0, until timeout has passed. If it stops waiting, the error
 // matches drivers.ErrAbandoned, and await passes a later result without an error to
-// late, which may be nil.
+// late, which may be nil. A panic of f is an error.
 //
 // The goroutine may outlive its caller, as those of closer may: a system call that hangs
 // in a broken device cannot be ended, only abandoned.
 func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
 	if timeout == 0 && ctx.Done() == nil {
-		return f()
+		return caught(f)
 	}
 	type result struct {
 		v   T
@@ -32,7 +33,7 @@ func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error
 		abandoned atomic.Bool
 	)
 	go func() {
-		v, err := f()
+		v, err := caught(f)
 		done <- result{v, err}
 		if abandoned.Load() {
 			// The waiter may still have received the result, or may have left
@@ -40,6 +41,7 @@ func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error
 			select {
 			case r := <-done:
 				if r.err == nil && late != nil {
+					defer panics.Contain()
 					late(r.v)
 				}
 			default:
@@ -69,4 +71,10 @@ func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error
 		var none T
 		return none, err
 	}
+}
+
+// caught calls f. A panic of f is an error.
+func caught[T any](f func() (T, error)) (v T, err error) {
+	defer panics.Catch(&err)
+	return f()
 }

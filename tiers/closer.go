@@ -3,6 +3,8 @@ package tiers
 import (
 	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 const (
@@ -83,7 +85,7 @@ func (c *closer) abandon(f *closing) {
 // run closes f and then, while fewer than maxHung closes hang, files from the queue.
 func (c *closer) run(f *closing) {
 	for f != nil {
-		err := f.file()
+		err := panics.Do(f.file)
 		f = c.end(f, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/refcount"
 )
 
@@ -138,7 +139,7 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return o.tier.answered(p, n, err, start)
 }
 
-func (o *object) readMemory(p []byte, off int64, start time.Time) (int, error) {
+func (o *object) readMemory(p []byte, off int64, start time.Time) (n int, err error) {
 	t := o.tier
 	if !t.health.readable() {
 		return 0, t.note(reading, errDown)
@@ -146,8 +147,9 @@ func (o *object) readMemory(p []byte, off int64, start time.Time) (int, error) {
 	if !o.refs.Acquire() {
 		return 0, os.ErrClosed
 	}
-	n, err := withoutEOF(o.obj.ReadAt(context.Background(), p, off))
-	o.release()
+	defer o.release()
+	defer panics.Catch(&err)
+	n, err = withoutEOF(o.obj.ReadAt(context.Background(), p, off))
 	return t.answered(p, n, t.note(reading, err), start)
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/refcount"
 )
 
@@ -78,7 +79,8 @@ func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) 
 // OpenVersion opens the version of a file that info describes. If the source has
 // another version, or none, the error matches drivers.ErrChanged or fs.ErrNotExist.
 // A drivers.VersionOpener makes no request: there the first read fails instead.
-func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
+func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info) (_ drivers.Object, err error) {
+	defer panics.Catch(&err)
 	if v, ok := drivers.As[drivers.VersionOpener](s.driver); ok {
 		atomic.AddInt64(&s.counters.Opens, 1)
 		obj, err := v.OpenVersion(ctx, name, info)
@@ -110,13 +112,14 @@ func (s *Source) IsLister() bool {
 }
 
 // List lists a directory of a source that is a drivers.Lister.
-func (s *Source) List(ctx context.Context, dir string, page func([]drivers.Info) error) error {
+func (s *Source) List(ctx context.Context, dir string, page func([]drivers.Info) error) (err error) {
+	defer panics.Catch(&err)
 	l, ok := drivers.As[drivers.Lister](s.driver)
 	if !ok {
 		return fmt.Errorf("list %s: %w", dir, errors.ErrUnsupported)
 	}
 	atomic.AddInt64(&s.counters.ReadDirs, 1)
-	err := l.List(ctx, dir, page)
+	err = l.List(ctx, dir, page)
 	s.failed(ctx, err)
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A Tier is one level of copies: a store with a quota and a state of health. Its methods
@@ -74,12 +75,12 @@ func (t *Tier) Level() Level { return t.level }
 func (t *Tier) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { t.watch(ctx) })
+	wg.Go(func() { panics.Repeat(ctx, func() { t.watch(ctx) }) })
 	if t.awaitOpen(ctx) != nil {
 		return
 	}
-	wg.Go(func() { t.probeLent(ctx) })
-	wg.Go(func() { t.sync(ctx) })
+	wg.Go(func() { panics.Repeat(ctx, func() { t.probeLent(ctx) }) })
+	wg.Go(func() { panics.Repeat(ctx, func() { t.sync(ctx) }) })
 	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
 		err := t.scan(ctx)
@@ -272,7 +273,7 @@ func bounded[T any](ctx context.Context, t *Tier, f func() (T, error), late func
 // boundedBy is bounded with another time-out.
 func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
 	if t.memory.Load() {
-		return f()
+		return caught(f)
 	}
 	t.inFlight.Add(1)
 	return await(ctx, timeout, func() (T, error) {

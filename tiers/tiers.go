@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A Level is the place of a file: the source, which is the zero value, or a tier. The
@@ -96,7 +97,7 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 func (h *Hierarchy) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, t := range h.tiers {
-		wg.Go(func() { t.run(ctx) })
+		wg.Go(func() { panics.Repeat(ctx, func() { t.run(ctx) }) })
 	}
 	wg.Wait()
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/limit"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
@@ -88,7 +89,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	d.start = func(f func(context.Context)) { running.Go(func() { f(background) }) }
+	d.start = func(f func(context.Context)) {
+		running.Go(func() { panics.Repeat(background, func() { f(background) }) })
+	}
 	d.stopWork = sync.OnceFunc(func() {
 		stop()
 		if !waitAtMost(&running, endTime) {
@@ -259,6 +262,7 @@ func (d *daemon) serveControl(ctx context.Context, l net.Listener) (stop func())
 	server := &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
 	var serving sync.WaitGroup
 	serving.Go(func() {
+		defer panics.Contain()
 		if err := server.Serve(ctx, l); err != nil {
 			d.log.Error("control socket", "err", err)
 		}

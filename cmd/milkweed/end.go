@@ -14,6 +14,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -43,6 +44,7 @@ func (d *daemon) awaitUnmount(ctx context.Context) {
 	defer stop()
 	gone := make(chan struct{})
 	go func() {
+		defer panics.Contain()
 		if err := mounts.AwaitUnmount(watch, d.dev); err == nil {
 			close(gone)
 		} else if watch.Err() == nil {
@@ -166,7 +168,7 @@ var errLeftBehind = errors.New("a disk or the source does not answer; ending wit
 // atMost calls f and returns its error, or errLeftBehind if f has not returned after a time.
 func atMost(d time.Duration, f func() error) error {
 	ended := make(chan error, 1)
-	go func() { ended <- f() }()
+	go func() { ended <- panics.Do(f) }()
 	select {
 	case err := <-ended:
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"text/tabwriter"
 
@@ -190,6 +191,7 @@ func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []str
 		return err
 	}
 	defer log.close()
+	slog.SetDefault(log.Logger) // for package panics
 	ready := func() {
 		if d != nil {
 			log.detach()

@@ -16,6 +16,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -44,6 +45,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
 		OpenHandles:   int64(d.mount.OpenFiles()),
+		Panics:        panics.Count(),
 	}
 	if s.Draining = d.draining.Load(); s.Draining {
 		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)

@@ -11,6 +11,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -144,7 +145,7 @@ func (o *openTiers) close() error {
 	errs := make([]error, len(stores))
 	var closing sync.WaitGroup
 	for i, s := range stores {
-		closing.Go(func() { errs[i] = s.Close() })
+		closing.Go(func() { errs[i] = panics.Do(s.Close) })
 	}
 	closing.Wait()
 	return errors.Join(errs...)

@@ -3,7 +3,10 @@ package blob
 import (
 	"context"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // sendHedged sends a request, and a second one if the first has no response after
@@ -26,8 +29,10 @@ func (o *object) sendHedged(ctx context.Context, off, n int64, delay time.Durati
 		attempt := len(cancels)
 		cancels = append(cancels, cancel)
 		go func() {
-			b, err := o.send(ctx, off, n)
-			results <- result{attempt, b, err}
+			r := result{attempt: attempt, err: &storeError{errno: syscall.EIO, text: "the request has panicked"}}
+			defer func() { results <- r }()
+			defer panics.Contain()
+			r.body, r.err = o.send(ctx, off, n)
 		}()
 	}
 	send()
@@ -52,6 +57,7 @@ func (o *object) sendHedged(ctx context.Context, off, n int64, delay time.Durati
 			if received < len(cancels) {
 				cancels[1-r.attempt]()
 				go func() { // returns soon, because the attempt is cancelled
+					defer panics.Contain()
 					if other := <-results; other.body != nil {
 						other.body.Close()
 					}

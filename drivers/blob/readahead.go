@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A file that fits into no tier is read from the store in every epoch. The kernel
@@ -166,7 +168,10 @@ func (o *object) startRun(r *readerState, i int64) int64 {
 		b.activeWindows.Add(1)
 	}
 	ctx := w.ctx
-	b.fetches.Go(func() { o.fetchRun(ctx, first, run) })
+	b.fetches.Go(func() {
+		defer panics.Contain()
+		o.fetchRun(ctx, first, run)
+	})
 	return int64(len(run))
 }
 
@@ -230,7 +235,11 @@ func (o *object) evict(i int64) {
 // fetchRun fetches a run of chunks with one request.
 func (o *object) fetchRun(ctx context.Context, first int64, run []*chunk) {
 	off := first * chunkSize
-	s, err := o.Stream(ctx, off, min(int64(len(run))*chunkSize, o.info.Size-off))
+	var s io.ReadCloser
+	err := panics.Do(func() (err error) {
+		s, err = o.Stream(ctx, off, min(int64(len(run))*chunkSize, o.info.Size-off))
+		return err
+	})
 	if err == nil {
 		defer s.Close()
 	}
@@ -239,7 +248,10 @@ func (o *object) fetchRun(ctx context.Context, first int64, run []*chunk) {
 			size := o.chunkLen(first + int64(n))
 			data := o.bucket.chunkBuffers.Get().(*[chunkSize]byte)[:size]
 			c.data = data
-			_, err = io.ReadFull(s, data)
+			err = panics.Do(func() error {
+				_, err := io.ReadFull(s, data)
+				return err
+			})
 		}
 		c.err = err
 		close(c.ready)
@@ -307,7 +319,10 @@ func (o *object) cancelFetches() {
 func (o *object) resetIdleTimer() {
 	w := &o.window
 	if w.idle == nil {
-		w.idle = time.AfterFunc(idleTimeout, func() { o.emptyWindow(false) })
+		w.idle = time.AfterFunc(idleTimeout, func() {
+			defer panics.Contain()
+			o.emptyWindow(false)
+		})
 		return
 	}
 	w.idle.Reset(idleTimeout)

@@ -79,6 +79,7 @@ type Rule struct {
 
 	// Effects, in this order.
 
+	Panic bool          // panic
 	Hang  bool          // block until Release or Clear; a done context ends only the hang of a stream
 	Delay time.Duration // wait, at most until the context is done
 	Err   error         // return this error and do nothing else
@@ -240,6 +241,9 @@ func (f *Faults) inject(ctx context.Context, op Op, name string) (short bool, er
 // fails with the error of ctx.
 func (f *Faults) injectUntil(ctx context.Context, until <-chan struct{}, op Op, name string) (short bool, err error) {
 	r, freed := f.begin(op, name)
+	if r.Panic {
+		panic(fmt.Sprintf("%s %s: injected", op, name))
+	}
 	if r.Hang {
 		select {
 		case <-freed:

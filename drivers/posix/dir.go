@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 var (
@@ -217,7 +218,8 @@ func parallel(ctx context.Context, goroutines, n int, f func(i int) error) error
 	group, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
 	for range min(goroutines, n) {
-		group.Go(func() error {
+		group.Go(func() (err error) {
+			defer panics.Catch(&err)
 			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
 				if err := ctx.Err(); err != nil {
 					return err

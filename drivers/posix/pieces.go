@@ -3,6 +3,8 @@ package posix
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // minPiece is the smallest piece in bytes. It is the size of a FUSE read request by
@@ -48,6 +50,7 @@ func readPieces(p []byte, off int64, piece int, readAt func(p []byte, off int64)
 		start := i * piece
 		buf := p[start:min(start+piece, len(p))]
 		wg.Go(func() {
+			defer panics.Catch(&results[i].err)
 			n, err := readAt(buf, off+int64(start))
 			results[i] = result{n, err}
 		})

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 var (
@@ -434,6 +435,7 @@ func (s *Store) Close() error {
 	}
 	unlocked, synced := make(chan struct{}), make(chan error, 1)
 	go func() { // it may hang in a system call, and then outlives Close
+		defer panics.Contain()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.changes.Lock()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // Limits of the server.
@@ -55,7 +56,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- srv.Serve(l) }()
+	go func() { ended <- panics.Do(func() error { return srv.Serve(l) }) }()
 	select {
 	case err := <-ended:
 		return err // of the listener
@@ -158,7 +159,9 @@ func stream[P any](w http.ResponseWriter, r *http.Request, first P, run func(ctx
 	var latest atomic.Pointer[P]
 	latest.Store(&first)
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, func(p P) { latest.Store(&p) }) }()
+	go func() {
+		ended <- panics.Do(func() error { return run(ctx, func(p P) { latest.Store(&p) }) })
+	}()
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {
