@@ -35,6 +35,7 @@ type daemon struct {
 	cfg     *config.Config
 	log     *slog.Logger
 	since   time.Time
+	crashes int64  // of earlier daemons of this mount
 	dataset string // config.DatasetID of the source; computing it calls the source's file system
 
 	source  source
@@ -69,14 +70,14 @@ const gcPercent = 25
 
 // serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
 // ctx is done, serve unmounts it. If the mount is in use elsewhere then, serve goes on serving it.
-func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, ready func()) (err error) {
+func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, crashes int64, ready func()) (err error) {
 	signal := ctx
 	ctx, shutdown := context.WithCancel(signal)
 	defer shutdown()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	d := &daemon{cfg: cfg, log: log, since: time.Now(), shutdown: shutdown, aborted: make(chan struct{})}
+	d := &daemon{cfg: cfg, log: log, since: time.Now(), crashes: crashes, shutdown: shutdown, aborted: make(chan struct{})}
 	listener, err := control.Listen(ctx, cfg.Mount.Point)
 	if err != nil {
 		return err

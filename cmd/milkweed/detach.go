@@ -47,24 +47,10 @@ type verdict struct {
 // startDaemon starts this program again as a daemon, and returns when the daemon is ready or has
 // failed. If ctx is done before, startDaemon ends the daemon.
 func startDaemon(ctx context.Context) error {
-	r, w, err := os.Pipe()
+	cmd, verdicts, err := spawn("")
 	if err != nil {
 		return err
 	}
-	defer r.Close()
-	cmd := exec.Command("/proc/self/exe") // this program, even if its file was replaced
-	cmd.Args = os.Args
-	cmd.Env = append(os.Environ(), readyEnv+"=3")
-	cmd.Stderr = os.Stderr
-	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the child
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	w.Close()
-	if err != nil {
-		return err
-	}
-	verdicts := make(chan *verdict, 1)
-	go func() { verdicts <- readVerdict(r) }()
 	select {
 	case v := <-verdicts:
 		return follow(cmd, v)
@@ -73,6 +59,34 @@ func startDaemon(ctx context.Context) error {
 	end(cmd)
 	<-verdicts
 	return ctx.Err()
+}
+
+// spawn starts this program again, in a new session, in the directory dir and with additions to the
+// environment. The channel gets the verdict of the child, or nil if the child ends without one.
+func spawn(dir string, env ...string) (*exec.Cmd, <-chan *verdict, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.Command("/proc/self/exe") // this program, even if its file was replaced
+	cmd.Args = os.Args
+	cmd.Dir = dir
+	cmd.Env = append(append(os.Environ(), readyEnv+"=3"), env...)
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the child
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		r.Close()
+		return nil, nil, err
+	}
+	verdicts := make(chan *verdict, 1)
+	go func() {
+		defer r.Close()
+		verdicts <- readVerdict(r)
+	}()
+	return cmd, verdicts, nil
 }
 
 // readVerdict reads a verdict. It returns nil if the pipe ends without one.
@@ -89,7 +103,12 @@ func follow(cmd *exec.Cmd, v *verdict) error {
 	if v != nil && v.Ready {
 		return cmd.Process.Release()
 	}
-	err := cmd.Wait()
+	return failure(v, cmd.Wait())
+}
+
+// failure returns the error of a daemon that was not ready when it ended with err. Its verdict v may
+// be nil.
+func failure(v *verdict, err error) error {
 	if v != nil && v.Failure != nil {
 		return v.Failure.Err()
 	}
@@ -132,10 +151,12 @@ func asDaemon() (*starter, error) {
 	return &starter{os.NewFile(uintptr(fd), "ready")}, nil
 }
 
-// ready closes the descriptors that were inherited from the command, and reports that the mount
-// is ready. The standard output and the standard error become the log file, or /dev/null if log
+// ready reports that the mount is ready.
+func (s *starter) ready() { s.write(verdict{Ready: true}) }
+
+// leave closes the descriptors that were inherited from the command. The standard output and the standard error become the log file, or /dev/null if log
 // is nil: the Go runtime writes the message of a panic there.
-func (s *starter) ready(log *os.File) {
+func (s *starter) leave(log *os.File) {
 	os.Chdir("/")
 	if null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0); err == nil {
 		defer null.Close()
@@ -147,7 +168,6 @@ func (s *starter) ready(log *os.File) {
 		unix.Dup3(int(log.Fd()), 1, 0)
 		unix.Dup3(int(log.Fd()), 2, 0)
 	}
-	s.write(verdict{Ready: true})
 }
 
 // end reports the error of a daemon that ended before it was ready. It returns an error that

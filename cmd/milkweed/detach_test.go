@@ -43,7 +43,8 @@ func playDaemon(ctx context.Context, role string, d *starter) error {
 	fmt.Fprintln(os.Stderr, "a warning")
 	switch role {
 	case "ready":
-		d.ready(nil)
+		d.leave(nil)
+		d.ready()
 		fmt.Fprintln(os.Stderr, "written to /dev/null")
 		time.Sleep(10 * time.Second) // longer than the test allows for the command
 	case "fail":

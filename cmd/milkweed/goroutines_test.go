@@ -17,7 +17,8 @@ var uncontained = map[string]string{
 	"fs/unmountedServer":        "it runs before the mount",
 	"placement/Warmup":          "Place contains panics",
 	"placement/refetch":         "Place contains panics",
-	"cmd/milkweed/startDaemon":  "it runs before the mount",
+	"cmd/milkweed/spawn":        "it reads from a pipe",
+	"cmd/milkweed/serve":        "it waits for a process",
 	"cmd/milkweed/end":          "it kills a process",
 }
 

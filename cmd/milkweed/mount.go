@@ -22,6 +22,12 @@ const (
 the mount in the background until the dataset is unmounted. With --foreground
 the command itself serves the mount, and Ctrl-C unmounts.
 
+With --supervise, a second process waits for the daemon. If the daemon crashes,
+it removes the dead mount and mounts again, with the same arguments: at once the
+first time, then after a pause that doubles from 1 s to 1 min. It gives up after
+10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
+Files that were open fail with ENOTCONN. Unmounting ends both processes.
+
 SOURCE is the directory or the URL of the bucket that holds the dataset.
 Milkweed never writes to it. MOUNTPOINT is an empty directory. A single
 argument is MOUNTPOINT if a configuration file sets the source. With both
@@ -123,6 +129,7 @@ type mountFlags struct {
 	options    []string
 	tiers      []string
 	foreground bool
+	watched    bool // --supervise
 	clearStale bool
 	fake       bool
 }
@@ -146,22 +153,31 @@ func (f *mountFlags) addConfiguration(flags *pflag.FlagSet) {
 // addDaemon adds the flags that determine how the command mounts.
 func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.foreground, "foreground", "f", false, "stay in the foreground")
+	flags.BoolVar(&f.watched, "supervise", false, "mount again if the daemon crashes")
 	flags.BoolVar(&f.clearStale, "clear-stale", false, "first unmount a stale Milkweed mount on MOUNTPOINT; for services that are restarted")
 	flags.BoolVar(&f.fake, "fake", false, "do everything except mounting")
 	flags.MarkHidden("fake") // mount(8) passes it as -f
 }
 
-// mount implements the command. It runs in three kinds of processes: a command in
-// the foreground, a command that starts a daemon, and that daemon.
+// mount implements the command. It runs in four kinds of processes: a command in
+// the foreground, a command that starts a daemon, that daemon, and its supervisor.
 func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer) error {
 	d, err := asDaemon()
 	if err != nil {
 		return err
 	}
-	if d == nil && !f.foreground && !f.fake {
+	supervisor := asSupervised()
+	switch {
+	case d == nil && !f.foreground && !f.fake:
 		return startDaemon(ctx)
+	case f.watched && !supervisor.on && !f.fake:
+		err = f.supervise(ctx, flags, args, stderr, d)
+	default:
+		if supervisor.crashes > 0 && !f.foreground {
+			stderr = io.Discard // of the supervisor, which has none
+		}
+		err = f.serve(ctx, flags, args, stderr, d, supervisor)
 	}
-	err = f.serve(ctx, flags, args, stderr, d)
 	if d != nil {
 		return d.end(err)
 	}
@@ -169,13 +185,15 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 }
 
 // serve mounts in this process. If this process is a daemon, d reports to the
-// command that started it; otherwise d is nil.
-func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer, d *starter) error {
+// process that started it; otherwise d is nil.
+func (f *mountFlags) serve(
+	ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer, d *starter, by supervised,
+) error {
 	c, noExec, err := f.load(flags, args, stderr)
 	if err != nil || f.fake {
 		return err
 	}
-	if f.clearStale {
+	if f.clearStale || by.crashes > 0 {
 		if err := clearStale(ctx, c.Mount.Point); err != nil {
 			return err
 		}
@@ -183,22 +201,35 @@ func (f *mountFlags) serve(ctx context.Context, flags *pflag.FlagSet, args []str
 	if err := check.First(check.BeforeMount(ctx, c)); err != nil {
 		return err
 	}
-	if d != nil && c.Log.File == "" {
-		c.Log.File = defaultLog(c.Source.Name())
-	}
-	log, err := openLog(c.Log, f.foreground, stderr)
+	log, ready, err := f.openLog(c, stderr, d)
 	if err != nil {
 		return err
 	}
 	defer log.close()
 	slog.SetDefault(log.Logger) // for package panics
-	ready := func() {
-		if d != nil {
-			log.detach()
-			d.ready(log.File)
-		}
+	if by.crashes > 0 {
+		log.Warn("mounting again after a crash", "cause", by.cause, "crashes", by.crashes)
 	}
-	return serve(ctx, c, noExec, log.Logger, ready)
+	return serve(ctx, c, noExec, log.Logger, by.crashes, ready)
+}
+
+// openLog opens the log, and returns the function to be called when the mount is ready. A daemon in
+// the background then leaves the terminal.
+func (f *mountFlags) openLog(c *config.Config, stderr io.Writer, d *starter) (*daemonLog, func(), error) {
+	if !f.foreground && c.Log.File == "" {
+		c.Log.File = defaultLog(c.Source.Name())
+	}
+	log, err := openLog(c.Log, f.foreground, stderr)
+	return log, func() {
+		if d == nil {
+			return
+		}
+		if !f.foreground {
+			log.detach()
+			d.leave(log.File)
+		}
+		d.ready()
+	}, err
 }
 
 // load returns the configuration. The file is overridden by -o, and -o by the flags

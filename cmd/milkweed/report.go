@@ -45,6 +45,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
 		OpenHandles:   int64(d.mount.OpenFiles()),
+		Crashes:       d.crashes,
 		Panics:        panics.Count(),
 	}
 	if s.Draining = d.draining.Load(); s.Draining {

@@ -184,6 +184,9 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(w, "%s: %s, up %v, process %d, milkweed %s\n", text(s.MountPoint), state, up, s.PID, s.Milkweed)
 	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
 
+	if s.Crashes > 0 || s.Panics > 0 {
+		fmt.Fprintf(w, "mounted again after %s; %s: see the log\n", plural(s.Crashes, "crash", "crashes"), plural(s.Panics, "panic", "panics"))
+	}
 	for _, n := range s.Elsewhere {
 		fmt.Fprintf(w, "mounted in %s\n", text(n.String()))
 	}

@@ -58,6 +58,7 @@ type Status struct {
 	Scrub       placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`
 	Opens       map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
 	OpenedBytes map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
+	Crashes     int64                       `json:"crashes" metric:"crashes_total" help:"Crashes of earlier daemons of this mount, after each of which the supervisor has mounted again (mount --supervise)."`
 	Panics      int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
 	OpenHandles int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
 	ReadLatency map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// supervise mounts under a supervisor, in the background.
+func (s *site) supervise(quotas ...string) {
+	s.t.Helper()
+	s.milkweed(append(s.mountWords(quotas...), "--supervise")...)
+}
+
+// kill kills a daemon by SIGKILL and returns how long it takes until a file can be read again.
+func (s *site) kill(pid int, name string, want []byte) time.Duration {
+	s.t.Helper()
+	s.check(unix.Kill(pid, unix.SIGKILL))
+	start := time.Now()
+	s.eventually("it has been mounted again", func() bool {
+		status, err := control.DecodeStatus([]byte(s.try("status", "--json", s.point).stdout))
+		return err == nil && status.PID != pid
+	})
+	if got := s.must("cat", s.point+"/"+name); got != string(want) {
+		s.t.Error("wrong bytes after the crash")
+	}
+	return time.Since(start)
+}
+
+// When the daemon is killed under readers, open files fail with ENOTCONN, and the supervisor mounts
+// again. New opens then read the copies that were made before. Unmounting ends the supervisor.
+func TestSupervise(t *testing.T) {
+	s := newSite(t)
+	varied(s)
+	data := s.write("open", 3<<20)
+	s.supervise("1GiB")
+	s.epoch(1)
+	s.settled()
+	for crashes := range int64(2) {
+		before := s.status()
+		if before.Crashes != crashes {
+			t.Errorf("the status has %d crashes, want %d", before.Crashes, crashes)
+		}
+		f, err := os.Open(s.point + "/open")
+		s.check(err)
+		s.check(unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+		reading := make(chan result, 1)
+		go func() { reading <- s.run(python, "-B", "testdata/epoch.py", s.source, s.point, "--seed", "2") }()
+		t.Logf("new opens worked after %v", s.kill(before.PID, "open", data))
+		if _, err := f.ReadAt(make([]byte, 100), 0); !errors.Is(err, syscall.ENOTCONN) {
+			t.Errorf("reading a file that was open: got %v, want ENOTCONN", err)
+		}
+		f.Close()
+		<-reading // it may have failed
+	}
+	s.epoch(3)
+	after := s.settled()
+	if got := after.Source.Bytes; got != 0 {
+		t.Errorf("%d bytes were read from the source after the crash, want 0", got)
+	}
+	if out := s.milkweed("status", s.point); !strings.Contains(out, "mounted again after 2 crashes") {
+		t.Errorf("status does not show the crashes:\n%s", out)
+	}
+	s.umount()
+	s.eventually("the supervisor has ended", func() bool { return len(s.processes()) == 0 })
+	s.wantNothing()
+	if log := s.logs(); !strings.Contains(log, "signal: killed") {
+		t.Errorf("the log has no cause:\n%s", log)
+	}
+}
+
+// In the foreground, the supervisor passes SIGTERM on, and ends with the daemon. It mounts again, too.
+func TestSuperviseInForeground(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 1000)
+	cmd := s.command(s.words(append(s.mountWords("64MiB"), "--supervise", "--foreground"))...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	s.check(cmd.Start())
+	s.eventually("the mount is ready", func() bool { return s.try("status", s.point).code == 0 })
+	s.kill(s.status().PID, "f", data)
+	s.check(cmd.Process.Signal(unix.SIGTERM))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the supervisor ended with %v", err)
+	}
+	s.wantNothing()
+	if !strings.Contains(stderr.String(), "the daemon has crashed") {
+		t.Errorf("got the log\n%s", &stderr)
+	}
+}
+
+// If the mount of a killed daemon is unmounted, the supervisor ends. The daemon is killed several
+// times, so that the supervisor waits before it would mount again.
+func TestSuperviseAfterUnmount(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 1000)
+	s.supervise("64MiB")
+	for range 2 {
+		s.kill(s.status().PID, "f", data)
+	}
+	s.check(unix.Kill(s.status().PID, unix.SIGKILL)) // a pause of 2 s follows
+	s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 1 })
+	s.umount()
+	s.eventually("the supervisor has ended", func() bool { return len(s.processes()) == 0 })
+	if left := s.mounts(); len(left) > 0 {
+		t.Errorf("mounted again: %q", left)
+	}
+}
+
+// A daemon that cannot mount at all is not started again.
+func TestSuperviseRefused(t *testing.T) {
+	s := newSite(t)
+	s.check(os.WriteFile(s.point+"/f", nil, 0o644))
+	for _, words := range [][]string{{"--supervise"}, {"--supervise", "--foreground"}} {
+		s.wantRefusal(append(s.mountWords("64MiB"), words...), exit.MountPoint, "is not empty")
+	}
+	s.wantNothing()
+}
+
+// A supervisor gives up after maxCrashes, and pauses before that.
+func TestCrashPause(t *testing.T) {
+	var sum time.Duration
+	for n := range maxCrashes {
+		sum += crashPause(n)
+	}
+	if crashPause(1) != 0 || sum < 30*time.Second || sum > 10*time.Minute {
+		t.Errorf("first pause %v, all %v", crashPause(1), sum)
+	}
+}
