@@ -79,6 +79,8 @@ func statusOf(err error) fuse.Status {
 		return fuse.EINTR // the caller was interrupted, and the storage did not answer
 	case errors.Is(err, drivers.ErrChanged):
 		return statusStale // before the errno of the storage, which may be ENOENT
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return fuse.EIO // it is the daemon that lacks a descriptor, and not the job
 	case errors.As(err, &e):
 		return fuse.Status(e) // of the storage, unchanged
 	case errors.Is(err, fs.ErrNotExist):

@@ -87,6 +87,18 @@ func (c *idleCache) close() (dropped []*file) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
+	return c.dropAll()
+}
+
+// clear drops all files.
+func (c *idleCache) clear() (dropped []*file) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dropAll()
+}
+
+// dropAll drops all files; c.mu must be held.
+func (c *idleCache) dropAll() (dropped []*file) {
 	for e := c.lru.Front(); e != nil; e = c.lru.Front() {
 		dropped = append(dropped, c.drop(e))
 	}
@@ -158,6 +170,18 @@ func (r *recentFiles) close() (dropped []*file) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true
+	return r.dropAll()
+}
+
+// clear drops all files.
+func (r *recentFiles) clear() (dropped []*file) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dropAll()
+}
+
+// dropAll drops all files; r.mu must be held.
+func (r *recentFiles) dropAll() (dropped []*file) {
 	for e := r.fifo.Front(); e != nil; e = r.fifo.Front() {
 		dropped = append(dropped, r.drop(e))
 	}

@@ -111,6 +111,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	if h.objectStore {
 		h.scattered = newScattered(names)
 	}
+	levels.OnScarcity(h.files.relieve)
 	h.queue = newQueue(h.gate, h.pullInOrder, h.pullScattered)
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h

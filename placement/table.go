@@ -183,6 +183,12 @@ func (t *table) close() {
 	t.evict(t.idle.close())
 }
 
+// relieve closes the files without users.
+func (t *table) relieve() {
+	t.dropRecent(t.recent.clear())
+	t.evict(t.idle.clear())
+}
+
 // closeAll closes files, several at a time: to a parallel file system each close may be a
 // request.
 func closeAll(gone []*file) {

@@ -20,8 +20,9 @@ import (
 // operations. An operation returns when its context is done, even if the storage does not
 // answer.
 type Source struct {
-	driver drivers.Driver
-	calls  chan struct{} // has an element for each operation in flight
+	driver   drivers.Driver
+	calls    chan struct{} // has an element for each operation in flight
+	scarcity *scarcity
 
 	closer   closer
 	counters SourceCounters // updated atomically
@@ -35,8 +36,13 @@ var _ drivers.Driver = (*Source)(nil)
 // operation that hangs takes a thread, and a Go program ends when it has 10,000.
 const maxCalls = 4096
 
-// call counts one operation and performs it.
+// call counts one operation and performs it. It repeats the operation while no descriptor is left.
 func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
+	return repeat(ctx, s.scarcity, func() (T, error) { return once(ctx, s, counter, f, late) })
+}
+
+// once counts one operation and performs it.
+func once[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
 	atomic.AddInt64(counter, 1)
 	v, err := perform(ctx, s, f, late)
 	s.failed(ctx, err)
@@ -258,7 +264,7 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	s := o.source
 	start := time.Now()
 	s.pace.begin(start)
-	n, err := call(ctx, s, &s.counters.Reads, func() (int, error) {
+	n, err := once(ctx, s, &s.counters.Reads, func() (int, error) {
 		if !o.refs.Acquire() { // abandoned, and closed since
 			return 0, os.ErrClosed
 		}

@@ -30,6 +30,7 @@ type Tier struct {
 	memory atomic.Bool // the store never blocks and needs no time-outs
 	source *Source     // below all tiers
 
+	scarcity *scarcity
 	space    space
 	health   health
 	speed    speed
@@ -47,7 +48,7 @@ type Tier struct {
 func newTier(l Level, c Config, source *Source, opts Options, log *slog.Logger) *Tier {
 	t := &Tier{
 		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
-		source:  source,
+		source: source, scarcity: source.scarcity,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
 		speed:   newSpeed(),
 		lending: lending{wake: make(chan struct{}, 1)},
@@ -282,13 +283,14 @@ func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f fun
 	}, late)
 }
 
-// do performs one operation unless the tier is down, and records its result.
+// do performs one operation unless the tier is down, and records its result. It repeats the
+// operation while no descriptor is left.
 func do[T any](ctx context.Context, t *Tier, k kind, f func() (T, error), late func(T)) (T, error) {
 	if !t.health.readable() {
 		var none T
 		return none, t.note(k, errDown)
 	}
-	v, err := bounded(ctx, t, f, late)
+	v, err := repeat(ctx, t.scarcity, func() (T, error) { return bounded(ctx, t, f, late) })
 	if err != nil && ctx.Err() != nil && !errors.Is(err, errTimeout) {
 		return v, err // the caller was cancelled
 	}

@@ -69,6 +69,8 @@ type Options struct {
 type Hierarchy struct {
 	source *Source
 	tiers  []*Tier // tiers[0] is level 1
+
+	scarcity *scarcity // of descriptors
 }
 
 // New makes a hierarchy. Its tiers accept copies after Run was called.
@@ -82,7 +84,8 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 	if opts.Probe == 0 {
 		opts.Probe = time.Second
 	}
-	h := &Hierarchy{source: &Source{driver: source, calls: make(chan struct{}, maxCalls)}}
+	lack := &scarcity{log: log}
+	h := &Hierarchy{source: &Source{driver: source, calls: make(chan struct{}, maxCalls), scarcity: lack}, scarcity: lack}
 	for i, c := range tiers {
 		if c.Quota.Bytes < 0 || c.Quota.Percent < 0 || c.Quota.Percent > 100 || math.IsNaN(c.Quota.Percent) {
 			return nil, fmt.Errorf("tier %s: quota %v out of range", c.Name, c.Quota)

@@ -270,6 +270,7 @@ func TestChecks(t *testing.T) {
 
 		{"good", "open files", func(*world) {}, OK, 0, "at most 1048576 at once", ""},
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},
+		{"too few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 255, nil } }, Problem, exit.Fuse, "needs 256", "65536"},
 		{"unlimited", "open files", func(w *world) { w.nofile = func() (uint64, error) { return unix.RLIM_INFINITY, nil } }, OK, 0, "no limit", ""},
 		{"unknown", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 0, unix.EINVAL } }, Warning, 0, "invalid argument", "ulimit"},
 

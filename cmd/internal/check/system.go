@@ -167,9 +167,17 @@ func (h host) allowOther(c *config.Config) []Finding {
 		"%s does not permit it for users other than root", file)
 }
 
+// minFiles is the number of descriptors without which a mount is refused. The daemon needs about 40
+// for itself with 8 workers, one for each file that jobs have open, and two for each reply in
+// progress.
+const minFiles = 256
+
 // enoughFiles is the number of descriptors for a mount with many open handles, each of
 // which needs one.
 const enoughFiles = 65536
+
+// raiseFiles is the remedy for a low limit.
+var raiseFiles = fmt.Sprintf(`Raise the hard limit to %d, with LimitNOFILE= in a unit file or "nofile" in limits.conf.`, enoughFiles)
 
 func (h host) openFiles() []Finding {
 	const name = "open files"
@@ -177,9 +185,10 @@ func (h host) openFiles() []Finding {
 	switch {
 	case err != nil:
 		return warning(name, `Check "ulimit -Hn".`, "the limit is not known: %v", reason(err))
+	case hard < minFiles:
+		return problem(exit.Fuse, name, raiseFiles, "at most %d at once (ulimit -Hn), and a mount needs %d", hard, minFiles)
 	case hard < enoughFiles:
-		return warning(name, fmt.Sprintf(`Raise the hard limit to %d, with LimitNOFILE= in a unit file or "nofile" in limits.conf.`, enoughFiles),
-			"at most %d at once (ulimit -Hn)", hard)
+		return warning(name, raiseFiles, "at most %d at once (ulimit -Hn)", hard)
 	case hard == unix.RLIM_INFINITY:
 		return ok(name, "no limit")
 	}
