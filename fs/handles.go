@@ -72,6 +72,18 @@ func (h *handles[T]) removeAll() []T {
 	return all
 }
 
+// each calls f with each value. Calls may be concurrent with other methods, but f must not call them.
+func (h *handles[T]) each(f func(T)) {
+	for i := range h.shards {
+		s := &h.shards[i]
+		s.mu.RLock()
+		for _, v := range s.open {
+			f(v)
+		}
+		s.mu.RUnlock()
+	}
+}
+
 // len returns the number of IDs in the table.
 func (h *handles[T]) len() int {
 	n := 0

@@ -173,7 +173,7 @@ func (m *Mount) Detach() error { return Unmount(context.Background(), m.point, t
 
 // Requests returns the number of requests for names, attributes and content that the kernel has
 // sent.
-func (m *Mount) Requests() int64 { return m.fs.requests.Load() }
+func (m *Mount) Requests() int64 { return int64(m.fs.inFlight.last.Load()) }
 
 // Ended is closed when Wait would return.
 func (m *Mount) Ended() <-chan struct{} { return m.served }

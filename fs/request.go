@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -22,6 +23,11 @@ const interruptDelay = 5 * time.Second
 type request struct {
 	context.Context
 	cancel <-chan struct{} // closed when the request is interrupted
+	began  time.Time
+	table  *handles[*request] // has the request until end
+	id     uint64             // in table
+
+	interrupted atomic.Pointer[time.Time] // when the interruption was first seen by Mount.Stuck
 
 	// mayDrop reports whether an error in reply to the request reaches no process: none waits
 	// for the request, or the kernel then makes another one. nil: it may reach one.
@@ -33,10 +39,11 @@ type request struct {
 	ended    bool          // end was called
 }
 
-// newRequest returns the context of a request, and counts it.
+// newRequest returns the context of a request, and enters it into the table of those in flight.
 func (f *fileSystem) newRequest(cancel <-chan struct{}) *request {
-	f.requests.Add(1)
-	return &request{Context: context.Background(), cancel: cancel}
+	r := &request{Context: context.Background(), cancel: cancel, began: time.Now(), table: &f.inFlight}
+	r.id = f.inFlight.add(r)
+	return r
 }
 
 // Done implements context.Context.
@@ -92,6 +99,7 @@ func (r *request) Err() error {
 
 // end ends the watch for interruptions. It is called once, when the request has its reply.
 func (r *request) end() {
+	r.table.remove(r.id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true

@@ -110,6 +110,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	defer d.serveControl(context.WithoutCancel(ctx), listener)()
 	d.start(d.scheduleScrubs)
+	d.start(d.watch)
 	if err := d.serveMetrics(ctx); err != nil {
 		d.unmount()
 		return err

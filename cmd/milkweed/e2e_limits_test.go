@@ -50,4 +50,3 @@ for f in held: assert len(f.read()) == 2000`
 	s.limited(64)
 	s.wantRefusal(s.mountWords("1MiB"), exit.Fuse, "at most 64 at once (ulimit -Hn), and a mount needs 256", "LimitNOFILE")
 }
-

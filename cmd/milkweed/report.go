@@ -48,6 +48,8 @@ func (d *daemon) Status(context.Context) control.Status {
 		Crashes:       d.crashes,
 		Panics:        panics.Count(),
 	}
+	stuck := d.mount.Stuck(stuckAfter)
+	s.StuckRequests, s.OldestRequestSeconds = stuck.Requests, stuck.Oldest.Seconds()
 	if s.Draining = d.draining.Load(); s.Draining {
 		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
 	}

@@ -187,6 +187,10 @@ func printStatus(w io.Writer, s control.Status) error {
 	if s.Crashes > 0 || s.Panics > 0 {
 		fmt.Fprintf(w, "mounted again after %s; %s: see the log\n", plural(s.Crashes, "crash", "crashes"), plural(s.Panics, "panic", "panics"))
 	}
+	if s.StuckRequests > 0 {
+		fmt.Fprintf(w, "%s for more than a minute, the oldest for %v: see the log\n",
+			plural(s.StuckRequests, "request waits", "requests wait"), time.Duration(s.OldestRequestSeconds)*time.Second)
+	}
 	for _, n := range s.Elsewhere {
 		fmt.Fprintf(w, "mounted in %s\n", text(n.String()))
 	}

@@ -50,18 +50,20 @@ type Status struct {
 	Draining  bool              `json:"draining" metric:"draining" help:"Whether the mount is unmounted where it was mounted, and is in use in other mount namespaces. The daemon then reads from the source only, and ends when the mount is idle."`
 	Elsewhere []procs.Namespace `json:"elsewhere,omitempty" help:"While draining: the mount namespaces in which it is still mounted."`
 
-	Source      Source                      `json:"source" help:"The storage that holds the whole dataset."`
-	Tiers       []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
-	Sweep       metadata.SweepCounters      `json:"sweep" help:"The background comparison of what is in use with the source (mount.consistency)."`
-	Fills       placement.Fills             `json:"fills" help:"Copies in flight."`
-	Placement   placement.Counters          `json:"placement" help:"Copies that have ended."`
-	Scrub       placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`
-	Opens       map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
-	OpenedBytes map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
-	Crashes     int64                       `json:"crashes" metric:"crashes_total" help:"Crashes of earlier daemons of this mount, after each of which the supervisor has mounted again (mount --supervise)."`
-	Panics      int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
-	OpenHandles int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
-	ReadLatency map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
+	Source               Source                      `json:"source" help:"The storage that holds the whole dataset."`
+	Tiers                []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
+	Sweep                metadata.SweepCounters      `json:"sweep" help:"The background comparison of what is in use with the source (mount.consistency)."`
+	Fills                placement.Fills             `json:"fills" help:"Copies in flight."`
+	Placement            placement.Counters          `json:"placement" help:"Copies that have ended."`
+	Scrub                placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`
+	Opens                map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
+	OpenedBytes          map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
+	Crashes              int64                       `json:"crashes" metric:"crashes_total" help:"Crashes of earlier daemons of this mount, after each of which the supervisor has mounted again (mount --supervise)."`
+	Panics               int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
+	StuckRequests        int64                       `json:"stuck_requests" metric:"requests_stuck" help:"Requests of the kernel that have waited for more than a minute, such as for a source that hangs. The log has their stacks."`
+	OldestRequestSeconds float64                     `json:"oldest_request_seconds" metric:"request_oldest_seconds" help:"Age of the oldest request of the kernel in flight."`
+	OpenHandles          int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
+	ReadLatency          map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
 }
 
 // Health is the state of a tier.

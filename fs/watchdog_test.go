@@ -1,0 +1,65 @@
+package fs_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/metadata"
+)
+
+// Requests that wait for a source that hangs are counted, with their age and their stacks, until they
+// have ended.
+func TestStuckRequests(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		s := newStack(t, stackOptions{mode: mode}, func(source string) { write(t, source, "f", 1000, 1) })
+		if got := s.mount.Stuck(0); got.Requests != 0 || got.Oldest != 0 {
+			t.Errorf("no request is in flight, got %+v", got)
+		}
+		s.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
+		cmd := childCommand("hash", s.in("f"))
+		s.check(cmd.Start())
+		s.eventually("a request is in flight", func() bool { return s.mount.Stuck(0).Requests > 0 })
+		time.Sleep(10 * time.Millisecond)
+		if got := s.mount.Stuck(time.Hour); got.Requests != 0 || got.Oldest < 10*time.Millisecond || got.Abandoned != 0 {
+			t.Errorf("one request hangs, got %+v", got)
+		}
+		if got := fs.Stacks(); !strings.Contains(got, "placement.") {
+			t.Errorf("the stacks do not show where it hangs:\n%s", got)
+		}
+		s.from.Clear()
+		s.check(cmd.Wait())
+		s.eventually("no request is in flight", func() bool { return s.mount.Stuck(0).Requests == 0 })
+	})
+}
+
+// A deaf is an Opener that waits for release, and ignores the end of its context, as a deadlock does.
+type deaf struct {
+	fs.Opener
+	release chan struct{}
+}
+
+func (d *deaf) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	<-d.release
+	return d.Opener.Open(ctx, e)
+}
+
+// A request that goes on after its process was killed is one that was abandoned.
+func TestAbandonedRequest(t *testing.T) {
+	release := make(chan struct{})
+	s := newStack(t, stackOptions{wrap: func(o fs.Opener) fs.Opener { return &deaf{o, release} }}, func(source string) {
+		write(t, source, "f", 1000, 1)
+	})
+	cmd := childCommand("hash", s.in("f"))
+	s.check(cmd.Start())
+	s.eventually("a request is in flight", func() bool { return s.mount.Stuck(0).Requests > 0 })
+	s.check(cmd.Process.Kill())
+	s.eventually("it is abandoned", func() bool { return s.mount.Stuck(0).Abandoned > 0 })
+	close(release)
+	cmd.Wait()
+	s.eventually("no request is in flight", func() bool { return s.mount.Stuck(0).Abandoned == 0 })
+}
