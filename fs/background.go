@@ -21,7 +21,7 @@ import (
 // after it was killed, since the kernel does not interrupt background requests. maxBackground is
 // therefore larger than the number of readers on a node, and mayDrop ends requests before there
 // are as many. Each takes up to 1 MiB of the page cache, and a buffer of that size here.
-const maxBackground = 1024
+const MaxBackground = 1024
 
 // newRead returns the context of a READ. The caller calls end and then f.reading.Add(-1).
 func (f *fileSystem) newRead(cancel <-chan struct{}, in *fuse.ReadIn) *request {
@@ -30,7 +30,7 @@ func (f *fileSystem) newRead(cancel <-chan struct{}, in *fuse.ReadIn) *request {
 	if in.Flags&syscall.O_DIRECT == 0 { // otherwise an error could reach the job
 		thread, again := in.Pid, uint64(in.Size) > pageSize // in is not valid after the reply
 		r.mayDrop = func() bool {
-			return isGone(thread) || again && f.reading.Load() > maxBackground/2
+			return isGone(thread) || again && f.reading.Load() > int64(f.maxBackground/2)
 		}
 	}
 	return r

@@ -60,8 +60,10 @@ type fileSystem struct {
 	// open the file that has the same node ID in a later mount.
 	generation uint64
 
-	inFlight handles[*request] // without those that need no context, such as FORGET
-	reading  atomic.Int64      // READs that are not answered, except spliced ones
+	inFlight      handles[*request] // without those that need no context, such as FORGET
+	maxBackground int               // see background.go
+
+	reading atomic.Int64 // READs that are not answered, except spliced ones
 
 	files   handles[openFile]
 	nodes   *openNodes // nil unless the mode is Passthrough

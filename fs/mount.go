@@ -43,7 +43,7 @@ func (m Mode) String() string { return [...]string{"cached", "passthrough", "sta
 // Type is the type of the file system that df -T and /proc/mounts show.
 const Type = "fuse.milkweed"
 
-// MaxRequest is the largest read that the kernel sends, in bytes.
+// MaxRequest is the largest read that the kernel sends by default, in bytes.
 const MaxRequest = 1 << 20
 
 // Config describes a mount.
@@ -55,6 +55,8 @@ type Config struct {
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed
 	InvalidateOnOpen bool          // each open of a file drops its page cache
+	MaxRequest       int           // the largest read of the kernel in bytes; 0 is MaxRequest
+	MaxBackground    int           // requests of the page cache in flight; 0 is MaxBackground
 	ReadAhead        int           // read-ahead in bytes, if root mounts; 0 is the kernel's 128 KiB
 	Mode             Mode          // how the kernel reads the content of files
 	StackDepth       int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
@@ -91,6 +93,12 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 	}
 	if cfg.Mode == Stateless {
 		f.reader = files.(Reader)
+	}
+	if cfg.MaxRequest == 0 {
+		cfg.MaxRequest = MaxRequest
+	}
+	if f.maxBackground = cfg.MaxBackground; f.maxBackground == 0 {
+		f.maxBackground = MaxBackground
 	}
 	server, err := mount(f, cfg, log)
 	if err != nil {
@@ -188,10 +196,10 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		Name:                 Type[len("fuse."):],
 		Options:              []string{"nosuid", "nodev"},
 		AllowOther:           cfg.AllowOther,
-		MaxWrite:             MaxRequest,
-		MaxReadAhead:         MaxRequest,
-		MaxBackground:        maxBackground,
-		CongestionThreshold:  maxBackground,
+		MaxWrite:             cfg.MaxRequest,
+		MaxReadAhead:         cfg.MaxRequest,
+		MaxBackground:        f.maxBackground,
+		CongestionThreshold:  f.maxBackground,
 		EnableSymlinkCaching: true,
 		EnableAcl:            f.acls,
 		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
@@ -244,7 +252,7 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 	if cfg.NoExec {
 		flags |= unix.MS_NOEXEC
 	}
-	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d", fd, MaxRequest)
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d", fd, cfg.MaxRequest)
 	if cfg.AllowOther {
 		data += ",allow_other,default_permissions"
 	}

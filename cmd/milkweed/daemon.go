@@ -46,6 +46,7 @@ type daemon struct {
 	handler *placement.Handler
 	mount   *fs.Mount
 	dev     uint64 // device number of the mount
+	memory  memoryPlan
 
 	// start calls f on a goroutine that stopWork waits for. The context is done when the work is to
 	// end.
@@ -78,6 +79,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		debug.SetGCPercent(gcPercent)
 	}
 	d := &daemon{cfg: cfg, log: log, since: time.Now(), crashes: crashes, shutdown: shutdown, aborted: make(chan struct{})}
+	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), log); err != nil {
+		return err
+	}
 	listener, err := control.Listen(ctx, cfg.Mount.Point)
 	if err != nil {
 		return err
@@ -131,15 +135,17 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 func (d *daemon) mountFS(noExec bool) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
-		Point:       d.cfg.Mount.Point,
-		Source:      d.cfg.Source.Given(),
-		AllowOther:  d.cfg.Mount.AllowOther,
-		Xattrs:      d.cfg.Mount.Xattrs && d.cfg.Source.URL == "", // a bucket has none
-		NegativeTTL: d.cfg.Mount.AttrTimeout,
-		NoExec:      noExec,
-		ReadAhead:   fs.MaxRequest,
-		Mode:        modes[d.service.Mode],
-		StackDepth:  d.tiers.stackDepth(),
+		Point:         d.cfg.Mount.Point,
+		Source:        d.cfg.Source.Given(),
+		AllowOther:    d.cfg.Mount.AllowOther,
+		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "", // a bucket has none
+		NegativeTTL:   d.cfg.Mount.AttrTimeout,
+		NoExec:        noExec,
+		MaxRequest:    d.memory.request,
+		MaxBackground: d.memory.reads,
+		ReadAhead:     d.memory.request,
+		Mode:          modes[d.service.Mode],
+		StackDepth:    d.tiers.stackDepth(),
 	}, d.log)
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}

@@ -85,7 +85,8 @@ Exit codes:
   3  the source is missing or cannot be read
   4  the mount point is missing, not empty, in use or stale
   5  a tier cannot be used
-  6  FUSE is missing, or does not permit what was requested
+  6  FUSE is missing, or the system does not permit what was requested, or too
+     little memory or too few open files
   7  no Milkweed is mounted there, or its daemon does not answer
   8  some files failed, copies were corrupt, or the work was interrupted`
 

@@ -240,30 +240,7 @@ var (
 // control groups still exist.
 func (h host) cgroupAvailable() int64 {
 	left := int64(math.MaxInt64)
-	data, err := os.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
-	if err != nil {
-		return left
-	}
-	for line := range strings.Lines(string(data)) {
-		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		controllers, group, _ := strings.Cut(rest, ":")
-		switch {
-		case id == "0" && controllers == "":
-			left = min(left, h.groupAvailable(cgroup2, group))
-		case strings.Contains(","+controllers+",", ",memory,"):
-			left = min(left, h.groupAvailable(cgroup1, group))
-		}
-	}
-	return left
-}
-
-// groupAvailable returns the memory in bytes that a group and its parents leave.
-// In a container the path of the group may be a path of the host, and then only
-// the root of the hierarchy is visible.
-func (h host) groupAvailable(v cgroupVersion, group string) int64 {
-	left := int64(math.MaxInt64)
-	for group = filepath.Clean("/" + group); ; group = filepath.Dir(group) {
-		dir := filepath.Join(h.root, v.mount, group)
+	h.eachGroup(func(v cgroupVersion, dir string) {
 		limit, err1 := readInt(filepath.Join(dir, v.limit))
 		used, err2 := readInt(filepath.Join(dir, v.used))
 		if err1 == nil && err2 == nil {
@@ -271,8 +248,49 @@ func (h host) groupAvailable(v cgroupVersion, group string) int64 {
 			used -= readStat(filepath.Join(dir, "memory.stat"), v.cache)
 			left = min(left, max(0, limit-max(0, used)))
 		}
+	})
+	return left
+}
+
+// MemoryLimit returns the memory in bytes that the control group of this process and its parents
+// permit. Without a limit it returns math.MaxInt64.
+func MemoryLimit() int64 { return host{root: "/"}.memoryLimit() }
+
+func (h host) memoryLimit() int64 {
+	lowest := int64(math.MaxInt64)
+	h.eachGroup(func(v cgroupVersion, dir string) {
+		if limit, err := readInt(filepath.Join(dir, v.limit)); err == nil && limit < 1<<60 { // without a limit, version 1 has a large number
+			lowest = min(lowest, limit)
+		}
+	})
+	return lowest
+}
+
+// eachGroup calls f with the folder of each control group that limits the memory of this process.
+func (h host) eachGroup(f func(v cgroupVersion, dir string)) {
+	data, err := os.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(string(data)) {
+		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		controllers, group, _ := strings.Cut(rest, ":")
+		switch {
+		case id == "0" && controllers == "":
+			h.eachParent(cgroup2, group, f)
+		case strings.Contains(","+controllers+",", ",memory,"):
+			h.eachParent(cgroup1, group, f)
+		}
+	}
+}
+
+// eachParent calls f with the folders of a group and its parents. In a container the path of the
+// group may be a path of the host, and then only the root of the hierarchy is visible.
+func (h host) eachParent(v cgroupVersion, group string, f func(v cgroupVersion, dir string)) {
+	for group = filepath.Clean("/" + group); ; group = filepath.Dir(group) {
+		f(v, filepath.Join(h.root, v.mount, group))
 		if group == "/" {
-			return left
+			return
 		}
 	}
 }

@@ -16,7 +16,7 @@ const (
 	Source     Code = 3 // the source is missing or cannot be read
 	MountPoint Code = 4 // the mount point is missing, not empty, in use or stale
 	Tier       Code = 5 // a tier cannot be used
-	Fuse       Code = 6 // FUSE is missing, or does not permit what was requested
+	Fuse       Code = 6 // FUSE is missing, or the system does not permit what was requested
 	NotMounted Code = 7 // no Milkweed is mounted there, or it does not answer
 	Incomplete Code = 8 // some files failed, copies were corrupt, or the work was interrupted
 )

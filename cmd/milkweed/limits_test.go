@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/fs"
+)
+
+// The parts of a memory plan leave room for the kernel, and a small limit leaves no room for tiers in
+// memory.
+func TestMemoryPlan(t *testing.T) {
+	for _, limit := range []int64{64 << 20, 100 << 20, 128 << 20, 1 << 30, 64 << 30} {
+		for _, hasRAM := range []bool{false, true} {
+			p := planMemory(limit, hasRAM)
+			if p.heap < 32<<20 || p.heap+p.ram > limit*3/4 || p.workers < 1 || int64(p.workers)*3<<20 > p.heap {
+				t.Errorf("limit %d MiB: %+v", limit>>20, p)
+			}
+		}
+	}
+	if p := planMemory(math.MaxInt64, true); p.workers < 1<<20 || p.heap != math.MaxInt64 || p.reads != fs.MaxBackground {
+		t.Errorf("no limit: %+v", p)
+	}
+}
+
+// A configuration is adapted to the limit, and a small one is refused.
+func TestBoundMemory(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+	c := config.Default()
+	c.Placement.Workers = 64
+	c.Tiers = []config.Tier{
+		{Name: "ram", Path: "/dev/shm/milkweed-test-absent", Quota: config.Quota{Bytes: 1 << 40}},
+		{Name: "ssd", Path: t.TempDir(), Quota: config.Quota{Bytes: 1 << 40}},
+	}
+	log := slog.New(slog.DiscardHandler)
+	if p, err := boundMemory(&c, 256<<20, log); err != nil || p.request != smallRequests || p.reads*p.request > 16<<20 {
+		t.Fatal(p, err)
+	}
+	if c.Placement.Workers != 8 || c.Tiers[0].Quota.Bytes != 128<<20 || c.Tiers[1].Quota.Bytes != 1<<40 {
+		t.Errorf("got %d workers and the tiers %+v", c.Placement.Workers, c.Tiers)
+	}
+	if got := debug.SetMemoryLimit(-1); got != 64<<20 {
+		t.Errorf("the heap has a limit of %d bytes", got)
+	}
+	if _, err := boundMemory(&c, 32<<20, log); exit.Of(err) != exit.Fuse {
+		t.Errorf("32 MiB: got %v", err)
+	}
+}
+
+// memoryGroup makes a control group with a memory limit for the commands of a site, and returns the
+// function that counts processes that were killed for exceeding it.
+func (s *site) memoryGroup(limit string) (kills func() string) {
+	s.t.Helper()
+	const v1 = "/sys/fs/cgroup/memory"
+	dir, limitFile, count := filepath.Join("/sys/fs/cgroup", filepath.Base(s.dir)), "memory.max", "memory.events"
+	if has(v1) {
+		dir, limitFile, count = filepath.Join(v1, filepath.Base(s.dir)), "memory.limit_in_bytes", "memory.oom_control"
+	}
+	if os.Mkdir(dir, 0o755) != nil || os.WriteFile(filepath.Join(dir, limitFile), []byte(limit), 0o644) != nil {
+		os.Remove(dir)
+		s.t.Skip("the test needs a control group with a memory limit")
+	}
+	s.t.Cleanup(func() { os.Remove(dir) })
+	s.wrapper = []string{"sh", "-ec", `echo $$ > "$0/cgroup.procs"; exec "$@"`, dir}
+	return func() string {
+		data, err := os.ReadFile(filepath.Join(dir, count))
+		s.check(err)
+		for line := range strings.Lines(string(data)) {
+			if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
+				return strings.TrimSpace(n)
+			}
+		}
+		return "unknown"
+	}
+}
+
+// In the smallest control group that is accepted, many readers do not make the daemon exceed its limit.
+func TestMemoryGroup(t *testing.T) {
+	s := newSite(t)
+	for i := range 32 {
+		s.write(fmt.Sprintf("f%02d", i), 4<<20)
+	}
+	limit := "64M"
+	if raceEnabled() { // its memory is not that of the Go heap
+		limit = "512M"
+	}
+	kills := s.memoryGroup(limit)
+	s.mount("1GiB")
+	s.wrapper = nil
+	s.sh(`cd "$1" && ls | xargs -P 32 -I{} cmp {} "$2/{}"`, s.source, s.point)
+	if got := kills(); got != "0" {
+		t.Errorf("%s processes were killed", got)
+	}
+	s.umount()
+	s.wantNothing()
+}
