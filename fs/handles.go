@@ -72,7 +72,8 @@ func (h *handles[T]) removeAll() []T {
 	return all
 }
 
-// each calls f with each value. Calls may be concurrent with other methods, but f must not call them.
+// each calls f with each value. Calls may be concurrent with other methods, but f must not call
+// them.
 func (h *handles[T]) each(f func(T)) {
 	for i := range h.shards {
 		s := &h.shards[i]

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If go-fuse cannot empty a pipe, because it cannot open /dev/null, replies are not spliced. go-fuse
-// opens it once in a process, so that the test needs a process of its own.
+// If go-fuse cannot empty a pipe, because it cannot open /dev/null, replies are not spliced.
+// go-fuse opens it once in a process, so that the test needs a process of its own.
 func TestCannotSplice(t *testing.T) {
 	const env = "MILKWEED_TEST_CANNOT_SPLICE"
 	if os.Getenv(env) == "" {
@@ -67,8 +67,8 @@ func (r *replies) Read(_ <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadR
 	return r.reply(in), fuse.OK
 }
 
-// When the reply to a read cannot be written to the kernel, or not spliced, the reader gets an error
-// and does not wait for ever.
+// When the reply to a read cannot be written to the kernel, or not spliced, the reader gets an
+// error and does not wait for ever.
 func TestFailedReply(t *testing.T) {
 	unreadable, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// Requests that wait for a source that hangs are counted, with their age and their stacks, until they
-// have ended.
+// Requests that wait for a source that hangs are counted, with their age and their stacks, until
+// they have ended.
 func TestStuckRequests(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode}, func(source string) { write(t, source, "f", 1000, 1) })
@@ -37,7 +37,8 @@ func TestStuckRequests(t *testing.T) {
 	})
 }
 
-// A deaf is an Opener that waits for release, and ignores the end of its context, as a deadlock does.
+// A deaf is an Opener that waits for release, and ignores the end of its context, as a deadlock
+// does.
 type deaf struct {
 	fs.Opener
 	release chan struct{}

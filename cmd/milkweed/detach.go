@@ -106,8 +106,8 @@ func follow(cmd *exec.Cmd, v *verdict) error {
 	return failure(v, cmd.Wait())
 }
 
-// failure returns the error of a daemon that was not ready when it ended with err. Its verdict v may
-// be nil.
+// failure returns the error of a daemon that was not ready when it ended with err. Its verdict v
+// may be nil.
 func failure(v *verdict, err error) error {
 	if v != nil && v.Failure != nil {
 		return v.Failure.Err()
@@ -154,8 +154,9 @@ func asDaemon() (*starter, error) {
 // ready reports that the mount is ready.
 func (s *starter) ready() { s.write(verdict{Ready: true}) }
 
-// leave closes the descriptors that were inherited from the command. The standard output and the standard error become the log file, or /dev/null if log
-// is nil: the Go runtime writes the message of a panic there.
+// leave closes the descriptors that were inherited from the command. The standard output and the
+// standard error become the log file, or /dev/null if log is nil: the Go runtime writes the message
+// of a panic there.
 func (s *starter) leave(log *os.File) {
 	os.Chdir("/")
 	if null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0); err == nil {

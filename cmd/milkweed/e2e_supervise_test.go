@@ -78,7 +78,8 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// In the foreground, the supervisor passes SIGTERM on, and ends with the daemon. It mounts again, too.
+// In the foreground, the supervisor passes SIGTERM on, and ends with the daemon. It mounts again,
+// too.
 func TestSuperviseInForeground(t *testing.T) {
 	s := newSite(t)
 	data := s.write("f", 1000)

@@ -19,8 +19,8 @@ const (
 	// minMemory is the memory limit below which a mount is refused.
 	minMemory = 64 << 20
 
-	// workerMemory is the share of the memory limit for each worker, which has up to three blocks of
-	// 1 MiB in flight.
+	// workerMemory is the share of the memory limit for each worker, which has up to three blocks
+	// of 1 MiB in flight.
 	workerMemory = 32 << 20
 
 	// smallMemory is the limit below which the reads of the kernel are small. Each takes a buffer.
@@ -30,8 +30,8 @@ const (
 	smallRequests = 128 << 10
 )
 
-// A memoryPlan divides the memory that the control group permits. What is in neither part is for the
-// kernel, the page cache, and what the garbage collector has not freed yet.
+// A memoryPlan divides the memory that the control group permits. What is in neither part is for
+// the kernel, the page cache, and what the garbage collector has not freed yet.
 type memoryPlan struct {
 	heap    int64 // the soft limit of the Go runtime; math.MaxInt64: none
 	ram     int64 // for the tiers in memory, which count as memory of the control group

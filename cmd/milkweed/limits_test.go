@@ -15,8 +15,8 @@ import (
 	"github.com/milkweedfs/milkweed/fs"
 )
 
-// The parts of a memory plan leave room for the kernel, and a small limit leaves no room for tiers in
-// memory.
+// The parts of a memory plan leave room for the kernel, and a small limit leaves no room for tiers
+// in memory.
 func TestMemoryPlan(t *testing.T) {
 	for _, limit := range []int64{64 << 20, 100 << 20, 128 << 20, 1 << 30, 64 << 30} {
 		for _, hasRAM := range []bool{false, true} {
@@ -82,7 +82,8 @@ func (s *site) memoryGroup(limit string) (kills func() string) {
 	}
 }
 
-// In the smallest control group that is accepted, many readers do not make the daemon exceed its limit.
+// In the smallest control group that is accepted, many readers do not make the daemon exceed its
+// limit.
 func TestMemoryGroup(t *testing.T) {
 	s := newSite(t)
 	for i := range 32 {

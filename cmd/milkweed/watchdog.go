@@ -25,8 +25,9 @@ const (
 	hopelessAfter = time.Minute
 )
 
-// A watchdog reports requests that take long, and ends the daemon because of what can never end. The
-// source may hang, so that a request may take long. Two things only a fault of the daemon can cause:
+// A watchdog reports requests that take long, and ends the daemon because of what can never end.
+// The source may hang, so that a request may take long. Two things only a fault of the daemon can
+// cause:
 //
 //   - A status takes a minute. It calls neither the source nor a tier, and takes the locks that all
 //     requests share: one of them was never released, such as after a panic.
@@ -100,8 +101,8 @@ func (w *watchdog) ask() {
 	}()
 }
 
-// die logs the stacks of all goroutines and ends the process. It ends the connection first, because a
-// thread that hangs in a system call delays the end of the process.
+// die logs the stacks of all goroutines and ends the process. It ends the connection first, because
+// a thread that hangs in a system call delays the end of the process.
 func (d *daemon) die(reason string) {
 	var stacks bytes.Buffer
 	pprof.Lookup("goroutine").WriteTo(&stacks, 1)

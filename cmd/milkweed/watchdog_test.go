@@ -8,7 +8,8 @@ import (
 	"github.com/milkweedfs/milkweed/fs"
 )
 
-// The watchdog reports stuck requests from time to time, and does not end the daemon because of them.
+// The watchdog reports stuck requests from time to time, and does not end the daemon because of
+// them.
 func TestWatchdogReports(t *testing.T) {
 	reports := 0
 	w := &watchdog{
