@@ -29,7 +29,7 @@ const (
 // The source may hang, so that a request may take long. Two things only a fault of the daemon can
 // cause:
 //
-//   - A status takes a minute. It calls neither the source nor a tier, and takes the locks that all
+//   - A status takes a minute. It calls neither the source nor a tier, and takes locks that
 //     requests share: one of them was never released, such as after a panic.
 //   - A request goes on a minute after its interruption. All waits end with their request.
 //
