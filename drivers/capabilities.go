@@ -53,6 +53,20 @@ type (
 		List(ctx context.Context, dir string, page func([]Info) error) error
 	}
 
+	// A Namer is a Driver on which the attributes of each name take a request of
+	// their own, such as a file system. ReadDir makes all these requests.
+	Namer interface {
+		// Names is ReadDir without attributes: the Err of each Info is
+		// ErrNoAttributes.
+		Names(ctx context.Context, dir string) ([]Info, error)
+
+		// StatNames describes names in a directory, in parallel. The Infos are in the
+		// order of the names. If the storage does not return the attributes of a
+		// name, or not within a few seconds, the Info of that name has an Err. It
+		// is the same if the directory is missing, or StatNames returns that error.
+		StatNames(ctx context.Context, dir string, names []string) ([]Info, error)
+	}
+
 	// A VersionOpener opens a version of a file that a listing or a Stat has
 	// described, without a request to the storage.
 	VersionOpener interface {
@@ -176,6 +190,9 @@ type (
 		SpliceDescriptor() (fd uintptr, release func(n int), err error)
 	}
 )
+
+// ErrNoAttributes is the Err of an Info whose attributes were not requested.
+var ErrNoAttributes = errors.New("the attributes were not requested")
 
 // ErrUnchecked is the error of BackingFile and SpliceDescriptor for a copy whose blocks have
 // not all been compared with their checksums. The caller uses ReadAt, and may call Check

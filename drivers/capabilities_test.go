@@ -18,6 +18,7 @@ type everything struct {
 	drivers.ACLer
 	drivers.HoleFinder
 	drivers.Lister
+	drivers.Namer
 	drivers.VersionOpener
 	drivers.Statfser
 	drivers.Sampler
@@ -57,6 +58,7 @@ func driverCapabilities(v any) map[string]any {
 	find[drivers.ACLer](m, "ACLer", v)
 	find[drivers.HoleFinder](m, "HoleFinder", v)
 	find[drivers.Lister](m, "Lister", v)
+	find[drivers.Namer](m, "Namer", v)
 	find[drivers.VersionOpener](m, "VersionOpener", v)
 	find[drivers.Statfser](m, "Statfser", v)
 	find[drivers.Sampler](m, "Sampler", v)
@@ -97,7 +99,7 @@ func TestNothingIsBypassed(t *testing.T) {
 			find[drivers.Store](got, "Store", wrapper)
 			find[drivers.Prober](got, "Prober", wrapper)
 			find[drivers.CopyProber](got, "CopyProber", wrapper)
-			want := 9
+			want := 10
 			if w.store {
 				want += 3
 			}

@@ -25,8 +25,8 @@ type Info struct {
 	// is a sequence of bytes that only its driver interprets.
 	Version string
 
-	// Err is why ReadDir has found the name but not its attributes, and nil
-	// elsewhere. Then only Name is valid, and the type in Mode, which is 0 if it
+	// Err is why ReadDir, or a Namer, has found the name but not its attributes,
+	// and nil elsewhere. Then only Name is valid, and the type in Mode, which is 0 if it
 	// is unknown too.
 	Err error
 }

@@ -140,6 +140,36 @@ func (s *Source) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 	return call(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
 }
 
+// IsNamer reports whether the source is a drivers.Namer.
+func (s *Source) IsNamer() bool {
+	_, ok := drivers.As[drivers.Namer](s.driver)
+	return ok
+}
+
+// Names lists a directory of a source that is a drivers.Namer, without attributes.
+func (s *Source) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
+	n, ok := drivers.As[drivers.Namer](s.driver)
+	if !ok {
+		return nil, fmt.Errorf("list %s: %w", dir, errors.ErrUnsupported)
+	}
+	return call(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return n.Names(ctx, dir) }, nil)
+}
+
+// StatNames describes names in a directory of a source that is a drivers.Namer. It counts one Stat
+// for each.
+func (s *Source) StatNames(ctx context.Context, dir string, names []string) ([]drivers.Info, error) {
+	n, ok := drivers.As[drivers.Namer](s.driver)
+	if !ok {
+		return nil, fmt.Errorf("stat %s: %w", dir, errors.ErrUnsupported)
+	}
+	atomic.AddInt64(&s.counters.Stats, int64(len(names)-1)) // call counts one
+	infos, err := call(ctx, s, &s.counters.Stats, func() ([]drivers.Info, error) { return n.StatNames(ctx, dir, names) }, nil)
+	for _, info := range infos {
+		s.failed(ctx, info.Err)
+	}
+	return infos, err
+}
+
 // Readlink returns the target of a symbolic link of the source.
 func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
 	l, ok := drivers.As[drivers.Readlinker](s.driver)

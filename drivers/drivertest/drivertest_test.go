@@ -17,6 +17,15 @@ func TestMem(t *testing.T) {
 	Run(t, func(t *testing.T) Subject { return NewMem(0).Subject() })
 }
 
+func TestNamer(t *testing.T) {
+	Run(t, func(t *testing.T) Subject {
+		m := NewMem(0)
+		s := m.Subject()
+		s.Driver = NewFaults(NewNamer(m))
+		return s
+	})
+}
+
 func TestBucket(t *testing.T) {
 	Run(t, func(t *testing.T) Subject {
 		b := &Bucket{Mem: NewMem(0), Length: 64 << 10, Page: 100}

@@ -15,6 +15,7 @@ import (
 var (
 	_ drivers.Store         = (*Faults)(nil)
 	_ drivers.Readlinker    = (*Faults)(nil)
+	_ drivers.Namer         = (*Faults)(nil)
 	_ drivers.Xattrer       = (*Faults)(nil)
 	_ drivers.ACLer         = (*Faults)(nil)
 	_ drivers.HoleFinder    = (*Faults)(nil)
@@ -100,6 +101,7 @@ type Rule struct {
 // All methods may be called concurrently, also while operations are in flight.
 type Faults struct {
 	inner drivers.Driver
+	stats *drivers.StatPool
 
 	mu     sync.Mutex // guards the following
 	rules  []*rule
@@ -122,6 +124,7 @@ type rule struct {
 func NewFaults(inner drivers.Driver) *Faults {
 	return &Faults{
 		inner:  inner,
+		stats:  drivers.NewStatPool(),
 		rand:   rand.New(rand.NewPCG(1, 2)),
 		counts: make(map[Op]int64),
 		bytes:  make(map[Op]int64),

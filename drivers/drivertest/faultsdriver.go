@@ -84,6 +84,28 @@ func (f *Faults) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 	return infos, err
 }
 
+// Names implements drivers.Namer. It is an OpReadDir.
+func (f *Faults) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
+	if _, err := f.inject(ctx, OpReadDir, dir); err != nil {
+		return nil, err
+	}
+	if n, ok := drivers.As[drivers.Namer](f.inner); ok {
+		return n.Names(ctx, dir)
+	}
+	return nil, syscall.ENOTSUP
+}
+
+// StatNames implements drivers.Namer. It is an OpEntry for each name.
+func (f *Faults) StatNames(ctx context.Context, dir string, names []string) ([]drivers.Info, error) {
+	return f.stats.Stats(ctx, names, func(name string) (drivers.Info, error) {
+		name = path.Join(dir, name)
+		if _, err := f.inject(ctx, OpEntry, name); err != nil {
+			return drivers.Info{}, err
+		}
+		return f.inner.Stat(ctx, name)
+	}, func() {}), nil
+}
+
 // Stat implements drivers.Driver.
 func (f *Faults) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	if _, err := f.inject(ctx, OpStat, name); err != nil {

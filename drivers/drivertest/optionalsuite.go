@@ -14,6 +14,7 @@ import (
 var optionalTests = []namedTest{
 	{"user attributes are listed and read", suite.xattrs, suite.isXattrer},
 	{"the size of the storage is consistent", suite.statfs, isA[drivers.Statfser]},
+	{"names are listed without attributes, and described together", suite.namer, isA[drivers.Namer]},
 	{"Verify detects a change", suite.verify, suite.isVerifier},
 	{"a backing file has the content of the file", suite.backingFile, suite.hasBackingFile},
 }
@@ -115,4 +116,48 @@ func (s suite) backingFile() {
 	s.wantContent(o, want)
 	_, err = b.BackingFile(func(uintptr) error { return syscall.EPERM })
 	s.wantError("BackingFile with a failing register", err, syscall.EPERM)
+}
+
+func (s suite) namer() {
+	d := as[drivers.Namer](s)
+	s.Put("dir/a", content(10, 1))
+	s.Put("dir/b", content(20, 1))
+	s.Put("dir/below/c", content(30, 1))
+	infos, err := d.Names(ctx, "dir")
+	if err != nil {
+		s.Fatal(err)
+	}
+	var names []string
+	for _, i := range infos {
+		names = append(names, i.Name)
+		if i.Err != drivers.ErrNoAttributes || i.Type() != 0 && i.IsDir() != (i.Name == "below") {
+			s.Errorf("Names: got %+v", i)
+		}
+	}
+	slices.Sort(names)
+	if want := []string{"a", "b", "below"}; !slices.Equal(names, want) {
+		s.Errorf("Names: got %q, want %q", names, want)
+	}
+	infos, err = d.StatNames(ctx, "dir", []string{"b", "missing", "below"})
+	if err != nil || len(infos) != 3 {
+		s.Fatalf("StatNames: got %+v, %v", infos, err)
+	}
+	if i := infos[0]; i.Name != "b" || i.Size != 20 || i.Err != nil {
+		s.Errorf("StatNames: got %+v for b", i)
+	}
+	if i := infos[1]; i.Name != "missing" || !errors.Is(i.Err, fs.ErrNotExist) {
+		s.Errorf("StatNames: got %+v for missing", i)
+	}
+	if i := infos[2]; i.Name != "below" || !i.IsDir() || i.Err != nil {
+		s.Errorf("StatNames: got %+v for below", i)
+	}
+	for _, dir := range []string{"missing", "missing/dir"} {
+		_, err := d.Names(ctx, dir)
+		s.wantError("Names of "+dir, err, fs.ErrNotExist)
+		infos, err := d.StatNames(ctx, dir, []string{"a"})
+		if err == nil {
+			err = infos[0].Err
+		}
+		s.wantError("StatNames in "+dir, err, fs.ErrNotExist)
+	}
 }

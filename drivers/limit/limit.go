@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -23,6 +24,7 @@ var (
 	_ drivers.HoleFinder    = (*Driver)(nil)
 	_ drivers.Statfser      = (*Driver)(nil)
 	_ drivers.Lister        = (*Driver)(nil)
+	_ drivers.Namer         = (*Driver)(nil)
 	_ drivers.VersionOpener = (*Driver)(nil)
 	_ drivers.Profiler      = (*Driver)(nil)
 	_ drivers.Sampler       = (*Driver)(nil)
@@ -52,6 +54,7 @@ type Driver struct {
 	latency time.Duration
 	bytes   limiter
 	ops     limiter
+	pool    *drivers.StatPool
 	stats   Stats // updated atomically
 }
 
@@ -63,14 +66,15 @@ func New(inner drivers.Driver, config Config) *Driver {
 		latency: config.Latency,
 		bytes:   limiter{perSecond: config.BytesPerSecond},
 		ops:     limiter{perSecond: config.OpsPerSecond},
+		pool:    drivers.NewStatPool(),
 	}
 }
 
 // Stats are the counters of a Driver. An operation is counted when it begins.
 type Stats struct {
 	Opens     int64 // Open; OpenVersion makes no request and is not counted
-	ReadDirs  int64 // ReadDir, and pages of List
-	Stats     int64 // Stat
+	ReadDirs  int64 // ReadDir, Names, and pages of List
+	Stats     int64 // Stat, and names of StatNames
 	Reads     int64 // ReadAt and Stream of an Object
 	BytesRead int64 // bytes that these reads returned
 	Readlinks int64 // Readlink
@@ -123,6 +127,27 @@ func (d *Driver) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 		return nil, fmt.Errorf("readdir %s: %w", dir, err)
 	}
 	return d.inner.ReadDir(ctx, dir)
+}
+
+// Names implements drivers.Namer.
+func (d *Driver) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
+	n, ok := drivers.As[drivers.Namer](d.inner)
+	if !ok {
+		return nil, fmt.Errorf("readdir %s: %w", dir, syscall.ENOTSUP)
+	}
+	if err := d.begin(ctx, &d.stats.ReadDirs); err != nil {
+		return nil, fmt.Errorf("readdir %s: %w", dir, err)
+	}
+	return n.Names(ctx, dir)
+}
+
+// StatNames implements drivers.Namer. Each name is one operation.
+func (d *Driver) StatNames(ctx context.Context, dir string, names []string) ([]drivers.Info, error) {
+	return d.pool.Stats(ctx, names, func(name string) (drivers.Info, error) {
+		info, err := d.Stat(ctx, path.Join(dir, name))
+		info.Name = name
+		return info, err
+	}, func() {}), nil
 }
 
 // Inner returns the wrapped driver, for drivers.As.

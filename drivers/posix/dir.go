@@ -21,6 +21,7 @@ var (
 	_ drivers.ACLer      = (*Dir)(nil)
 	_ drivers.HoleFinder = (*Dir)(nil)
 	_ drivers.Statfser   = (*Dir)(nil)
+	_ drivers.Namer      = (*Dir)(nil)
 	_ drivers.Sampler    = (*Dir)(nil)
 )
 
@@ -32,6 +33,7 @@ type Dir struct {
 	fsType  string      // type of its file system
 	noatime atomic.Bool // files may be opened with O_NOATIME
 	cache   cachePolicy
+	stats   *drivers.StatPool
 }
 
 // OpenDir opens the folder at path, which may itself be a symbolic link.
@@ -60,7 +62,7 @@ func newDir(fd int) (*Dir, error) {
 	}
 	unix.Close(probe)
 	fsType := fsType(fd)
-	d := &Dir{root: fd, fsType: fsType, cache: cachePolicy{inMemory: isInMemory(fsType)}}
+	d := &Dir{root: fd, fsType: fsType, cache: cachePolicy{inMemory: isInMemory(fsType)}, stats: drivers.NewStatPool()}
 	d.noatime.Store(true)
 	return d, nil
 }
@@ -162,6 +164,44 @@ func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error)
 		return -1, nil, err
 	}
 	return fd, infos, nil
+}
+
+// Names implements drivers.Namer.
+func (d *Dir) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
+	if err := checkRequest(ctx, "readdir", dir); err != nil {
+		return nil, err
+	}
+	fd, err := d.openRead(dir, unix.O_DIRECTORY)
+	if err != nil {
+		return nil, pathError("readdir", dir, err)
+	}
+	defer unix.Close(fd)
+	entries, err := readEntries(ctx, fd)
+	if err != nil {
+		return nil, pathError("readdir", dir, err)
+	}
+	infos := make([]drivers.Info, len(entries))
+	for i, e := range entries {
+		infos[i] = drivers.Info{Name: e.name, Mode: e.mode(), Err: drivers.ErrNoAttributes}
+	}
+	return infos, nil
+}
+
+// StatNames implements drivers.Namer.
+func (d *Dir) StatNames(ctx context.Context, dir string, names []string) ([]drivers.Info, error) {
+	if err := checkRequest(ctx, "stat", dir); err != nil {
+		return nil, err
+	}
+	fd, err := openBelow(d.root, dir, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, pathError("stat", dir, asMissing(err))
+	}
+	return d.stats.Stats(ctx, names, func(name string) (info drivers.Info, err error) {
+		if err = statAt(fd, name, &info); err != nil {
+			err = pathError("stat", name, err)
+		}
+		return info, err
+	}, func() { unix.Close(fd) }), nil
 }
 
 // readEntries returns the entries of the folder fd.

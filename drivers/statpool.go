@@ -1,0 +1,178 @@
+package drivers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	maxStats = 16 // requests of a StatPool in flight
+
+	// statAlone is the time after which a call of Stats uses several goroutines. On a local file
+	// system one goroutine is faster: it has described 64 names by then.
+	statAlone = 200 * time.Microsecond
+
+	// statPatience is the time without a reply after which a call of Stats gives up.
+	statPatience = time.Second
+)
+
+// A StatPool makes the requests of Namer.StatNames, at most maxStats at once. A request that hangs
+// counts until it returns, so that a storage that hangs does not occupy more goroutines.
+type StatPool struct {
+	slots chan struct{}
+	hung  atomic.Int32 // requests that no call waits for any more
+}
+
+// NewStatPool returns an idle pool.
+func NewStatPool() *StatPool { return &StatPool{slots: make(chan struct{}, maxStats)} }
+
+// errNoReply is the Err of a name whose request hangs, or was not made because others hang.
+var errNoReply = fmt.Errorf("no reply to the request for attributes within %v", statPatience)
+
+// Stats calls stat for each name, and returns the Infos in the order of the names. The Info of a
+// name for which stat fails has the error. Stats waits as long as one request returns within
+// statPatience, and until ctx is done. It calls end when no call of stat is in progress any more,
+// which may be after it has returned.
+func (p *StatPool) Stats(ctx context.Context, names []string, stat func(name string) (Info, error), end func()) []Info {
+	c := &statCall{
+		pool: p, names: names, stat: stat, end: end, workers: 1,
+		infos: make([]Info, len(names)), complete: make(chan struct{}),
+	}
+	for i, name := range names {
+		c.infos[i] = Info{Name: name, Err: errNoReply}
+	}
+	defer c.leave()
+	if len(names) == 0 || p.hung.Load() == maxStats {
+		return c.infos
+	}
+	patience := time.NewTimer(statPatience)
+	defer patience.Stop()
+	select {
+	case p.slots <- struct{}{}:
+		c.start()
+	case <-patience.C:
+		return c.close()
+	case <-ctx.Done():
+		return c.close()
+	}
+	alone := time.NewTimer(statAlone)
+	defer alone.Stop()
+	for left := len(names); ; {
+		select {
+		case <-c.complete:
+			return c.infos
+		case <-alone.C:
+			c.startAll()
+		case <-patience.C:
+			if now := c.unanswered(); now < left {
+				left = now
+				patience.Reset(statPatience)
+				continue
+			}
+			return c.close()
+		case <-ctx.Done():
+			return c.close()
+		}
+	}
+}
+
+// A statCall is one call of Stats.
+type statCall struct {
+	pool     *StatPool
+	names    []string
+	stat     func(name string) (Info, error)
+	end      func()
+	complete chan struct{} // closed when left is 0
+
+	mu      sync.Mutex // guards the following
+	next    int        // the first name that is not requested yet
+	replied int        // number of replies
+	workers int        // number of goroutines, with that of Stats
+	infos   []Info
+	closed  bool // infos was returned, and must not be modified
+}
+
+// start starts a worker, which takes over a slot of the pool.
+func (c *statCall) start() {
+	c.mu.Lock()
+	c.workers++
+	c.mu.Unlock()
+	go func() {
+		defer c.leave()
+		defer func() { <-c.pool.slots }()
+		for i, ok := c.take(); ok; i, ok = c.take() {
+			info, err := c.stat(c.names[i])
+			if err != nil {
+				info = Info{Name: c.names[i], Err: err}
+			}
+			c.reply(i, info)
+		}
+	}()
+}
+
+// startAll starts workers while names are left and the pool has slots.
+func (c *statCall) startAll() {
+	for range c.unanswered() - 1 {
+		select {
+		case c.pool.slots <- struct{}{}:
+			c.start()
+		default:
+			return
+		}
+	}
+}
+
+// take returns the next name to request.
+func (c *statCall) take() (i int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.next == len(c.names) {
+		return 0, false
+	}
+	c.next++
+	return c.next - 1, true
+}
+
+func (c *statCall) reply(i int, info Info) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.replied++
+	if c.closed {
+		c.pool.hung.Add(-1)
+		return
+	}
+	c.infos[i] = info
+	if c.replied == len(c.names) {
+		close(c.complete)
+	}
+}
+
+// unanswered returns the number of names without a reply.
+func (c *statCall) unanswered() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.names) - c.replied
+}
+
+// close ends the call and returns what it has found.
+func (c *statCall) close() []Info {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	c.pool.hung.Add(int32(c.next - c.replied))
+	return c.infos
+}
+
+// leave ends one goroutine of the call.
+func (c *statCall) leave() {
+	c.mu.Lock()
+	c.workers--
+	last := c.workers == 0
+	c.mu.Unlock()
+	if last {
+		c.end()
+	}
+}
