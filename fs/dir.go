@@ -66,20 +66,24 @@ func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.dirs.remove(in.Fh) }
 
 // ReadDir returns names from an offset on.
 func (f *fileSystem) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return f.list(cancel, in, func(name string, e *metadata.Entry, next uint64) bool {
+	return f.list(cancel, in, 0, func(name string, e *metadata.Entry, next uint64) bool {
 		return out.AddDirEntry(dirEntry(name, e, next))
 	})
 }
 
-// ReadDirPlus returns names and attributes from an offset on.
+// minPlusEntry is the size of the shortest entry in the reply to READDIRPLUS: the attributes, the
+// fixed part of a directory entry, and a name of up to 8 bytes.
+const minPlusEntry = 128 + 24 + 8
+
+// ReadDirPlus returns names from an offset on, and attributes of those that have them.
 func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return f.list(cancel, in, func(name string, e *metadata.Entry, next uint64) bool {
+	return f.list(cancel, in, int(in.Size)/minPlusEntry, func(name string, e *metadata.Entry, next uint64) bool {
 		entry := out.AddDirLookupEntry(dirEntry(name, e, next))
 		if entry == nil {
 			return false
 		}
 		// The kernel does not count lookups of "." and "..". It looks up a name without a node
-		// when it is used; that is the time to return the error of the source.
+		// when it is used. That is the time to request the attributes, and to return an error.
 		if name != "." && name != ".." && !e.Unknown() {
 			f.setEntry(entry, e)
 		}
@@ -92,8 +96,9 @@ func dirEntry(name string, e *metadata.Entry, next uint64) fuse.DirEntry {
 }
 
 // list calls add for the names of a directory from an offset on, each with the offset
-// after it, until add returns false because the reply is full.
-func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(string, *metadata.Entry, uint64) bool) fuse.Status {
+// after it, until add returns false because the reply is full. The attributes of the first names,
+// up to complete of them, are requested if the program seems to need them.
+func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, complete int, add func(string, *metadata.Entry, uint64) bool) fuse.Status {
 	d, ok := f.dirs.get(in.Fh)
 	if !ok {
 		return statusBadHandle
@@ -110,13 +115,15 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(stri
 		return statusStale
 	}
 	d.from, d.to = from, from
+	rest := d.listing.Entries[from:]
+	f.names.Complete(r, d.entry, rest[:min(complete, len(rest))])
 	if in.Offset < offsetSelf && !add(".", d.entry, offsetSelf) {
 		return fuse.OK
 	}
 	if in.Offset < offsetParent && !add("..", d.entry.Parent(), offsetParent) {
 		return fuse.OK
 	}
-	for _, e := range d.listing.Entries[from:] {
+	for _, e := range rest {
 		if !add(e.Name(), e, e.ID()+offsetEntry) {
 			break
 		}

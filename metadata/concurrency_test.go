@@ -193,7 +193,7 @@ func TestRaces(t *testing.T) {
 						e.Release()
 					}
 				default:
-					w.Walk(bg, w.Root(), func(*Entry, error) error { return nil })
+					w.Walk(bg, []*Entry{w.Root()}, func(*Entry, error) error { return nil })
 				}
 				w.Forget(e.ID(), 1)
 			}
@@ -203,7 +203,7 @@ func TestRaces(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 	reachable := 0
-	if err := w.Walk(bg, w.Root(), func(e *Entry, err error) error {
+	if err := w.Walk(bg, []*Entry{w.Root()}, func(e *Entry, err error) error {
 		reachable++
 		if e.Stale() || w.Get(e.ID()) != e {
 			t.Errorf("%s: stale %v, in the table %v", e.Path(), e.Stale(), w.Get(e.ID()) == e)

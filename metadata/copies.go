@@ -78,17 +78,21 @@ func (c *Container) findCopies(ctx context.Context, e *Entry) nameCopies {
 	if !e.placeable() {
 		return n
 	}
-	name := e.CopyName()
 	for _, t := range c.levels.Tiers() {
-		info, err := t.Stat(ctx, name)
-		switch {
-		case err == nil:
-			n.copies = append(n.copies, makeTierCopy(t.Level(), info))
-		case !isAbsent(err):
-			n.incomplete = true
-		}
+		n.examine(ctx, t, e)
 	}
 	return n
+}
+
+// examine looks for a copy of e in a tier.
+func (n *nameCopies) examine(ctx context.Context, t *tiers.Tier, e *Entry) {
+	info, err := t.Stat(ctx, e.CopyName())
+	switch {
+	case err == nil:
+		n.copies = append(n.copies, makeTierCopy(t.Level(), info))
+	case !isAbsent(err):
+		n.incomplete = true
+	}
 }
 
 // isAbsent reports whether err means that a tier has no file or directory of the name.
@@ -105,6 +109,9 @@ func isAbsent(err error) bool {
 // old, or if another entry of the directory was retired after the tiers were examined.
 func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 	c.table.add(e)
+	if e.Unknown() {
+		e.parent.dir.ahead.unknown.Add(1)
+	}
 	if e.parent.dir.removeMissing(e.Name()) {
 		c.outdated.addName(e)
 	}
@@ -114,19 +121,22 @@ func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 	}
 }
 
-// setLevel sets the level of a new entry to that of the fastest copy of its version. The
-// entry is Unverified if there is none, but there may be copies of other versions.
-func (e *Entry) setLevel(n nameCopies) {
-	if !e.placeable() {
-		return
+// setLevel sets the level of an entry without a copy to that of the fastest copy of its version.
+func (e *Entry) setLevel(n nameCopies) { e.setBits(e.levelBits(n)) }
+
+// levelBits returns the level of the fastest copy of the version of e. If there is none, but there
+// may be copies of other versions, it returns the bit unverified.
+func (e *Entry) levelBits(n nameCopies) uint32 {
+	if !e.IsRegular() || e.size == 0 {
+		return 0
 	}
 	for _, c := range n.copies {
 		if e.sameVersion(c.info()) {
-			e.state.Store(uint32(c.level))
-			return
+			return uint32(c.level)
 		}
 	}
 	if n.incomplete || len(n.copies) > 0 {
-		e.setBits(unverified)
+		return unverified
 	}
+	return 0
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // A directory holds the names of one directory that are cached. They are in two sorted
@@ -23,6 +25,7 @@ type directory struct {
 	checked     uint32       // time when Sweep last compared the directory with the source, by Container.now
 	listed      uint32       // time when all names were last known, by Container.now; 0: they are not
 	inFlight    *load        // nil: none
+	ahead       ahead        // not used unless the source is a drivers.Namer
 
 	missing map[string]struct{} // names of which the kernel may have cached that they do not exist
 	stamp   stamp               // see stamp; not used if names are found by listing
@@ -197,6 +200,9 @@ func (d *directory) replace(entries []*Entry, requested uint32) (gone []*Entry) 
 	}
 	return gone
 }
+
+// compareNames compares infos by name.
+func compareNames(a, b drivers.Info) int { return strings.Compare(a.Name, b.Name) }
 
 // sortByName sorts entries, which is cheap if they are sorted already.
 func sortByName(entries []*Entry) {

@@ -119,14 +119,14 @@ func (e *Entry) Size() int64 { return e.size }
 
 // bytes returns the entry's share of Container.Bytes.
 func (e *Entry) bytes() int64 {
-	if !e.IsRegular() {
+	if !e.IsRegular() || e.Unknown() {
 		return 0
 	}
 	return e.size
 }
 
 // placeable reports whether the entry can have copies. An empty file has no content to copy.
-func (e *Entry) placeable() bool { return e.IsRegular() && e.size > 0 }
+func (e *Entry) placeable() bool { return e.IsRegular() && !e.Unknown() && e.size > 0 }
 
 // Info returns the attributes.
 func (e *Entry) Info() drivers.Info {

@@ -77,6 +77,9 @@ func (c *Container) remove(d *directory, e *Entry) {
 // entries below by that name. The lock of e's directory must be held.
 func (c *Container) retire(e *Entry) {
 	e.parent.dir.retired++
+	if e.Unknown() {
+		e.parent.dir.ahead.unknown.Add(-1)
+	}
 	c.markStale(e)
 	if e.lookups.Load() > 0 {
 		c.outdated.addName(e)

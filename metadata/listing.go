@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"syscall"
 
@@ -67,18 +68,21 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	return d.listing(), nil
 }
 
-// readDir loads a directory by one ReadDir of the source, and returns how its content has
+// readDir loads the names of a directory, and returns how its content has
 // changed since it was loaded before.
 func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error) {
 	requested, stamp := c.now(), dir.stamp()
-	infos, err := c.source.ReadDir(ctx, dir.Path())
+	infos, complete, err := c.names(ctx, dir)
 	if err != nil {
 		return difference{}, err
 	}
 	if len(infos) == 0 && c.sourceLost(ctx) {
 		return difference{}, syscall.ESTALE
 	}
-	copies := c.listCopies(ctx, dir)
+	copies := dirCopies{retired: dir.dir.countRetired()}
+	if slices.ContainsFunc(infos, func(i drivers.Info) bool { return i.Err == nil }) {
+		copies = c.listCopies(ctx, dir)
+	}
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -92,7 +96,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 			continue // an error of the driver: the kernel would reject the name
 		}
 		e := d.get(info.Name)
-		if info.Err != nil {
+		if info.Err != nil && !errors.Is(info.Err, drivers.ErrNoAttributes) {
 			diff.failed = append(diff.failed, info)
 		}
 		if !c.remains(e, info, requested) {
@@ -107,7 +111,10 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 		c.retire(gone)
 		diff.lost(d, gone)
 	}
-	d.listed, d.everListed, d.stamp = requested, true, stamp
+	d.listed, d.everListed = requested, true
+	if complete {
+		d.stamp = stamp
+	}
 	return diff, nil
 }
 

@@ -28,9 +28,12 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 	}
 	e, listed, invalidated := d.find(name)
 	fresh := c.fresh(listed)
+	if c.byName && e != nil {
+		d.lookedUp(name)
+	}
 	switch {
 	case e != nil && e.Unknown():
-		return c.lookupByStat(ctx, dir, name, nil)
+		return c.lookupUnknown(ctx, dir, e)
 	case e != nil && c.fresh(e.validated.Load()):
 		return e, nil
 	case e == nil && fresh && !invalidated:
@@ -132,13 +135,11 @@ func (c *Container) merge(ctx context.Context, dir *Entry, info drivers.Info, re
 		return nil, syscall.ESTALE
 	case now != nil && !now.Unknown() && (now != old || c.isNewer(now, requested)):
 		return now, nil
+	case now != nil && now.matches(info): // it was Unknown before
+		c.renew(now, info, requested)
+		return now, nil
 	}
-	c.addVersion(e, now, copies)
-	d.put(e)
-	if now != nil {
-		c.retire(now)
-	}
-	return e, nil
+	return c.putVersion(dir, now, info, requested, copies), nil
 }
 
 // isNewer reports whether e, which may be nil, was validated by a request that was made

@@ -40,6 +40,7 @@ type Container struct {
 	levels    *tiers.Hierarchy
 	source    *tiers.Source
 	byListing bool // names are found by listing: the source is a drivers.Lister
+	byName    bool // listings have no attributes: the source is a drivers.Namer
 	ttl       time.Duration
 	racy      time.Duration // age below which the times of a directory prove nothing
 	log       *slog.Logger
@@ -82,6 +83,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		start:  time.Now().Add(-maxSnapshotAge),
 	}
 	c.byListing = c.source.IsLister()
+	c.byName = !c.byListing && c.source.IsNamer()
 	c.background.ctx, c.background.stop = context.WithCancelCause(context.Background())
 	info, err := c.source.Stat(ctx, ".")
 	if err != nil {
@@ -195,45 +197,4 @@ func (c *Container) Resolve(ctx context.Context, name string) (*Entry, error) {
 		}
 	}
 	return e, nil
-}
-
-// Walk calls f for e and for all entries below it, a directory before its entries. If the
-// source returns an error for the names in a directory, or for the attributes of an entry, Walk
-// calls f with the entry and that error, and goes on. It stops when ctx is done, or at the first
-// error of f. It skips the entries of a directory that is removed during the walk.
-func (c *Container) Walk(ctx context.Context, e *Entry, f func(*Entry, error) error) error {
-	if e.Unknown() {
-		now, err := c.Lookup(ctx, e.parent, e.Name())
-		if err != nil {
-			return c.walkError(ctx, e, err, f)
-		}
-		e = now
-	}
-	if err := f(e, nil); err != nil {
-		return err
-	}
-	if !e.IsDir() {
-		return nil
-	}
-	entries, err := c.List(ctx, e)
-	if err != nil {
-		return c.walkError(ctx, e, err, f)
-	}
-	for _, below := range entries {
-		if err := c.Walk(ctx, below, f); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// walkError calls f with e and err, unless ctx is done or e was removed during the walk.
-func (c *Container) walkError(ctx context.Context, e *Entry, err error, f func(*Entry, error) error) error {
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case e.Stale():
-		return nil
-	}
-	return f(e, fmt.Errorf("%s: %w", e.Path(), err))
 }

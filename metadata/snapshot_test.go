@@ -52,7 +52,7 @@ func (w *world) restart(t testing.TB) *world {
 func tree(t testing.TB, c *Container) map[string]drivers.Info {
 	t.Helper()
 	all := make(map[string]drivers.Info)
-	err := c.Walk(bg, c.Root(), func(e *Entry, err error) error {
+	err := c.Walk(bg, []*Entry{c.Root()}, func(e *Entry, err error) error {
 		if e != c.Root() && err == nil {
 			all[e.Path()] = e.Info()
 		}

@@ -35,8 +35,9 @@ func (e *Entry) Level() tiers.Level { return tiers.Level(e.state.Load() & levelM
 func (e *Entry) Stale() bool { return e.state.Load()&stale != 0 }
 
 // Unknown reports whether a listing has returned the name but not the attributes. The entry has
-// only a name and a type, which may be 0, and Lookup requests the attributes. It never
-// becomes known: Lookup returns another entry. The kernel must not get it as a node.
+// only a name and a type, which may be 0, and Lookup requests the attributes. Then the entry is no
+// longer Unknown, or, if its type was another one, the name has another entry. The kernel must not
+// get an Unknown entry as a node.
 func (e *Entry) Unknown() bool { return e.state.Load()&unknown != 0 }
 
 // Claimed reports whether the entry has an owner, which makes or drops a copy.

@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"github.com/milkweedfs/milkweed/drivers"
-	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A Finding is what Revalidate has found out about one name, or about several that are
@@ -41,8 +40,7 @@ const maxRequests = 8
 // goroutine must be in Outdated. As for WaitNotified, no request of the kernel may call it.
 func (c *Container) Revalidate(ctx context.Context, paths []string, found func(Finding)) error {
 	ctx = drivers.Background(ctx)
-	w := &walk{c: c, found: found}
-	w.wake.L = &w.mu
+	w := &walk{c: c, found: found, todo: newTodoList[visit]()}
 	if err := c.refreshRoot(ctx); err != nil {
 		return fmt.Errorf("%w: %w", ErrSource, err)
 	}
@@ -51,7 +49,9 @@ func (c *Container) Revalidate(ctx context.Context, paths []string, found func(F
 			return err
 		}
 	}
-	w.run(ctx)
+	w.todo.run(ctx, maxRequests,
+		func(v visit) { w.visit(ctx, v) },
+		func(v visit, err error) { w.fail(ctx, v.e, err) })
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -62,13 +62,9 @@ func (c *Container) Revalidate(ctx context.Context, paths []string, found func(F
 type walk struct {
 	c     *Container
 	found func(Finding)
+	todo  *todoList[visit]
 
 	reporting sync.Mutex // held while found is called
-
-	mu     sync.Mutex // guards the following
-	wake   sync.Cond  // signals that todo or active has changed
-	todo   []visit    // a stack
-	active int        // number of visits that have begun and not ended
 }
 
 // A visit is an entry that is to be validated, with what is cached below it.
@@ -102,68 +98,8 @@ func (w *walk) start(ctx context.Context, p string) error {
 			e = next
 		}
 	}
-	w.push(visit{e, true})
+	w.todo.push(visit{e, true})
 	return nil
-}
-
-// push adds visits.
-func (w *walk) push(visits ...visit) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.todo = append(w.todo, visits...)
-	w.wake.Broadcast()
-}
-
-// pop begins a visit. It reports false if none is left, or ctx is done.
-func (w *walk) pop(ctx context.Context) (visit, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for len(w.todo) == 0 && w.active > 0 && ctx.Err() == nil {
-		w.wake.Wait()
-	}
-	n := len(w.todo)
-	if n == 0 || ctx.Err() != nil {
-		return visit{}, false
-	}
-	v := w.todo[n-1]
-	w.todo = w.todo[:n-1]
-	w.active++
-	return v, true
-}
-
-// end ends a visit.
-func (w *walk) end() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.active--
-	w.wake.Broadcast()
-}
-
-// run makes the visits until none is left, or ctx is done.
-func (w *walk) run(ctx context.Context) {
-	defer context.AfterFunc(ctx, w.wakeAll)()
-	var workers sync.WaitGroup
-	for range maxRequests {
-		workers.Go(func() {
-			for {
-				v, ok := w.pop(ctx)
-				if !ok {
-					return
-				}
-				if err := panics.Do(func() error { w.visit(ctx, v); return nil }); err != nil {
-					w.fail(ctx, v.e, err)
-				}
-				w.end()
-			}
-		})
-	}
-	workers.Wait()
-}
-
-func (w *walk) wakeAll() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.wake.Broadcast()
 }
 
 func (w *walk) report(f Finding) {
@@ -215,7 +151,7 @@ func (w *walk) names(ctx context.Context, dir *Entry) {
 	diff, err := w.c.relist(ctx, dir)
 	switch {
 	case isAbsent(err) && dir.parent != nil: // removed since it was validated
-		w.push(visit{e: dir})
+		w.todo.push(visit{e: dir})
 		return
 	case err != nil:
 		w.fail(ctx, dir, err)
@@ -231,7 +167,7 @@ func (w *walk) names(ctx context.Context, dir *Entry) {
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			w.push(visit{e, err == nil})
+			w.todo.push(visit{e, err == nil})
 		}
 	}
 }
@@ -243,7 +179,7 @@ func (w *walk) eachName(ctx context.Context, dir *Entry, entries []*Entry, missi
 	for i, e := range entries {
 		visits[i] = visit{e: e}
 	}
-	w.push(visits...)
+	w.todo.push(visits...)
 	for _, name := range missing {
 		switch _, change, err := w.c.revalidateName(ctx, dir, name); {
 		case err != nil:

@@ -32,7 +32,18 @@ type world struct {
 func newWorld(t *testing.T, ttl time.Duration) *world {
 	t.Helper()
 	mem := drivertest.NewMem(0)
-	faults := drivertest.NewFaults(mem)
+	return worldWithFaults(t, mem, drivertest.NewFaults(mem), ttl)
+}
+
+// newNamerWorld returns a world whose source lists names without attributes.
+func newNamerWorld(t *testing.T, ttl time.Duration) *world {
+	t.Helper()
+	mem := drivertest.NewMem(0)
+	return worldWithFaults(t, mem, drivertest.NewFaults(drivertest.NewNamer(mem)), ttl)
+}
+
+func worldWithFaults(t *testing.T, mem *drivertest.Mem, faults *drivertest.Faults, ttl time.Duration) *world {
+	t.Helper()
 	w := worldOf(t, faults, ttl)
 	w.source, w.faults = mem, faults
 	return w

@@ -89,6 +89,9 @@ func (r *orderedOpens) move(i int) (last int, moved bool) {
 func (p *inOrder) extend(r *orderedOpens, e *metadata.Entry, from int) {
 	var bytes int64
 	for i, next := range p.names.Siblings(e, from, r.depth) {
+		if next.Unknown() {
+			break // the lookups of the job will make it known
+		}
 		if !next.IsRegular() {
 			continue
 		}

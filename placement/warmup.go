@@ -26,8 +26,8 @@ func (a *Amount) add(bytes int64) {
 // early.
 const listAhead = 1 << 20
 
-// Warmup places every regular file at and below the given entries, in the order in which they
-// are found. It returns when all are placed, skipped or failed. It calls report after each
+// Warmup places every regular file at and below the given entries, while it finds them, in no
+// certain order. It returns when all are placed, skipped or failed. It calls report after each
 // step, and failed for each file whose copy failed. A directory or a name that the source does
 // not show counts as one empty file that failed. The calls are not concurrent. The error is
 // ctx's.
@@ -68,7 +68,10 @@ func (h *Handler) Warmup(
 			}
 		})
 	}
-	err := h.walk(ctx, entries, func(e *metadata.Entry, err error) error {
+	err := h.names.Walk(ctx, entries, func(e *metadata.Entry, err error) error {
+		if err == nil && !e.IsRegular() {
+			return nil
+		}
 		if err != nil {
 			update(func() {
 				progress.Found.add(0)
@@ -92,21 +95,4 @@ func (h *Handler) Warmup(
 		err = ctx.Err()
 	}
 	return err
-}
-
-// walk calls f for every regular file at and below the entries, and with the error for what the
-// source does not show.
-func (h *Handler) walk(ctx context.Context, entries []*metadata.Entry, f func(*metadata.Entry, error) error) error {
-	for _, e := range entries {
-		err := h.names.Walk(ctx, e, func(e *metadata.Entry, err error) error {
-			if err == nil && !e.IsRegular() {
-				return nil
-			}
-			return f(e, err)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
