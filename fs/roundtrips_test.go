@@ -86,6 +86,8 @@ type tripRig struct {
 	t      *testing.T
 	source *drivertest.Mem
 	point  string
+
+	lastLists, lastNames int64 // see requests
 }
 
 // newTripRig mounts a source with the files d0/00, d0/01 and so on: 10 directories of 20 files.
@@ -101,7 +103,7 @@ func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 		r.source.Put(fmt.Sprintf("d%d/%02d", i%10, i/10), []byte("x"))
 	}
 	log := slog.New(slog.DiscardHandler)
-	levels, err := tiers.New(r.source, nil, tiers.Options{}, log)
+	levels, err := tiers.New(drivertest.NewNamer(r.source), nil, tiers.Options{}, log)
 	r.check(err)
 	r.levels = levels
 	names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
@@ -238,6 +240,68 @@ func (r *tripRig) sh(script string) trips {
 		r.t.Errorf("%s: %v: %s", script, err, out)
 	}
 	return r.count()
+}
+
+// requests returns the number of listings, and that of the names whose attributes were requested, at
+// the source since the last call.
+func (r *tripRig) requests() (lists, names int64) {
+	s := r.levels.Source().Stats()
+	lists, names = s.ReadDirs-r.lastLists, s.Stats-r.lastNames
+	r.lastLists, r.lastNames = s.ReadDirs, s.Stats
+	return lists, names
+}
+
+// A program that needs no attributes of the files in a directory causes no request for them.
+func TestListingCostsOneRequest(t *testing.T) {
+	for name, script := range map[string]string{
+		"ls":                   `ls -U "$1/big" | wc -l`,
+		"find":                 `find "$1/big" -type f | wc -l`,
+		"os.scandir, is_dir()": `python3 -c 'import os, sys; print(sum(not e.is_dir() for e in os.scandir(sys.argv[1])))' "$1/big"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTripRig(t, nil)
+			for i := range 2000 {
+				r.source.Put(fmt.Sprintf("big/%04d", i), []byte("x"))
+			}
+			r.requests()
+			r.sh(`[ "$(` + script + `)" = 2000 ]`)
+			if lists, names := r.requests(); lists != 1 || names > 2 { // of the directory
+				t.Errorf("%d listings, and the attributes of %d names", lists, names)
+			}
+		})
+	}
+}
+
+// A program that needs the attributes of all files in a directory causes one request for each, of
+// which many are in flight at the same time, and no round trips once they are cached.
+func TestAttributesAreRequestedOnce(t *testing.T) {
+	const files = 2000
+	for name, script := range map[string]string{
+		"ls -l":      `ls -l "$1/big" | tail -n +2 | wc -l`,
+		"find -size": `find "$1/big" -type f -size -10 | wc -l`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTripRig(t, nil)
+			for i := range files {
+				r.source.Put(fmt.Sprintf("big/%04d", i), []byte("x"))
+			}
+			r.requests()
+			script := fmt.Sprintf(`[ "$(%s)" = %d ]`, script, files)
+			first := r.sh(script)
+			if lists, names := r.requests(); lists != 1 || names > files+2 {
+				t.Errorf("%d listings, and the attributes of %d names", lists, names)
+			}
+			if first.lookups > files/2 && name == "ls -l" { // find reads all names before it needs attributes
+				t.Errorf("the first time: %+v", first)
+			}
+			if got := r.sh(script); got.lookups+got.attributes > files/10 { // the kernel may reclaim a name at any time
+				t.Errorf("the second time: %+v", got)
+			}
+			if lists, names := r.requests(); lists != 0 || names != 0 {
+				t.Errorf("the second time: %d listings, and the attributes of %d names", lists, names)
+			}
+		})
+	}
 }
 
 // Without extended attributes, the kernel requests them once for the whole mount.
