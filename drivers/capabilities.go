@@ -267,6 +267,7 @@ const (
 type Profile struct {
 	Latency     Latency
 	Concurrency int   // requests of Stride bytes in flight that saturate the storage; 0: unknown
+	Local       bool  // the storage is of this machine: a request for attributes takes microseconds
 	Stride      int64 // bytes that are best requested at once; 0: any number. Objects are Streamers if it is not 0
 }
 

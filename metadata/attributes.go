@@ -12,8 +12,9 @@ import (
 )
 
 // If the source is a drivers.Namer, a listing costs one request: it returns names and types, and
-// the entries are Unknown. A program that needs no attributes causes no further request. The
-// attributes are requested as follows:
+// the entries are Unknown. A program that needs no attributes causes no further request. (If the
+// source is local, a listing has the attributes: they take less time than the FUSE round trips for
+// them.) The attributes are requested as follows:
 //
 //  1. A lookup of an Unknown entry requests that name alone, unless the name belongs to a batch
 //     that is in flight.

@@ -40,7 +40,7 @@ type Container struct {
 	levels    *tiers.Hierarchy
 	source    *tiers.Source
 	byListing bool // names are found by listing: the source is a drivers.Lister
-	byName    bool // listings have no attributes: the source is a drivers.Namer
+	byName    bool // listings have no attributes: the source is a remote drivers.Namer
 	ttl       time.Duration
 	racy      time.Duration // age below which the times of a directory prove nothing
 	log       *slog.Logger
@@ -83,7 +83,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		start:  time.Now().Add(-maxSnapshotAge),
 	}
 	c.byListing = c.source.IsLister()
-	c.byName = !c.byListing && c.source.IsNamer()
+	c.byName = !c.byListing && c.source.IsNamer() && !c.source.Profile().Local
 	c.background.ctx, c.background.stop = context.WithCancelCause(context.Background())
 	info, err := c.source.Stat(ctx, ".")
 	if err != nil {

@@ -153,12 +153,14 @@ func (d *Driver) StatNames(ctx context.Context, dir string, names []string) ([]d
 // Inner returns the wrapped driver, for drivers.As.
 func (d *Driver) Inner() drivers.Driver { return d.inner }
 
-// Profile implements drivers.Profiler. A limited operation blocks, also in memory.
+// Profile implements drivers.Profiler. A limited operation blocks, also in memory, and operations
+// are worth saving.
 func (d *Driver) Profile() drivers.Profile {
 	p := drivers.ProfileOf(d.inner)
 	if p.Latency == drivers.LatencyMemory {
 		p.Latency = drivers.LatencyFile
 	}
+	p.Local = false
 	return p
 }
 

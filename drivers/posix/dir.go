@@ -22,6 +22,7 @@ var (
 	_ drivers.HoleFinder = (*Dir)(nil)
 	_ drivers.Statfser   = (*Dir)(nil)
 	_ drivers.Namer      = (*Dir)(nil)
+	_ drivers.Profiler   = (*Dir)(nil)
 	_ drivers.Sampler    = (*Dir)(nil)
 )
 
@@ -72,6 +73,9 @@ func (d *Dir) Close() error { return unix.Close(d.root) }
 
 // FSType returns the type of the file system of the folder, such as "tmpfs" or "lustre".
 func (d *Dir) FSType() string { return d.fsType }
+
+// Profile implements drivers.Profiler.
+func (d *Dir) Profile() drivers.Profile { return drivers.Profile{Local: isLocal(d.fsType)} }
 
 // Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block.
 func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {

@@ -193,3 +193,13 @@ func fsType(fd int) string {
 	}
 	return fmt.Sprintf("%#x", magic)
 }
+
+// isLocal reports whether a type of file system is mostly on a disk or in the memory of this
+// machine. The type "fuse" is not: it may be that of any remote file system.
+func isLocal(fsType string) bool {
+	switch fsType {
+	case "tmpfs", "ramfs", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay":
+		return true
+	}
+	return false
+}
