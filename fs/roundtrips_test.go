@@ -85,6 +85,7 @@ type tripRig struct {
 	levels *tiers.Hierarchy
 	t      *testing.T
 	source *drivertest.Mem
+	faults *drivertest.Faults // around the source
 	point  string
 
 	lastLists, lastNames int64 // see requests
@@ -103,7 +104,8 @@ func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 		r.source.Put(fmt.Sprintf("d%d/%02d", i%10, i/10), []byte("x"))
 	}
 	log := slog.New(slog.DiscardHandler)
-	levels, err := tiers.New(drivertest.NewNamer(r.source), nil, tiers.Options{}, log)
+	r.faults = drivertest.NewFaults(drivertest.NewNamer(r.source))
+	levels, err := tiers.New(r.faults, nil, tiers.Options{}, log)
 	r.check(err)
 	r.levels = levels
 	names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
@@ -301,6 +303,28 @@ func TestAttributesAreRequestedOnce(t *testing.T) {
 				t.Errorf("the second time: %d listings, and the attributes of %d names", lists, names)
 			}
 		})
+	}
+}
+
+// A name whose request for attributes hangs is listed, and its neighbours have attributes. Only a
+// program that needs its attributes waits.
+func TestHungName(t *testing.T) {
+	r := newTripRig(t, nil)
+	for _, op := range []drivertest.Op{drivertest.OpStat, drivertest.OpEntry} {
+		r.faults.Add(drivertest.Rule{Op: op, Name: "d0/07", Hang: true})
+	}
+	defer r.faults.Clear()
+	r.sh(`[ "$(ls "$1/d0" | wc -l)" = 20 ]`)
+	r.sh(`cd "$1/d0" && [ "$(ls -l 0[0-6] 0[89] 1? | wc -l)" = 19 ]`)
+	hung := exec.Command("ls", "-l", r.point+"/d0")
+	r.check(hung.Start())
+	for r.faults.Hung() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	r.sh(`[ "$(cat "$1/d0/06" "$1/d0/08" | wc -c)" = 2 ]`)
+	r.faults.Clear()
+	if err := hung.Wait(); err != nil {
+		t.Errorf("after the source has recovered: %v", err)
 	}
 }
 

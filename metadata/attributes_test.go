@@ -158,20 +158,64 @@ func TestOneNameHangs(t *testing.T) {
 	})
 }
 
-// Requests that hang take a bounded number of goroutines, however many names there are.
-func TestAllNamesHang(t *testing.T) {
+// Walk goes on after a name whose request hangs, and reports it. Requests that hang take a bounded
+// number of goroutines, however many names there are.
+func TestWalkOfHungNames(t *testing.T) {
 	inNamerBubble(t, 2000, func(t *testing.T, w *world, names []string) {
-		w.faults.Add(drivertest.Rule{Op: drivertest.OpEntry, Hang: true})
-		w.faults.Add(drivertest.Rule{Op: drivertest.OpStat, Hang: true})
-		defer w.faults.Clear()
-		ctx, cancel := context.WithTimeout(bg, time.Hour)
-		defer cancel()
-		err := w.Walk(ctx, []*Entry{w.get(t, "d")}, func(*Entry, error) error { return nil })
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got error %v", err)
+		hang := func(name string) {
+			for _, op := range []drivertest.Op{drivertest.OpStat, drivertest.OpEntry} {
+				w.faults.Add(drivertest.Rule{Op: op, Name: name, Hang: true})
+			}
 		}
-		if got := w.faults.Hung(); got > 16+maxVisits {
+		defer w.faults.Clear()
+		hang(names[7])
+		var failed []string
+		found := 0
+		err := w.Walk(bg, []*Entry{w.get(t, "d")}, func(e *Entry, err error) error {
+			if err != nil {
+				failed = append(failed, e.Path())
+			}
+			found++
+			return nil
+		})
+		if err != nil || found != 2001 || len(failed) != 1 || failed[0] != names[7] {
+			t.Errorf("found %d entries, of which %q failed; error %v", found, failed, err)
+		}
+
+		w.faults.Clear()
+		w.Changed(w.get(t, "d"))
+		d := w.get(t, "d")
+		hang("d/*")
+		failed = nil
+		err = w.Walk(bg, []*Entry{d}, func(e *Entry, err error) error {
+			if err != nil {
+				failed = append(failed, e.Path())
+			}
+			return nil
+		})
+		if err != nil || len(failed) != 2000 {
+			t.Errorf("%d names failed; error %v", len(failed), err)
+		}
+		if got := w.faults.Hung(); got > 16+maxUnanswered+maxVisits {
 			t.Errorf("%d requests hang", got)
+		}
+	})
+}
+
+// Walk can be interrupted while the source hangs.
+func TestWalkIsInterrupted(t *testing.T) {
+	inNamerBubble(t, 10, func(t *testing.T, w *world, _ []string) {
+		for _, ops := range [][]drivertest.Op{{drivertest.OpReadDir}, {drivertest.OpStat, drivertest.OpEntry}} {
+			for _, op := range ops {
+				w.faults.Add(drivertest.Rule{Op: op, Hang: true})
+			}
+			ctx, cancel := context.WithTimeout(bg, time.Second)
+			err := w.Walk(ctx, []*Entry{w.Root()}, func(*Entry, error) error { return nil })
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s hangs: got error %v", ops[0], err)
+			}
+			cancel()
+			w.faults.Clear()
 		}
 	})
 }

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 const (
@@ -14,11 +16,20 @@ const (
 	walkBatch = 64 // names of a directory whose attributes it requests together
 )
 
+// walkTimeout bounds how long Walk waits for the attributes of one name. After maxUnanswered names
+// it waits for no other, because each request that hangs takes a goroutine.
+const (
+	walkTimeout   = 30 * time.Second
+	maxUnanswered = 16
+)
+
+var errNoAnswer = fmt.Errorf("the source has not returned its attributes within %v", walkTimeout)
+
 // Walk calls f for the given entries and for all entries below them, a directory before its
 // entries. The calls are not concurrent, and in no certain order. No entry that f gets without an
 // error is Unknown. If the source returns an error for the names in a directory, or for the
-// attributes of an entry, Walk calls f with the entry and that error, and goes on. It stops when
-// ctx is done, or at the first error of f. It skips what is removed during the walk.
+// attributes of an entry, or does not return these within walkTimeout, Walk calls f with the entry
+// and that error, and goes on. It stops when ctx is done, or at the first error of f. It skips what is removed during the walk.
 func (c *Container) Walk(ctx context.Context, entries []*Entry, f func(*Entry, error) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -34,6 +45,8 @@ type treeWalk struct {
 	c    *Container
 	stop context.CancelCauseFunc
 	todo *todoList[*Entry]
+
+	unanswered atomic.Int32 // names whose attributes the source has not returned in time
 
 	mu sync.Mutex // held while f is called
 	f  func(*Entry, error) error
@@ -62,7 +75,7 @@ func (t *treeWalk) fail(ctx context.Context, e *Entry, err error) {
 // directory.
 func (t *treeWalk) visit(ctx context.Context, e *Entry) {
 	if e.Unknown() {
-		now, err := t.c.lookupByStat(ctx, e.parent, e.Name(), nil)
+		now, err := t.lookup(ctx, e)
 		if err != nil {
 			t.fail(ctx, e, err)
 			return
@@ -83,6 +96,20 @@ func (t *treeWalk) visit(ctx context.Context, e *Entry) {
 		later = append(later, t.batch(ctx, e, batch)...)
 	}
 	t.todo.push(reversed(later)...)
+}
+
+// lookup returns the entry that the name of e, which is Unknown, gets with its attributes.
+func (t *treeWalk) lookup(ctx context.Context, e *Entry) (*Entry, error) {
+	if t.unanswered.Load() >= maxUnanswered {
+		return nil, errNoAnswer
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, walkTimeout, errNoAnswer)
+	defer cancel()
+	now, err := t.c.lookupByStat(ctx, e.parent, e.Name(), nil)
+	if errors.Is(err, errNoAnswer) {
+		t.unanswered.Add(1)
+	}
+	return now, err
 }
 
 // batch reports entries of a directory, except those that are to be visited, which it returns: the

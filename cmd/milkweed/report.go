@@ -137,7 +137,7 @@ func histogram(l tiers.Latency) control.Histogram {
 
 // Where implements control.Daemon.
 func (d *daemon) Where(ctx context.Context, name string) (control.Location, error) {
-	e, err := d.resolve(ctx, name)
+	e, err := d.resolve(ctx, name, whereTimeout)
 	if err != nil {
 		return control.Location{}, err
 	}
@@ -170,13 +170,16 @@ func (d *daemon) someTierIsDown() bool {
 	return slices.ContainsFunc(d.levels.Tiers(), func(t *tiers.Tier) bool { return t.Stats().Health == tiers.Down })
 }
 
-// whereTimeout bounds how long Where waits for the source, which has a name that is not cached.
-const whereTimeout = 5 * time.Second
+// These bound how long Where and Warmup wait for the source, which has a name that is not cached.
+const (
+	whereTimeout  = 5 * time.Second
+	warmupTimeout = 30 * time.Second
+)
 
-// resolve returns the entry of a name. If the source does not respond within whereTimeout, it is
+// resolve returns the entry of a name. If the source does not respond before the time-out, it is
 // the cached one, whatever its age.
-func (d *daemon) resolve(ctx context.Context, name string) (*metadata.Entry, error) {
-	bounded, cancel := context.WithTimeout(ctx, whereTimeout)
+func (d *daemon) resolve(ctx context.Context, name string, timeout time.Duration) (*metadata.Entry, error) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	e, err := d.names.Resolve(bounded, name)
 	if err == nil || bounded.Err() == nil || ctx.Err() != nil {
@@ -186,7 +189,7 @@ func (d *daemon) resolve(ctx context.Context, name string) (*metadata.Entry, err
 		return e, nil
 	}
 	return nil, &exit.Error{
-		Code: exit.Source, Err: fmt.Errorf("the name is not cached, and the source did not respond within %v", whereTimeout),
+		Code: exit.Source, Err: fmt.Errorf("%s: the name is not cached, and the source did not respond within %v", name, timeout),
 		Remedy: "Run it again when the source responds.",
 	}
 }
@@ -213,7 +216,7 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 	}
 	var entries []*metadata.Entry
 	for _, name := range names {
-		e, err := d.names.Resolve(ctx, name)
+		e, err := d.resolve(ctx, name, warmupTimeout)
 		if err != nil {
 			return err
 		}
