@@ -138,21 +138,51 @@ func TestSourceBack(t *testing.T) {
 // the process of the PFS: what is requested of it in between hangs.
 func (s *site) hangable() (stop, resume func()) {
 	s.t.Helper()
+	pfs := s.overPFS("1ms", "1GB")
+	signal := func(signal unix.Signal) func() { return func() { s.check(unix.Kill(pfs, signal)) } }
+	return signal(unix.SIGSTOP), signal(unix.SIGCONT)
+}
+
+// overPFS replaces the source by a simulated PFS that serves it, and returns its process.
+func (s *site) overPFS(latency, bandwidth string) int {
+	s.t.Helper()
 	pfs := s.dir + "/pfs"
 	s.check(os.Mkdir(pfs, 0o755))
-	cmd := s.command(s.program, "demo", "pfs", s.source, pfs, "--latency", "1ms", "--bandwidth", "1GB")
+	cmd := s.command(s.program, "demo", "pfs", s.source, pfs, "--latency", latency, "--bandwidth", bandwidth)
 	stdin, err := cmd.StdinPipe()
 	s.check(err)
 	s.check(cmd.Start())
 	s.source = pfs
 	s.eventually("the PFS is mounted", func() bool { return slices.Contains(s.mounts(), pfs) })
-	signal := func(signal unix.Signal) func() { return func() { s.check(unix.Kill(cmd.Process.Pid, signal)) } }
 	s.t.Cleanup(func() {
 		unix.Kill(cmd.Process.Pid, unix.SIGCONT)
 		stdin.Close()
 		cmd.Wait()
 	})
-	return signal(unix.SIGSTOP), signal(unix.SIGCONT)
+	return cmd.Process.Pid
+}
+
+// A warm-up of a path that is not cached can be interrupted while the source hangs.
+func TestWarmupWhileSourceHangs(t *testing.T) {
+	s := newSite(t)
+	s.write("dir/file", 10_000)
+	stop, resume := s.hangable()
+	s.mount("64MiB")
+	stop()
+	before := s.status().Source.Stats
+	cmd := s.command(s.program, "warmup", s.point+"/dir")
+	s.check(cmd.Start())
+	s.eventually("the source is requested", func() bool { return s.status().Source.Stats > before })
+	s.check(cmd.Process.Signal(unix.SIGINT))
+	cmd.Wait()
+	if got := exit.Code(cmd.ProcessState.ExitCode()); got != exit.Incomplete {
+		t.Errorf("interrupted: exit code %d, want %d", got, exit.Incomplete)
+	}
+	resume()
+	if got := s.try("warmup", s.point+"/dir"); got.code != exit.OK {
+		t.Errorf("after the source has resumed: exit code %d and\n%s", got.code, got.stderr)
+	}
+	s.umount()
 }
 
 // While the source hangs, status and metrics are complete, and where shows what is cached, also if

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// expire is how long the benchmarks wait until the client of the simulated PFS has cached no names.
+const expire = 1500 * time.Millisecond
+
+// BenchmarkWarmup compares a warm-up with 16 processes that read the files directly from a
+// simulated PFS of 2 ms and 200 MB/s.
+func BenchmarkWarmup(b *testing.B) {
+	for folders, name := range map[int]string{1: "1 folder", 20: "20 folders", 500: "500 folders"} {
+		b.Run(name, func(b *testing.B) {
+			s := newSite(b)
+			var names []string
+			for i := range 2000 {
+				names = append(names, fmt.Sprintf("%03d/%04d", i%folders, i))
+				s.write(names[i], 90_000)
+			}
+			for i := range 4 {
+				names = append(names, fmt.Sprintf("large%d", i))
+				s.write(names[2000+i], 32_000_000)
+			}
+			list := filepath.Join(s.dir, "list")
+			s.check(os.WriteFile(list, []byte(strings.Join(names, "\x00")), 0o600))
+			s.overPFS("2ms", "200MB")
+			var ours, theirs []float64
+			for b.Loop() {
+				time.Sleep(expire)
+				theirs = append(theirs, seconds(func() {
+					s.sh(`cd "$1" && xargs -0 -P 16 -n 20 cat <"$2" >/dev/null`, s.source, list)
+				}))
+				s.emptyTiers()
+				s.mount("1GiB")
+				time.Sleep(expire)
+				ours = append(ours, seconds(func() { s.milkweed("warmup", s.point) }))
+				s.umount()
+			}
+			reportRatio(b, "16-readers", ours, theirs)
+		})
+	}
+}
+
+// BenchmarkListing compares `ls -lR` of 100,000 files, and `ls -UR`, through a mount and of the
+// source itself, the first time and the second time.
+func BenchmarkListing(b *testing.B) {
+	s := newSite(b)
+	s.sh(`cd "$1" && for d in $(seq -w 100); do
+		mkdir $d && (cd $d && seq 1000 | split -l 1 -a 4 - img_)
+	done`, s.source)
+	for _, options := range []string{"-UR", "-lR"} {
+		list := func(folder string) float64 {
+			return seconds(func() { s.sh(`ls $1 "$2" >/dev/null`, options, folder) })
+		}
+		b.Run("ls "+options, func(b *testing.B) {
+			var native, first, second []float64
+			for b.Loop() {
+				native = append(native, list(s.source))
+				s.mount("64MiB")
+				first = append(first, list(s.point))
+				list(s.point)
+				second = append(second, list(s.point))
+				s.umount()
+			}
+			reportRatio(b, "native-first", first, native)
+			reportRatio(b, "native-second", second, native)
+		})
+	}
+}
+
+func seconds(f func()) float64 {
+	start := time.Now()
+	f()
+	return time.Since(start).Seconds()
+}
+
+// reportRatio reports the medians of the durations, and of their ratios.
+func reportRatio(b *testing.B, other string, ours, theirs []float64) {
+	median := func(v []float64) float64 { return slices.Sorted(slices.Values(v))[len(v)/2] }
+	ratios := make([]float64, len(ours))
+	for i := range ours {
+		ratios[i] = ours[i] / theirs[i]
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(median(ours), "milkweed-s/"+other)
+	b.ReportMetric(median(theirs), other+"-s")
+	b.ReportMetric(median(ratios), "milkweed/"+other)
+}
