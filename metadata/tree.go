@@ -91,9 +91,29 @@ func (t *treeWalk) visit(ctx context.Context, e *Entry) {
 		t.fail(ctx, e, err)
 		return
 	}
+	t.names(ctx, e, entries)
+}
+
+// names reports the entries of a directory, or has them visited. It requests the attributes of one
+// batch while it reports the one before.
+func (t *treeWalk) names(ctx context.Context, dir *Entry, entries []*Entry) {
+	request := func(batch []*Entry) <-chan error {
+		done := make(chan error, 1)
+		go func() { done <- t.c.requestUnknown(ctx, dir, batch) }()
+		return done
+	}
+	batches := slices.Collect(slices.Chunk(entries, walkBatch))
 	var later []*Entry
-	for batch := range slices.Chunk(entries, walkBatch) {
-		later = append(later, t.batch(ctx, e, batch)...)
+	var next <-chan error
+	for i, batch := range batches {
+		if i == 0 {
+			next = request(batch)
+		}
+		err := <-next
+		if i+1 < len(batches) {
+			next = request(batches[i+1])
+		}
+		later = append(later, t.batch(ctx, dir, batch, err)...)
 	}
 	t.todo.push(reversed(later)...)
 }
@@ -113,9 +133,10 @@ func (t *treeWalk) lookup(ctx context.Context, e *Entry) (*Entry, error) {
 }
 
 // batch reports entries of a directory, except those that are to be visited, which it returns: the
-// directories, and the entries whose attributes the source has not returned with the others.
-func (t *treeWalk) batch(ctx context.Context, dir *Entry, entries []*Entry) (later []*Entry) {
-	if err := t.c.requestUnknown(ctx, dir, entries); err != nil {
+// directories, and the entries whose attributes the source has not returned with the others. err is
+// the error of the request for these.
+func (t *treeWalk) batch(ctx context.Context, dir *Entry, entries []*Entry, err error) (later []*Entry) {
+	if err != nil {
 		return entries // each will show its own error
 	}
 	for _, e := range entries {
