@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
@@ -81,6 +82,24 @@ func TestListingRequestsNoAttributes(t *testing.T) {
 	listing, _ := w.Listing(bg, w.Root())
 	if again, _ := w.Listing(bg, w.Root()); again.Version != listing.Version {
 		t.Error("the attributes have changed the listing")
+	}
+}
+
+// A localNamer is a local source.
+type localNamer struct{ drivertest.Namer }
+
+func (localNamer) Profile() drivers.Profile { return drivers.Profile{Local: true} }
+
+// A listing of a local source has attributes.
+func TestLocalListing(t *testing.T) {
+	mem := drivertest.NewMem(0)
+	mem.Put("f", []byte("x"))
+	w := worldOf(t, localNamer{drivertest.NewNamer(mem)}, time.Hour)
+	if entries, err := w.List(bg, w.Root()); err != nil || len(entries) != 1 || entries[0].Unknown() {
+		t.Errorf("got %v, %v", entries, err)
+	}
+	if got := w.levels.Source().Stats().Stats; got != 1 {
+		t.Errorf("%d requests for attributes, want that for the root", got)
 	}
 }
 

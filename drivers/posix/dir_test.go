@@ -86,6 +86,15 @@ func tempFolders(t *testing.T) []tempFolder {
 	return []tempFolder{{"temporary", temp}, {"shared memory", shm}}
 }
 
+// A request for attributes is a system call in a local file system, and a round trip in others.
+func TestIsLocal(t *testing.T) {
+	for fsType, want := range map[string]bool{"ext4": true, "tmpfs": true, "xfs": true, "nfs": false, "lustre": false, "fuse": false, "0x1234": false} {
+		if got := isLocal(fsType); got != want {
+			t.Errorf("%s: got %v", fsType, got)
+		}
+	}
+}
+
 func TestOpenDirOfMissingFolder(t *testing.T) {
 	wantNoLeak(t)
 	file := filepath.Join(t.TempDir(), "file")
