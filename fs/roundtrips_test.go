@@ -87,8 +87,6 @@ type tripRig struct {
 	source *drivertest.Mem
 	faults *drivertest.Faults // around the source
 	point  string
-
-	lastLists, lastNames int64 // see requests
 }
 
 // newTripRig mounts a source with the files d0/00, d0/01 and so on: 10 directories of 20 files.
@@ -247,10 +245,8 @@ func (r *tripRig) sh(script string) trips {
 // requests returns the number of listings, and that of the names whose attributes were requested, at
 // the source since the last call.
 func (r *tripRig) requests() (lists, names int64) {
-	s := r.levels.Source().Stats()
-	lists, names = s.ReadDirs-r.lastLists, s.Stats-r.lastNames
-	r.lastLists, r.lastNames = s.ReadDirs, s.Stats
-	return lists, names
+	defer r.faults.Reset()
+	return r.faults.Count(drivertest.OpReadDir), r.faults.Count(drivertest.OpStat) + r.faults.Count(drivertest.OpEntry)
 }
 
 // A program that needs no attributes of the files in a directory causes no request for them.
