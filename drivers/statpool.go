@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 const (
@@ -104,7 +106,11 @@ func (c *statCall) start() {
 		defer c.leave()
 		defer func() { <-c.pool.slots }()
 		for i, ok := c.take(); ok; i, ok = c.take() {
-			info, err := c.stat(c.names[i])
+			var info Info
+			err := panics.Do(func() (err error) {
+				info, err = c.stat(c.names[i])
+				return err
+			})
 			if err != nil {
 				info = Info{Name: c.names[i], Err: err}
 			}

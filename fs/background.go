@@ -7,6 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// MaxBackground is the default of Config.MaxBackground.
+//
 // Nearly every READ of a page that is not in the page cache is a background request for the
 // kernel, also if a process waits for it: it is readahead, of at least the page itself. Two
 // numbers of the connection limit these for all files together, however many are without a reply.
@@ -18,7 +20,7 @@ import (
 //     interrupted except by a fatal signal.
 //
 // While a part of the source hangs, each of its readers holds one or two of these requests, also
-// after it was killed, since the kernel does not interrupt background requests. maxBackground is
+// after it was killed, since the kernel does not interrupt background requests. MaxBackground is
 // therefore larger than the number of readers on a node, and mayDrop ends requests before there
 // are as many. Each takes up to 1 MiB of the page cache, and a buffer of that size here.
 const MaxBackground = 1024

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 const (
@@ -99,7 +101,9 @@ func (t *treeWalk) visit(ctx context.Context, e *Entry) {
 func (t *treeWalk) names(ctx context.Context, dir *Entry, entries []*Entry) {
 	request := func(batch []*Entry) <-chan error {
 		done := make(chan error, 1)
-		go func() { done <- t.c.requestUnknown(ctx, dir, batch) }()
+		go func() {
+			done <- panics.Do(func() error { return t.c.requestUnknown(ctx, dir, batch) })
+		}()
 		return done
 	}
 	batches := slices.Collect(slices.Chunk(entries, walkBatch))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -103,7 +104,10 @@ func (g *gate) demand(a access) *wait {
 		g.random++
 	}
 	w := &wait{gate: g, access: a, since: time.Now(), counted: true}
-	w.stall = time.AfterFunc(waitStall, w.leave)
+	w.stall = time.AfterFunc(waitStall, func() {
+		defer panics.Contain()
+		w.leave()
+	})
 	return w
 }
 

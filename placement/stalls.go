@@ -3,6 +3,8 @@ package placement
 import (
 	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A request to the source that hangs cannot be ended, and a storage that hangs often does so in
@@ -54,7 +56,7 @@ func (s *stalls) atBound() <-chan struct{} {
 // patience returns the time without progress after which a request has stalled now. It falls with
 // the number of stalled requests to a fifth: of 64 that hang, 16 at a time, the last stalls after
 // 2 s.
-func (s *stalls) patience() time.Duration { return s.after / time.Duration(min(1+s.count()/16, 5)) }
+func (s *stalls) patience() time.Duration { return s.after / time.Duration(min(1+(s.count()+15)/16, 5)) }
 
 // add counts one more request, and reports false at the bound.
 func (s *stalls) add() bool {
@@ -96,7 +98,10 @@ func (s *stalls) watch(yield func()) *watch {
 	w := &watch{stalls: s, yield: yield}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.timer = time.AfterFunc(s.patience(), w.expire)
+	w.timer = time.AfterFunc(s.patience(), func() {
+		defer panics.Contain()
+		w.expire()
+	})
 	return w
 }
 

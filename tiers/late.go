@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // errNotOpen is the error of a store that is not open yet.
@@ -142,7 +143,9 @@ func (h *Hierarchy) Open(ctx context.Context, timeout time.Duration) []error {
 	var opening sync.WaitGroup
 	for i, t := range h.tiers {
 		if late, ok := t.store.(*lateStore); ok {
-			opening.Go(func() { errs[i] = t.openStore(ctx, late, timeout) })
+			opening.Go(func() {
+				errs[i] = panics.Do(func() error { return t.openStore(ctx, late, timeout) })
+			})
 		}
 	}
 	opening.Wait()

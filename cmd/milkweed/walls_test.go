@@ -16,12 +16,12 @@ var walls = []struct {
 	packages  []string // of this module
 	libraries []string // prefixes of import paths, without the standard library
 }{
-	{"drivers", nil, nil},
+	{"drivers", []string{"drivers/panics"}, nil},
 	{"drivers/panics", nil, nil},
 	{"drivers/refcount", nil, nil},
 	{"drivers/sequential", nil, nil},
 	{"drivers/posix", []string{"drivers", "drivers/panics", "drivers/refcount"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
-	{"drivers/limit", []string{"drivers"}, nil},
+	{"drivers/limit", []string{"drivers", "drivers/panics"}, nil},
 	{"drivers/blob", []string{"drivers", "drivers/panics", "drivers/sequential"}, vendors},
 	{"tiers", []string{"drivers", "drivers/panics", "drivers/refcount"}, nil},
 	{"metadata", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers"}, nil},
