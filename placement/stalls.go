@@ -56,7 +56,9 @@ func (s *stalls) atBound() <-chan struct{} {
 // patience returns the time without progress after which a request has stalled now. It falls with
 // the number of stalled requests to a fifth: of 64 that hang, 16 at a time, the last stalls after
 // 2 s.
-func (s *stalls) patience() time.Duration { return s.after / time.Duration(min(1+(s.count()+15)/16, 5)) }
+func (s *stalls) patience() time.Duration {
+	return s.after / time.Duration(min(1+(s.count()+15)/16, 5))
+}
 
 // add counts one more request, and reports false at the bound.
 func (s *stalls) add() bool {
