@@ -93,10 +93,10 @@ type Writer interface {
 	// io.ReaderAt does. The content of unwritten bytes is undefined.
 	io.ReaderAt
 
-	// Commit makes the copy visible under its name in one atomic step, and
-	// replaces an earlier copy. Before that, it waits until the storage has
-	// confirmed the content; if that fails, the error matches ErrLost. If the size of the copy differs from the size
-	// given to Create, Commit fails and leaves the store unchanged.
+	// Commit makes the copy visible under its name in one atomic step, and replaces an earlier
+	// copy. Before that, it waits until the storage has confirmed the content; if that fails, the
+	// error matches ErrLost. If the size of the copy differs from the size given to Create, Commit
+	// fails and leaves the store unchanged.
 	Commit() error
 
 	// Abort discards the copy.

@@ -100,9 +100,10 @@ func isAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// addVersion adds e, a version that is new to the container, to the table, and sets its
-// level. If the kernel has cached that the name is missing, Outdated yields the name. old is the entry that the name has at that time, or nil. copies are those that the
-// tiers held. The caller holds the lock of the directory, and puts e in the place of old.
+// addVersion adds e, a version that is new to the container, to the table, and sets its level. If
+// the kernel has cached that the name is missing, Outdated yields the name. old is the entry that
+// the name has at that time, or nil. copies are those that the tiers held. The caller holds the
+// lock of the directory, and puts e in the place of old.
 //
 // A fill of an earlier version may have published its copy after the tiers were examined.
 // That copy is not among copies and is outdated. Therefore e is Unverified if it replaces

@@ -150,8 +150,8 @@ func (e *Entry) info() drivers.Info {
 // attributes returns the lock that guards the attributes.
 func (e *Entry) attributes() *sync.RWMutex { return &e.Parent().dir.mu }
 
-// set sets the attributes to those of info, which describes the same version, and reports
-// whether another one than the access time and the blocks has changed. e.attributes must be held, unless e
+// set sets the attributes to those of info, which describes the same version, and reports whether
+// another one than the access time and the blocks has changed. e.attributes must be held, unless e
 // is not shared yet.
 func (e *Entry) set(info drivers.Info) (changed bool) {
 	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev() != info.Rdev ||

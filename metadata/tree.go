@@ -31,7 +31,8 @@ var errNoAnswer = fmt.Errorf("the source has not returned its attributes within 
 // entries. The calls are not concurrent, and in no certain order. No entry that f gets without an
 // error is Unknown. If the source returns an error for the names in a directory, or for the
 // attributes of an entry, or does not return these within walkTimeout, Walk calls f with the entry
-// and that error, and goes on. It stops when ctx is done, or at the first error of f. It skips what is removed during the walk.
+// and that error, and goes on. It stops when ctx is done, or at the first error of f. It skips what
+// is removed during the walk.
 func (c *Container) Walk(ctx context.Context, entries []*Entry, f func(*Entry, error) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -75,10 +75,10 @@ func (h *health) load() (condition, *condition) {
 // A kind of operation determines what its result shows about a tier.
 type kind int
 
-// Only a read of content clears failures to read, and only a commit clears failures to
-// write: a broken disk opens files and accepts bytes that it will lose. A disk that has lost
-// bytes is not used until a probe succeeds. A probe clears both. A listing that times out may hang or may be long; the next probe
-// distinguishes these.
+// Only a read of content clears failures to read, and only a commit clears failures to write: a
+// broken disk opens files and accepts bytes that it will lose. A disk that has lost bytes is not
+// used until a probe succeeds. A probe clears both. A listing that times out may hang or may be
+// long; the next probe distinguishes these.
 const (
 	opening kind = iota // and lookups of names
 	listing
@@ -137,9 +137,9 @@ func endsUse(k kind, err error) bool {
 		errors.Is(err, errUnreadable) || errors.As(err, &slow)
 }
 
-// harmless reports whether err does not concern the health of a tier: the caller was
-// cancelled, only one name is affected, or this process or machine lacks descriptors or memory. A missing name is harmless for a read; for a
-// write it means that the folder of the tier is missing.
+// harmless reports whether err does not concern the health of a tier: the caller was cancelled,
+// only one name is affected, or this process or machine lacks descriptors or memory. A missing name
+// is harmless for a read; for a write it means that the folder of the tier is missing.
 func harmless(k kind, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) {
 		return k < writing

@@ -41,10 +41,10 @@ type Config struct {
 	OpsPerSecond   int64         // operations of all kinds that begin in one second; 0: unlimited
 }
 
-// A Driver passes requests on to another driver, at the speed of a Config. It
-// implements every capability for reading, so that drivers.As never returns a
-// capability of the wrapped driver. Its Objects have neither backing file nor splice descriptor, because reads
-// by the kernel are neither limited nor counted.
+// A Driver passes requests on to another driver, at the speed of a Config. It implements every
+// capability for reading, so that drivers.As never returns a capability of the wrapped driver. Its
+// Objects have neither backing file nor splice descriptor, because reads by the kernel are neither
+// limited nor counted.
 //
 // All methods may be called concurrently. A method that waits returns when its
 // context is done, without a request to the storage. Requests of drivers.Background

@@ -58,8 +58,9 @@ func (c StoreConfig) holder() Holder {
 //	<tier>/<dataset>/checksums.log    the records of the copies
 //	<tier>/<dataset>/lock             admits one process at a time
 //
-// Folders have the permissions 0700, files 0600, and copies 01600. A file of another user counts as missing.
-// All methods may be called concurrently. Open Objects stay readable after Close. Writers can then only be aborted.
+// Folders have the permissions 0700, files 0600, and copies 01600. A file of another user counts as
+// missing. All methods may be called concurrently. Open Objects stay readable after Close. Writers
+// can then only be aborted.
 type Store struct {
 	config StoreConfig
 	tree   atomic.Pointer[tree] // nil after Close
@@ -425,10 +426,10 @@ func (t *tree) probe() error {
 // closeTimeout bounds how long Close waits for a disk.
 const closeTimeout = time.Second
 
-// Close unlocks the folder. Changes that have not begun then fail, also a commit that waits for
-// the disk, and temporary files are removed. Close also syncs the store; what the disk has not confirmed after closeTimeout may be
-// lost by a power failure. The error means that a change has not ended after closeTimeout; the
-// folder is unlocked when it has. Further calls do nothing.
+// Close unlocks the folder. Changes that have not begun then fail, also a commit that waits for the
+// disk, and temporary files are removed. Close also syncs the store; what the disk has not
+// confirmed after closeTimeout may be lost by a power failure. The error means that a change has
+// not ended after closeTimeout; the folder is unlocked when it has. Further calls do nothing.
 func (s *Store) Close() error {
 	if s.tree.Load() == nil {
 		return nil
