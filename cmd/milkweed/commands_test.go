@@ -79,7 +79,7 @@ opens      1,000, 90% from a tier; 5 open now
 placed     90 files (100 MiB), 30 prefetched, 4 skipped, 1 failed
 in flight  2 files (8.0 MiB), 7 queued
 scrub      ` + time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC).Local().Format(time.DateTime) + ` of .: 90 copies (100 MiB) verified in 12s, 1 corrupt, 1 file copied again; 1 tier skipped
-source     3 idle handles, 523 operations: 0 acl, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+source     3 idle handles, 523 operations: 0 acl, 0 holes, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 `
 	if out != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
@@ -97,7 +97,7 @@ source                                 400    300 MiB     0                -    
 `, `
 source  cached       100    300 MiB       off: the source is a bucket, which the kernel cannot read
 `, `
-source     3 idle handles, 523 operations: 0 acl, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
+source     3 idle handles, 523 operations: 0 acl, 0 holes, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 bucket     3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received
            5 retries, 6 hedges, 2 throttled; 7 hidden keys
 `} {
