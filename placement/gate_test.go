@@ -49,18 +49,18 @@ func TestGateWhileReaderWaits(t *testing.T) {
 		if !g.admit(1 << 20) {
 			t.Error("no request is admitted after the end of another")
 		}
-		time.Sleep(time.Second)
+		time.Sleep(waitStall / 4)
 		first.done()
 		if opened != 0 || g.admit(1<<20) {
 			t.Error("the gate is open while a reader waits")
 		}
-		time.Sleep(time.Second)
+		time.Sleep(waitStall / 4)
 		second.done()
 		if opened != 1 || !g.admit(1<<20) {
 			t.Error("the gate is closed although no reader waits")
 		}
-		if got := g.waits.Load(); got.Count != 2 || got.Sum != 3*time.Second {
-			t.Errorf("waits: got %d of %v in all, want 2 of 3s", got.Count, got.Sum)
+		if got := g.waits.Load(); got.Count != 2 || got.Sum != 3*waitStall/4 {
+			t.Errorf("waits: got %d of %v in all, want 2 of %v", got.Count, got.Sum, 3*waitStall/4)
 		}
 	})
 }
