@@ -27,15 +27,19 @@ func (c *Container) Holes(ctx context.Context, e *Entry) ([]drivers.Hole, error)
 	}
 	ctx, stop := context.WithTimeout(ctx, holesTimeout)
 	defer stop()
-	holes, info, err := c.source.Holes(ctx, e.Path())
-	if err != nil {
-		return nil, err
-	}
-	if timesOf(info) != times || info.Size != e.Size() {
-		return nil, syscall.ESTALE
-	}
-	if time.Since(times.newest()) >= c.racy { // the next change may leave the times as they are
-		c.holes.put(key, cachedReply[[]drivers.Hole]{holes, 16 * len(holes), times})
-	}
-	return holes, nil
+	return c.holes.request(ctx, key, times, func() ([]drivers.Hole, error) {
+		if holes, ok := c.holes.get(key, times); ok { // another request has just ended
+			return holes, nil
+		}
+		holes, info, err := c.source.Holes(ctx, e.Path())
+		switch {
+		case err != nil:
+			return nil, err
+		case timesOf(info) != times || info.Size != e.Size():
+			return nil, syscall.ESTALE
+		case time.Since(times.newest()) >= c.racy: // otherwise the next change may leave the times as they are
+			c.holes.put(key, cachedReply[[]drivers.Hole]{holes, 16 * len(holes), times})
+		}
+		return holes, nil
+	})
 }
