@@ -17,8 +17,8 @@ const (
 	// system one goroutine is faster: it has described 64 names by then.
 	statAlone = 200 * time.Microsecond
 
-	// statPatience is the time without a reply after which a call of Stats gives up.
-	statPatience = time.Second
+	// statTimeout is how long a call of Stats waits for the next reply.
+	statTimeout = time.Second
 )
 
 // A StatPool makes the requests of Namer.StatNames, at most maxStats at once. A request that hangs
@@ -32,12 +32,12 @@ type StatPool struct {
 func NewStatPool() *StatPool { return &StatPool{slots: make(chan struct{}, maxStats)} }
 
 // errNoReply is the Err of a name whose request hangs, or was not made because others hang.
-var errNoReply = fmt.Errorf("no reply to the request for attributes within %v", statPatience)
+var errNoReply = fmt.Errorf("no reply to the request for attributes within %v", statTimeout)
 
 // Stats calls stat for each name, and returns the Infos in the order of the names. The Info of a
-// name for which stat fails has the error. Stats waits as long as one request returns within
-// statPatience, and until ctx is done. It calls end when no call of stat is in progress any more,
-// which may be after it has returned.
+// name for which stat fails has the error. Stats gives up when no request has returned for
+// statTimeout, or ctx is done. It calls end after the last call of stat has returned, which may be
+// after Stats has returned.
 func (p *StatPool) Stats(ctx context.Context, names []string, stat func(name string) (Info, error), end func()) []Info {
 	c := &statCall{
 		pool: p, names: names, stat: stat, end: end, workers: 1,
@@ -50,12 +50,12 @@ func (p *StatPool) Stats(ctx context.Context, names []string, stat func(name str
 	if len(names) == 0 || p.hung.Load() == maxStats {
 		return c.infos
 	}
-	patience := time.NewTimer(statPatience)
-	defer patience.Stop()
+	timeout := time.NewTimer(statTimeout)
+	defer timeout.Stop()
 	select {
 	case p.slots <- struct{}{}:
 		c.start()
-	case <-patience.C:
+	case <-timeout.C:
 		return c.close()
 	case <-ctx.Done():
 		return c.close()
@@ -68,10 +68,10 @@ func (p *StatPool) Stats(ctx context.Context, names []string, stat func(name str
 			return c.infos
 		case <-alone.C:
 			c.startAll()
-		case <-patience.C:
+		case <-timeout.C:
 			if now := c.unanswered(); now < left {
 				left = now
-				patience.Reset(statPatience)
+				timeout.Reset(statTimeout)
 				continue
 			}
 			return c.close()

@@ -66,7 +66,7 @@ func TestStatPoolAlone(t *testing.T) {
 	})
 }
 
-// A request that hangs delays the others by statPatience. When all that the pool may make hang, a
+// A request that hangs delays the others by statTimeout. When all that the pool may make hang, a
 // call fails at once; when they have returned, the pool works again.
 func TestStatPoolHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -53,10 +53,10 @@ func (s *stalls) atBound() <-chan struct{} {
 	return s.bound
 }
 
-// patience returns the time without progress after which a request has stalled now. It falls with
+// timeout returns the time without progress after which a request has stalled now. It falls with
 // the number of stalled requests to a fifth: of 64 that hang, 16 at a time, the last stalls after
 // 2 s.
-func (s *stalls) patience() time.Duration {
+func (s *stalls) timeout() time.Duration {
 	return s.after / time.Duration(min(1+(s.count()+15)/16, 5))
 }
 
@@ -100,7 +100,7 @@ func (s *stalls) watch(yield func()) *watch {
 	w := &watch{stalls: s, yield: yield}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.timer = time.AfterFunc(s.patience(), func() {
+	w.timer = time.AfterFunc(s.timeout(), func() {
 		defer panics.Contain()
 		w.expire()
 	})
@@ -117,7 +117,7 @@ func (w *watch) expire() {
 		w.stalled = true
 		w.yield()
 	default:
-		w.timer.Reset(w.stalls.patience())
+		w.timer.Reset(w.stalls.timeout())
 	}
 }
 
@@ -126,7 +126,7 @@ func (w *watch) progress() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.stalled {
-		w.timer.Reset(w.stalls.patience())
+		w.timer.Reset(w.stalls.timeout())
 	}
 }
 

@@ -109,8 +109,8 @@ func TestEndWhileTierHangs(t *testing.T) {
 	}
 }
 
-// If the disk of a tier is not mounted, the folder below its mount point is not filled, until the
-// operator says so. When the disk is mounted, the tier is used.
+// If the disk of a tier is not mounted, the folder below its mount point is not filled, unless the
+// operator removes the file that the warning names. When the disk is mounted, the tier is used.
 func TestTierIsNotMounted(t *testing.T) {
 	s := newSite(t)
 	data := s.write("f", 100_000)
