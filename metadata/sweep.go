@@ -2,10 +2,13 @@ package metadata
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // The sweep costs the source little:
@@ -28,6 +31,16 @@ const (
 	sweepNames   = 1000    // a directory with more cached names is listed also if it never was before
 	sweepFailing = 10      // a pass ends after this number of failed requests in a row
 )
+
+// A request of the sweep that takes longer than a time-out hangs. It continues, and the sweep goes on
+// with other names. While maxHanging requests hang, the sweep makes none.
+const (
+	sweepStatTimeout = 5 * time.Second
+	sweepListTimeout = time.Minute
+	maxHanging       = 64
+)
+
+var errHangs = errors.New("the source does not answer")
 
 // SweepCounters count the work of Sweep.
 type SweepCounters struct {
@@ -79,6 +92,44 @@ type sweep struct {
 	next    time.Time     // of the next request
 	failing int           // number of requests in a row that have failed
 	oldest  time.Duration // since the last validation of a name that this pass has visited
+	hanging hanging
+}
+
+// hanging are the paths whose requests hang. Its methods may be called concurrently.
+type hanging struct {
+	mu    sync.Mutex // guards the following
+	paths map[string]bool
+}
+
+// has reports whether a request for path hangs.
+func (h *hanging) has(path string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.paths[path]
+}
+
+// full reports whether maxHanging requests hang.
+func (h *hanging) full() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.paths) >= maxHanging
+}
+
+// add adds a path until answered is closed.
+func (h *hanging) add(path string, answered <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.paths == nil {
+		h.paths = make(map[string]bool)
+	}
+	h.paths[path] = true
+	go func() {
+		defer panics.Contain()
+		<-answered
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.paths, path)
+	}()
 }
 
 // busy returns the part of a pass for the visits that are planned. The rest is for the names in
@@ -91,6 +142,9 @@ func (s *sweep) pass(ctx context.Context, start time.Time) {
 	s.failing, s.oldest = 0, 0
 	interval := s.busy() / time.Duration(max(len(dirs)+len(files), 1))
 	for i, e := range append(dirs, files...) {
+		if s.hanging.has(e.Path()) {
+			continue
+		}
 		visit := s.file
 		if e.IsDir() {
 			visit = s.directory
@@ -189,17 +243,39 @@ func (s *sweep) goesOn(ctx context.Context, e *Entry, err error) bool {
 	return s.failing < sweepFailing
 }
 
-// request calls f, which makes one request to the source, when the next one may be made, and
-// counts it.
-func (s *sweep) request(ctx context.Context, counter *int64, f func() error) error {
+// request calls f, which makes one request for path to the source, when the next one may be made,
+// and counts it. If the request takes longer than limit, request returns, and f continues.
+func request[T any](ctx context.Context, s *sweep, path string, limit time.Duration, counter *int64, f func() (T, error)) (v T, err error) {
 	if !sleepUntil(ctx, s.next) {
-		return context.Cause(ctx)
+		return v, context.Cause(ctx)
+	}
+	if s.hanging.full() {
+		return v, errHangs
 	}
 	atomic.AddInt64(counter, 1)
-	start := time.Now()
-	err := f()
-	s.next = start.Add(max(time.Second/sweepRate, sweepShare*time.Since(start)))
-	return err
+	var (
+		late     T
+		lateErr  error
+		answered = make(chan struct{})
+		start    = time.Now()
+		timeout  = time.NewTimer(limit)
+	)
+	defer timeout.Stop()
+	go func() {
+		defer close(answered)
+		defer panics.Catch(&lateErr)
+		late, lateErr = f()
+	}()
+	select {
+	case <-answered:
+		s.next = start.Add(max(time.Second/sweepRate, sweepShare*time.Since(start)))
+		return late, lateErr
+	case <-timeout.C:
+		s.hanging.add(path, answered)
+		return v, errHangs
+	case <-ctx.Done():
+		return v, context.Cause(ctx)
+	}
 }
 
 // file validates one name, and counts a change.
@@ -210,16 +286,14 @@ func (s *sweep) file(ctx context.Context, e *Entry) error {
 }
 
 // name validates one name and returns its entry.
-func (s *sweep) name(ctx context.Context, dir *Entry, name string) (now *Entry, err error) {
-	err = s.request(ctx, &s.c.sweeps.Stats, func() error {
-		var change Change
-		now, change, err = s.c.revalidateName(ctx, dir, name)
+func (s *sweep) name(ctx context.Context, dir *Entry, name string) (*Entry, error) {
+	return request(ctx, s, pathOf(dir, name), sweepStatTimeout, &s.c.sweeps.Stats, func() (*Entry, error) {
+		now, change, err := s.c.revalidateName(ctx, dir, name)
 		if change != Unchanged {
 			atomic.AddInt64(&s.c.sweeps.Changes, 1)
 		}
-		return err
+		return now, err
 	})
-	return now, err
 }
 
 // directory validates a directory, and the names in it if its times do not prove that they are
@@ -238,18 +312,19 @@ func (s *sweep) directory(ctx context.Context, e *Entry) error {
 	d.mu.RLock()
 	valid := !c.byListing && d.stamp.proves(stamp.fileTimes, c.racy) || d.snapshot.Load() != nil
 	d.mu.RUnlock()
-	if !valid {
-		if err := s.names(ctx, e); err != nil {
-			return err
+	checked := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.checked = requested
+		if !valid && !c.byListing {
+			d.stamp = stamp
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.checked = requested
-	if !valid && !c.byListing {
-		d.stamp = stamp
+	if valid {
+		checked()
+		return nil
 	}
-	return nil
+	return s.names(ctx, e, checked)
 }
 
 // directoryItself validates the attributes of a directory and returns the entry of its name.
@@ -257,19 +332,23 @@ func (s *sweep) directoryItself(ctx context.Context, e *Entry) (*Entry, error) {
 	if e.parent != nil {
 		return s.name(ctx, e.parent, e.Name())
 	}
-	return e, s.request(ctx, &s.c.sweeps.Stats, func() error { return s.c.refreshRoot(ctx) })
+	return request(ctx, s, e.Path(), sweepStatTimeout, &s.c.sweeps.Stats, func() (*Entry, error) { return e, s.c.refreshRoot(ctx) })
 }
 
-// names validates the names in a directory. It does not list a directory that was never listed
-// unless that is cheaper: its other names may be many.
-func (s *sweep) names(ctx context.Context, dir *Entry) error {
+// names validates the names in a directory, and then calls checked. It does not list a directory
+// that was never listed unless that is cheaper: its other names may be many.
+func (s *sweep) names(ctx context.Context, dir *Entry, checked func()) error {
 	entries, missing, many, everListed := dir.dir.known()
 	if everListed || many || len(entries)+len(missing) > sweepNames {
-		return s.request(ctx, &s.c.sweeps.ReadDirs, func() error {
+		_, err := request(ctx, s, dir.Path(), sweepListTimeout, &s.c.sweeps.ReadDirs, func() (difference, error) {
 			diff, err := s.c.relist(ctx, dir)
 			atomic.AddInt64(&s.c.sweeps.Changes, int64(len(diff.added)+len(diff.removed)+len(diff.replaced)))
-			return err
+			if err == nil {
+				checked() // here, so that a listing that takes long is not repeated
+			}
+			return diff, err
 		})
+		return err
 	}
 	for _, e := range entries {
 		missing = append(missing, e.Name())
@@ -279,6 +358,7 @@ func (s *sweep) names(ctx context.Context, dir *Entry) error {
 			return err
 		}
 	}
+	checked()
 	return nil
 }
 

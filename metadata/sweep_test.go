@@ -3,6 +3,7 @@ package metadata
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -200,6 +201,48 @@ func TestSweepOfSlowSource(t *testing.T) {
 		time.Sleep(window)
 		if got := w.get(t, "d/f7").Size(); got != 5 {
 			t.Errorf("after the failure: got size %d, want 5", got)
+		}
+	})
+}
+
+// While requests for some names or for a listing hang, changes of other names are seen within the
+// window. The requests that hang are bounded. When the source answers, all names are compared again.
+func TestSweepOfHungSource(t *testing.T) {
+	swept(t, func(t *testing.T, w *world) {
+		defer w.faults.Clear()
+		collect(t, w)
+		for i := range 200 {
+			w.source.Put(fmt.Sprintf("d/f%03d", i), []byte("x"))
+			w.source.Put(fmt.Sprintf("hung/f%03d", i), []byte("x"))
+		}
+		w.hold(t, "d")
+		w.hold(t, "hung")
+		time.Sleep(window)
+
+		w.faults.Add(drivertest.Rule{Op: drivertest.OpStat, Name: "d/f007", Hang: true})
+		w.faults.Add(drivertest.Rule{Op: drivertest.OpReadDir, Name: "hung", Hang: true})
+		w.source.Put("hung/new", []byte("x"))
+		time.Sleep(2 * window)
+		w.source.Overwrite("d/f100", []byte("other"))
+		time.Sleep(window)
+		if got := w.get(t, "d/f100").Size(); got != 5 {
+			t.Errorf("while one name hangs: got size %d of another, want 5", got)
+		}
+		if got := w.faults.Hung(); got != 2 {
+			t.Errorf("%d requests hang, want 2", got)
+		}
+
+		w.faults.Add(drivertest.Rule{Op: drivertest.OpStat, Match: func(name string) bool { return strings.HasPrefix(name, "hung/") }, Hang: true})
+		time.Sleep(20 * window)
+		if got := w.faults.Hung(); got > maxHanging || got < 20 {
+			t.Errorf("%d requests hang, want at most %d", got, maxHanging)
+		}
+		w.faults.Clear()
+		time.Sleep(2 * window)
+		w.source.Overwrite("hung/f100", []byte("other"))
+		time.Sleep(window)
+		if got := w.get(t, "hung/f100").Size(); got != 5 {
+			t.Errorf("after the hang: got size %d, want 5", got)
 		}
 	})
 }
