@@ -61,7 +61,8 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 func (f *fileSystem) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return statusNeverAgain }
 
 // Release closes a file.
-func (f *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
+	defer f.newRequest(cancel).end()
 	if h, ok := f.files.remove(in.Fh); ok {
 		f.close(h)
 	}

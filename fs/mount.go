@@ -64,10 +64,11 @@ type Config struct {
 
 // A Mount is a mounted file system that is being served.
 type Mount struct {
-	server *fuse.Server
-	fs     *fileSystem
-	point  string
-	served chan struct{} // closed after the last request was answered
+	server  *fuse.Server
+	fs      *fileSystem
+	replies *lostReplies
+	point   string
+	served  chan struct{} // closed after the last request was answered
 }
 
 // New mounts a file system and serves it until it is unmounted, by Unmount or by another
@@ -100,11 +101,12 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 	if f.maxBackground = cfg.MaxBackground; f.maxBackground == 0 {
 		f.maxBackground = MaxBackground
 	}
-	server, err := mount(f, cfg, log)
+	replies := newLostReplies(log)
+	server, err := mount(f, cfg, replies)
 	if err != nil {
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
-	m := &Mount{server: server, fs: f, point: cfg.Point, served: make(chan struct{})}
+	m := &Mount{server: server, fs: f, replies: replies, point: cfg.Point, served: make(chan struct{})}
 	go m.serve()
 	if err := server.WaitMount(); err != nil {
 		m.Detach()
@@ -190,7 +192,7 @@ func (m *Mount) Ended() <-chan struct{} { return m.served }
 func (m *Mount) OpenFiles() int { return m.fs.files.len() }
 
 // mount mounts f by mount(2) if this process is root, and otherwise by fusermount3.
-func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
+func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error) {
 	opts := &fuse.MountOptions{
 		FsName:               cfg.Source,
 		Name:                 Type[len("fuse."):],
@@ -202,9 +204,9 @@ func mount(f *fileSystem, cfg Config, log *slog.Logger) (*fuse.Server, error) {
 		CongestionThreshold:  f.maxBackground,
 		EnableSymlinkCaching: true,
 		EnableAcl:            f.acls,
-		Logger:               slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Logger:               replies.logger(),
 		PanicHandler:         panicStatus,
-		DisableSplice:        !canSplice(log),
+		DisableSplice:        !canSplice(replies.log),
 	}
 	if cfg.Mode == Passthrough {
 		opts.MaxStackDepth = cfg.StackDepth

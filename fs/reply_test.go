@@ -1,9 +1,11 @@
 package fs
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,7 +46,8 @@ func TestCannotSplice(t *testing.T) {
 // A replies is a file system with the file f, whose reads have a given reply.
 type replies struct {
 	fuse.RawFileSystem
-	reply func(in *fuse.ReadIn) fuse.ReadResult
+	reply  func(in *fuse.ReadIn) fuse.ReadResult
+	status fuse.Status
 }
 
 func (r *replies) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
@@ -64,7 +67,7 @@ func (r *replies) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrO
 func (r *replies) Open(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.OK }
 
 func (r *replies) Read(_ <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadResult, fuse.Status) {
-	return r.reply(in), fuse.OK
+	return r.reply(in), r.status
 }
 
 // When the reply to a read cannot be written to the kernel, or not spliced, the reader gets an
@@ -86,7 +89,7 @@ func TestFailedReply(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			point := t.TempDir()
-			fs := &replies{fuse.NewDefaultRawFileSystem(), reply}
+			fs := &replies{RawFileSystem: fuse.NewDefaultRawFileSystem(), reply: reply}
 			server, err := fuse.NewServer(fs, point, &fuse.MountOptions{DirectMount: true})
 			if err != nil {
 				t.Skipf("needs FUSE: %v", err)
@@ -108,5 +111,69 @@ func TestFailedReply(t *testing.T) {
 				t.Error("the reader waits")
 			}
 		})
+	}
+}
+
+// A reply that the kernel rejects before it looks for the request is detected, and the process that
+// waits for it ends with the connection.
+func TestLostReply(t *testing.T) {
+	lost := newLostReplies(slog.New(slog.DiscardHandler))
+	fs := &replies{RawFileSystem: fuse.NewDefaultRawFileSystem(), status: 600, reply: func(*fuse.ReadIn) fuse.ReadResult {
+		return fuse.ReadResultData(nil)
+	}}
+	point := t.TempDir()
+	server, err := fuse.NewServer(fs, point, &fuse.MountOptions{DirectMount: true, Logger: lost.logger()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go server.Serve()
+	defer server.Unmount()
+	if err := server.WaitMount(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("stat", "-c", "%d", point).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := strconv.ParseUint(strings.TrimSpace(string(out)), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("cat", point+"/f")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	err = lost.await(ctx, time.Second, func() (int, error) { return waiting(dev) }, func() int { return 0 })
+	if err != nil {
+		t.Errorf("got %v, want a lost reply", err)
+	}
+	if err := Abort(dev); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("the reader got no error")
+	}
+}
+
+// A message of go-fuse alone is no lost reply: not if the kernel waits for no more requests than are
+// in flight, even once.
+func TestNoLostReply(t *testing.T) {
+	lost := newLostReplies(slog.New(slog.DiscardHandler))
+	lost.logger().Print("a message")
+	ctx, cancel := context.WithCancel(t.Context())
+	looks := 0
+	err := lost.await(ctx, 3*lostPoll, func() (int, error) {
+		if looks++; looks == 3 {
+			time.AfterFunc(5*lostPoll, cancel)
+			return 64, nil
+		}
+		return 65, nil
+	}, func() int { return 64 })
+	if err != context.Canceled || looks != 3 {
+		t.Errorf("got %v after %d comparisons, want none after the third", err, looks)
 	}
 }

@@ -29,24 +29,37 @@ func Unmount(ctx context.Context, point string, lazy bool) error {
 // fusectl, another user needs it on /sys/fs/fuse/connections. The end of the daemon has the same
 // effect.
 func Abort(dev uint64) error {
-	name := fmt.Sprint(unix.Minor(dev), "/abort") // see Documentation/filesystems/fuse.rst of the kernel
-	path := "/sys/fs/fuse/connections/" + name
-	err := os.WriteFile(path, []byte("1"), 0)
-	if !errors.Is(err, fs.ErrNotExist) {
+	fd, err := openControl(dev, "abort", unix.O_WRONLY)
+	if err != nil {
 		return err
-	}
-	control, err := fusectl()
-	if err != nil {
-		return fmt.Errorf("mount fusectl: %w", err)
-	}
-	defer unix.Close(control)
-	fd, err := unix.Openat(control, name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
 	_, err = unix.Write(fd, []byte("1"))
 	return err
+}
+
+// openControl opens a file that the kernel has for the connection of the FUSE file system with a
+// device number: see Documentation/filesystems/fuse.rst of the kernel.
+func openControl(dev uint64, file string, flags int) (int, error) {
+	name := fmt.Sprintf("%d/%s", unix.Minor(dev), file)
+	path := "/sys/fs/fuse/connections/" + name
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err == nil {
+		return fd, nil
+	}
+	if err != unix.ENOENT {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	control, err := fusectl()
+	if err != nil {
+		return -1, fmt.Errorf("mount fusectl: %w", err)
+	}
+	defer unix.Close(control)
+	fd, err = unix.Openat(control, name, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
 }
 
 // fusectl mounts the file system that controls FUSE connections, at no path, and returns its root.

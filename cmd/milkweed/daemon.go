@@ -115,6 +115,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	defer d.serveControl(context.WithoutCancel(ctx), listener)()
 	d.start(d.scheduleScrubs)
 	d.start(d.watch)
+	d.start(d.watchReplies)
 	if err := d.serveMetrics(ctx); err != nil {
 		d.unmount()
 		return err

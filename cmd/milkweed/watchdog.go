@@ -26,16 +26,19 @@ const (
 )
 
 // A watchdog reports requests that take long, and ends the daemon because of what can never end.
-// The source may hang, so that a request may take long. Two things only a fault of the daemon can
+// The source may hang, so that a request may take long. Four things only a fault of the daemon can
 // cause:
 //
+//   - A function panics while it holds a lock that requests share (panics.Broken).
 //   - A status takes a minute. It calls neither the source nor a tier, and takes locks that
-//     requests share: one of them was never released, such as after a panic.
+//     requests share: one of them was never released.
 //   - A request goes on a minute after its interruption. All waits end with their request.
+//   - The kernel waits for a reply that it has rejected (fs.Mount.AwaitLostReply).
 //
 // The kernel does not let a process end that waits for the reply to a request. When the daemon has
 // ended, the process gets ENOTCONN or ECONNABORTED, and a supervisor mounts again.
 type watchdog struct {
+	broken <-chan struct{}
 	stuck  func() fs.Stuck
 	status func()
 	report func(fs.Stuck)
@@ -49,6 +52,7 @@ type watchdog struct {
 // watch runs the watchdog until ctx is done.
 func (d *daemon) watch(ctx context.Context) {
 	w := &watchdog{
+		broken: panics.Broken(),
 		stuck:  func() fs.Stuck { return d.mount.Stuck(stuckAfter) },
 		status: func() { d.Status(ctx) },
 		report: func(s fs.Stuck) {
@@ -58,9 +62,28 @@ func (d *daemon) watch(ctx context.Context) {
 	}
 	tick := time.NewTicker(watchEvery) // drops ticks while this process is stopped
 	defer tick.Stop()
+	w.run(ctx, tick.C)
+}
+
+// watchReplies ends the daemon when a request will never get a reply, until ctx is done.
+func (d *daemon) watchReplies(ctx context.Context) {
+	err := d.mount.AwaitLostReply(ctx, d.dev)
+	switch {
+	case err == nil:
+		d.die("the kernel waits for a reply that it has rejected")
+	case ctx.Err() == nil:
+		d.log.Warn("replies are not watched", "err", err)
+	}
+}
+
+// run examines the daemon at each tick, until ctx is done.
+func (w *watchdog) run(ctx context.Context, tick <-chan time.Time) {
 	for {
 		select {
-		case now := <-tick.C:
+		case <-w.broken:
+			w.end("a function has panicked while it held a lock that requests share")
+			return
+		case now := <-tick:
 			w.step(now)
 		case <-ctx.Done():
 			return

@@ -56,3 +56,14 @@ func TestWatchdogEnds(t *testing.T) {
 		}
 	}
 }
+
+// The watchdog ends the daemon at once after a panic under a lock that requests share.
+func TestWatchdogEndsAfterPanic(t *testing.T) {
+	broken, ended := make(chan struct{}), false
+	close(broken)
+	w := &watchdog{broken: broken, end: func(string) { ended = true }}
+	w.run(t.Context(), nil)
+	if !ended {
+		t.Error("the daemon goes on")
+	}
+}

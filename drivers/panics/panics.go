@@ -2,7 +2,9 @@
 // operation, logs it with its stack, and counts it. A panic that nothing contains ends the
 // process, as always in Go.
 //
-// A function that panics releases the locks that it releases by defer. Other locks stay locked.
+// A lock of package sync that is released by defer is released by a panic too. Data that operations
+// share is guarded by a Mutex or RWMutex of this package instead: a panic that may have left the data
+// half changed ends the process.
 package panics
 
 import (

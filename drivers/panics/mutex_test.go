@@ -1,0 +1,103 @@
+package panics_test
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
+)
+
+// isBroken reports whether panics.Broken is closed.
+func isBroken() bool {
+	select {
+	case <-panics.Broken():
+		return true
+	default:
+		return false
+	}
+}
+
+// A panic under a lock for writing leaves it locked and closes Broken; one beside the lock, or under
+// a lock for reading, does neither. Broken is never open again, so that each case needs a process of
+// its own.
+func TestBroken(t *testing.T) {
+	var (
+		mu panics.Mutex
+		rw panics.RWMutex
+	)
+	cases := map[string]struct {
+		lock   sync.Locker
+		f      func()
+		broken bool
+	}{
+		"deferred": {&mu, func() { mu.Lock(); defer mu.Unlock(); guilty() }, true},
+		"below": {&mu, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			func() { defer func() {}(); guilty() }()
+		}, true},
+		"writer":     {&rw, func() { rw.Lock(); defer rw.Unlock(); guilty() }, true},
+		"reader":     {&rw, func() { rw.RLock(); defer rw.RUnlock(); guilty() }, false},
+		"released":   {&mu, func() { mu.Lock(); mu.Unlock(); guilty() }, false},
+		"contained":  {&mu, func() { mu.Lock(); defer mu.Unlock(); panics.Do(func() error { guilty(); return nil }) }, false},
+		"no panic":   {&mu, func() { mu.Lock(); defer mu.Unlock() }, false},
+		"not locked": {&mu, guilty, false},
+		"during": {&mu, func() {
+			defer func() { mu.Lock(); defer mu.Unlock() }()
+			guilty()
+		}, false},
+	}
+	const env = "MILKWEED_TEST_BROKEN"
+	if c, ok := cases[os.Getenv(env)]; ok {
+		var err error
+		log := logged(func() { err = panics.Do(func() error { c.f(); return nil }) })
+		if isBroken() != c.broken {
+			t.Errorf("broken is %v", isBroken())
+		}
+		if c.broken && (err == nil || !strings.Contains(log, "panics_test.guilty")) {
+			t.Errorf("got the error %v and the log %s", err, log)
+		}
+		locked := make(chan struct{})
+		go func() {
+			c.lock.Lock()
+			close(locked)
+		}()
+		select {
+		case <-locked:
+			if c.broken {
+				t.Error("the lock is released")
+			}
+		case <-time.After(100 * time.Millisecond):
+			if !c.broken {
+				t.Error("the lock stays locked")
+			}
+		}
+		return
+	}
+	for name := range cases {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestBroken$", "-test.v")
+		cmd.Env = append(os.Environ(), env+"="+name)
+		if out, err := cmd.CombinedOutput(); !strings.Contains(string(out), "--- PASS: TestBroken") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+func BenchmarkMutex(b *testing.B) {
+	b.Run("sync", func(b *testing.B) {
+		var mu sync.Mutex
+		for b.Loop() {
+			func() { mu.Lock(); defer mu.Unlock() }()
+		}
+	})
+	b.Run("panics", func(b *testing.B) {
+		var mu panics.Mutex
+		for b.Loop() {
+			func() { mu.Lock(); defer mu.Unlock() }()
+		}
+	})
+}
