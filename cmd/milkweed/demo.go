@@ -46,10 +46,11 @@ epoch, or if more than 1.02 times the dataset is read from it in the first.
 With --json it prints one object: files, bytes, latency_seconds,
 bandwidth_bytes_per_second, readers, folders[], problems[], and epochs[] with
 epoch, via ("source" or "milkweed"), seconds, files, bytes, tier_bytes {tier:
-bytes}, and source {operations, opens, reads, bytes}.`
+bytes}, and source {operations, lookups, getattrs, opens, reads, lists, others,
+bytes}.`
 
 // defaultSpeed is the default speed of the simulated PFS.
-var defaultSpeed = simpfs.Speed{Latency: 2 * time.Millisecond, BytesPerSecond: 200e6}
+var defaultSpeed = simpfs.Speed{Latency: 2 * time.Millisecond, BytesPerSecond: 200e6, TTL: time.Second}
 
 func newDemo() *cobra.Command {
 	d := demo.Config{Source: defaultSpeed}
@@ -125,6 +126,7 @@ func catchSIGPIPE() (stop func()) {
 func addSpeed(c *cobra.Command, speed *simpfs.Speed) {
 	c.Flags().DurationVar(&speed.Latency, "latency", speed.Latency, "`DURATION` of each operation of the simulated PFS; values below 1ms become about 1ms")
 	c.Flags().Var((*byteRate)(&speed.BytesPerSecond), "bandwidth", "`BYTES` per second that all readers of the simulated PFS share")
+	c.Flags().DurationVar(&speed.TTL, "ttl", speed.TTL, "`DURATION` for which the client of the simulated PFS caches names; with 0 it revalidates them at each open")
 }
 
 // A byteRate is the value of a flag in bytes per second, such as 200MB.
@@ -150,10 +152,12 @@ func (r *byteRate) Type() string { return "bytes" }
 func newDemoPFS() *cobra.Command {
 	var speed simpfs.Speed
 	c := &cobra.Command{
-		Use:     "pfs FOLDER MOUNTPOINT",
-		Short:   "Mount a folder as a simulated PFS",
-		Long:    "Pfs is the process of the simulated parallel file system (PFS).",
-		Example: "  milkweed demo pfs --latency 1ms --bandwidth 200MB data mnt",
+		Use:   "pfs FOLDER MOUNTPOINT",
+		Short: "Mount a folder as a simulated PFS",
+		Long: `Pfs is the process of the simulated parallel file system (PFS). It prints a line
+of JSON with the operations so far for each line {} of its standard input, and
+unmounts when that ends.`,
+		Example: "  milkweed demo pfs --latency 1ms --bandwidth 200MB --ttl 60s data mnt",
 		Hidden:  true,
 		Args:    usage(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {

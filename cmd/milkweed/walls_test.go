@@ -27,6 +27,7 @@ var walls = []struct {
 	{"metadata", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers"}, nil},
 	{"placement", []string{"drivers", "drivers/limit", "drivers/panics", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},
 	{"fs", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"fs/pfs", []string{"drivers", "drivers/limit", "drivers/panics"}, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"fs/faultdisk", nil, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
 	{"cmd/internal/child", []string{"cmd/internal/exit"}, nil},

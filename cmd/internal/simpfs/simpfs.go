@@ -6,34 +6,16 @@ package simpfs
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/child"
+	"github.com/milkweedfs/milkweed/fs/pfs"
 )
 
-// Speed is the speed of a simulated PFS.
-type Speed struct {
-	Latency        time.Duration // of each operation; the lower bound
-	BytesPerSecond int64         // of all readers together
-}
+// Speed is the speed of a simulated PFS, and how its client caches names.
+type Speed = pfs.Config
 
 // Use counts the operations of a simulated PFS.
-type Use struct {
-	Operations int64 `json:"operations"` // of all kinds
-	Opens      int64 `json:"opens"`
-	Reads      int64 `json:"reads"`
-	Bytes      int64 `json:"bytes"` // bytes read
-}
-
-// Sub returns the difference of two counts.
-func (u Use) Sub(before Use) Use {
-	return Use{
-		Operations: u.Operations - before.Operations,
-		Opens:      u.Opens - before.Opens,
-		Reads:      u.Reads - before.Reads,
-		Bytes:      u.Bytes - before.Bytes,
-	}
-}
+type Use = pfs.Use
 
 // A PFS is a simulated PFS in a child process.
 type PFS struct{ process *child.Process }
@@ -43,7 +25,7 @@ type PFS struct{ process *child.Process }
 // to end first. The caller must call Stop.
 func Start(ctx context.Context, folder, point string, speed Speed) (*PFS, error) {
 	p, err := child.Start(child.Command(context.WithoutCancel(ctx), "demo", "pfs", folder, point,
-		"--latency", speed.Latency.String(), "--bandwidth", fmt.Sprint(speed.BytesPerSecond)))
+		"--latency", speed.Latency.String(), "--bandwidth", fmt.Sprint(speed.BytesPerSecond), "--ttl", speed.TTL.String()))
 	if err != nil {
 		return nil, err
 	}
