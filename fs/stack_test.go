@@ -78,6 +78,8 @@ var children = map[string]func(args []string) error{
 	"ways":     readWays,
 	"list":     listFolder,
 	"serve":    serveAsUser,
+	"pfs":      servePFS,
+	"access":   access,
 }
 
 // childCommand returns a command that runs one of children. By default, the race detector makes

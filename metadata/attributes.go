@@ -19,9 +19,9 @@ import (
 //  1. A lookup of an Unknown entry requests that name alone, unless the name belongs to a batch
 //     that is in flight.
 //  2. If the names of a directory are looked up in order, as by ls -l and find, a lookup requests
-//     the next batchSize names together, in parallel, and those that follow need no request. So
-//     does one of many lookups in no order, for a job that opens all files: at most creditRandom
-//     names for each lookup.
+//     the next batchSize names together, in parallel, and those that follow need no request. A job
+//     that looks names up in no order opens them: the client of the source may request each name
+//     at its open once more, so that a request ahead would save nothing.
 //  3. A program that has looked up the last names that it has read of a directory, as ls -l does,
 //     gets the following ones with their attributes (Container.Complete).
 //  4. Walk requests all of them.
@@ -29,10 +29,9 @@ import (
 // A name whose request hangs stays Unknown, and delays its batch by a second.
 
 const (
-	batchSize    = 64 // names that a lookup requests together, at most
-	orderGap     = 16 // how far after the last name a lookup in order may be
-	creditOrder  = 32 // names that a lookup in order allows to be requested ahead
-	creditRandom = 2  // the same for another lookup
+	batchSize   = 64 // names that a lookup requests together, at most
+	orderGap    = 16 // how far after the last name a lookup in order may be
+	creditOrder = 16 // names that a lookup in order allows to be requested ahead; another one forbids as many
 )
 
 // ahead is the state of a directory for requesting attributes before they are needed. Its zero
@@ -80,11 +79,11 @@ func (d *directory) lookedUp(name string) {
 	if !ok {
 		return
 	}
-	allowed := uint32(creditRandom)
 	if d.ahead.follows(i) {
-		allowed = creditOrder
+		d.ahead.credit = min(d.ahead.credit+creditOrder, batchSize)
+	} else {
+		d.ahead.credit -= min(d.ahead.credit, creditOrder)
 	}
-	d.ahead.credit = min(d.ahead.credit+allowed, batchSize)
 	d.ahead.last = uint32(i) + 1
 }
 

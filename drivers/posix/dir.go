@@ -3,6 +3,7 @@ package posix
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -33,6 +34,7 @@ type Dir struct {
 	root    int         // O_PATH descriptor of the folder
 	fsType  string      // type of its file system
 	noatime atomic.Bool // files may be opened with O_NOATIME
+	names   *resolver   // nil if the file system is local: it resolves names without requests
 	cache   cachePolicy
 	stats   *drivers.StatPool
 }
@@ -50,6 +52,9 @@ func OpenDir(path string) (*Dir, error) {
 	d, err := newDir(fd)
 	if err != nil {
 		return nil, pathError("open", path, err)
+	}
+	if !isLocal(d.fsType) {
+		d.names = newResolver(fd)
 	}
 	return d, nil
 }
@@ -69,7 +74,12 @@ func newDir(fd int) (*Dir, error) {
 }
 
 // Close releases the folder.
-func (d *Dir) Close() error { return unix.Close(d.root) }
+func (d *Dir) Close() error {
+	if d.names != nil {
+		d.names.close()
+	}
+	return unix.Close(d.root)
+}
 
 // FSType returns the type of the file system of the folder, such as "tmpfs" or "lustre".
 func (d *Dir) FSType() string { return d.fsType }
@@ -81,6 +91,9 @@ func (d *Dir) Profile() drivers.Profile { return drivers.Profile{Local: isLocal(
 func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err := checkRequest(ctx, "open", name); err != nil {
 		return nil, err
+	}
+	if o := d.reopen(name); o != nil {
+		return o, nil
 	}
 	fd, err := d.openRead(name, unix.O_NONBLOCK)
 	if err != nil {
@@ -94,27 +107,78 @@ func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	return o, nil
 }
 
-// openRead opens name for reading, with O_NOATIME where that is permitted. Only the owner
-// of a file may use O_NOATIME. If it is refused for one file, it probably is for the
-// others as well, and openRead no longer tries it.
+// reopen opens a file that Stat has described a short time ago by its descriptor. It returns nil if
+// there is none, or if that fails: the file may have been removed, or /proc may not be mounted.
+func (d *Dir) reopen(name string) *object {
+	if d.names == nil {
+		return nil
+	}
+	k := d.names.take(name)
+	if k == nil {
+		return nil
+	}
+	defer d.names.release(k)
+	fd, err := d.withoutAtime(unix.O_NONBLOCK, func(flags int) (fd int, err error) {
+		err = ignoringEINTR(func() error {
+			fd, err = unix.Open(procPath(k.fd), flags|unix.O_CLOEXEC, 0)
+			return err
+		})
+		return fd, err
+	})
+	if err != nil {
+		return nil
+	}
+	o, err := d.newObject(fd, name)
+	if err != nil || o.info.Nlink == 0 {
+		unix.Close(fd)
+		return nil
+	}
+	return o
+}
+
+// openRead opens name for reading.
 func (d *Dir) openRead(name string, flags int) (int, error) {
+	return d.withoutAtime(flags, func(flags int) (int, error) { return d.open(name, flags) })
+}
+
+// withoutAtime calls open with O_NOATIME where that is permitted. Only the owner of a file may use
+// O_NOATIME. If it is refused for one file, it probably is for the others as well, and it is no
+// longer tried.
+func (d *Dir) withoutAtime(flags int, open func(flags int) (int, error)) (int, error) {
 	if d.noatime.Load() {
-		fd, err := openBelow(d.root, name, flags|unix.O_NOATIME)
+		fd, err := open(flags | unix.O_NOATIME)
 		if err != unix.EPERM {
 			return fd, err
 		}
 	}
-	fd, err := openBelow(d.root, name, flags)
+	fd, err := open(flags)
 	if err == nil {
 		d.noatime.Store(false)
 	}
 	return fd, err
 }
 
+// open opens name.
+func (d *Dir) open(name string, flags int) (int, error) {
+	if d.names == nil {
+		return openBelow(d.root, name, flags)
+	}
+	return d.names.open(name, flags)
+}
+
 // Stat implements drivers.Driver. It opens the name itself, not its folder: both opens cost
 // the same, and the name is resolved once instead of twice.
 func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	var st unix.Stat_t
+	if d.names != nil {
+		if err := checkRequest(ctx, "stat", name); err != nil {
+			return drivers.Info{}, err
+		}
+		if err := d.names.stat(name, &st); err != nil {
+			return drivers.Info{}, pathError("stat", name, asMissing(err))
+		}
+		return infoOf(name, &st), nil
+	}
 	err := d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) })
 	if err != nil {
 		return drivers.Info{}, err
@@ -127,7 +191,7 @@ func (d *Dir) withPath(ctx context.Context, op, name string, f func(fd int) erro
 	if err := checkRequest(ctx, op, name); err != nil {
 		return err
 	}
-	fd, err := openBelow(d.root, name, unix.O_PATH|unix.O_NOFOLLOW)
+	fd, err := d.open(name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
 		return pathError(op, name, asMissing(err))
 	}
@@ -195,6 +259,11 @@ func (d *Dir) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
 func (d *Dir) StatNames(ctx context.Context, dir string, names []string) ([]drivers.Info, error) {
 	if err := checkRequest(ctx, "stat", dir); err != nil {
 		return nil, err
+	}
+	if d.names != nil {
+		return d.stats.Stats(ctx, names, func(name string) (drivers.Info, error) {
+			return d.Stat(ctx, path.Join(dir, name))
+		}, func() {}), nil
 	}
 	fd, err := openBelow(d.root, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -370,7 +439,10 @@ func userAttr(attr string) bool { return strings.HasPrefix(attr, "user.") }
 
 // procPath returns a path to the file of fd. The system calls for attributes do not accept
 // an O_PATH descriptor.
-func procPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+func procPath(fd int) string { return fmt.Sprintf("%s/%d", procFDs, fd) }
+
+// procFDs is the folder of the descriptors of this process, except in a test.
+var procFDs = "/proc/self/fd"
 
 // withBuffer calls get, with larger buffers as long as it returns ERANGE, and returns the
 // part of the buffer that get filled.
