@@ -87,7 +87,9 @@ func (d *Dir) FSType() string { return d.fsType }
 // Profile implements drivers.Profiler.
 func (d *Dir) Profile() drivers.Profile { return drivers.Profile{Local: isLocal(d.fsType)} }
 
-// Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block.
+// Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block. On a
+// remote file system, Open opens the file that Stat has described under the name in the last
+// second, if there is one and it was not removed.
 func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err := checkRequest(ctx, "open", name); err != nil {
 		return nil, err

@@ -294,7 +294,7 @@ func (r *resolver) keep(name string, parent *kept, fd int, file identity) *kept 
 		k.expires = parent.expires
 	}
 	if r.timer == nil {
-		r.timer = time.AfterFunc(keepFor, r.expire)
+		r.expireAfter(keepFor)
 	}
 	r.mu.Unlock()
 	r.release(dropped...)
@@ -314,9 +314,16 @@ func (r *resolver) forget(name string) {
 	}
 }
 
+// expireAfter calls expire after d. r.mu must be held.
+func (r *resolver) expireAfter(d time.Duration) {
+	r.timer = time.AfterFunc(d, func() {
+		defer panics.Contain()
+		r.expire()
+	})
+}
+
 // expire drops the descriptors that were kept for keepFor.
 func (r *resolver) expire() {
-	defer panics.Contain()
 	r.mu.Lock()
 	now := time.Now()
 	r.timer = nil
@@ -324,7 +331,7 @@ func (r *resolver) expire() {
 	for e := r.order.Front(); e != nil; e = r.order.Front() {
 		k := e.Value.(*kept)
 		if left := k.since.Add(keepFor).Sub(now); left > 0 {
-			r.timer = time.AfterFunc(left, r.expire)
+			r.expireAfter(left)
 			break
 		}
 		dropped = append(dropped, r.drop(k))
