@@ -205,6 +205,7 @@ func (c *Container) copiesOfNames(ctx context.Context, dir *Entry, infos []drive
 // place of now, the present entry of its name or nil, and returns its entry. The lock of dir must
 // be held.
 func (c *Container) putVersion(dir, now *Entry, info drivers.Info, requested uint32, copies nameCopies) *Entry {
+	c.changes.Add(1)
 	if now != nil && now.Unknown() && now.kind == info.Type() && info.Version == "" {
 		c.learn(now, info, requested, copies)
 		return now

@@ -36,6 +36,7 @@ type directory struct {
 	invalidated map[string]uint32 // names that the cached listing does not cover, with pages at that time
 
 	snapshot      atomic.Pointer[extent] // the names in the metadata snapshot; nil: none, or they are loaded
+	loaded        atomic.Uint32          // time when they were loaded, by Container.now; 0: never
 	cachedListing atomic.Uint64          // see Entry.CachedListing
 }
 

@@ -65,6 +65,7 @@ func (c *Container) removeName(dir *Entry, name string, requested uint32) *Entry
 
 // remove removes e from d and makes it stale; d.mu must be held.
 func (c *Container) remove(d *directory, e *Entry) {
+	c.changes.Add(1)
 	d.delete(e.Name())
 	if !c.byListing {
 		d.listed = 0 // other names may have changed too; one ReadDir shows all of them

@@ -112,6 +112,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 		diff.lost(d, gone)
 	}
 	d.listed, d.everListed = requested, true
+	c.changes.Add(1)
 	if complete {
 		d.stamp = stamp
 	}
@@ -122,8 +123,12 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 // and that describes the version of e. e.attributes must be held.
 func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 	same := !e.IsRegular() || info.SameContent(e.info())
-	if e.set(info) && e.lookups.Load() > 0 {
+	changed := e.set(info)
+	if changed && e.lookups.Load() > 0 {
 		c.outdated.add(e, "", false)
+	}
+	if changed || c.snapshotTTL == 0 { // then the snapshot contains the time of validation
+		c.changes.Add(1)
 	}
 	if !same {
 		c.Doubt(e)

@@ -18,9 +18,7 @@ package metadata
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"path"
 	"strings"
@@ -37,22 +35,24 @@ import (
 //
 // Lock order: a directory, then a directory inside it, the entry table or the outdated parts.
 type Container struct {
-	levels    *tiers.Hierarchy
-	source    *tiers.Source
-	byListing bool // names are found by listing: the source is a drivers.Lister
-	byName    bool // listings have no attributes: the source is a remote drivers.Namer
-	ttl       time.Duration
-	racy      time.Duration // age below which the times of a directory prove nothing
-	log       *slog.Logger
-	start     time.Time // the origin of now
-	root      *Entry
-	table     table
-	snapshot  *snapshot     // nil: there is none
-	warned    atomic.Uint32 // time of the last warning about the source, by now; 0: none
-	outdated  outdatedParts
-	sweeps    SweepCounters      // updated atomically
-	xattrs    replyCache[[]byte] // nil: the attribute does not exist
-	holes     replyCache[[]drivers.Hole]
+	levels      *tiers.Hierarchy
+	source      *tiers.Source
+	byListing   bool // names are found by listing: the source is a drivers.Lister
+	byName      bool // listings have no attributes: the source is a remote drivers.Namer
+	ttl         time.Duration
+	snapshotTTL time.Duration // see Options; at most ttl
+	racy        time.Duration // age below which the times of a directory prove nothing
+	log         *slog.Logger
+	start       time.Time // the origin of now
+	root        *Entry
+	table       table
+	snapshot    *Snapshot     // nil: there is none
+	changes     atomic.Uint64 // see Changes
+	warned      atomic.Uint32 // time of the last warning about the source, by now; 0: none
+	outdated    outdatedParts
+	sweeps      SweepCounters      // updated atomically
+	xattrs      replyCache[[]byte] // nil: the attribute does not exist
+	holes       replyCache[[]drivers.Hole]
 
 	background background // runs the listings, if names are found by listing
 }
@@ -60,8 +60,13 @@ type Container struct {
 // Options configure a Container. The zero value caches nothing.
 type Options struct {
 	TTL      time.Duration // how long names and attributes are cached before they are validated
-	Snapshot string        // file with the metadata snapshot to start from; "": none
-	Dataset  string        // identity of the source, which must be that of the snapshot
+	Snapshot *Snapshot     // the metadata snapshot to start from, which is of the same source; nil: none
+
+	// SnapshotTTL is how long the attributes of files in the snapshot are cached, from the first
+	// use of their directory, if the times of the directory prove that no name in it has changed.
+	// If it is 0, or names are found by listing, all TTLs of the snapshot continue as if this
+	// container had made the requests.
+	SnapshotTTL time.Duration
 
 	// RacyWindow is the age of the times of a directory below which they do not prove that no name
 	// in it has changed: the granularity of these times, and the difference between the clocks of
@@ -70,9 +75,7 @@ type Options struct {
 }
 
 // New returns the namespace of the source of levels. It makes one request to the source,
-// for the root. A snapshot that does not exist, is damaged or is of another dataset is not
-// used; if the file is not a snapshot, the error matches ErrForeign. The caller closes the
-// container.
+// for the root. The caller closes the container and then the snapshot.
 func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.Logger) (*Container, error) {
 	c := &Container{
 		levels: levels,
@@ -83,6 +86,9 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		start:  time.Now().Add(-maxSnapshotAge),
 	}
 	c.byListing = c.source.IsLister()
+	if !c.byListing {
+		c.snapshotTTL = min(opts.SnapshotTTL, opts.TTL)
+	}
 	c.byName = !c.byListing && c.source.IsNamer() && !c.source.Profile().Local
 	c.background.ctx, c.background.stop = context.WithCancelCause(context.Background())
 	info, err := c.source.Stat(ctx, ".")
@@ -95,28 +101,15 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 	c.root = makeEntry(nil, info, c.now())
 	c.table.add(c.root)
 	c.root.lookups.Store(1) // the kernel never forgets the root
-	if opts.Snapshot == "" {
-		return c, nil
-	}
-	err = c.openSnapshot(opts.Snapshot, opts.Dataset)
-	switch {
-	case errors.Is(err, ErrForeign):
-		return nil, err
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		c.log.Warn("metadata snapshot is not used", "err", err)
+	if opts.Snapshot != nil {
+		c.useSnapshot(opts.Snapshot)
 	}
 	return c, nil
 }
 
-// Close cancels the listings in flight, waits until they have returned, and closes the
-// metadata snapshot. No other method may be called after it.
-func (c *Container) Close() error {
-	c.background.close()
-	if c.snapshot == nil {
-		return nil
-	}
-	return c.snapshot.file.Close()
-}
+// Close cancels the listings in flight, and waits until they have returned. No other method may be
+// called after it.
+func (c *Container) Close() { c.background.close() }
 
 // Root returns the root directory. Its ID is 1.
 func (c *Container) Root() *Entry { return c.root }

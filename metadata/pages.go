@@ -116,6 +116,7 @@ func (m *pageMerger) entry(info drivers.Info) *Entry {
 	}
 	e := makeEntry(m.dir, info, m.requested)
 	m.c.addVersion(e, old, m.copies.of(info.Name))
+	m.c.changes.Add(1)
 	m.diff.found(e, old)
 	d.put(e)
 	if old != nil {
@@ -142,6 +143,7 @@ func (m *pageMerger) end() error {
 	}
 	maps.DeleteFunc(d.invalidated, func(_ string, page uint32) bool { return page < m.firstPage })
 	d.listed, d.everListed = m.started, true
+	m.c.changes.Add(1)
 	if d.manyInvalidated() {
 		d.listed = 0
 	}

@@ -7,8 +7,9 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
-	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -30,6 +31,7 @@ import (
 // reads at most the whole file. A block is
 //
 //	listed   time when all names were last known, 0 if they were not
+//	stamp    mtime and ctime of the directory, and the time of the stamp; see stamp
 //	number   of entries, which follow by name
 //	entry    name, version, mode, nlink, uid, gid, rdev, size, blocks, mtime,
 //	         ctime, atime, time of the request that validated it, and for a directory the
@@ -41,11 +43,11 @@ import (
 // difference from mtime. Other times count units of 100 ms since 1970. The time of validation
 // is the difference from the entry before, or from listed for the first entry.
 //
-// Format version 1 had no versions of files, and 2 no blocks.
+// Format version 1 had no versions of files, 2 no blocks, and 3 no stamps.
 const (
 	headMagic     = "milkweed: names\n"
 	tailMagic     = "milkweed: end  \n"
-	formatVersion = 3
+	formatVersion = 4
 	tailSize      = int64(len(tailMagic)) + 3*8 + crc32.Size
 )
 
@@ -57,7 +59,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ErrForeign is the error of New and SaveSnapshot for a file that is not a metadata
+// ErrForeign is the error of OpenSnapshot and SaveSnapshot for a file that is not a metadata
 // snapshot. They do not change the file.
 var ErrForeign = errors.New("not a metadata snapshot")
 
@@ -95,36 +97,53 @@ type snapshotEntry struct {
 	below     extent // the block of a directory
 }
 
-// openSnapshot makes the container start with the metadata in the snapshot at path, if it
-// is of the same source. TTLs continue as if this container had made the requests.
-// It must be called before the first lookup. Its cost does not depend on the size of the
-// file: a directory is read when it is first used, and one that is damaged is read from the
-// source instead. The file stays open until Close.
-func (c *Container) openSnapshot(path, source string) error {
-	if err := checkSnapshotFile(path); err != nil {
-		return err
+// OpenSnapshot opens the snapshot that is the file name in folder. It is for Options.Snapshot of a
+// container of the same source. Its cost does not depend on the size of the file. The caller
+// closes the snapshot.
+func OpenSnapshot(folder *os.Root, name, source string) (*Snapshot, error) {
+	if err := checkSnapshotFile(folder, name); err != nil {
+		return nil, err
 	}
-	f, err := os.Open(path)
+	f, err := folder.Open(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var s *Snapshot
 	info, err := f.Stat()
 	if err == nil {
-		c.snapshot, err = newSnapshot(f, info.Size(), source)
+		s, err = newSnapshot(f, info.Size(), source)
 	}
 	if err != nil {
 		f.Close()
-		return fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	c.snapshot.file = f
-	if root := c.snapshot.root; root.size > 0 {
+	s.file = f
+	return s, nil
+}
+
+// useSnapshot makes the container start with a snapshot. It must be called before the first
+// lookup. A directory is read when it is first used, and one that is damaged is read from the
+// source instead.
+func (c *Container) useSnapshot(s *Snapshot) {
+	c.snapshot = s
+	if root := s.root; root.size > 0 {
 		c.root.dir.snapshot.Store(&root)
 	}
-	return nil
 }
 
 // loadSnapshot loads a directory from the snapshot, if it is there and was not loaded yet.
 // The levels are those of the copies that the tiers hold now.
+//
+// With Options.SnapshotTTL, the directory is first compared with the source:
+//
+//  1. If its times prove that no name in it has changed since the snapshot was made, its listing
+//     is valid. A file that was rewritten in place is not revealed by these times: the attributes
+//     of files are cached for SnapshotTTL from now on.
+//  2. If they do not, only the directories in it are loaded: what is below them is compared by
+//     itself.
+//  3. If the source fails, everything is loaded, to be served during the outage.
+//
+// In all cases the first lookup of a directory requests its attributes.
 func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 	d := dir.dir
 	if d.snapshot.Load() == nil {
@@ -134,8 +153,11 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 	if !started {
 		return err
 	}
-	listed, entries := c.readSnapshot(dir)
+	failed := c.snapshotTTL > 0 && c.validateDirectory(ctx, dir) != nil
+	b := c.readSnapshot(dir)
 	stamped := dir.stamp()
+	now := loaded{c: c, dir: dir, proven: !failed && b.stamp.proves(stamped.fileTimes, c.racy), failed: failed}
+	entries := now.entries(b)
 	copies := c.listCopies(ctx, dir)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -144,6 +166,7 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 		return context.Cause(ctx)
 	}
 	d.snapshot.Store(nil)
+	d.loaded.Store(c.now())
 	if dir.Stale() {
 		return nil
 	}
@@ -151,102 +174,174 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 		c.addVersion(e, nil, copies.of(e.Name()))
 	}
 	d.sorted, d.version = entries, d.version+1
-	if listed != 0 {
-		d.listed, d.everListed = c.fromWall(listed), true
-		d.stamp = stamp{stamped.fileTimes, int64(listed) * int64(tick)}
+	d.stamp = b.stamp
+	switch {
+	case now.changed():
+		d.stamp = stamped
+	case b.listed == 0:
+	case now.proven && c.snapshotTTL > 0:
+		d.listed, d.everListed = dir.validated.Load(), true
+	default:
+		d.listed, d.everListed = c.fromWall(b.listed), true
 	}
 	return nil
 }
 
-// readSnapshot returns the entries of a directory in the snapshot, and the time when it was
-// last listed, or 0.
-func (c *Container) readSnapshot(dir *Entry) (listed wallTime, entries []*Entry) {
-	b, err := c.snapshot.read(*dir.dir.snapshot.Load())
-	if err != nil {
-		if !c.snapshot.warned.Swap(true) {
-			c.log.Warn("metadata snapshot not readable; reading the directory from the source", "path", dir.Path(), "err", err)
-		}
-		return 0, nil
+// validateDirectory requests the attributes of dir from the source, unless that was done within
+// the last SnapshotTTL.
+func (c *Container) validateDirectory(ctx context.Context, dir *Entry) error {
+	if validated := dir.validated.Load(); validated != 0 && c.since(validated) < c.snapshotTTL {
+		return nil
 	}
-	entries = make([]*Entry, 0, b.n)
+	if dir.parent == nil {
+		return c.refreshRoot(ctx)
+	}
+	_, _, err := c.revalidateName(ctx, dir.parent, dir.Name())
+	return err
+}
+
+// A loaded is a directory that is loaded from the snapshot.
+type loaded struct {
+	c      *Container
+	dir    *Entry
+	proven bool // no name has changed since the snapshot was made
+	failed bool // the source has not returned the times of the directory
+}
+
+// changed reports whether names in the directory may have changed.
+func (l *loaded) changed() bool { return l.c.snapshotTTL > 0 && !l.proven && !l.failed }
+
+// entries returns the entries of a block that are used.
+func (l *loaded) entries(b *block) []*Entry {
+	entries := make([]*Entry, 0, b.n)
 	for s := range b.all() {
+		if l.changed() && !s.info.IsDir() {
+			continue
+		}
 		s.info.Name, s.info.Version = string(s.name), string(s.version)
-		e := makeEntry(dir, s.info, c.fromWall(s.validated))
+		e := makeEntry(l.dir, s.info, l.validated(s))
 		if below := s.below; below.size > 0 {
 			e.dir.snapshot.Store(&below)
 		}
 		entries = append(entries, e)
 	}
-	return b.listed, entries
+	return entries
 }
 
-// SaveSnapshot writes the cached metadata to a file, from which New can start another
-// container for the same source. It replaces an earlier snapshot atomically. It does not
-// replace any other file, and then the error matches ErrForeign. Concurrent changes may or
-// may not be included.
-func (c *Container) SaveSnapshot(path, source string) error {
-	if err := checkSnapshotFile(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// validated returns when an entry of the snapshot counts as validated.
+func (l *loaded) validated(s snapshotEntry) uint32 {
+	switch c := l.c; {
+	case c.snapshotTTL == 0 || l.failed:
+		return c.fromWall(s.validated)
+	case s.info.IsDir():
+		return 0
+	default:
+		now := c.now()
+		return now - min(uint32((c.ttl-c.snapshotTTL)/tick), now-1)
+	}
+}
+
+// readSnapshot returns the block of a directory in the snapshot. One that is not readable is empty.
+func (c *Container) readSnapshot(dir *Entry) *block {
+	b, err := c.snapshot.read(*dir.dir.snapshot.Load())
+	if err != nil {
+		if !c.snapshot.warned.Swap(true) {
+			c.log.Warn("metadata snapshot not readable; reading the directory from the source", "path", dir.Path(), "err", err)
+		}
+		return new(block)
+	}
+	return b
+}
+
+// Changes counts the changes of what a snapshot would contain.
+func (c *Container) Changes() uint64 { return c.changes.Load() }
+
+// SaveSnapshot writes the cached metadata to the file name in folder, from which OpenSnapshot and
+// New can start another container for the same source. It replaces an earlier snapshot atomically.
+// It does not replace any other file, and then the error matches ErrForeign. Concurrent changes may
+// or may not be included. When ctx is done, the earlier snapshot remains.
+func (c *Container) SaveSnapshot(ctx context.Context, folder *os.Root, name, source string) error {
+	if err := checkSnapshotFile(folder, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	removeTemporaries(path)
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+temporary)
+	removeTemporaries(folder, name)
+	temp := fmt.Sprintf("%s.%016x%s", name, rand.Uint64(), temporary)
+	f, err := folder.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer folder.Remove(temp)
 	defer f.Close()
-	if err := c.writeSnapshot(f, source); err != nil {
+	if err := c.writeSnapshot(interruptible{ctx, f}, source); err != nil {
 		return fmt.Errorf("write metadata snapshot: %w", err)
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("write metadata snapshot: %w", err)
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := folder.Rename(temp, name); err != nil {
 		return err
 	}
-	return syncFolder(filepath.Dir(path))
+	return syncFolder(folder)
 }
 
-// temporary is the suffix of the names of temporary files, as a pattern.
-const temporary = ".*.unfinished"
+// An interruptible writes until ctx is done.
+type interruptible struct {
+	ctx context.Context
+	w   io.Writer
+}
+
+func (w interruptible) Write(b []byte) (int, error) {
+	if w.ctx.Err() != nil {
+		return 0, context.Cause(w.ctx)
+	}
+	return w.w.Write(b)
+}
+
+// temporary is the suffix of the names of temporary files.
+const temporary = ".unfinished"
 
 // removeTemporaries removes temporary files of calls of SaveSnapshot that were interrupted.
-func removeTemporaries(path string) {
-	names, err := filepath.Glob(filepath.Join(filepath.Dir(path), filepath.Base(path)+temporary))
+func removeTemporaries(folder *os.Root, name string) {
+	f, err := folder.Open(".")
 	if err != nil {
-		return // the path contains characters of a malformed pattern
+		return
 	}
-	for _, name := range names {
-		if checkSnapshotFile(name) == nil {
-			os.Remove(name)
+	defer f.Close()
+	names, _ := f.Readdirnames(-1)
+	for _, n := range names {
+		if strings.HasPrefix(n, name+".") && strings.HasSuffix(n, temporary) && checkSnapshotFile(folder, n) == nil {
+			folder.Remove(n)
 		}
 	}
 }
 
-// checkSnapshotFile returns nil if the file at path is a metadata snapshot of any format
-// version and source.
-func checkSnapshotFile(path string) error {
-	info, err := os.Lstat(path)
+// checkSnapshotFile returns nil if the file is a metadata snapshot of any format version and
+// source.
+func checkSnapshotFile(folder *os.Root, name string) error {
+	info, err := folder.Lstat(name)
 	if err != nil {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s: %w", path, ErrForeign)
+		return fmt.Errorf("%s: %w", name, ErrForeign)
 	}
-	f, err := os.Open(path)
+	f, err := folder.Open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	magic := make([]byte, len(headMagic))
 	if _, err := io.ReadFull(f, magic); err != nil || string(magic) != headMagic {
-		return fmt.Errorf("%s: %w", path, ErrForeign)
+		return fmt.Errorf("%s: %w", name, ErrForeign)
 	}
 	return nil
 }
 
-func syncFolder(name string) error {
-	f, err := os.Open(name)
+func syncFolder(folder *os.Root) error {
+	f, err := folder.Open(".")
 	if err != nil {
 		return err
 	}

@@ -33,15 +33,39 @@ func (w *world) newProcess(t testing.TB) *world {
 	return &next
 }
 
+// saveSnapshot saves a snapshot to the file at path.
+func saveSnapshot(c *Container, path, source string) error {
+	folder, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return c.SaveSnapshot(bg, folder, filepath.Base(path), source)
+}
+
+// openSnapshot makes a new container start with the snapshot at path.
+func openSnapshot(c *Container, path, source string) error {
+	folder, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	s, err := OpenSnapshot(folder, filepath.Base(path), source)
+	if err == nil {
+		c.useSnapshot(s)
+	}
+	return err
+}
+
 // restart saves a snapshot and starts another container with it.
 func (w *world) restart(t testing.TB) *world {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "snapshot")
-	if err := w.SaveSnapshot(path, "src"); err != nil {
+	if err := saveSnapshot(w.Container, path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	next := w.newProcess(t)
-	if err := next.openSnapshot(path, "src"); err != nil {
+	if err := openSnapshot(next.Container, path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	return next
@@ -239,10 +263,10 @@ func TestSnapshotKeepsForeignFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(path)
-		if err := w.SaveSnapshot(path, "src"); !errors.Is(err, ErrForeign) {
+		if err := saveSnapshot(w.Container, path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: got %v", what, err)
 		}
-		if err := w.openSnapshot(path, "src"); !errors.Is(err, ErrForeign) {
+		if err := openSnapshot(w.Container, path, "src"); !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: opened: got %v", what, err)
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || after.Size() != before.Size() {
@@ -253,7 +277,7 @@ func TestSnapshotKeepsForeignFiles(t *testing.T) {
 		}
 		os.Remove(path)
 	}
-	if err := w.SaveSnapshot(filepath.Join(dir, "none", "snapshot"), "src"); !errors.Is(err, fs.ErrNotExist) {
+	if err := saveSnapshot(w.Container, filepath.Join(dir, "none", "snapshot"), "src"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing folder: got %v", err)
 	}
 }
@@ -280,7 +304,7 @@ func TestSnapshotInterrupted(t *testing.T) {
 		want := tree(t, w.Container)
 		dir := t.TempDir()
 		path := filepath.Join(dir, "snapshot")
-		if err := w.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(w.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(path)
@@ -297,7 +321,7 @@ func TestSnapshotInterrupted(t *testing.T) {
 			}
 		}
 		next := w.newProcess(t)
-		if err := next.openSnapshot(path, "src"); err != nil {
+		if err := openSnapshot(next.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		wantTree(t, tree(t, next.Container), want)
@@ -305,7 +329,7 @@ func TestSnapshotInterrupted(t *testing.T) {
 		if err := os.WriteFile(other, []byte("a letter to a friend, in a file"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(w.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(dir)
@@ -327,11 +351,11 @@ func TestSnapshotRaces(t *testing.T) {
 	want := tree(t, w.Container)
 	path := filepath.Join(t.TempDir(), "snapshot")
 	for round := range uint64(10) {
-		if err := w.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(w.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		next := w.newProcess(t)
-		if err := next.openSnapshot(path, "src"); err != nil {
+		if err := openSnapshot(next.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -356,7 +380,7 @@ func TestSnapshotRaces(t *testing.T) {
 			})
 		}
 		wg.Go(func() {
-			if err := next.SaveSnapshot(path, "src"); err != nil {
+			if err := saveSnapshot(next.Container, path, "src"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -385,22 +409,20 @@ func BenchmarkSnapshot(b *testing.B) {
 	var saved, opened, listed time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if err := c.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(c, path, "src"); err != nil {
 			b.Fatal(err)
 		}
 		saved += time.Since(start)
 		next := newContainer(b, source)
 		start = time.Now()
-		if err := next.openSnapshot(path, "src"); err != nil {
+		if err := openSnapshot(next, path, "src"); err != nil {
 			b.Fatal(err)
 		}
 		opened += time.Since(start)
 		start = time.Now()
 		list(next)
 		listed += time.Since(start)
-		if err := next.Close(); err != nil {
-			b.Fatal(err)
-		}
+		next.Close()
 	}
 	info, err := os.Stat(path)
 	if err != nil {

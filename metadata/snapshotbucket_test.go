@@ -67,15 +67,15 @@ func TestSnapshotWithoutVersions(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "snapshot")
 		writeFile(t, path, old)
 		next := w.newProcess(t)
-		if err := next.openSnapshot(path, "src"); err == nil || errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "version 1") {
+		if err := openSnapshot(next.Container, path, "src"); err == nil || errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "version 1") {
 			t.Errorf("got %v, want an error that contains \"version 1\"", err)
 		}
 		wantTree(t, tree(t, next.Container), want)
-		if err := next.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(next.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		last := w.newProcess(t)
-		if err := last.openSnapshot(path, "src"); err != nil {
+		if err := openSnapshot(last.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		before := w.bucket.Requests()

@@ -13,19 +13,31 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
-// A snapshot is a metadata snapshot that is open for reading.
-type snapshot struct {
+// A Snapshot is a metadata snapshot that is open for reading.
+type Snapshot struct {
 	file    io.Closer
 	r       io.ReaderAt
 	root    extent
 	written wallTime
 	warned  atomic.Bool // it was logged that a block is not readable
+	ended   atomic.Bool // no block is read any more: a read took too long, or Close was called
+}
+
+// Written returns when the snapshot was written.
+func (s *Snapshot) Written() time.Time { return time.Unix(0, int64(s.written)*int64(tick)) }
+
+// Close closes the file. Directories that were not loaded are read from the source then. It may be
+// called while the container is in use.
+func (s *Snapshot) Close() error {
+	s.ended.Store(true)
+	return s.file.Close()
 }
 
 // newSnapshot reads the head and the tail of a file of that size.
-func newSnapshot(r io.ReaderAt, size int64, source string) (*snapshot, error) {
+func newSnapshot(r io.ReaderAt, size int64, source string) (*Snapshot, error) {
 	of, low, err := readHead(io.NewSectionReader(r, 0, size))
 	if err != nil {
 		return nil, err
@@ -42,7 +54,7 @@ func newSnapshot(r io.ReaderAt, size int64, source string) (*snapshot, error) {
 		return nil, errDamaged
 	}
 	field := func(i int) int64 { return int64(binary.LittleEndian.Uint64(tail[len(tailMagic)+8*i:])) }
-	s := &snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2))}
+	s := &Snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2))}
 	if s.root.size > 0 {
 		s.root.low = low
 	}
@@ -100,6 +112,7 @@ func verifySum(b []byte) ([]byte, bool) {
 // A block is the decoded block of a directory.
 type block struct {
 	listed  wallTime // time when all names were last known, 0 if they were not
+	stamp   stamp    // of the directory
 	n       int      // number of entries
 	entries decoder
 }
@@ -118,12 +131,12 @@ func (b *block) all() iter.Seq[snapshotEntry] {
 
 // read returns the block at x, if all of it is valid. The blocks are within the file, so
 // that read never allocates more than the size that the file had when it was opened.
-func (s *snapshot) read(x extent) (*block, error) {
+func (s *Snapshot) read(x extent) (*block, error) {
 	if x.size > maxBlock || x.depth >= maxDepth {
 		return nil, errDamaged
 	}
 	buf := make([]byte, x.size)
-	if _, err := s.r.ReadAt(buf, x.off); err != nil {
+	if err := s.readAt(buf, x.off); err != nil {
 		return nil, err
 	}
 	buf, ok := verifySum(buf)
@@ -133,14 +146,43 @@ func (s *snapshot) read(x extent) (*block, error) {
 	return decodeBlock(buf, x, s.written)
 }
 
+// readTimeout bounds a read of a block. The disk of a tier may hang.
+const readTimeout = 5 * time.Second
+
+var (
+	errNotRead = fmt.Errorf("metadata snapshot was not read within %v", readTimeout)
+	errEnded   = errors.New("metadata snapshot is not in use any more")
+)
+
+// readAt fills buf. After a read that takes too long, no other begins, and buf must not be used.
+func (s *Snapshot) readAt(buf []byte, off int64) error {
+	if s.ended.Load() {
+		return errEnded
+	}
+	read := make(chan error, 1)
+	go func() {
+		read <- panics.Do(func() error { _, err := s.r.ReadAt(buf, off); return err })
+	}()
+	timeout := time.NewTimer(readTimeout)
+	defer timeout.Stop()
+	select {
+	case err := <-read:
+		return err
+	case <-timeout.C:
+		s.ended.Store(true)
+		return errNotRead
+	}
+}
+
 // decodeBlock decodes and validates the block at x of a snapshot that was written at that
 // time. buf is the block without the checksum.
 func decodeBlock(buf []byte, x extent, written wallTime) (*block, error) {
 	d := decoder{b: buf, low: x.low, depth: x.depth + 1}
-	b := &block{listed: wallTime(d.signed())}
+	b := &block{listed: wallTime(d.signed()), stamp: d.stamp()}
 	b.n = int(d.below(uint64(len(buf)))) // an entry takes more than a byte
 	b.entries = d
-	if d.bad || b.listed < 0 || b.listed > written {
+	if d.bad || b.listed < 0 || b.listed > written ||
+		b.stamp.seen < 0 || b.stamp.seen > int64(written)*int64(tick) {
 		return nil, errDamaged
 	}
 	last := snapshotEntry{validated: b.listed}
@@ -188,6 +230,13 @@ func (d *decoder) entry(last snapshotEntry) snapshotEntry {
 		e.below = d.extent()
 	}
 	return e
+}
+
+// stamp returns the stamp of a directory.
+func (d *decoder) stamp() stamp {
+	mtime := d.time(0)
+	ctime := d.time(mtime.Unix())
+	return stamp{timesOf(drivers.Info{Mtime: mtime, Ctime: ctime}), d.signed() * int64(tick)}
 }
 
 // extent returns the position of a directory's block.

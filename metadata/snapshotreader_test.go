@@ -29,7 +29,7 @@ func TestSnapshotDamaged(t *testing.T) {
 		w.fillVaried()
 		want := tree(t, w.Container)
 		path := filepath.Join(t.TempDir(), "snapshot")
-		if err := w.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(w.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		good, err := os.ReadFile(path)
@@ -42,8 +42,8 @@ func TestSnapshotDamaged(t *testing.T) {
 			if err := os.WriteFile(path, file, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := next.openSnapshot(path, "src"); err != nil && !strings.Contains(err.Error(), path) {
-				t.Errorf("%s %d: got %v, want an error with the path", how, i, err)
+			if err := openSnapshot(next.Container, path, "src"); err != nil && !strings.Contains(err.Error(), filepath.Base(path)) {
+				t.Errorf("%s %d: got %v, want an error with the name of the file", how, i, err)
 			} else if err == nil && how == "truncated at" {
 				t.Errorf("truncated at %d: no error", i)
 			}
@@ -108,7 +108,7 @@ func TestSnapshotBlockInvalid(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		s := &snapshotWriter{w: bufio.NewWriter(&out), wall: 1 << 40}
-		w := s.beginBlock(c.listed, len(c.names))
+		w := s.beginBlock(c.listed, stamp{}, len(c.names))
 		for _, n := range c.names {
 			w.add(n)
 		}
@@ -131,7 +131,7 @@ func construct(blocks func(dir func(...snapshotEntry) extent) extent) []byte {
 	s := &snapshotWriter{w: bufio.NewWriter(&out), wall: wallNow()}
 	s.head("src")
 	s.tail(blocks(func(names ...snapshotEntry) extent {
-		w := s.beginBlock(s.wall, len(names))
+		w := s.beginBlock(s.wall, stamp{}, len(names))
 		for _, n := range names {
 			w.add(n)
 		}
@@ -172,7 +172,7 @@ func (w *world) openFile(t testing.TB, file []byte) *world {
 		t.Fatal(err)
 	}
 	next := w.newProcess(t)
-	if err := next.openSnapshot(path, "src"); err != nil {
+	if err := openSnapshot(next.Container, path, "src"); err != nil {
 		t.Fatal(err)
 	}
 	return next
@@ -343,7 +343,7 @@ func (h hole) ReadAt(b []byte, off int64) (int, error) {
 // A block that is too large is rejected before memory is allocated for it.
 func TestSnapshotBlockTooLarge(t *testing.T) {
 	m := new(meter)
-	s := &snapshot{r: m}
+	s := &Snapshot{r: m}
 	if _, err := s.read(extent{off: 100, size: 1 << 50}); !errors.Is(err, errDamaged) || m.n > 0 {
 		t.Errorf("got %v, want errDamaged; %d bytes were read", err, m.n)
 	}
@@ -353,17 +353,17 @@ func TestSnapshotRejected(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.fillVaried()
 		path := filepath.Join(t.TempDir(), "snapshot")
-		if err := w.SaveSnapshot(path, "src"); err != nil {
+		if err := saveSnapshot(w.Container, path, "src"); err != nil {
 			t.Fatal(err)
 		}
 		good, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.newProcess(t).openSnapshot(path, "other"); err == nil || !strings.Contains(err.Error(), "source") {
+		if err := openSnapshot(w.newProcess(t).Container, path, "other"); err == nil || !strings.Contains(err.Error(), "source") {
 			t.Errorf("another source: got %v", err)
 		}
-		if err := w.newProcess(t).openSnapshot(path+"x", "src"); !errors.Is(err, fs.ErrNotExist) {
+		if err := openSnapshot(w.newProcess(t).Container, path+"x", "src"); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("no file: got %v", err)
 		}
 		tail := len(good) - int(tailSize)
@@ -376,7 +376,7 @@ func TestSnapshotRejected(t *testing.T) {
 			if err := os.WriteFile(path, file, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.newProcess(t).openSnapshot(path, "src"); err == nil || !strings.Contains(err.Error(), what) {
+			if err := openSnapshot(w.newProcess(t).Container, path, "src"); err == nil || !strings.Contains(err.Error(), what) {
 				t.Errorf("got %v, want an error that contains %q", err, what)
 			}
 		}
@@ -385,8 +385,8 @@ func TestSnapshotRejected(t *testing.T) {
 
 // Any block is rejected, or is equal after it is decoded and encoded again.
 func FuzzSnapshotBlock(f *testing.F) {
-	f.Add([]byte{0, 0})
-	f.Add([]byte("\x02\x01\x01a\x02v7\xa4\x83\x02\x01\x00\x00\x00\x05\x02\x03\x04\x05\x06\x07\x01"))
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0})
+	f.Add([]byte("\x02\x02\x03\x04\x05\x06\x01\x01a\x02v7\xa4\x83\x02\x01\x00\x00\x00\x05\x02\x03\x04\x05\x06\x07\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const now = 1 << 40
 		x := extent{off: 1 << 20, low: 1 << 10}
@@ -396,7 +396,7 @@ func FuzzSnapshotBlock(f *testing.F) {
 		}
 		var out bytes.Buffer
 		s := &snapshotWriter{w: bufio.NewWriter(&out), wall: now}
-		w := s.beginBlock(c.listed, c.n)
+		w := s.beginBlock(c.listed, c.stamp, c.n)
 		var names []snapshotEntry
 		end := x.low
 		for n := range c.all() {
@@ -414,7 +414,7 @@ func FuzzSnapshotBlock(f *testing.F) {
 		}
 		s.w.Flush()
 		again, err := decodeBlock(out.Bytes(), x, now)
-		if err != nil || again.listed != c.listed || again.n != c.n {
+		if err != nil || again.listed != c.listed || again.stamp != c.stamp || again.n != c.n {
 			t.Fatalf("encoded again: got %v", err)
 		}
 		i := 0
@@ -455,7 +455,7 @@ func FuzzSnapshot(f *testing.F) {
 			t.Fatal(err)
 		}
 		c := container(t)
-		if c.openSnapshot(path, "src") == nil {
+		if openSnapshot(c, path, "src") == nil {
 			defer c.Close()
 			for _, name := range wantBounded(t, c, b) {
 				if !drivers.ValidName(name) {

@@ -72,7 +72,7 @@ func (s *snapshotWriter) directory(e *Entry) extent {
 		return s.copy(*x)
 	}
 	d.mu.Lock()
-	entries, listed := d.all(), d.listed
+	entries, listed, stamp := d.all(), d.listed, d.stamp
 	if len(d.invalidated) > 0 { // the snapshot does not contain these names
 		listed = 0
 	}
@@ -93,7 +93,7 @@ func (s *snapshotWriter) directory(e *Entry) extent {
 	if listed != 0 {
 		wallListed = s.toWall(listed)
 	}
-	b := s.beginBlock(wallListed, len(entries))
+	b := s.beginBlock(wallListed, stamp, len(entries))
 	for _, e := range entries {
 		entry := snapshotEntry{
 			name: []byte(e.Name()), version: []byte(e.version()),
@@ -120,7 +120,7 @@ func (s *snapshotWriter) copy(x extent) extent {
 			below = append(below, s.copy(n.below))
 		}
 	}
-	b := s.beginBlock(names.listed, names.n)
+	b := s.beginBlock(names.listed, names.stamp, names.n)
 	for n := range names.all() {
 		if n.below.size > 0 && s.err == nil {
 			n.below, below = below[0], below[1:]
@@ -139,10 +139,14 @@ type blockWriter struct {
 }
 
 // beginBlock starts a block of n entries.
-func (s *snapshotWriter) beginBlock(listed wallTime, n int) *blockWriter {
+func (s *snapshotWriter) beginBlock(listed wallTime, stamp stamp, n int) *blockWriter {
 	listed = min(listed, s.wall)
 	b := &blockWriter{s: s, off: s.n, validated: listed}
-	s.put(binary.AppendUvarint(binary.AppendVarint(nil, int64(listed)), uint64(n)))
+	buf := binary.AppendVarint(nil, int64(listed))
+	buf = appendTime(buf, time.Unix(stamp.mtime, int64(stamp.mtimeN)), 0)
+	buf = appendTime(buf, time.Unix(stamp.ctime, int64(stamp.ctimeN)), stamp.mtime)
+	buf = binary.AppendVarint(buf, min(stamp.seen/int64(tick), int64(s.wall)))
+	s.put(binary.AppendUvarint(buf, uint64(n)))
 	return b
 }
 

@@ -280,7 +280,7 @@ func request[T any](ctx context.Context, s *sweep, path string, limit time.Durat
 
 // file validates one name, and counts a change.
 func (s *sweep) file(ctx context.Context, e *Entry) error {
-	s.oldest = max(s.oldest, s.c.since(e.validated.Load()))
+	s.oldest = max(s.oldest, s.c.since(max(e.validated.Load(), e.parent.dir.loaded.Load())))
 	_, err := s.name(ctx, e.parent, e.Name())
 	return err
 }
@@ -318,6 +318,7 @@ func (s *sweep) directory(ctx context.Context, e *Entry) error {
 		d.checked = requested
 		if !valid && !c.byListing {
 			d.stamp = stamp
+			c.changes.Add(1)
 		}
 	}
 	if valid {

@@ -322,6 +322,9 @@ func TestSweepAfterSnapshot(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.source.Put("d/f", []byte("x"))
 		w.source.Put("e/f", []byte("x"))
+		if err := w.refreshRoot(bg); err != nil { // the container is older than its names
+			t.Fatal(err)
+		}
 		time.Sleep(time.Minute)
 		w.list(t, ".")
 		w.list(t, "d")
@@ -331,6 +334,7 @@ func TestSweepAfterSnapshot(t *testing.T) {
 		if _, _, err := w.revalidateName(bg, w.Root(), "d"); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(time.Minute)
 		w = w.restart(t)
 		w.list(t, "e")
 		wantMissing(t, w, "d/new")

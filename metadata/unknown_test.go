@@ -100,15 +100,14 @@ func TestSnapshotOfFailedName(t *testing.T) {
 	w.failAttributes("b")
 	w.list(t, ".")
 	path := filepath.Join(t.TempDir(), "snapshot")
-	if err := w.SaveSnapshot(path, "source"); err != nil {
+	if err := saveSnapshot(w.Container, path, "source"); err != nil {
 		t.Fatal(err)
 	}
 	w.faults.Clear()
-	c, err := New(bg, w.levels, Options{TTL: time.Hour, Snapshot: path, Dataset: "source"}, w.log)
-	if err != nil {
+	c := w.newProcess(t).Container
+	if err := openSnapshot(c, path, "source"); err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
 	if got := tree(t, c); len(got) != 2 || got["b"].Size != 1 {
 		t.Errorf("got %+v", got)
 	}

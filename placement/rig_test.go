@@ -134,7 +134,7 @@ func (r *rig) end() {
 		f.Clear()
 	}
 	r.running.Wait()
-	r.closed.Do(func() { r.check(r.names.Close()) })
+	r.closed.Do(r.names.Close)
 	if got := r.handler.Stats(); got.InFlight != 0 || got.Queued != 0 {
 		r.t.Errorf("after the end: got %d fills in flight, %d queued; want none", got.InFlight, got.Queued)
 	}

@@ -43,6 +43,7 @@ type daemon struct {
 	service check.Service // how the kernel reads files
 	levels  *tiers.Hierarchy
 	names   *metadata.Container
+	saved   snapshotKeeper
 	handler *placement.Handler
 	mount   *fs.Mount
 	dev     uint64 // device number of the mount
@@ -114,6 +115,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	defer d.serveControl(context.WithoutCancel(ctx), listener)()
 	d.start(d.scheduleScrubs)
+	d.start(d.saveOften)
 	d.start(d.watch)
 	d.start(d.watchReplies)
 	if err := d.serveMetrics(ctx); err != nil {
@@ -179,22 +181,17 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	var passthrough []error
 	for i := range d.cfg.Tiers {
-		passthrough = append(passthrough, d.tiers.passthroughOf(i))
+		passthrough = append(passthrough, d.tiers.get(i).passthrough)
 	}
 	d.service = check.Decide(ctx, d.cfg, d.source, passthrough)
+	d.saved.opened = d.openSnapshot()
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
-		TTL:        d.cfg.Mount.AttrTimeout,
-		Snapshot:   d.cfg.Mount.MetadataSnapshot,
-		Dataset:    d.cfg.Source.Name(),
-		RacyWindow: d.service.RacyWindow(d.cfg),
+		TTL:         d.cfg.Mount.AttrTimeout,
+		Snapshot:    d.saved.opened,
+		SnapshotTTL: d.cfg.Mount.Consistency,
+		RacyWindow:  d.service.RacyWindow(d.cfg),
 	}, d.log)
-	switch {
-	case errors.Is(err, metadata.ErrForeign):
-		return &exit.Error{
-			Code: exit.Usage, Err: fmt.Errorf("mount.metadata_snapshot: %w", err),
-			Remedy: "Milkweed does not overwrite it. Choose another file.",
-		}
-	case err != nil:
+	if err != nil {
 		return check.SourceError(d.cfg.Source, err)
 	}
 	d.handler = placement.New(d.levels, d.names, placement.Config{
@@ -227,17 +224,6 @@ func descriptors() int {
 		return 1024
 	}
 	return int(min(l.Cur, 1<<20))
-}
-
-// save writes the metadata snapshot for the next mount.
-func (d *daemon) save() {
-	path := d.cfg.Mount.MetadataSnapshot
-	if path == "" || d.mount == nil {
-		return
-	}
-	if err := d.names.SaveSnapshot(path, d.cfg.Source.Name()); err != nil {
-		d.log.Warn("metadata snapshot is not saved", "err", err)
-	}
 }
 
 // awaitScan waits for the scan of the tiers, for scanTimeout at most.
@@ -293,7 +279,8 @@ func (d *daemon) close() error {
 	}
 	var errs []error
 	if d.names != nil {
-		errs = append(errs, d.names.Close())
+		d.names.Close()
+		d.saved.close()
 	}
 	errs = append(errs, d.tiers.close())
 	if d.source != nil {

@@ -30,8 +30,14 @@ type foreground struct {
 // serveInForeground mounts in the foreground, and returns when the mount is ready.
 func serveInForeground(s *site, quotas ...string) *foreground {
 	s.t.Helper()
+	return serveWords(s, s.mountWords(quotas...))
+}
+
+// serveWords is serveInForeground with the words of a mount.
+func serveWords(s *site, words []string) *foreground {
+	s.t.Helper()
 	d := &foreground{site: s, metrics: freeAddress(s.t), ended: make(chan error, 1)}
-	words := append(s.mountWords(quotas...), "--foreground", "--metrics-listen", d.metrics)
+	words = append(words, "--foreground", "--metrics-listen", d.metrics)
 	d.cmd = s.command(s.words(words)...)
 	d.cmd.Stderr = &d.stderr
 	s.check(d.cmd.Start())

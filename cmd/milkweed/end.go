@@ -22,14 +22,14 @@ import (
 //
 //  1. The mount is gone in the mount namespace of the daemon: `milkweed umount`, umount(8), or the
 //     daemon after SIGTERM has unmounted it (awaitUnmount).
-//  2. The daemon ends its background work and unlocks the tiers (release). From now on, another
-//     daemon can mount the same dataset at the same place with the same tiers.
+//  2. The daemon ends its background work, saves the metadata and unlocks the tiers (release). From
+//     now on, another daemon can mount the same dataset at the same place with the same tiers.
 //  3. If the kernel has not ended the connection, the mount is in use in other mount namespaces,
 //     such as those of containers, or by open files. The daemon serves these from the source until
 //     the mount is idle (drain).
 //  4. The end of the process ends the connection.
 //
-// No step waits for a disk or for the source: what hangs there is left behind.
+// No step waits long for a disk or for the source: what hangs there is left behind.
 
 const (
 	endTime   = time.Second      // for background work in progress to end
@@ -74,8 +74,8 @@ func (d *daemon) unmount() {
 func (d *daemon) release() {
 	d.draining.Store(true)
 	d.stopWork()
+	d.saveAtEnd()
 	d.levels.Retire()
-	d.save()
 	if err := d.tiers.close(); err != nil {
 		d.log.Warn("tier", "err", err)
 	}

@@ -56,7 +56,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
 		tier := tierStatus(stats)
-		tier.Passthrough, tier.PassthroughReason = passthroughStatus(check.PassthroughError(d.service.Mode, d.tiers.passthroughOf(i)))
+		tier.Passthrough, tier.PassthroughReason = passthroughStatus(check.PassthroughError(d.service.Mode, d.tiers.get(i).passthrough))
 		s.Tiers = append(s.Tiers, tier)
 		s.ReadLatency[stats.Name] = histogram(stats.Latency)
 	}

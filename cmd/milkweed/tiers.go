@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,12 +29,18 @@ var (
 // openTiers holds the stores of the tiers that are open. A tier that is ill when the mount starts
 // is opened later, while the other methods are called.
 type openTiers struct {
-	mu          sync.Mutex // guards the following
-	stores      []*posix.Store
-	passthrough []error // of each tier: why the kernel cannot read its files directly; nil if it can
-	overlay     bool    // an open tier is on overlayfs, which is a stacked file system
-	depth       int     // the stack depth of the mount; 0: not determined
-	closed      bool    // no store may be added
+	mu      sync.Mutex // guards the following
+	tiers   []openTier // all of the configuration
+	overlay bool       // an open tier is on overlayfs, which is a stacked file system
+	depth   int        // the stack depth of the mount; 0: not determined
+	closed  bool       // no store may be added
+}
+
+// An openTier is a tier and its store.
+type openTier struct {
+	store       *posix.Store // nil: not open
+	inMemory    bool
+	passthrough error // why the kernel cannot read its files directly; nil if it can
 }
 
 // openTiers opens the tiers. A tier that is ill is logged, and opened later. Any other error of a
@@ -58,7 +65,7 @@ func (d *daemon) openTiers(ctx context.Context) error {
 func (d *daemon) tierConfigs() []tiers.Config {
 	var configs []tiers.Config
 	for i, t := range d.cfg.Tiers {
-		d.tiers.passthrough = append(d.tiers.passthrough, errNotOpen)
+		d.tiers.tiers = append(d.tiers.tiers, openTier{passthrough: errNotOpen})
 		configs = append(configs, tiers.Config{
 			Name: t.Name, Path: t.Path,
 			Quota: tiers.Quota{Bytes: t.Quota.Bytes, Percent: t.Quota.Percent},
@@ -101,7 +108,8 @@ func (d *daemon) openTier(i int) (drivers.Store, error) {
 // add adds the store of tier i, unless the tiers were closed. passthrough is the result of
 // check.TierPassthrough.
 func (o *openTiers) add(i int, s *posix.Store, passthrough error) bool {
-	overlay := s.FSType() == "overlay" // without the lock: it calls the file system
+	// Without the lock, since these call the file system.
+	overlay, inMemory := s.FSType() == "overlay", s.Profile().Latency == drivers.LatencyMemory
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
@@ -110,17 +118,16 @@ func (o *openTiers) add(i int, s *posix.Store, passthrough error) bool {
 	if passthrough == nil && overlay && o.depth == 1 {
 		passthrough = errLateOverlay
 	}
-	o.stores = append(o.stores, s)
+	o.tiers[i] = openTier{s, inMemory, passthrough}
 	o.overlay = o.overlay || overlay
-	o.passthrough[i] = passthrough
 	return true
 }
 
-// passthroughOf returns why the kernel cannot read the files of tier i directly; nil if it can.
-func (o *openTiers) passthroughOf(i int) error {
+// get returns tier i.
+func (o *openTiers) get(i int) openTier {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.passthrough[i]
+	return o.tiers[i]
 }
 
 // stackDepth determines the stack depth of the mount: 2 if an open tier is on overlayfs, else 1.
@@ -140,12 +147,14 @@ func (o *openTiers) stackDepth() int {
 func (o *openTiers) close() error {
 	o.mu.Lock()
 	o.closed = true
-	stores := o.stores
+	all := slices.Clone(o.tiers)
 	o.mu.Unlock()
-	errs := make([]error, len(stores))
+	errs := make([]error, len(all))
 	var closing sync.WaitGroup
-	for i, s := range stores {
-		closing.Go(func() { errs[i] = panics.Do(s.Close) })
+	for i, t := range all {
+		if t.store != nil {
+			closing.Go(func() { errs[i] = panics.Do(t.store.Close) })
+		}
 	}
 	closing.Wait()
 	return errors.Join(errs...)

@@ -35,7 +35,7 @@ func TestTierOnOverlay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := openTiers{passthrough: []error{errNotOpen}}
+		o := openTiers{tiers: []openTier{{passthrough: errNotOpen}}}
 		depth, passthrough := 2, error(nil)
 		if late {
 			depth, passthrough = 1, errLateOverlay
@@ -47,7 +47,7 @@ func TestTierOnOverlay(t *testing.T) {
 		if !late {
 			o.stackDepth()
 		}
-		if got := o.passthroughOf(0); o.depth != depth || got != passthrough {
+		if got := o.get(0).passthrough; o.depth != depth || got != passthrough {
 			t.Errorf("opened late: %v: stack depth %d, passthrough error %v; want %d, %v", late, o.depth, got, depth, passthrough)
 		}
 		if err := o.close(); err != nil {

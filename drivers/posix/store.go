@@ -133,6 +133,16 @@ func (s *Store) acquire() (*tree, error) {
 // Path returns the path of the dataset folder.
 func (s *Store) Path() string { return filepath.Join(s.config.Tier, s.config.Dataset) }
 
+// Folder opens the folder of the dataset, for files beside the copies. The caller closes it.
+func (s *Store) Folder() (*os.Root, error) {
+	t, err := s.acquire()
+	if err != nil {
+		return nil, pathError("open", s.Path(), err)
+	}
+	defer t.release()
+	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", t.folder))
+}
+
 // Profile implements drivers.Profiler. Only tmpfs never blocks.
 func (s *Store) Profile() drivers.Profile {
 	if s.FSType() == "tmpfs" {

@@ -94,11 +94,12 @@ func Run(ctx context.Context, c *config.Config) []Finding {
 	return thisHost().run(ctx, c)
 }
 
-// BeforeMount is Run without the checks of the tiers, for a mount that opens each with Tier.
+// BeforeMount is Run without the checks of what a mount can start without: the tiers, each of which
+// it opens with Tier, and the metadata snapshot.
 func BeforeMount(ctx context.Context, c *config.Config) []Finding {
-	withoutTiers := *c
-	withoutTiers.Tiers = nil
-	return thisHost().run(ctx, &withoutTiers)
+	without := *c
+	without.Tiers, without.Mount.MetadataSnapshot = nil, config.NoSnapshot
+	return thisHost().run(ctx, &without)
 }
 
 // A host is the machine that is checked. Tests replace its parts.

@@ -262,11 +262,11 @@ func TestChecks(t *testing.T) {
 
 		{"good", snapshotName, func(*world) {}, OK, 0, "$/x.snapshot", ""},
 		{"existing", snapshotName, func(w *world) { w.write("x.snapshot", "") }, OK, 0, "$/x.snapshot", ""},
-		{"no folder", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("no/x.snapshot") }, Problem, exit.Usage, "the folder of $/no/x.snapshot does not exist", `"mkdir -p $/no"`},
-		{"below a file", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("source/a/x.snapshot") }, Problem, exit.Usage, "$/source/a is not a directory", "another file"},
-		{"folder", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("mnt") }, Problem, exit.Usage, "$/mnt is not a file", "another file"},
-		{"broken", snapshotName, func(w *world) { w.failStat(w.dir, unix.EIO) }, Problem, exit.Usage, "$: input/output error", "another file"},
-		{"not writable", snapshotName, func(w *world) { w.mkdir(".", 0o555) }, Warning, 0, "$/x.snapshot cannot be written at unmount: permission denied", "may write"},
+		{"no folder", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("no/x.snapshot") }, Warning, 0, "the folder of $/no/x.snapshot does not exist", `"mkdir -p $/no"`},
+		{"below a file", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("source/a/x.snapshot") }, Warning, 0, "$/source/a is not a directory", "another file"},
+		{"folder", snapshotName, func(w *world) { w.config.Mount.MetadataSnapshot = w.path("mnt") }, Warning, 0, "$/mnt is not a file", "another file"},
+		{"broken", snapshotName, func(w *world) { w.failStat(w.dir, unix.EIO) }, Warning, 0, "$: input/output error", "another file"},
+		{"not writable", snapshotName, func(w *world) { w.mkdir(".", 0o555) }, Warning, 0, "$/x.snapshot cannot be written: permission denied", "may write"},
 
 		{"good", "open files", func(*world) {}, OK, 0, "at most 1048576 at once", ""},
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},
@@ -427,7 +427,7 @@ func TestRunOmitsUnconfigured(t *testing.T) {
 	w := newWorld(t)
 	w.config.Mount.AllowOther = false
 	w.config.Metrics.Listen = ""
-	w.config.Mount.MetadataSnapshot = ""
+	w.config.Mount.MetadataSnapshot = config.SnapshotInTier
 	for _, f := range w.run(t.Context(), w.config) {
 		if f.Name == "allow_other" || f.Name == "access" || f.Name == "metrics" || f.Name == snapshotName {
 			t.Errorf("got %+v, which is not configured", f)
@@ -464,7 +464,6 @@ func TestHung(t *testing.T) {
 	}{
 		{"source", func(w *world) []Finding { return w.host.source(t.Context(), w.config) }, exit.Source, "source: $/source did not respond within 10ms"},
 		{"mnt", func(w *world) []Finding { return w.host.mountPoint(t.Context(), w.config) }, exit.MountPoint, "mount point: $/mnt (fuse.milkweed of /x) did not respond within 10ms"},
-		{"x.snapshot", func(w *world) []Finding { return w.host.snapshot(t.Context(), w.config) }, exit.Usage, "metadata snapshot: $/x.snapshot did not respond within 10ms"},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
 			w := newWorld(t)
@@ -479,6 +478,19 @@ func TestHung(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// A metadata snapshot that hangs is a warning, because a mount starts without it.
+func TestHungSnapshot(t *testing.T) {
+	w := newWorld(t)
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	w.timeout = 10 * time.Millisecond
+	w.stat = func(string) (os.FileInfo, error) { <-hang; return nil, unix.EIO }
+	got := w.host.snapshot(t.Context(), w.config)
+	if len(got) != 1 || got[0].Status != Warning || !strings.Contains(got[0].Detail, "did not respond") || got[0].Remedy == "" {
+		t.Errorf("got %+v, want a warning", got)
 	}
 }
 

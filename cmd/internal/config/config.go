@@ -64,7 +64,22 @@ type Mount struct {
 	Xattrs           bool          // whether extended attributes are shown
 	AttrTimeout      time.Duration // the TTL of cached names and attributes
 	Consistency      time.Duration // within this time a change at the source is seen; 0: after AttrTimeout
-	MetadataSnapshot string        // the file of the metadata snapshot; "" for none
+	MetadataSnapshot string        // SnapshotInTier, NoSnapshot, or the path of the file
+}
+
+// Where the metadata snapshot is, if it is not in a file of its own.
+const (
+	SnapshotInTier = "auto" // with the copies in a tier
+	NoSnapshot     = "off"  // there is none
+)
+
+// SnapshotFile returns the path of the file of the metadata snapshot, or "" if it is in a tier or
+// there is none.
+func (m Mount) SnapshotFile() string {
+	if filepath.IsAbs(m.MetadataSnapshot) {
+		return m.MetadataSnapshot
+	}
+	return ""
 }
 
 // A Mode is a way in which the kernel reads the content of files.
@@ -106,7 +121,7 @@ type Log struct {
 func Default() Config {
 	return Config{
 		Source:    Source{ClockSkew: 5 * time.Second},
-		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory},
+		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory, MetadataSnapshot: SnapshotInTier},
 		Placement: Placement{Workers: workersForDirectory},
 		Scrub:     Scrub{Rate: 50e6},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},

@@ -75,6 +75,7 @@ func TestParseErrors(t *testing.T) {
 		{"operations in quotes", "[source]\noperations = '100'", `tiering.toml:2: source.operations: must be a number without quotes`},
 		{"negative operations", "[source]\noperations = -1", `tiering.toml:2: source.operations: -1 is negative`},
 		{"metadata snapshot a number", "[mount]\nmetadata_snapshot = 1", `tiering.toml:2: mount.metadata_snapshot: must be text in double quotes`},
+		{"no metadata snapshot", "[mount]\nmetadata_snapshot = ''", `tiering.toml:2: mount.metadata_snapshot: is empty`},
 		{"unset variable in metadata snapshot", "[mount]\nmetadata_snapshot = '${MILKWEED_TEST_UNSET}/a'", `tiering.toml:2: mount.metadata_snapshot: the environment variable "MILKWEED_TEST_UNSET" is not set, or empty`},
 		{"no mode", "[mount]\nmode = 'fast'", `tiering.toml:2: mount.mode: "fast" is not a mode`},
 		{"duration without unit", "[mount]\nattr_timeout = '30'", `tiering.toml:2: mount.attr_timeout: "30" is not a duration`},
@@ -273,7 +274,7 @@ func TestDefault(t *testing.T) {
 	c := parse(t, "")
 	want := Config{
 		Source:    Source{ClockSkew: 5 * time.Second},
-		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute},
+		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute, MetadataSnapshot: "auto"},
 		Placement: Placement{Workers: 8},
 		Scrub:     Scrub{Rate: 50_000_000},
 		Log:       Log{Format: "text"},
@@ -286,6 +287,17 @@ func TestDefault(t *testing.T) {
 			t.Errorf("%s comes from %q, want default", name, origin)
 		}
 	})
+}
+
+// The words "auto" and "off" are no files; every other text is one.
+func TestMetadataSnapshot(t *testing.T) {
+	t.Chdir("/")
+	for text, want := range map[string]string{"auto": "", "off": "", "./off": "/off", "/a/auto": "/a/auto"} {
+		c := parse(t, fmt.Sprintf("[mount]\nmetadata_snapshot = %q", text))
+		if got := c.Mount.SnapshotFile(); got != want {
+			t.Errorf("%q: got the file %q, want %q", text, got, want)
+		}
+	}
 }
 
 func TestPathsExpandVariables(t *testing.T) {

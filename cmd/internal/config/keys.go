@@ -191,12 +191,12 @@ var keys = []Key{
 		field:  func(c *Config, _ *Tier) flag.Value { return (*windowValue)(&c.Mount.Consistency) },
 	},
 	{
-		Table: "mount", Name: "metadata_snapshot", Type: pathType, Default: "`\"\"`, no snapshot",
+		Table: "mount", Name: "metadata_snapshot", Type: pathType,
 		Option:  "metadata_snapshot",
-		Bounds:  "neither in the source nor below the mount point; its folder must exist",
-		Meaning: "The file in which the names and attributes of the dataset are saved at unmount, for the next mount.",
-		remedy:  `A metadata snapshot is a file, such as metadata_snapshot = "/var/lib/milkweed/imagenet.snapshot"; "" is none.`,
-		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Mount.MetadataSnapshot) },
+		Bounds:  "`auto`, `off`, or a file that is neither in the source nor below the mount point",
+		Meaning: "Where names and attributes are saved for the next mount: with `auto` beside the copies, in a tier on a disk if there is one, unless `mount.consistency` is `0s`; `off` saves none.",
+		remedy:  `Use "auto", "off", or a file such as metadata_snapshot = "/var/lib/milkweed/imagenet.snapshot".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*snapshotValue)(&c.Mount.MetadataSnapshot) },
 	},
 
 	{

@@ -132,14 +132,15 @@ func (c *Config) configuredPaths() []configuredPath {
 	if c.Mount.Point != "" {
 		add("mount.point", "the mount point", datasetRole, c.Mount.Point)
 	}
-	if c.Mount.MetadataSnapshot != "" {
-		add("mount.metadata_snapshot", "the metadata snapshot", snapshotRole, c.Mount.MetadataSnapshot)
+	if file := c.Mount.SnapshotFile(); file != "" {
+		add("mount.metadata_snapshot", "the metadata snapshot", snapshotRole, file)
 	}
 	return all
 }
 
-// These limit the calls to the file system. A mount starts without a tier that hangs, and waits
-// for it only for tierTimeout. They are variables so that the test can shorten them.
+// These limit the calls to the file system. A mount starts without a tier or a metadata snapshot
+// that hangs, and waits for it only for tierTimeout. They are variables so that the test can
+// shorten them.
 var (
 	resolveTimeout = 5 * time.Second
 	tierTimeout    = 250 * time.Millisecond
@@ -161,7 +162,7 @@ func (c *Config) validatePaths() error {
 	var known []configuredPath
 	for i, start := 0, time.Now(); i < len(all); i++ {
 		limit := resolveTimeout
-		if all[i].role == tierRole {
+		if all[i].role != datasetRole {
 			limit = tierTimeout
 		}
 		timer := time.NewTimer(max(limit-time.Since(start), time.Millisecond))

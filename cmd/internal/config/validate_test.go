@@ -146,7 +146,12 @@ func TestValidateDoesNotHang(t *testing.T) {
 		limit *time.Duration
 	}{
 		"mount point": {func(c *Config) string { return c.Mount.Point }, &resolveTimeout},
-		"tier":        {func(c *Config) string { return c.Tiers[0].Path }, &tierTimeout},
+		"snapshot": {func(c *Config) string {
+			folder := c.Tiers[0].Path + "-hung"
+			c.Mount.MetadataSnapshot = folder + "/snapshot"
+			return folder
+		}, &tierTimeout},
+		"tier": {func(c *Config) string { return c.Tiers[0].Path }, &tierTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := valid(t.TempDir())

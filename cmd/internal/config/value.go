@@ -19,6 +19,7 @@ import (
 type (
 	pathValue         string
 	optionalPathValue string
+	snapshotValue     string
 	nameValue         string
 	quotaValue        Quota
 	bandwidthValue    int64
@@ -66,6 +67,18 @@ func (v *optionalPathValue) Set(s string) error {
 }
 
 func (v *optionalPathValue) String() string { return string(*v) }
+
+// Set takes any other text for a path, such as "./off".
+func (v *snapshotValue) Set(s string) error {
+	switch s {
+	case SnapshotInTier, NoSnapshot:
+		*v = snapshotValue(s)
+		return nil
+	}
+	return (*pathValue)(v).Set(s)
+}
+
+func (v *snapshotValue) String() string { return string(*v) }
 
 const maxName = 64 // bytes of the name of a tier
 

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// snapshotName is the name of the metadata snapshot in the folder of the dataset in a tier. It does
+// not count towards the quota of the tier.
+const snapshotName = "metadata.snapshot"
+
+// The daemon saves the metadata while it is used, so that a daemon that is killed leaves most of
+// it: at least saveInterval after the last time, and saveShare times as long as that took.
+const (
+	saveInterval = time.Minute
+	saveShare    = 100
+)
+
+// saveTime bounds how long the end of a mount waits for the metadata to be saved. A million names
+// take less than a second.
+const saveTime = 2 * time.Second
+
+// A snapshotKeeper opens and saves the metadata snapshot of a mount.
+type snapshotKeeper struct {
+	opened *metadata.Snapshot // nil: there was none
+
+	mu      sync.Mutex // held while the metadata is saved; guards the following
+	changes uint64     // Container.Changes when it was last saved
+	failed  string     // why it was not saved the last time; ""
+}
+
+// close closes the snapshot that the mount has started with, so that its file system can be
+// unmounted.
+func (k *snapshotKeeper) close() {
+	if k.opened != nil {
+		k.opened.Close()
+	}
+}
+
+// A snapshotPlace is a file for the metadata snapshot.
+type snapshotPlace struct {
+	path   string // of the folder or the tier, for messages
+	name   string // of the file
+	folder func() (*os.Root, error)
+}
+
+// open opens the snapshot. It returns nil if the file does not exist.
+func (p snapshotPlace) open(source string) (*metadata.Snapshot, error) {
+	folder, err := p.folder()
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	s, err := metadata.OpenSnapshot(folder, p.name, source)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return s, err
+}
+
+// save saves the snapshot.
+func (p snapshotPlace) save(ctx context.Context, names *metadata.Container, source string) error {
+	folder, err := p.folder()
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return names.SaveSnapshot(ctx, folder, p.name, source)
+}
+
+// snapshotPlaces returns the places of the metadata snapshot. It is saved in the first one where that
+// succeeds, and the newest of all is read. With the copies, tiers on a disk come first, because they
+// survive a reboot. Tiers that are down are left out. Without a consistency window, nothing compares
+// a snapshot with the source before its TTLs expire: then it must be requested by a file.
+func (d *daemon) snapshotPlaces() []snapshotPlace {
+	mount := d.cfg.Mount
+	if mount.AttrTimeout == 0 {
+		return nil
+	}
+	if file := mount.SnapshotFile(); file != "" {
+		dir, name := filepath.Split(file)
+		return []snapshotPlace{{dir, name, func() (*os.Root, error) { return os.OpenRoot(dir) }}}
+	}
+	if mount.MetadataSnapshot == config.NoSnapshot || mount.Consistency == 0 {
+		return nil
+	}
+	var disks, memory []snapshotPlace
+	for i, t := range d.levels.Tiers() {
+		opened := d.tiers.get(i)
+		if opened.store == nil || t.Stats().Health == tiers.Down {
+			continue
+		}
+		p := snapshotPlace{t.Path(), snapshotName, opened.store.Folder}
+		if opened.inMemory {
+			memory = append(memory, p)
+		} else {
+			disks = append(disks, p)
+		}
+	}
+	return append(disks, memory...)
+}
+
+// openSnapshot returns the newest snapshot, or nil if there is none that can be used. It waits for
+// openTimeout at most, since a disk may hang.
+func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+	defer cancel()
+	opened := make(chan *metadata.Snapshot)
+	places := d.snapshotPlaces()
+	for _, p := range places {
+		go func() {
+			defer panics.Contain()
+			s, err := p.open(d.cfg.Source.Name())
+			if err != nil {
+				d.log.Warn("metadata snapshot is not used", "folder", p.path, "err", err)
+			}
+			select {
+			case opened <- s:
+			case <-ctx.Done():
+				if s != nil {
+					s.Close()
+				}
+			}
+		}()
+	}
+	for range places {
+		select {
+		case s := <-opened:
+			if s == nil {
+				continue
+			}
+			if newest != nil && newest.Written().After(s.Written()) {
+				s, newest = newest, s
+			}
+			if newest != nil {
+				newest.Close()
+			}
+			newest = s
+		case <-ctx.Done():
+			d.log.Warn("metadata snapshot is not used", "err", errLeftBehind)
+			return newest
+		}
+	}
+	return newest
+}
+
+// saveOften saves the metadata from time to time, until ctx is done.
+func (d *daemon) saveOften(ctx context.Context) {
+	for pause := saveInterval; ; {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+		start := time.Now()
+		d.save(ctx)
+		pause = max(saveInterval, saveShare*time.Since(start))
+	}
+}
+
+// saveAtEnd saves the metadata, and closes the earlier snapshot.
+func (d *daemon) saveAtEnd() {
+	ctx, cancel := context.WithTimeout(context.Background(), saveTime)
+	defer cancel()
+	if err := atMost(saveTime, func() error { d.save(ctx); return nil }); err != nil {
+		d.log.Warn("metadata snapshot is not saved", "err", err)
+	}
+	d.saved.close()
+}
+
+// save saves the metadata, if it has changed since the last time.
+func (d *daemon) save(ctx context.Context) {
+	k := &d.saved
+	if !k.mu.TryLock() { // the last call hangs
+		return
+	}
+	defer k.mu.Unlock()
+	changes := d.names.Changes()
+	places := d.snapshotPlaces()
+	if changes == k.changes || len(places) == 0 {
+		return
+	}
+	var errs []error
+	for _, p := range places {
+		err := p.save(ctx, d.names, d.cfg.Source.Name())
+		if err == nil {
+			k.changes, k.failed = changes, ""
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", p.path, err))
+	}
+	if err := errors.Join(errs...); k.failed != err.Error() {
+		k.failed = err.Error()
+		d.log.Warn("metadata snapshot is not saved", "err", err)
+	}
+}
