@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -406,13 +407,20 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 	}
 	list(c)
+	allocated := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.TotalAlloc
+	}
 	var saved, opened, listed time.Duration
+	var heap uint64
 	for b.Loop() {
-		start := time.Now()
+		before, start := allocated(), time.Now()
 		if err := saveSnapshot(c, path, "src"); err != nil {
 			b.Fatal(err)
 		}
 		saved += time.Since(start)
+		heap += allocated() - before
 		next := newContainer(b, source)
 		start = time.Now()
 		if err := openSnapshot(next, path, "src"); err != nil {
@@ -431,6 +439,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 / float64(b.N) }
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(ms(saved), "save-ms")
+	b.ReportMetric(float64(heap)/float64(b.N)/1e6, "save-MB-allocated")
 	b.ReportMetric(ms(opened), "open-ms")
 	b.ReportMetric(ms(listed), "list-ms")
 	b.ReportMetric(float64(info.Size())/n, "B/name")

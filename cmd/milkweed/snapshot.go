@@ -31,13 +31,14 @@ const (
 // take less than a second.
 const saveTime = 2 * time.Second
 
+var errNotOpened = errors.New("its disk does not answer")
+
 // A snapshotKeeper opens and saves the metadata snapshot of a mount.
 type snapshotKeeper struct {
 	opened *metadata.Snapshot // nil: there was none
 
 	mu      sync.Mutex // held while the metadata is saved; guards the following
 	changes uint64     // Container.Changes when it was last saved
-	failed  string     // why it was not saved the last time; ""
 }
 
 // close closes the snapshot that the mount has started with, so that its file system can be
@@ -148,7 +149,7 @@ func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
 			}
 			newest = s
 		case <-ctx.Done():
-			d.log.Warn("metadata snapshot is not used", "err", errLeftBehind)
+			d.log.Warn("metadata snapshot is not used", "err", errNotOpened)
 			return newest
 		}
 	}
@@ -157,6 +158,7 @@ func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
 
 // saveOften saves the metadata from time to time, until ctx is done.
 func (d *daemon) saveOften(ctx context.Context) {
+	var failed string // the last error
 	for pause := saveInterval; ; {
 		select {
 		case <-time.After(pause):
@@ -164,47 +166,52 @@ func (d *daemon) saveOften(ctx context.Context) {
 			return
 		}
 		start := time.Now()
-		d.save(ctx)
+		switch err := d.save(ctx); {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			failed = ""
+		case failed != err.Error():
+			failed = err.Error()
+			d.log.Warn("metadata snapshot is not saved", "err", err)
+		}
 		pause = max(saveInterval, saveShare*time.Since(start))
 	}
 }
 
 // saveAtEnd saves the metadata, and closes the earlier snapshot.
 func (d *daemon) saveAtEnd() {
-	ctx, cancel := context.WithTimeout(context.Background(), saveTime)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), saveTime, errLeftBehind)
 	defer cancel()
-	if err := atMost(saveTime, func() error { d.save(ctx); return nil }); err != nil {
+	if err := atMost(saveTime, func() error { return d.save(ctx) }); err != nil {
 		d.log.Warn("metadata snapshot is not saved", "err", err)
 	}
 	d.saved.close()
 }
 
 // save saves the metadata, if it has changed since the last time.
-func (d *daemon) save(ctx context.Context) {
+func (d *daemon) save(ctx context.Context) error {
 	k := &d.saved
-	if !k.mu.TryLock() { // the last call hangs
-		return
+	if !k.mu.TryLock() { // a call by saveOften hangs
+		return errLeftBehind
 	}
 	defer k.mu.Unlock()
 	changes := d.names.Changes()
 	places := d.snapshotPlaces()
 	if changes == k.changes || len(places) == 0 {
-		return
+		return nil
 	}
 	var errs []error
 	for _, p := range places {
 		err := p.save(ctx, d.names, d.cfg.Source.Name())
 		if err == nil {
-			k.changes, k.failed = changes, ""
-			return
-		}
-		if ctx.Err() != nil {
-			return
+			k.changes = changes
+			return nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", p.path, err))
+		if ctx.Err() != nil {
+			break
+		}
 	}
-	if err := errors.Join(errs...); k.failed != err.Error() {
-		k.failed = err.Error()
-		d.log.Warn("metadata snapshot is not saved", "err", err)
-	}
+	return errors.Join(errs...)
 }
