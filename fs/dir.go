@@ -47,7 +47,7 @@ func (f *fileSystem) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.
 	if status != fuse.OK {
 		return status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	l, err := f.names.Listing(r, e)
 	if err != nil {
@@ -103,7 +103,7 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, complete int,
 	if !ok {
 		return statusBadHandle
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	d.mu.Lock()
 	defer d.mu.Unlock()

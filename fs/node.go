@@ -26,7 +26,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	if status != fuse.OK {
 		return status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	e, err := f.names.Lookup(r, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -71,7 +71,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if status != fuse.OK {
 		return status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	// A removed file still has its attributes, for its open handles. Lookup reports
 	// that the name does not exist.
@@ -143,7 +143,7 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 	if status != fuse.OK {
 		return nil, status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	target, err := f.names.Readlink(r, e)
 	return []byte(target), f.status(err)
@@ -167,7 +167,7 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr st
 	if status != fuse.OK {
 		return 0, status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	if isACL {
 		return f.acl(r, e, dst)
@@ -201,7 +201,7 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dst []
 	if status != fuse.OK {
 		return 0, status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	list, err := f.names.Listxattr(r, e)
 	if err != nil {
@@ -225,7 +225,7 @@ const maxName = 255
 
 // StatFs returns the size of the source, or zeros if the source has no size.
 func (f *fileSystem) StatFs(cancel <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	s, err := f.names.Statfs(r)
 	if errors.Is(err, errors.ErrUnsupported) {

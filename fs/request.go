@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // interruptDelay is the time from the interruption of a request to the end of its context.
@@ -27,6 +28,8 @@ type request struct {
 	table  *handles[*request] // has the request until end
 	id     uint64             // in table
 
+	waits *tiers.Histogram // observes the request if it has waited; nil for an OPEN or a READ
+
 	interrupted atomic.Pointer[time.Time] // when the interruption was first seen by Mount.Stuck
 
 	// mayDrop reports whether an error in reply to the request reaches no process: none waits
@@ -43,6 +46,13 @@ type request struct {
 func (f *fileSystem) newRequest(cancel <-chan struct{}) *request {
 	r := &request{Context: context.Background(), cancel: cancel, began: time.Now(), table: &f.inFlight}
 	r.id = f.inFlight.add(r)
+	return r
+}
+
+// newNameRequest returns the context of a request for names or attributes.
+func (f *fileSystem) newNameRequest(cancel <-chan struct{}) *request {
+	r := f.newRequest(cancel)
+	r.waits = f.names.Waits()
 	return r
 }
 
@@ -103,7 +113,11 @@ func (r *request) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
-	if r.answered != nil {
-		close(r.answered)
+	if r.answered == nil { // Done was never called: the reply was cached
+		return
+	}
+	close(r.answered)
+	if r.waits != nil {
+		r.waits.Observe(time.Since(r.began))
 	}
 }

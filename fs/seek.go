@@ -20,7 +20,7 @@ func (f *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.L
 	if status != fuse.OK {
 		return status
 	}
-	r := f.newRequest(cancel)
+	r := f.newNameRequest(cancel)
 	defer r.end()
 	holes, err := f.names.Holes(r, e)
 	if err != nil {

@@ -53,6 +53,7 @@ type Container struct {
 	sweeps      SweepCounters      // updated atomically
 	xattrs      replyCache[[]byte] // nil: the attribute does not exist
 	holes       replyCache[[]drivers.Hole]
+	waits       tiers.Histogram // see Waits
 
 	background background // runs the listings, if names are found by listing
 }
@@ -110,6 +111,10 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 // Close cancels the listings in flight, and waits until they have returned. No other method may be
 // called after it.
 func (c *Container) Close() { c.background.close() }
+
+// Waits is where the caller of the methods for names and attributes records how long the requests of
+// the kernel waited for them: those that were not answered from what is cached.
+func (c *Container) Waits() *tiers.Histogram { return &c.waits }
 
 // Root returns the root directory. Its ID is 1.
 func (c *Container) Root() *Entry { return c.root }

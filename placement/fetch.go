@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -80,7 +81,7 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 // readFlight reports false, and fl.err may be read.
 func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64, how access) (bool, error) {
 	w := f.handler.gate.demand(how)
-	err := fl.wait(ctx)
+	err := f.handler.await(ctx, fl)
 	w.done()
 	if err != nil {
 		return false, err
@@ -108,6 +109,9 @@ func (f *fill) fetchDemand(taken []*flight) {
 		return
 	}
 	h := f.handler
+	for _, fl := range taken {
+		fl.demanded.Store(true)
+	}
 	f.refs.Acquire()
 	h.wg.Go(func() {
 		defer panics.Contain()
@@ -197,6 +201,7 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 	defer panics.Catch(&err)
 	off := int64(fl.block) * blockSize
 	buf = buf[:min(blockSize, f.size-off)]
+	began := time.Now()
 	err = in.read(buf, off)
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.name, drivers.ErrChanged) // shorter than it was
@@ -205,6 +210,7 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 		// A short file is read to its end at the source.
 		return in.ctx.Err() == nil && !errors.Is(err, drivers.ErrShort), err
 	}
+	fl.timing = in.timing(began)
 	fl.arrive(buf)
 	defer fl.unset()
 	_, err = f.copy.WriteAt(buf, off)
@@ -217,6 +223,18 @@ type inflow struct {
 	ctx    context.Context // when it is done, an error is not the source's
 	blocks int             // how many blocks are read
 	stream io.ReadCloser   // the request, if the source is a Streamer; nil before the first block
+
+	requested time.Time // when stream was requested
+	answered  time.Time // when its first bytes had arrived
+}
+
+// timing returns the timing of the block that read has just read, where read was called at the
+// time began.
+func (in *inflow) timing(began time.Time) timing {
+	if in.stream != nil {
+		return timing{in.requested, in.answered}
+	}
+	return timing{began, began.Add(in.fill.handler.levels.Source().BaseLatency())}
 }
 
 // newInflow makes an inflow, which the caller closes. A stream ends when the fill fails. A
@@ -241,6 +259,7 @@ func (in *inflow) read(p []byte, off int64) error {
 		return err
 	}
 	if in.stream == nil {
+		in.requested = time.Now()
 		stream, err := f.stream.Stream(in.ctx, off, min(int64(in.blocks)*blockSize, f.size-off))
 		if err != nil {
 			return err
@@ -252,6 +271,9 @@ func (in *inflow) read(p []byte, off int64) error {
 			return err
 		}
 		m, err := in.stream.Read(p[n:])
+		if in.answered.IsZero() {
+			in.answered = time.Now()
+		}
 		if n += m; n < len(p) && err != nil {
 			return err
 		}

@@ -68,7 +68,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if v.fill != nil {
 		return f.readFill(ctx, v, p, off)
 	}
-	n, err := v.ReadAt(ctx, p, off)
+	n, err := f.readView(ctx, v, p, off)
 	switch {
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
@@ -87,6 +87,17 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		f.entry.Demote(v.level)
 	}
 	return 0, fmt.Errorf("%w: %w", errFailed, err)
+}
+
+// readView is ReadAt in a copy or at the source. Reads of copies are measured by their tier.
+func (f *file) readView(ctx context.Context, v *view, p []byte, off int64) (int, error) {
+	if !v.atSource() {
+		return v.ReadAt(ctx, p, off)
+	}
+	start := time.Now()
+	n, err := v.ReadAt(ctx, p, off)
+	f.handler.waits.atSource(time.Since(start), f.handler.levels.Source().BaseLatency())
+	return n, err
 }
 
 // readFill is ReadAt in a fill.
@@ -145,12 +156,10 @@ func (f *file) enterView(ctx context.Context) (*view, error) {
 	if v := f.current.Load(); v.usable(f.entry) && v.enter() {
 		return v, nil
 	}
-	select {
-	case f.moving <- struct{}{}:
-		defer func() { <-f.moving }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if err := f.startMoving(ctx); err != nil {
+		return nil, err
 	}
+	defer func() { <-f.moving }()
 	old := f.current.Load()
 	if old.usable(f.entry) && old.enter() {
 		return old, nil
@@ -165,6 +174,23 @@ func (f *file) enterView(ctx context.Context) (*view, error) {
 		old.leave()
 	}
 	return v, nil
+}
+
+// startMoving sends to f.moving. It waits while another reader moves the file.
+func (f *file) startMoving(ctx context.Context) error {
+	select {
+	case f.moving <- struct{}{}:
+		return nil
+	default:
+	}
+	start := time.Now()
+	defer func() { f.handler.waits.fill.Observe(time.Since(start)) }()
+	select {
+	case f.moving <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // choose makes a view of the best place: a copy, a fill or the source. The caller has sent to
@@ -188,8 +214,9 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 		if h.bad.has(e, l) {
 			return f.atSource(ctx)
 		}
-		t := h.levels.Tier(l)
-		obj, err := t.Open(ctx, e.CopyName(), e.Info())
+		start := time.Now()
+		obj, err := h.levels.Tier(l).Open(ctx, e.CopyName(), e.Info())
+		h.waits.opens[l-1].Observe(time.Since(start))
 		if err == nil {
 			return &view{Object: obj, level: l}, nil
 		}
@@ -210,7 +237,9 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 // atSource makes a view at the source. The caller has sent to f.moving.
 func (f *file) atSource(ctx context.Context) (*view, error) {
 	if f.source == nil {
+		start := time.Now()
 		obj, err := openSource(ctx, f.handler, f.entry)
+		f.handler.waits.latency.Observe(time.Since(start))
 		if err != nil {
 			return nil, err
 		}
@@ -260,7 +289,10 @@ func (f *file) verify(ctx context.Context, v *view) error {
 	if !ok {
 		return nil
 	}
-	if err := o.Verify(ctx); err != nil {
+	start := time.Now()
+	err := o.Verify(ctx)
+	f.handler.waits.latency.Observe(time.Since(start))
+	if err != nil {
 		return f.sourceError(ctx, err)
 	}
 	return nil

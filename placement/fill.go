@@ -46,6 +46,7 @@ type fill struct {
 	tier    *tiers.Tier
 	room    *tiers.Reservation
 	source  drivers.Object
+	opened  time.Time        // when the source was opened
 	stream  drivers.Streamer // the source, if it is a Streamer, else nil
 	copy    drivers.Writer
 
@@ -136,6 +137,7 @@ func (f *fill) allocate() error {
 	go func() {
 		opened <- panics.Do(func() (err error) {
 			f.source, err = openSource(h.ctx, h, f.entry)
+			f.opened = time.Now()
 			return err
 		})
 	}()
@@ -310,7 +312,7 @@ func (f *fill) copied() int64 { return min(int64(f.blocks.copied())*blockSize, f
 func (f *fill) awaitFirst(ctx context.Context) error {
 	defer f.handler.gate.demand(sequentialAccess).done()
 	if fl := f.fetchFirst(); fl != nil {
-		if err := fl.wait(ctx); err != nil {
+		if err := f.handler.await(ctx, fl); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 )
 
 // A flight is the fetch of one block. From the moment when the block has arrived until it is
@@ -12,6 +13,9 @@ type flight struct {
 	arrived chan struct{} // closed when data is set, or when the flight has landed
 	landed  chan struct{} // closed when the flight has ended; err is set before
 	err     error         // why the block is not present
+
+	demanded atomic.Bool // a reader has caused the fetch, and has not begun to wait for it
+	timing   timing      // set before data; zero if the block has not arrived
 
 	mu   sync.RWMutex // guards the following
 	data []byte       // the block; nil before it has arrived, and when it is written

@@ -20,7 +20,7 @@ import (
 // therefore Open waits for the first block of a fill from a source of drivers.LatencyRequest.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)
-	err := h.opened(ctx, f, fresh)
+	err := h.opened(ctx, f, fresh, 0)
 	if err == nil && h.objectStore {
 		err = f.awaitFirst(ctx)
 	}
@@ -37,7 +37,7 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 	f, fresh := h.files.acquire(h, e)
 	defer h.files.release(f)
 	if fresh {
-		if err := h.opened(ctx, f, true); err != nil {
+		if err := h.opened(ctx, f, true, off); err != nil {
 			return 0, err
 		}
 		h.files.keep(f)
@@ -68,11 +68,13 @@ func (h *Handler) SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(
 }
 
 // opened chooses where a file is read, and counts the open. If the file was open at the
-// source before, opened verifies that the source still has the version.
-func (h *Handler) opened(ctx context.Context, f *file, fresh bool) error {
+// source before, opened verifies that the source still has the version. off is where the file is
+// read first.
+func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) error {
 	if f.entry.Size() == 0 {
 		return nil
 	}
+	h.epochs.opened(f.entry.ID(), off > 0)
 	if !fresh {
 		f.leaveFailed()
 	}

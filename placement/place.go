@@ -127,11 +127,16 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 	if h.objectStore && why == forReader { // readers that open files count as waiting, too
 		defer h.gate.demand(sequentialAccess).done()
 	}
-	f, err := h.claim(e, why)
+	f, first, err := h.claim(e, why)
 	if err != nil {
 		return nil, err
 	}
-	if err := waitFor(ctx, f.started); err != nil {
+	if why == forReader {
+		err = h.awaitStart(ctx, f, first)
+	} else {
+		err = waitFor(ctx, f.started)
+	}
+	if err != nil {
 		f.release()
 		return nil, err
 	}
@@ -142,34 +147,34 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 	return f, nil
 }
 
-// claim returns the fill of e with a reference. If there is none, claim claims the entry and
-// begins a fill on another goroutine.
-func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
+// claim returns the fill of e with a reference. If there is none, claim claims the entry, begins a
+// fill on another goroutine, and reports first.
+func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	f := h.fills[e]
+	f = h.fills[e]
 	switch {
 	case h.ctx.Err() != nil: // checked under the lock, since Run ends the fills that it sees then
-		return nil, errStopped
+		return nil, false, errStopped
 	case f != nil && why == forReader && f.unreadable.Load():
-		return nil, errBackoff
+		return nil, false, errBackoff
 	case f != nil: // joined below
 	case h.racy.has(e, time.Now()):
-		return nil, errRacy
+		return nil, false, errRacy
 	case why == forReader && h.gate.stuck():
-		return nil, errStuck
+		return nil, false, errStuck
 	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
-		return nil, errBackoff
+		return nil, false, errBackoff
 	case !e.Claim():
 		switch {
 		case e.Stale():
-			return nil, drivers.ErrChanged
+			return nil, false, drivers.ErrChanged
 		case e.Claimed(): // but not by a fill
-			return nil, errClaimed
+			return nil, false, errClaimed
 		}
-		return nil, errPublished
+		return nil, false, errPublished
 	default:
-		f = newFill(h, e)
+		f, first = newFill(h, e), true
 		f.forOpen = why == forReader
 		h.fills[e] = f
 		h.wg.Go(func() {
@@ -178,7 +183,7 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (*fill, error) {
 		})
 	}
 	f.refs.Acquire() // the handler has a reference to every fill in the map
-	return f, nil
+	return f, first, nil
 }
 
 // forget removes a fill from the map, and ends the claim if no copy was published. It does

@@ -55,6 +55,8 @@ type Handler struct {
 	commits   chan struct{} // has an element for each commit in progress
 	checks    *checks       // of copies that the kernel may then read directly
 	scrubs    scrubs
+	waits     waits
+	epochs    epochs
 
 	checksEarly bool // Config.Passthrough
 
@@ -111,6 +113,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	if h.objectStore {
 		h.scattered = newScattered(names)
 	}
+	h.epochs.totals = h.totals
 	levels.OnScarcity(h.files.relieve)
 	h.queue = newQueue(h.gate, h.pullInOrder, h.pullScattered)
 	h.ctx, h.stop = context.WithCancel(context.Background())

@@ -38,6 +38,9 @@ type Stats struct {
 	Passthrough []Opens       // those of them that the kernel reads without the daemon
 	FillOpens   Opens         // opens of files whose copies were in flight
 	Waits       tiers.Latency // how long readers waited for blocks in flight
+	Waited      Waits         // how long readers waited for anything
+	Epochs      []Epoch       // the last ones, the oldest first, and the one that goes on
+	EpochsEnded int64         // epochs that have ended, without those that were mixed
 }
 
 // Opens counts how often files were opened.
@@ -65,7 +68,9 @@ func (h *Handler) Stats() Stats {
 		Passthrough: passthrough[:n],
 		FillOpens:   drivers.Snapshot(&h.fillOpens),
 		Waits:       h.gate.waits.Load(),
+		Waited:      h.waited(),
 	}
+	s.Epochs, s.EpochsEnded = h.epochs.list()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s.InFlight = int64(len(h.fills))

@@ -27,6 +27,7 @@ type Source struct {
 	closer   closer
 	counters SourceCounters // updated atomically
 	latency  Histogram
+	base     baseline
 	pace     pace
 }
 
@@ -73,12 +74,14 @@ func (s *Source) failed(ctx context.Context, err error) {
 
 // Open opens a file of the source.
 func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) {
+	start := time.Now()
 	obj, err := call(ctx, s, &s.counters.Opens, func() (drivers.Object, error) {
 		return s.driver.Open(ctx, name)
 	}, func(o drivers.Object) { o.Close() })
 	if err != nil {
 		return nil, err
 	}
+	s.base.add(time.Since(start))
 	return &sourceObject{source: s, obj: obj}, nil
 }
 
@@ -304,6 +307,9 @@ func (o *sourceObject) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 		return withoutEOF(n, err)
 	}, nil)
 	s.observe(ctx, start, err)
+	if err == nil && n <= smallRead {
+		s.base.add(time.Since(start))
+	}
 	if err == nil && n < len(p) {
 		err = io.EOF
 	}
@@ -393,6 +399,9 @@ func (r *sourceStream) Read(p []byte) (int, error) {
 	if !r.begun {
 		r.begun = true
 		s.observe(r.ctx, r.start, failure)
+		if failure == nil {
+			s.base.add(time.Since(r.start))
+		}
 	}
 	s.failed(r.ctx, failure)
 	return n, err
