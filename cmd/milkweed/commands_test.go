@@ -57,6 +57,9 @@ func served(t *testing.T, d *controltest.Daemon) (point string) {
 }
 
 func TestStatus(t *testing.T) {
+	clock := func(minute int) string {
+		return time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC).Local().Format(time.TimeOnly)
+	}
 	point := served(t, &controltest.Daemon{})
 	out, _, err := runMilkweed(t, "status", point)
 	wantCode(t, err, exit.OK)
@@ -74,6 +77,15 @@ ram     cached       100    50 MiB        on
 ssd     -            0      0 B           off: it is stacked
 source  cached       100    300 MiB       off: the source has a cap
 READS and BYTES READ do not include reads in passthrough: the kernel does them directly.
+
+EPOCH   BEGAN     TOOK  FILES  BYTES OPENED             LATENCY  BANDWIDTH  FILL    TIERS
+5       ` + clock(6) + `  13s   900                             0s       0s         0s      0s
+mixed   ` + clock(7) + `  14s   700                             0s       0s         0s      0s
+6       ` + clock(8) + `  2m5s  1,000  20 MiB fill, 80 MiB ram  0s       1.5s       0s      0s
+7, now  ` + clock(11) + `  1s    20                              0s       0s         0s      0s
+all                                                     1m1.5s   0s         32.1ms  2.13s
+LATENCY to TIERS: the time that readers waited, summed over the readers.
+mixed: not recognizable as an epoch. Files were opened again before others were opened.
 
 opens      1,000, 90% from a tier; 5 open now
 placed     90 files (100 MiB), 30 prefetched, 4 skipped, 1 failed

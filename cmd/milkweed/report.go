@@ -44,6 +44,9 @@ func (d *daemon) Status(context.Context) control.Status {
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
+		Waits:         d.waits(placed.Waited),
+		Epochs:        []control.Epoch{},
+		EpochsEnded:   placed.EpochsEnded,
 		OpenHandles:   int64(d.mount.OpenFiles()),
 		Crashes:       d.crashes,
 		Panics:        panics.Count(),
@@ -79,7 +82,10 @@ func (d *daemon) Status(context.Context) control.Status {
 	for l, all := range placed.Opens {
 		d.addOpens(&s, d.levels.Name(tiers.Level(l)), all, placed.Passthrough[l])
 	}
-	d.addOpens(&s, "fill", placed.FillOpens, placement.Opens{})
+	d.addOpens(&s, fillLevel, placed.FillOpens, placement.Opens{})
+	for _, e := range placed.Epochs {
+		s.Epochs = append(s.Epochs, d.epoch(e))
+	}
 	return s
 }
 

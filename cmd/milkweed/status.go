@@ -207,6 +207,7 @@ func printStatus(w io.Writer, s control.Status) error {
 		count(r.Reads), size(r.Bytes), count(r.Errors), "-", text(r.Path))
 
 	printOpens(t, s)
+	printWaits(t, s)
 	fmt.Fprintf(t, "\nopens\t%s\n", opensLine(s))
 	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))

@@ -58,6 +58,9 @@ type Status struct {
 	Scrub                placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`
 	Opens                map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
 	OpenedBytes          map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
+	Waits                []Wait                      `json:"waits" help:"How long readers have waited, by level and cause. Reads in passthrough and from the page cache do not reach the daemon."`
+	Epochs               []Epoch                     `json:"epochs" help:"The last 16 epochs, the oldest first, and the one that goes on. An epoch is recognized by its opens, from 8 files on."`
+	EpochsEnded          int64                       `json:"epochs_ended" metric:"epochs_total" help:"Epochs that have ended, without mixed ones."`
 	Crashes              int64                       `json:"crashes" metric:"crashes_total" help:"Crashes of earlier daemons of this mount, after each of which the supervisor has mounted again (mount --supervise)."`
 	Panics               int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
 	StuckRequests        int64                       `json:"stuck_requests" metric:"requests_stuck" help:"Requests of the kernel that have waited for more than a minute, such as for a source that hangs. The log has their stacks."`

@@ -42,6 +42,10 @@ func sample(context.Context) control.Status {
 				Hidden:   10,
 			},
 		},
+		Waits: []control.Wait{
+			{Level: "source", Cause: control.Latency, Waits: 3, Seconds: 0.5},
+			{Level: "ram", Cause: control.TierCause, Waits: 4, Seconds: 0.25},
+		},
 		Tiers: []control.Tier{
 			{
 				Level: 1, Name: "ram", QuotaBytes: 100, UsedBytes: 90, Files: 3,
@@ -103,6 +107,14 @@ milkweed_read_duration_seconds_bucket{level="ram",le="0.1"} 4
 milkweed_read_duration_seconds_bucket{level="ram",le="+Inf"} 5
 milkweed_read_duration_seconds_sum{level="ram"} 1.5
 milkweed_read_duration_seconds_count{level="ram"} 5
+# HELP milkweed_reader_wait_seconds_total Duration of all waits. Requests of the kernel that wait at the same time count each.
+# TYPE milkweed_reader_wait_seconds_total counter
+milkweed_reader_wait_seconds_total{cause="latency",level="source"} 0.5
+milkweed_reader_wait_seconds_total{cause="tier",level="ram"} 0.25
+# HELP milkweed_reader_waits_total Number of waits. A read at the source may count as a wait for its latency and as one for its bandwidth.
+# TYPE milkweed_reader_waits_total counter
+milkweed_reader_waits_total{cause="latency",level="source"} 3
+milkweed_reader_waits_total{cause="tier",level="ram"} 4
 # HELP milkweed_source_idle_handles Files of the source in the idle-handle cache.
 # TYPE milkweed_source_idle_handles gauge
 milkweed_source_idle_handles 11
@@ -140,7 +152,7 @@ milkweed_tier_used_bytes{tier="ssd"} 10
 `
 	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want),
 		"milkweed_opened_bytes_total", "milkweed_opens_total", "milkweed_placements_total", "milkweed_prefetched_files_total",
-		"milkweed_read_duration_seconds", "milkweed_source_idle_handles", "milkweed_source_operations_total",
+		"milkweed_read_duration_seconds", "milkweed_reader_wait_seconds_total", "milkweed_reader_waits_total", "milkweed_source_idle_handles", "milkweed_source_operations_total",
 		"milkweed_source_passthrough", "milkweed_tier_health", "milkweed_tier_passthrough", "milkweed_tier_used_bytes")
 	if err != nil {
 		t.Error(err)

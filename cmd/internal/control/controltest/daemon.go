@@ -66,6 +66,23 @@ func (d *Daemon) Status(context.Context) control.Status {
 			IdleHandles:       3,
 			PassthroughReason: "the source has a cap",
 		},
+		Waits: []control.Wait{
+			{Level: "source", Cause: control.Latency, Waits: 2000, Seconds: 61.5},
+			{Level: "fill", Cause: control.FillCause, Waits: 7, Seconds: 0.0321},
+			{Level: "ssd", Cause: control.TierCause, Waits: 1000, Seconds: 2.125},
+		},
+		EpochsEnded: 6,
+		Epochs: []control.Epoch{
+			{Began: time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC), Seconds: 12, Ended: true, Files: 900},
+			{Began: time.Date(2026, 1, 2, 3, 6, 0, 0, time.UTC), Seconds: 13, Ended: true, Files: 900},
+			{Began: time.Date(2026, 1, 2, 3, 7, 0, 0, time.UTC), Seconds: 14, Ended: true, Files: 700, Mixed: true},
+			{
+				Began: time.Date(2026, 1, 2, 3, 8, 0, 0, time.UTC), Seconds: 125.1, Ended: true, Files: 1000,
+				Opens: []control.EpochOpens{{Level: "fill", Opens: 200, Bytes: 20 * mib}, {Level: "source"}, {Level: "ram", Opens: 800, Bytes: 80 * mib}},
+				Waits: []control.EpochWait{{Level: "source", Cause: control.Bandwidth, Waits: 200, Seconds: 1.5}},
+			},
+			{Began: time.Date(2026, 1, 2, 3, 11, 0, 0, time.UTC), Seconds: 1, Files: 20},
+		},
 		Tiers: []control.Tier{
 			{
 				Level: 1, Name: "ram", Path: "/dev/shm/milkweed", QuotaBytes: 400 * mib, UsedBytes: 100 * mib, Files: 90,
