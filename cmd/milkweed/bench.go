@@ -55,7 +55,8 @@ table names the sides that are left out, and the reasons.
 With --json it prints one object: the facts of the first lines, and groups[]
 with name, caption[], left_out[] and cases[]: name, unit, bytes, operations and
 results[]: side, value, seconds, ratios {side: {median, min, max}}, utilization,
-source {operations, opens, bytes, unplaced_bytes} and runs[].`
+source {operations, opens, bytes, unplaced_bytes}, waits {latency_seconds,
+bandwidth_seconds, fill_seconds, tier_seconds} and runs[].`
 
 func newBench() *cobra.Command {
 	b := benchmark.Config{Source: defaultSpeed, Version: version()}

@@ -94,6 +94,10 @@ func TestBench(t *testing.T) {
 				t.Errorf("%s%s: utilization %+v", w.Name, epoch, u)
 			}
 		}
+		first, then := resultOf(t, workloads, w.Name+", epoch 1", "milkweed").Waits, resultOf(t, workloads, w.Name+", later epochs", "milkweed").Waits
+		if first == nil || then == nil || first.Latency <= then.Latency {
+			t.Errorf("%s: waits %+v in epoch 1, %+v later; want fewer for the latency of the source", w.Name, first, then)
+		}
 		if later := resultOf(t, workloads, w.Name+", later epochs", "milkweed").Source; later.Opens > 0 || later.Bytes > 0 {
 			t.Errorf("%s, later epochs: operations of the source: %+v", w.Name, later)
 		}

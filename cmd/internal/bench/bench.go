@@ -57,6 +57,16 @@ type Run struct {
 	Seconds     float64    `json:"seconds"`
 	Utilization float64    `json:"utilization,omitempty"` // of the accelerator, up to 1; 0 for none
 	Source      *SourceUse `json:"source,omitempty"`      // nil if the side has no source
+	Waits       *Waits     `json:"waits,omitempty"`       // nil if the side does not measure them
+}
+
+// Waits are how long the readers waited, by cause, summed over the readers. The causes are those of
+// `milkweed status`.
+type Waits struct {
+	Latency   float64 `json:"latency_seconds"`
+	Bandwidth float64 `json:"bandwidth_seconds"`
+	Fill      float64 `json:"fill_seconds"`
+	Tier      float64 `json:"tier_seconds"`
 }
 
 // SourceUse counts the operations of the source.
@@ -77,6 +87,7 @@ type Result struct {
 	Ratios      map[string]Spread `json:"ratios"`
 	Utilization *Spread           `json:"utilization,omitempty"`
 	Source      *SourceUse        `json:"source,omitempty"` // of the median run
+	Waits       *Waits            `json:"waits,omitempty"`  // mean of the runs
 	Runs        []Run             `json:"runs"`
 }
 
@@ -106,6 +117,7 @@ func NewCase(name string, unit Unit, bytes, operations int64, sides []Side) Case
 		r.Value = c.value(r.Seconds.Median)
 		r.Utilization = utilizations(s.Runs)
 		r.Source = medianSource(s.Runs)
+		r.Waits = Mean(s.Runs).Waits
 		for _, other := range sides {
 			if other.Name != s.Name && isBase(other.Name) {
 				r.Ratios[other.Name] = ratio(seconds(s.Runs), seconds(other.Runs))

@@ -30,7 +30,7 @@ func small() *Report {
 			{Name: "workloads", LeftOut: []string{}, Cases: []Case{
 				NewCase("unet3d, epoch 1", Duration, 1e6, 10, []Side{
 					{Direct, []Run{{Seconds: 2, Utilization: 0.5, Source: source}}},
-					{"milkweed", []Run{{Seconds: 0.04, Utilization: 0.99, Source: &SourceUse{}}}},
+					{"milkweed", []Run{{Seconds: 0.04, Utilization: 0.99, Source: &SourceUse{}, Waits: &Waits{0.5, 0, 0.25, 0.001}}}},
 				}),
 			}},
 		},

@@ -54,6 +54,7 @@ func Sum(runs []Run) Run {
 			counted++
 		}
 		all.Source = addSource(all.Source, r.Source)
+		all.Waits = addWaits(all.Waits, r.Waits)
 	}
 	all.Utilization /= float64(max(counted, 1))
 	return all
@@ -75,6 +76,17 @@ func addSource(a, b *SourceUse) *SourceUse {
 	}
 }
 
+// addWaits adds two times; either may be nil.
+func addWaits(a, b *Waits) *Waits {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	return &Waits{a.Latency + b.Latency, a.Bandwidth + b.Bandwidth, a.Fill + b.Fill, a.Tier + b.Tier}
+}
+
 // Mean returns the mean of runs.
 func Mean(runs []Run) Run {
 	n := int64(len(runs))
@@ -82,6 +94,9 @@ func Mean(runs []Run) Run {
 	all.Seconds /= float64(n)
 	if s := all.Source; s != nil {
 		all.Source = &SourceUse{Operations: s.Operations / n, Opens: s.Opens / n, Bytes: s.Bytes / n, UnplacedBytes: s.UnplacedBytes / n}
+	}
+	if w, n := all.Waits, float64(n); w != nil {
+		all.Waits = &Waits{w.Latency / n, w.Bandwidth / n, w.Fill / n, w.Tier / n}
 	}
 	return all
 }

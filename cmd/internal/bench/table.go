@@ -48,6 +48,7 @@ var columns = []column{
 	{"TO DIRECT", func(_ Case, r Result) string { return r.ratio(Direct) }},
 	{"TO RCLONE", func(_ Case, r Result) string { return r.ratio(Rclone) }},
 	{"UTILISATION", func(_ Case, r Result) string { return r.utilization() }},
+	{"WAITED LATENCY/BANDWIDTH/FILL/TIER", func(_ Case, r Result) string { return r.waits() }},
 	{"SOURCE OPS", func(_ Case, r Result) string { return r.source(func(s SourceUse) int64 { return s.Operations }) }},
 	{"OPENS", func(_ Case, r Result) string { return r.source(func(s SourceUse) int64 { return s.Opens }) }},
 	{"BYTES/UNPLACED", func(_ Case, r Result) string { return r.bytesByUnplaced() }},
@@ -130,6 +131,15 @@ func (r Result) utilization() string {
 		return ""
 	}
 	return fmt.Sprintf("%.1f %%", 100*r.Utilization.Median)
+}
+
+// waits returns the times that the readers waited, by cause.
+func (r Result) waits() string {
+	if r.Waits == nil {
+		return ""
+	}
+	w := *r.Waits
+	return fmt.Sprintf("%.2f/%.2f/%.2f/%.2f s", w.Latency, w.Bandwidth, w.Fill, w.Tier)
 }
 
 func (r Result) source(count func(SourceUse) int64) string {

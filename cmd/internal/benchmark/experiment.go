@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/bench"
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/dataset"
 	"github.com/milkweedfs/milkweed/cmd/internal/reader"
 	"github.com/milkweedfs/milkweed/cmd/internal/sandbox"
@@ -287,10 +288,39 @@ func (e *experiment) milkweed(ctx context.Context, tiers []sandbox.Tier) (runs [
 	}
 	defer func() { err = errors.Join(err, m.Remove()) }()
 	e.mode = m.Mode
-	return e.epochs(ctx, e.all(m.Point), func(ctx context.Context) (int64, error) {
+	var total bench.Waits
+	var waits []*bench.Waits // by epoch
+	runs, err = e.epochs(ctx, e.all(m.Point), func(ctx context.Context) (int64, error) {
 		s, err := m.WaitCopied(ctx)
+		now := totalWaits(s.Waits)
+		waits = append(waits, &bench.Waits{
+			Latency: now.Latency - total.Latency, Bandwidth: now.Bandwidth - total.Bandwidth,
+			Fill: now.Fill - total.Fill, Tier: now.Tier - total.Tier,
+		})
+		total = now
 		return s.Placement.PlacedBytes, err
 	})
+	for i := range runs {
+		runs[i].Waits = waits[i]
+	}
+	return runs, err
+}
+
+// totalWaits returns how long readers waited since the mount.
+func totalWaits(all []control.Wait) (w bench.Waits) {
+	for _, wait := range all {
+		switch wait.Cause {
+		case control.Latency:
+			w.Latency += wait.Seconds
+		case control.Bandwidth:
+			w.Bandwidth += wait.Seconds
+		case control.FillCause:
+			w.Fill += wait.Seconds
+		case control.TierCause:
+			w.Tier += wait.Seconds
+		}
+	}
+	return w
 }
 
 // rclone reads a mount of rclone with an empty cache.

@@ -29,6 +29,8 @@ func (b *benchmark) workloads(ctx context.Context) (bench.Group, error) {
 		"factor, which keeps the demand. If native reading cannot meet the demand, it is divided by the number shown.",
 		"UTILISATION is compute time by elapsed time, from the end of the first step. stage-in copies with four processes; the",
 		"time of the copy is part of epoch 1, but not of its utilisation.",
+		"WAITED: how long the requests of the readers waited in the daemon, summed: for the latency and the bandwidth of the",
+		"source, for copies in flight, and for tiers. Readers prefetch, so that the accelerator does not wait for all of it.",
 		"Later epochs: the mean of epochs 2 and 3. BYTES/UNPLACED: bytes read from the source by bytes that have no local copy.",
 		"Pages of a mount are dropped after each file is read; the files of the tiers are in the page cache.",
 		"milkweed is a mount in mode auto; the line of each workload shows the mode that it selects.",
