@@ -112,8 +112,8 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 // called after it.
 func (c *Container) Close() { c.background.close() }
 
-// Waits is where the caller of the methods for names and attributes records how long the requests of
-// the kernel waited for them: those that were not answered from what is cached.
+// Waits records how long the requests of the kernel for names and attributes waited: those whose
+// reply was not cached. The caller of the other methods observes them.
 func (c *Container) Waits() *tiers.Histogram { return &c.waits }
 
 // Root returns the root directory. Its ID is 1.

@@ -24,10 +24,11 @@ import (
 //
 // An epoch also ends if no file is opened for maxPause. One of fewer than minFiles files is none.
 //
-// Files that were opened again early in the epoch are of no importance: a program may read the header
-// of a file before it reads the file, and the readers of a job may share files. If others, more than
-// one of mixedRatio, were opened again although the epoch went on, it is *mixed*: several jobs read
-// the dataset, or one reads it at random, and its epochs are not recognizable.
+// A file may be opened again soon after it was opened, before a 16th of the files of the epoch was
+// opened in between: a program reads the header first, or the readers of a job share files. That
+// does not matter. If other files, more than an eighth of those of the epoch, were opened again
+// although the epoch went on, the epoch is *mixed*: several jobs read the dataset, or one reads it
+// at random, and epochs are not recognizable.
 //
 // A validation set belongs to the epoch in which it is read. In a stateless mount, opens of files
 // that the kernel has in its page cache are not seen: an epoch has only the other files, and is not
@@ -53,7 +54,7 @@ const (
 	minFiles   = 8
 	freshRatio = 8
 	mixedRatio = 8
-	nearShare  = 16 // a file is opened again early if at most a 16th of the files was opened since
+	soonShare  = 16
 	maxPause   = 15 * time.Minute
 	maxEpochs  = 16
 )
@@ -61,10 +62,14 @@ const (
 // A pass is an epoch that may still go on, or a candidate.
 type pass struct {
 	from  uint32 // the number of its first open; 0: there is no pass
-	began totals // the counters before its first open; of a candidate, before its first open of a file that is not early
 	files int64  // files opened in it
-	again int64  // of a candidate: those of the files that were not opened again early; of an epoch: files that were opened again in it
-	fresh int64  // of a candidate: files opened in it and not before in the epoch
+
+	// began has the counters before its first open. Those of a candidate are counters before the
+	// first open that did not come soon after another one of the file.
+	began totals
+
+	again int64 // files that were opened again in the epoch, or in the candidate, and not soon
+	fresh int64 // of a candidate: files that were not opened before in the epoch
 }
 
 // totals are the counters of a handler at one moment.
@@ -80,7 +85,7 @@ type Epoch struct {
 	Began  time.Time     // when the first file was opened
 	Took   time.Duration // until the next epoch began; if there is none, until the last open
 	Ended  bool
-	Mixed  bool                      // it is none: files were opened again before all others were opened
+	Mixed  bool                      // it is none: files were opened again before others were
 	Files  int64                     // files opened
 	Opens  [tiers.MaxTiers + 1]Opens // by level
 	Fills  Opens                     // of files whose copies were in flight
@@ -128,7 +133,7 @@ func (e *epochs) repeated(before uint32) {
 		c.from = e.opens
 	}
 	c.files++
-	if int64(e.opens-before) > e.current.files/nearShare {
+	if int64(e.opens-before) > e.current.files/soonShare {
 		if c.again++; c.again == 1 {
 			c.began = e.totals()
 		}
@@ -176,8 +181,8 @@ func (p *pass) epoch(now totals, at time.Time) (Epoch, bool) {
 	return epoch, true
 }
 
-// list returns the last epochs, the oldest first, and the one that goes on, and the number of epochs
-// that have ended.
+// list returns the last epochs, the oldest first, and the one that goes on. ended is the number of
+// epochs that have ended, without the mixed ones.
 func (e *epochs) list() (all []Epoch, ended int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

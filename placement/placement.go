@@ -35,8 +35,8 @@ import (
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu.
-// Handler.mu, the locks of predictors and the locks of block maps are held without any other
-// lock of this package.
+// Handler.mu, epochs.mu, the locks of predictors and the locks of block maps are held without any
+// other lock of this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container

@@ -20,8 +20,8 @@ import (
 //   - Source, bandwidth. The rest of such a read: the transfer, a queue before it, a rate limit.
 //   - Fill. The reader waits for a block, or for an open, that another reader or a worker has
 //     requested before.
-//   - Tier. The creation and the opens of copies, and the reads from them, by tier. The reads are those of
-//     Tier.ReadLatency, which are measured in any case.
+//   - Tier. The creation and the opens of copies, and the reads from them, by tier. The reads are
+//     those of Tier.ReadLatency, which are measured in any case.
 //
 // A demand fetch belongs to the reader that waits for it first.
 type waits struct {

@@ -44,6 +44,11 @@ does not count them in reads and bytes_read. Opens, and the sizes of the files
 opened, are counted in every mode. In mode stateless, the first read of a file
 in some seconds counts as its open.
 
+The table of epochs shows how long readers waited, summed over the readers: for
+the latency and the bandwidth of the source, for copies in flight, and for
+tiers. An epoch is recognized by its opens; "mixed" is none. docs/operations.md
+has the definitions.
+
 With --json, status prints one JSON object on one line for each mount. The
 schema is stable: a release may add fields. A release that removes a field or
 changes its meaning has a new "version". Names of sizes end in _bytes, names of
