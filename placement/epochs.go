@@ -34,7 +34,7 @@ import (
 // that the kernel has in its page cache are not seen: an epoch has only the other files, and is not
 // recognized if these are less than a quarter of those of the epoch before.
 //
-// The memory is 4 bytes for each file that was opened in the epoch, in chunks of 1024 consecutive
+// The memory is 4 bytes for each file that was opened in the epoch, in chunks of 1023 consecutive
 // IDs.
 type epochs struct {
 	totals func() totals // the counters now
@@ -198,8 +198,8 @@ type openNumbers []*numberChunk
 
 // A numberChunk is the part of openNumbers for consecutive IDs.
 type numberChunk struct {
-	newest  uint32 // the largest of the following
-	numbers [1024]uint32
+	newest  uint32       // the largest of the following
+	numbers [1023]uint32 // a chunk has 4096 bytes, a size of the allocator
 }
 
 // get returns the number of the last open of a file, or 0.
