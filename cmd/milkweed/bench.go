@@ -27,7 +27,10 @@ all groups:
              by a factor that is printed. Four processes prefetch batches and
              the accelerator is a sleep. The utilisation is that of MLPerf:
              compute time by elapsed time, without the first step. Milkweed
-             starts with empty tiers.
+             starts with empty tiers, once without and once with a plan: then
+             the readers hand over the order in which they will open files. The
+             rules of MLPerf forbid storage that knows it. What readers waited
+             for is shown as in ` + "`milkweed status`" + `.
   monarch    three epochs over a dataset that is 1.8 times as large as a RAM
              tier and an SSD tier together.
 

@@ -89,7 +89,7 @@ func TestBench(t *testing.T) {
 	}
 	for _, w := range bench.Workloads {
 		for _, epoch := range []string{", epoch 1", ", later epochs"} {
-			wantSides(t, workloads, w.Name+epoch, bench.Native, bench.Direct, "milkweed", bench.StageIn, bench.Rclone)
+			wantSides(t, workloads, w.Name+epoch, bench.Native, bench.Direct, "milkweed", "milkweed, plan*", bench.StageIn, bench.Rclone)
 			if u := resultOf(t, workloads, w.Name+epoch, "milkweed").Utilization; u == nil || u.Median <= 0 || u.Median > 1 {
 				t.Errorf("%s%s: utilization %+v", w.Name, epoch, u)
 			}
@@ -98,8 +98,10 @@ func TestBench(t *testing.T) {
 		if first == nil || then == nil || first.Latency <= then.Latency {
 			t.Errorf("%s: waits %+v in epoch 1, %+v later; want fewer for the latency of the source", w.Name, first, then)
 		}
-		if later := resultOf(t, workloads, w.Name+", later epochs", "milkweed").Source; later.Opens > 0 || later.Bytes > 0 {
-			t.Errorf("%s, later epochs: operations of the source: %+v", w.Name, later)
+		for _, side := range []string{"milkweed", "milkweed, plan*"} {
+			if later := resultOf(t, workloads, w.Name+", later epochs", side).Source; later.Opens > 0 || later.Bytes > 0 {
+				t.Errorf("%s, later epochs, %s: operations of the source: %+v", w.Name, side, later)
+			}
 		}
 	}
 	for _, epochs := range []string{"monarch, epoch 1", "monarch, later epochs", "monarch, three epochs"} {

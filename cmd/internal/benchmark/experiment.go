@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/bench"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -15,8 +16,11 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
 )
 
-// milkweed is the name of the side that reads through Milkweed.
-const milkweed = "milkweed"
+// The sides that read through Milkweed.
+const (
+	milkweed = "milkweed"
+	planned  = "milkweed, plan*" // the readers tell it their order
+)
 
 // An experiment is a training on a dataset that a simulated PFS serves.
 type experiment struct {
@@ -278,8 +282,10 @@ func (e *experiment) direct(ctx context.Context) ([]bench.Run, error) {
 	return e.epochs(ctx, e.all(e.source), noCopies(0))
 }
 
-// milkweed reads a mount of Milkweed with empty tiers.
-func (e *experiment) milkweed(ctx context.Context, tiers []sandbox.Tier) (runs []bench.Run, err error) {
+// milkweed reads a mount of Milkweed with empty tiers. With plan, the readers tell
+// it the order of each epoch before they begin it. The time to tell the first one is
+// part of epoch 1, but not of its utilisation.
+func (e *experiment) milkweed(ctx context.Context, tiers []sandbox.Tier, plan bool) (runs []bench.Run, err error) {
 	m, err := e.box.Mount(ctx, sandbox.MountConfig{
 		Name: milkweed, Source: e.source, Mode: "auto", Tiers: tiers, Private: true,
 	})
@@ -288,10 +294,19 @@ func (e *experiment) milkweed(ctx context.Context, tiers []sandbox.Tier) (runs [
 	}
 	defer func() { err = errors.Join(err, m.Remove()) }()
 	e.mode = m.Mode
+	var planning bench.Run
+	if plan {
+		if planning, err = e.planFirst(ctx, m); err != nil {
+			return nil, err
+		}
+	}
 	var total bench.Waits
 	var waits []*bench.Waits // by epoch
 	runs, err = e.epochs(ctx, e.all(m.Point), func(ctx context.Context) (int64, error) {
 		s, err := m.WaitCopied(ctx)
+		if next := len(waits) + 1; plan && err == nil && next < epochCount {
+			err = e.plan(ctx, m, next)
+		}
 		now := totalWaits(s.Waits)
 		waits = append(waits, &bench.Waits{
 			Latency: now.Latency - total.Latency, Bandwidth: now.Bandwidth - total.Bandwidth,
@@ -300,10 +315,55 @@ func (e *experiment) milkweed(ctx context.Context, tiers []sandbox.Tier) (runs [
 		total = now
 		return s.Placement.PlacedBytes, err
 	})
+	if err != nil {
+		return nil, err
+	}
 	for i := range runs {
 		runs[i].Waits = waits[i]
 	}
-	return runs, err
+	runs[0] = bench.Sum([]bench.Run{planning, runs[0]})
+	return runs, nil
+}
+
+// planFirst is plan for the first epoch. It returns the time, and the use of the
+// source in it.
+func (e *experiment) planFirst(ctx context.Context, m *sandbox.Mount) (bench.Run, error) {
+	before, err := e.pfs.Use()
+	if err != nil {
+		return bench.Run{}, err
+	}
+	start := time.Now()
+	if err := e.plan(ctx, m, 0); err != nil {
+		return bench.Run{}, err
+	}
+	took := time.Since(start)
+	after, err := e.pfs.Use()
+	return bench.Run{Seconds: took.Seconds(), Source: sourceUse(before, after, 0)}, err
+}
+
+// plan tells a mount in which order each reader opens the files in an epoch.
+func (e *experiment) plan(ctx context.Context, m *sandbox.Mount, epoch int) error {
+	for i, batches := range e.Batches(e.sizes, epoch, trainReaders) {
+		var names []string
+		lead := 0
+		for n, batch := range batches {
+			for _, x := range batch {
+				if x.Offset == 0 {
+					names = append(names, e.files[x.File].Name)
+				}
+			}
+			if n < prefetch {
+				lead = len(names)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		if err := m.Plan(ctx, fmt.Sprintf("reader%d", i), epoch, lead, names); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // totalWaits returns how long readers waited since the mount.
