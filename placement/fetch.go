@@ -61,11 +61,7 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 			return f.readCopy(p, off)
 		}
 		f.fetchDemand(taken)
-		how := sequentialAccess
-		if !sequential && taken != nil { // a reader that waits for a block in flight counts as sequential
-			how = randomAccess
-		}
-		if done, err := f.readFlight(ctx, fl, p, off, how); done || err != nil {
+		if done, err := f.readFlight(ctx, fl, p, off); done || err != nil {
 			return err
 		}
 		if fl.err != nil && taken != nil {
@@ -79,8 +75,8 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 
 // readFlight waits for a block and reads p from memory. If the flight lands before that,
 // readFlight reports false, and fl.err may be read.
-func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64, how access) (bool, error) {
-	w := f.handler.gate.demand(how)
+func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64) (bool, error) {
+	w := f.handler.gate.demand()
 	err := f.handler.await(ctx, fl)
 	w.done()
 	if err != nil {
@@ -115,15 +111,15 @@ func (f *fill) fetchDemand(taken []*flight) {
 	f.refs.Acquire()
 	h.wg.Go(func() {
 		defer panics.Contain()
-		buf, err := h.gate.buffers.get(h.ctx, h.gate.reads.atBound())
+		buf, err := h.gate.demands.get(h.ctx, h.gate.reads.atBound())
 		if err != nil {
 			f.drop(taken, err)
 			return
 		}
-		w := h.gate.reads.watch(h.gate.buffers.replace)
+		w := h.gate.reads.watch(h.gate.demands.replace)
 		err = f.fetch(h.ctx, taken, buf, w)
 		if stalled := w.end(); !stalled { // otherwise buf was replaced
-			h.gate.buffers.put(buf, errors.Is(err, drivers.ErrAbandoned))
+			h.gate.demands.put(buf, errors.Is(err, drivers.ErrAbandoned))
 		}
 	})
 }
@@ -142,6 +138,7 @@ func (f *fill) drop(taken []*flight, cause error) {
 // removes f from the queue if there are none. After an error that matches drivers.ErrAbandoned,
 // buf must not be used again.
 func (f *fill) fetchNext(ctx context.Context, buf []byte, w *watch) error {
+	w.opens = !isClosed(f.started)
 	f.begin()
 	if f.err != nil || !f.refs.Acquire() {
 		f.handler.queue.remove(f)
@@ -158,7 +155,8 @@ func (f *fill) fetchNext(ctx context.Context, buf []byte, w *watch) error {
 
 // fetch copies taken blocks, which follow each other, by way of buf. It releases a reference
 // of the caller. An error fails the fill, and ends the flights that have not landed. An error
-// that does not match errFailed is the source's. w observes the fetch.
+// that does not match errFailed is the source's. w observes the fetch. The wait for the disk is not
+// part of what the controller observes.
 func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch) error {
 	defer f.release()
 	in := f.newInflow(ctx, len(taken))
@@ -174,6 +172,10 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch)
 		w.progress()
 	}
 	in.close()
+	if err == nil && !w.isStalled() {
+		bytes := min(int64(len(taken))*blockSize, f.size-int64(taken[0].block)*blockSize)
+		f.handler.gate.control.Observe(request{w.start, time.Now(), bytes, w.opens, !drivers.IsBackground(ctx)})
+	}
 	if last {
 		f.commitLater(ctx)
 	}

@@ -34,11 +34,12 @@ type fill struct {
 	entry      *metadata.Entry
 	name       string
 	size       int64
-	weight     int64  // bytes that one background request for the fill transfers, at most
+	weight     int    // blocks that one background request for the fill transfers, at most
 	forOpen    bool   // caused by an open: the first block is needed at once
 	prefetched bool   // started before the first open of the file
 	slot       slot   // guarded by queue.mu
 	begin      func() // starts the copy, once; returns when that is done
+	begun      bool   // begin was called for a reader; guarded by Handler.mu
 	blocks     *blockMap
 
 	started chan struct{} // closed when the following are set
@@ -62,7 +63,7 @@ type fill struct {
 func newFill(h *Handler, e *metadata.Entry) *fill {
 	f := &fill{
 		handler: h, entry: e, name: e.Path(), size: e.Size(),
-		weight:  min(e.Size(), max(h.stride, blockSize)),
+		weight:  min(blocks(e.Size()), max(1, blocks(h.stride))),
 		blocks:  newBlockMap(e.Size(), h.stride),
 		started: make(chan struct{}),
 		ended:   make(chan struct{}),
@@ -310,7 +311,7 @@ func (f *fill) copied() int64 { return min(int64(f.blocks.copied())*blockSize, f
 // the first read after an open would. The error is ctx's, or a final error of the source.
 // Other failures do not matter here: readers continue elsewhere.
 func (f *fill) awaitFirst(ctx context.Context) error {
-	defer f.handler.gate.demand(sequentialAccess).done()
+	defer f.handler.gate.demand().done()
 	if fl := f.fetchFirst(); fl != nil {
 		if err := f.handler.await(ctx, fl); err != nil {
 			return err

@@ -125,7 +125,7 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 		return nil, errNoRoom
 	}
 	if h.objectStore && why == forReader { // readers that open files count as waiting, too
-		defer h.gate.demand(sequentialAccess).done()
+		defer h.gate.demand().done()
 	}
 	f, first, err := h.claim(e, why)
 	if err != nil {
@@ -148,7 +148,7 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 }
 
 // claim returns the fill of e with a reference. If there is none, claim claims the entry, begins a
-// fill on another goroutine, and reports first.
+// fill on another goroutine or queues it for a worker, and reports first.
 func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -158,7 +158,10 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, er
 		return nil, false, errStopped
 	case f != nil && why == forReader && f.unreadable.Load():
 		return nil, false, errBackoff
-	case f != nil: // joined below
+	case f != nil:
+		if why == forReader { // a fill in the background may still be queued
+			h.beginNow(f)
+		}
 	case h.racy.has(e, time.Now()):
 		return nil, false, errRacy
 	case why == forReader && h.gate.stuck():
@@ -177,13 +180,26 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, er
 		f, first = newFill(h, e), true
 		f.forOpen = why == forReader
 		h.fills[e] = f
-		h.wg.Go(func() {
-			defer panics.Contain()
-			f.begin()
-		})
+		if f.forOpen {
+			h.beginNow(f)
+		} else {
+			h.queue.addNew(f)
+		}
 	}
 	f.refs.Acquire() // the handler has a reference to every fill in the map
 	return f, first, nil
+}
+
+// beginNow begins f on another goroutine, without a turn of a worker; h.mu must be held.
+func (h *Handler) beginNow(f *fill) {
+	if f.begun {
+		return
+	}
+	f.begun = true
+	h.wg.Go(func() {
+		defer panics.Contain()
+		f.begin()
+	})
 }
 
 // forget removes a fill from the map, and ends the claim if no copy was published. It does

@@ -34,9 +34,9 @@ import (
 // A Handler places the files of one dataset. Its methods may be called concurrently.
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
-// then queue.mu, then gate.mu.
-// Handler.mu, epochs.mu, the locks of predictors and the locks of block maps are held without any
-// other lock of this package.
+// then queue.mu, then gate.mu; Handler.mu, then queue.mu.
+// epochs.mu, the locks of predictors and the locks of block maps are held without any other lock of
+// this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
@@ -176,20 +176,24 @@ func (h *Handler) startWorker() {
 // work is one background worker. If a turn stalls, another worker takes its place, and it ends
 // after the turn.
 func (h *Handler) work() {
-	buf, background := make([]byte, blockSize), drivers.Background(h.ctx)
+	background := drivers.Background(h.ctx)
 	for f := h.queue.take(); f != nil; f = h.queue.take() {
+		buf, err := h.gate.blocks.get(h.ctx, nil)
+		if err != nil {
+			h.queue.done(f)
+			return
+		}
 		turn := h.gate.turns.watch(func() {
+			h.gate.blocks.replace()
 			h.queue.stall(f)
 			h.startWorker()
 		})
-		err := f.fetchNext(background, buf, turn)
+		err = f.fetchNext(background, buf, turn)
 		if stalled := turn.end(); stalled {
 			h.queue.resume(f)
 			return
 		}
-		if errors.Is(err, drivers.ErrAbandoned) {
-			buf = make([]byte, blockSize)
-		}
+		h.gate.blocks.put(buf, errors.Is(err, drivers.ErrAbandoned))
 		h.queue.done(f)
 	}
 }

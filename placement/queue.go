@@ -32,6 +32,7 @@ type slot struct {
 	credit   int           // turns until the fill leaves hot
 	stalled  int           // turns that have stalled
 	parked   bool          // out of the lists until no turn is stalled
+	fresh    bool          // nothing of the fill was fetched or opened: one worker takes it
 }
 
 // A feed yields fills that no reader has caused.
@@ -50,20 +51,31 @@ const credit = 16
 func newQueue(g *gate, urgent, idle func() *fill) *queue {
 	q := &queue{gate: g, urgent: feed{pull: urgent}, idle: feed{pull: idle}}
 	q.cond.L = &q.mu
-	g.opened = func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.cond.Broadcast()
-	}
 	return q
 }
 
-// add queues a new fill.
+// add queues a fill that has begun, if it is not queued.
 func (q *queue) add(f *fill) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f.slot.all = q.all.PushBack(f)
-	q.cond.Signal()
+	f.slot.fresh = false
+	q.list(f)
+}
+
+// addNew queues a fill that has not begun.
+func (q *queue) addNew(f *fill) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f.slot.fresh = true
+	q.list(f)
+}
+
+// list puts f at the end of the queue, if it is not there; q.mu must be held.
+func (q *queue) list(f *fill) {
+	if f.slot.all == nil && !f.slot.parked {
+		f.slot.all = q.all.PushBack(f)
+		q.cond.Signal()
+	}
 }
 
 // feedUrgent announces that the urgent feed may yield fills.
@@ -128,6 +140,10 @@ func (q *queue) take() *fill {
 		f, from := q.front()
 		switch {
 		case f != nil && q.gate.admit(f.weight):
+			if f.slot.fresh { // it returns when it has begun
+				f.slot.fresh = false
+				q.unlist(f)
+			}
 			q.spend(f)
 			q.cond.Signal() // f may have blocks for another worker
 			return f
@@ -188,7 +204,7 @@ func (q *queue) pull(from *feed) *fill {
 	from.pulling = false
 	if f != nil {
 		from.pending = true
-		q.gate.grow(f.weight)
+		q.gate.leave(-f.weight)
 		if from == &q.urgent { // the marker stays in hot during the pull
 			q.hot.MoveToBack(q.marker)
 		}

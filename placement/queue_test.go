@@ -2,70 +2,17 @@ package placement
 
 import (
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
-// newTestQueue makes a queue whose gate limits the bytes in flight only, and not the number of
-// requests.
-func newTestQueue(bytes int64) *queue {
-	return newQueue(&gate{maxYielding: 100, maxBytes: bytes}, nil, nil)
+// newTestQueue makes a queue with a constant limit of blocks in flight.
+func newTestQueue(blocks int) *queue {
+	return newQueue(&gate{control: newController(blocks, blocks)}, nil, nil)
 }
 
-// While a reader reads at random, little background work is started. Some time after the
-// reader has ceased, as much as before is started.
-func TestQueueDuringRandomAccess(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		q := newTestQueue(128 << 20)
-		large := &fill{weight: 8 << 20}
-		q.add(large)
-		taken := 0
-		go func() {
-			for f := q.take(); f != nil; f = q.take() {
-				taken++
-			}
-		}()
-		want := func(n int) {
-			t.Helper()
-			synctest.Wait()
-			if taken != n {
-				t.Errorf("taken: got %d, want %d", taken, n)
-			}
-		}
-		want(16)
-		for range 10 { // random reads, with a little time between them
-			w := q.gate.demand(randomAccess)
-			time.Sleep(20 * time.Millisecond)
-			w.done()
-			q.done(large)
-			want(16)
-			time.Sleep(randomPause / 2)
-		}
-		random := q.gate.demand(randomAccess)
-		for range 5 { // 8 MiB remain in flight, and then 16
-			q.done(large)
-		}
-		want(17)
-		q.done(large)
-		want(18)
-		sequential := q.gate.demand(sequentialAccess)
-		random.done()
-		q.done(large)
-		want(19)
-		time.Sleep(2 * randomPause)
-		q.done(large)
-		want(19 + 15)
-		sequential.done()
-		want(19 + 15)
-		q.close()
-	})
-}
-
-// The bytes of background work in flight are limited, whatever the number of workers. A small
-// file counts as its size.
-func TestQueueBoundsBytesInFlight(t *testing.T) {
-	q := newTestQueue(16 << 20)
-	small, large := &fill{weight: 1 << 20}, &fill{weight: 8 << 20}
+// The blocks of background work in flight are limited, whatever the number of workers.
+func TestQueueBoundsBlocksInFlight(t *testing.T) {
+	q := newTestQueue(16)
+	small, large := &fill{weight: 1}, &fill{weight: 8}
 	q.add(large)
 	taken := make(chan *fill)
 	go func() {
@@ -106,7 +53,7 @@ func TestQueueBoundsBytesInFlight(t *testing.T) {
 // The two take turns.
 func TestUrgentFeedTakesTurns(t *testing.T) {
 	predictions := 8
-	q := newQueue(&gate{maxYielding: 100, maxBytes: 1 << 40}, func() *fill {
+	q := newQueue(&gate{control: newController(100, 100)}, func() *fill {
 		if predictions == 0 {
 			return nil
 		}

@@ -87,6 +87,8 @@ func (s *stalls) remove() {
 type watch struct {
 	stalls *stalls
 	yield  func() // gives the place of the request to another one; mu is held
+	start  time.Time
+	opens  bool // the request includes the open of the file; set before the file is read
 
 	mu      sync.Mutex // guards the following
 	timer   *time.Timer
@@ -97,7 +99,7 @@ type watch struct {
 // watch begins to observe a request. It calls yield, at most once and before end returns, if the
 // request stalls. The caller calls end.
 func (s *stalls) watch(yield func()) *watch {
-	w := &watch{stalls: s, yield: yield}
+	w := &watch{stalls: s, yield: yield, start: time.Now()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer = time.AfterFunc(s.timeout(), func() {
@@ -128,6 +130,13 @@ func (w *watch) progress() {
 	if !w.stalled {
 		w.timer.Reset(w.stalls.timeout())
 	}
+}
+
+// isStalled reports whether the request has stalled.
+func (w *watch) isStalled() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stalled
 }
 
 // end ends the request, and reports whether it has stalled.

@@ -20,11 +20,14 @@ type Counters struct {
 
 // Fills describe the copies in flight at one moment.
 type Fills struct {
-	InFlight      int64 `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
-	InFlightBytes int64 `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
-	Queued        int64 `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
-	Stalled       int64 `json:"stalled" metric:"fills_stalled" help:"Requests of copies without an answer of the source for a second or, if no reader waits, for five."`
-	Unchecked     int64 `json:"unchecked" metric:"copies_unchecked" help:"Copies of more than 1 MiB that wait to be compared with their checksums. The kernel does not read them directly yet."`
+	InFlight        int64   `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
+	InFlightBytes   int64   `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
+	Queued          int64   `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
+	Stalled         int64   `json:"stalled" metric:"fills_stalled" help:"Requests of copies without an answer of the source for a second or, if no reader waits, for five."`
+	Background      int64   `json:"background" metric:"background_blocks" help:"Blocks that background requests have in flight at the source. A block is a request of up to 1 MiB, or each MiB of a longer one."`
+	BackgroundLimit int64   `json:"background_limit" metric:"background_blocks_limit" help:"The most blocks that background requests may have in flight now. It follows from source_slowdown."`
+	SourceSlowdown  float64 `json:"source_slowdown" metric:"source_slowdown_ratio" help:"Latency of recent requests for content, divided by that of the same kind of requests while the source was not busy."`
+	Unchecked       int64   `json:"unchecked" metric:"copies_unchecked" help:"Copies of more than 1 MiB that wait to be compared with their checksums. The kernel does not read them directly yet."`
 }
 
 // Stats describes a handler at one moment.
@@ -60,8 +63,15 @@ func (h *Handler) Stats() Stats {
 	n := len(h.levels.Tiers()) + 1
 	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
 	s := Stats{
-		Counters:    drivers.Snapshot(&h.counters),
-		Fills:       Fills{Queued: h.queue.len(), Stalled: int64(h.gate.reads.count() + h.gate.turns.count()), Unchecked: h.checks.pending.Load()},
+		Counters: drivers.Snapshot(&h.counters),
+		Fills: Fills{
+			Queued:          h.queue.len(),
+			Stalled:         int64(h.gate.reads.count() + h.gate.turns.count()),
+			Unchecked:       h.checks.pending.Load(),
+			Background:      int64(h.gate.background()),
+			BackgroundLimit: int64(h.gate.control.Limit()),
+			SourceSlowdown:  h.gate.control.Slowdown(),
+		},
 		IdleHandles: h.files.idle.len(),
 		RacyFiles:   h.racy.len(),
 		Opens:       opens[:n],

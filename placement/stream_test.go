@@ -609,34 +609,46 @@ func TestRefusalPasses(t *testing.T) {
 	})
 }
 
-// While a reader waits for an object store, all workers go on. While it waits for a file system,
-// a quarter of them does.
-func TestWorkersWhileReaderWaits(t *testing.T) {
-	for _, c := range []struct {
-		bucket bool
-		want   int
-	}{{true, 8}, {false, 2}} {
-		t.Run(fmt.Sprint("bucket=", c.bucket), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				opts := rigOptions{quotas: []int64{1 << 40}, workers: 8}
-				if c.bucket {
-					opts.bucket = &drivertest.Bucket{Length: 1 << 20}
+// Files that are placed on request are opened by workers, and so no more of them at once than the
+// limit of the gate. A reader of a queued file does not wait for a worker.
+func TestPlacedFilesAreOpenedByWorkers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 8})
+		var placers sync.WaitGroup
+		files := make(map[string][]byte)
+		for i := range 20 {
+			name := fmt.Sprint("f", i)
+			files[name] = r.put(name, 1000+i)
+			r.entry(name)
+		}
+		r.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true, Times: startRequests})
+		for name := range files {
+			e := r.entry(name)
+			placers.Go(func() {
+				if outcome, err := r.handler.Place(r.ctx, e); outcome != Placed {
+					t.Errorf("place %s: %v, %v", name, outcome, err)
 				}
-				r := newRig(t, opts)
-				r.put("cold", 30<<20)
-				wanted := r.put("wanted", 1<<20)
-				r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
-				var reader sync.WaitGroup
-				reader.Go(func() { r.wantFile("wanted", wanted) })
-				synctest.Wait()
-				r.touch("cold")
-				if got := r.from.Hung(); got != c.want+2 { // and the first blocks of both
-					t.Errorf("requests in flight: got %d, want %d", got, c.want+2)
-				}
-				r.from.Clear()
-				reader.Wait()
-				r.settled()
 			})
-		})
-	}
+			synctest.Wait()
+		}
+		if got := r.from.Hung(); got != startRequests {
+			t.Errorf("opens in flight: got %d, want %d", got, startRequests)
+		}
+		queued := 0
+		for name, data := range files {
+			if r.handler.fills[r.entry(name)].slot.fresh {
+				queued++
+				r.wantFile(name, data)
+			}
+		}
+		if want := 20 - startRequests; queued != want {
+			t.Errorf("queued: got %d, want %d", queued, want)
+		}
+		r.from.Clear()
+		placers.Wait()
+		r.settled()
+		if got, want := r.from.Count(drivertest.OpRead), int64(20); got != want {
+			t.Errorf("reads of the source: got %d, want %d", got, want)
+		}
+	})
 }

@@ -217,6 +217,8 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
+	fmt.Fprintf(t, "limit\t%s of at most %s in flight in the background; requests take %.1f × the time of an idle source\n",
+		plural(s.Fills.Background, "block", "blocks"), count(s.Fills.BackgroundLimit), s.Fills.SourceSlowdown)
 	fmt.Fprintf(t, "scrub\t%s\n", scrubStatus(s.Scrub))
 	operations, total := byKind(&s, "source_operations_total")
 	if r.RacyFiles > 0 {

@@ -122,7 +122,7 @@ func Default() Config {
 	return Config{
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory, MetadataSnapshot: SnapshotInTier},
-		Placement: Placement{Workers: workersForDirectory},
+		Placement: Placement{Workers: defaultWorkers},
 		Scrub:     Scrub{Rate: 50e6},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},
 	}

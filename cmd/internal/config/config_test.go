@@ -275,7 +275,7 @@ func TestDefault(t *testing.T) {
 	want := Config{
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute, MetadataSnapshot: "auto"},
-		Placement: Placement{Workers: 8},
+		Placement: Placement{Workers: 64},
 		Scrub:     Scrub{Rate: 50_000_000},
 		Log:       Log{Format: "text"},
 	}

@@ -201,10 +201,10 @@ var keys = []Key{
 
 	{
 		Table: "placement", Name: "workers", Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers),
-		Default: fmt.Sprintf("`%d`; `%d` if the source is a bucket", workersForDirectory, workersForBucket),
+		Default: fmt.Sprintf("`%d`", defaultWorkers),
 		Flag:    "workers", Option: "workers",
-		Usage:   fmt.Sprintf("have at most `N` background requests for content in flight; the default is %d, and %d for a bucket", workersForDirectory, workersForBucket),
-		Meaning: "The number of background requests for content in flight. Requests that a reader waits for are not counted.",
+		Usage:   fmt.Sprintf("have at most `N` background requests for content in flight; the default is %d", defaultWorkers),
+		Meaning: "The most background requests for content in flight. How many there are adapts to the source. Requests that a reader waits for are not counted.",
 		remedy:  fmt.Sprintf("Use a number from 1 to %d.", maxWorkers),
 		field:   func(c *Config, _ *Tier) flag.Value { return (*workersValue)(&c.Placement.Workers) },
 	},

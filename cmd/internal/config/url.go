@@ -148,12 +148,9 @@ func (c *Config) SetSource(source, origin string) error {
 	return nil
 }
 
-// The defaults of placement.workers. Requests to a bucket have a high latency, and
-// many can be in flight at the same time.
-const (
-	workersForDirectory = 8
-	workersForBucket    = 64
-)
+// defaultWorkers is the default of placement.workers. The number of requests in flight adapts to
+// the source; this bounds the memory that they take.
+const defaultWorkers = 64
 
 // The defaults of mount.consistency. A bucket has no modification times of directories: to see a
 // change in it, every cached directory would have to be listed again, and listings are billed.
@@ -164,12 +161,9 @@ const (
 
 // updateDefaults sets the defaults that depend on other values.
 func (c *Config) updateDefaults() {
-	workers, consistency := workersForDirectory, consistencyForDirectory
+	consistency := consistencyForDirectory
 	if c.Source.URL != "" {
-		workers, consistency = workersForBucket, consistencyForBucket
-	}
-	if c.originOf("placement.workers") == originDefault {
-		c.Placement.Workers = workers
+		consistency = consistencyForBucket
 	}
 	if c.originOf("mount.consistency") == originDefault {
 		c.Mount.Consistency = consistency

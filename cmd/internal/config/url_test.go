@@ -162,35 +162,6 @@ func TestSetSource(t *testing.T) {
 	}
 }
 
-// A bucket has more workers by default. An explicit number takes precedence,
-// whether it is set before or after the URL.
-func TestWorkersForBucket(t *testing.T) {
-	for _, tt := range []struct {
-		file, source string // source is the argument SOURCE; "" if there is none
-		want         int
-		origin       string
-	}{
-		{"[source]\npath = '/a'", "", workersForDirectory, originDefault},
-		{"[source]\nurl = 's3://a'", "", workersForBucket, originDefault},
-		{"[source]\nurl = ''", "", workersForDirectory, originDefault},
-		{"[source]\nurl = 's3://a'", "/b", workersForDirectory, originDefault},
-		{"[source]\npath = '/a'", "s3://b", workersForBucket, originDefault},
-		{"[placement]\nworkers = 3\n[source]\nurl = 's3://a'", "", 3, "tiering.toml:2"},
-		{"[source]\nurl = 's3://a'\n[placement]\nworkers = 8", "", 8, "tiering.toml:4"},
-		{"[placement]\nworkers = 3", "gs://b", 3, "tiering.toml:2"},
-	} {
-		c := parse(t, tt.file)
-		if tt.source != "" {
-			if err := c.SetSource(tt.source, "argument SOURCE"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, origin := c.Placement.Workers, c.Origin("placement.workers"); got != tt.want || origin != tt.origin {
-			t.Errorf("%q, %s: got %d from %s, want %d from %s", tt.file, tt.source, got, origin, tt.want, tt.origin)
-		}
-	}
-}
-
 // A bucket has no consistency window by default, because it takes listings.
 func TestConsistencyForBucket(t *testing.T) {
 	for file, want := range map[string]time.Duration{

@@ -95,7 +95,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 				Health:       control.Down, Reason: "no space left on device", PassthroughReason: "it is stacked",
 			},
 		},
-		Fills:       placement.Fills{InFlight: 2, InFlightBytes: 8 * mib, Queued: 7},
+		Fills:       placement.Fills{InFlight: 2, InFlightBytes: 8 * mib, Queued: 7, Background: 3, BackgroundLimit: 12, SourceSlowdown: 1.25},
 		Placement:   placement.Counters{Placed: 90, PlacedBytes: 100 * mib, Prefetched: 30, Skipped: 4, Failed: 1},
 		Opens:       map[string]map[string]int64{"ram": {"cached": 100, "passthrough": 800}, "source": {"cached": 100}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 50 * mib, "passthrough": 7000 * mib}, "source": {"cached": 300 * mib}},
