@@ -7,78 +7,83 @@ import (
 	"time"
 )
 
-// A controller limits the background requests in flight at the source. It measures how long
-// requests take, and compares that with how long they take while the source is not busy. A source
-// that is not busy answers more requests in the same time. When it is saturated, more requests only
-// wait longer, also those of readers and of other clients.
+// A controller limits the background requests in flight at the source. It measures the latency of
+// requests, and compares it with their latency while the source is not busy. A source that is not
+// busy answers more requests in the same time. When it is saturated, more requests only make all of
+// them wait longer, also those of readers and of other clients.
 //
-// The algorithm is FAST TCP (Wei, Jin, Low and Hegde, "FAST TCP: Motivation, Architecture,
-// Algorithms, Performance", IEEE/ACM Transactions on Networking 14(6), 2006), which has its
-// principle from TCP Vegas. Several controllers that share a source get equal shares of it.
-// After each window of requests
+// The algorithm is FAST TCP (Wei, Jin, Low, Hegde: "FAST TCP: Motivation, Architecture, Algorithms,
+// Performance", IEEE/ACM Transactions on Networking 14(6), 2006), which refines TCP Vegas. After
+// each window of requests
 //
-//	limit ← (limit + limit · gradient + queue) / 2
-//	gradient = min(1, tolerance · unloaded latency / measured latency)
+//	gradient = tolerance · unloaded latency / latency
+//	limit    ← (limit + gradient · limit + queue) / 2
 //
-// so that about queue requests wait at the source, and the limit follows from the latency if there
-// are more. Tolerance is from Netflix' Gradient2 (github.com/Netflix/concurrency-limits). Until
-// the latency first grows, each window doubles the limit (slow start).
+// Several controllers at one source thus converge to equal shares of it. The tolerance is that of
+// Gradient2 in Netflix' concurrency-limits (github.com/Netflix/concurrency-limits). While the
+// gradient is 1 or more, the limit grows by a quarter in each window, and doubles before the
+// latency has grown for the first time (slow start).
 //
-// The unloaded latency is the lowest one that was measured, and would be outdated after the source
-// has become slower. As in BBR ("BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016),
-// the limit is halved for one window from time to time, and the latency of that window replaces it.
+// Requests differ in size, and by whether they include the open of the file. The latency of each
+// kind is compared with that of the same kind. The gradient is that of background requests or of
+// demand requests, whichever is lower. The mean latency is the geometric mean, so that one request
+// that takes a hundred times as long as others does not outweigh them. It is compared within its
+// standard error, since latencies are random.
 //
-// Latencies differ by the size of the request and whether the file had to be opened. Each kind of
-// request has an unloaded latency, and the ratios are averaged. The mean is geometric: a request
-// that takes a hundred times as long as others is one of many.
+// The unloaded latency is the lowest that was measured. It would never rise again when the source
+// becomes slower. As in BBR (Cardwell and others: "BBR: Congestion-Based Congestion Control", ACM
+// Queue 14(5), 2016), the limit is therefore lowered for one window from time to time, which is a
+// probe: the latency of that window replaces the unloaded one.
 //
-// The unit of the limit is one block in flight: a request of up to 1 MiB, or each MiB of a longer
-// one.
+// The unit of the limit is a block in flight: a request of up to 1 MiB, or each MiB of a longer
+// one. The methods may be called concurrently.
 type controller struct {
-	max float64
+	max float64 // of limit
 
 	mu       sync.Mutex // guards the following
 	limit    float64
-	starting bool // slow start has not ended
-	probing  bool // the limit is halved
-	pressed  int  // windows in a row with a low ratio
-	probed   time.Time
+	starting bool          // slow start has not ended
+	probing  bool          // the window is a probe
+	earliest time.Time     // of the next probe
+	due      time.Time     // when it is made in any case
+	interval time.Duration // between two probes
+	low      int           // windows in a row with a ratio below probeRatio
+	ratio    float64       // unloaded latency / latency, of the last window
+	demand   float64       // logarithm of the same ratio of demand requests, smoothed
+	load     float64       // blocks in flight in the last window that was no probe
 	window   window
-	before   float64 // blocks in flight in the window before this one
-	reader   float64 // logarithm of the ratio of demand requests, smoothed
-	ratio    float64 // unloaded latency / measured latency
-	kinds    [2][2][sizeKinds]kind
+	kinds    [2 * 2 * sizes]kind
 }
 
 // A window is a time in which the limit does not change.
 type window struct {
 	since      time.Time
-	busy       float64   // sum of the latencies of requests in seconds, times their blocks
+	busy       float64   // seconds of latency of all requests that ended, times their blocks
 	background float64   // the part of busy that is of background requests
-	blocks     int       // of background requests
-	sides      [2]sample // background and demand requests that began and ended in the window
+	blocks     int       // of the background requests in sides
+	sides      [2]sample // requests that began and ended in the window: in the background, demand
 }
 
-// A sample is a number of requests, and how their latencies differ. Latencies are natural logarithms
-// of seconds.
+// A sample is a number of latencies. Latencies are natural logarithms of seconds.
 type sample struct {
 	n       int
 	squares float64 // sum of the squared differences from the mean of the kind
 }
 
-// err returns the standard error of the mean latency.
-func (s sample) err() float64 { return math.Sqrt(s.squares) / float64(max(s.n, 1)) }
+// deviation returns the standard error of the mean.
+func (s sample) deviation() float64 { return math.Sqrt(s.squares) / float64(max(s.n, 1)) }
 
 // A kind is what is known about one kind of request.
 type kind struct {
 	known    bool
 	unloaded float64 // latency
-	doubt    float64 // its standard error
-	sample           // of the window
-	mean     float64
+	doubt    float64 // standard error of unloaded
+
+	sample         // in the window
+	mean   float64 // latency in the window
 }
 
-// add adds a latency, and returns what it adds to squares.
+// add adds a latency (Welford's algorithm), and returns what it adds to squares.
 func (k *kind) add(latency float64) float64 {
 	k.n++
 	from := latency - k.mean
@@ -88,47 +93,41 @@ func (k *kind) add(latency float64) float64 {
 	return square
 }
 
-// sizeKinds is the number of kinds by size. The first is that of up to 4 KiB, the sizes of each
-// further one are twice as large.
-const sizeKinds = 14
-
 const (
-	startRequests  = 4    // the limit at the start
-	queueRequests  = 2    // requests that wait at the source
-	queueDemand    = 1    // the same while readers see a higher latency
-	tolerance      = 1.1 // growth of the latency that does not matter
-	slowStartRatio = 0.8  // the ratio that ends slow start
-	maxDecrease    = 0.5  // of the limit, by one window
+	startRequests  = 4    // the first limit
+	queueRequests  = 1    // that wait at a saturated source
+	tolerance      = 1.1  // by which the latency may grow
+	growth         = 0.25 // of the limit, in a window in which the latency has not grown
+	maxDecrease    = 0.5  // lower bound of the gradient
+	slowStartRatio = 0.7  // the ratio that ends slow start
 
-	minWindow     = 20 * time.Millisecond
-	longWindow    = time.Second // a window with few requests ends then
-	minRequests   = 8           // of a window, and of a kind whose unloaded latency is measured
-	maxRequests   = 64          // that a window needs
-	precision     = 0.06        // standard error of the background latency that ends a window
-	probeInterval = 10 * time.Second
-	probeEarly    = time.Second // at least between two probes
-	probeRatio    = 0.6         // the ratio that causes an early probe, if it stays below that
-	probeWindows  = 3           // for so many windows
-	probeLoad     = 0.7         // a probe is valid if the blocks in flight fell to this
+	minWindow   = 20 * time.Millisecond
+	longWindow  = 250 * time.Millisecond // after which minRequests suffice
+	minRequests = 8                      // of a window, and of a kind in a probe
+	maxRequests = 64                     // that a window needs if many are in flight
+	precision   = 0.06                   // standard error of the background latency that a window needs
+
+	probeShare       = 4                      // by which a probe divides the limit
+	probeLoad        = 0.7                    // a probe is valid if the blocks in flight fell to this share
+	minProbeInterval = 500 * time.Millisecond // doubles to maxProbeInterval
+	maxProbeInterval = 10 * time.Second
+	probePause       = 20  // times the duration of a probe passes at least before the next one
+	probeRatio       = 0.6 // a ratio that causes an early probe, if it persists
+	probeWindows     = 3   // for so many windows
+
+	sizes = 14 // kinds by size: up to 4 KiB, 8 KiB, and so on
 )
 
-// newController makes the controller of at most max blocks in flight. Requests have up to stride
+// newController makes a controller whose limit is at most max blocks. A request has up to stride
 // blocks.
 func newController(max, stride int) *controller {
 	return &controller{
 		max:      float64(max),
 		limit:    float64(min(startRequests*stride, max)),
 		starting: true,
+		interval: minProbeInterval,
 		ratio:    1,
 	}
-}
-
-// A request describes a request to the source that has ended.
-type request struct {
-	start, end time.Time
-	bytes      int64
-	opened     bool // it includes the open of the file
-	demand     bool // a reader has waited for it
 }
 
 // Limit returns the number of blocks that background requests may have in flight.
@@ -136,7 +135,7 @@ func (c *controller) Limit() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.probing {
-		return max(1, int(c.limit/2))
+		return max(1, int(c.limit/probeShare))
 	}
 	return max(1, int(c.limit))
 }
@@ -148,168 +147,169 @@ func (c *controller) Slowdown() float64 {
 	return 1 / c.ratio
 }
 
-// Observe records a request that has ended. A failed request does not count.
+// A request is a request to the source that has succeeded.
+type request struct {
+	start, end time.Time
+	bytes      int64
+	opened     bool // it includes the open of the file
+	demand     bool // a reader needs it
+}
+
+// kind returns the index of the kind of the request.
+func (r request) kind() int {
+	i := min(bits.Len64(uint64(max(r.bytes-1, 0))>>12), sizes-1)
+	if r.opened {
+		i += sizes
+	}
+	if r.demand {
+		i += 2 * sizes
+	}
+	return i
+}
+
+// side returns the index in window.sides of the requests of a kind.
+func side(kind int) int { return kind / (2 * sizes) }
+
+// Observe records a request. The ends of requests do not decrease from call to call, apart from
+// small differences.
 func (c *controller) Observe(r request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := &c.window
-	if w.since.IsZero() || r.end.Sub(w.since) > probeInterval { // there were no requests for a time
-		*w = window{since: r.end}
-		c.forget()
+	if w.since.IsZero() || r.end.Sub(w.since) > maxProbeInterval {
+		c.begin(r.end)
 		return
 	}
-	if r.start.Before(w.since) { // it was slowed down by those of the window before
-		return
-	}
-	latency := max(r.end.Sub(r.start), time.Microsecond).Seconds()
-	n := blocks(max(r.bytes, 1))
-	w.busy += latency * float64(n)
+	latency, n := max(r.end.Sub(r.start), time.Microsecond).Seconds(), blocks(max(r.bytes, 1))
+	w.busy += latency * float64(n) // also of those that began before, by Little's law
 	if !r.demand {
 		w.background += latency * float64(n)
+	}
+	if r.start.Before(w.since) { // its latency is also that of the window before
+		return
+	}
+	if !r.demand {
 		w.blocks += n
 	}
-	side := &w.sides[index(r.demand)]
-	side.n++
-	side.squares += c.kindOf(r).add(math.Log(latency))
+	i := r.kind()
+	s := &w.sides[side(i)]
+	s.n++
+	s.squares += c.kinds[i].add(math.Log(latency))
 	if c.complete(r.end.Sub(w.since)) {
 		c.adapt(r.end)
 	}
 }
 
-func (c *controller) kindOf(r request) *kind {
-	size := bits.Len64(uint64(max(r.bytes-1, 0)) >> 12)
-	return &c.kinds[index(r.demand)][index(r.opened)][min(size, sizeKinds-1)]
-}
-
-func index(b bool) int {
-	if b {
-		return 1
+// begin begins a window.
+func (c *controller) begin(now time.Time) {
+	c.window = window{since: now}
+	for i := range c.kinds {
+		k := &c.kinds[i]
+		k.sample, k.mean = sample{}, 0
 	}
-	return 0
 }
 
 // complete reports whether the window has enough requests after some time.
 func (c *controller) complete(after time.Duration) bool {
 	w := &c.window
 	n := w.sides[0].n + w.sides[1].n
-	if after < minWindow || n < minRequests {
-		return false
-	}
-	if after >= longWindow {
+	round := w.busy / after.Seconds() / w.meanBlocks() // requests in flight
+	switch {
+	case after < minWindow || n < minRequests || float64(n) < min(round, maxRequests):
+		return false // most requests that began in the window are still in flight
+	case after >= longWindow || c.starting:
 		return true
 	}
-	if float64(n) < min(2*c.limit/w.meanBlocks(), maxRequests) {
-		return false
-	}
-	return c.starting || w.sides[0].err() < precision
+	return float64(n) >= min(2*round, maxRequests) && w.sides[0].deviation() < precision
 }
 
-// meanBlocks returns the mean size of a background request.
+// meanBlocks returns the mean number of blocks of background requests.
 func (w *window) meanBlocks() float64 {
 	return float64(max(w.blocks, 1)) / float64(max(w.sides[0].n, 1))
 }
 
-// forget begins the measurement of the present window anew.
-func (c *controller) forget() {
-	for d := range c.kinds {
-		for o := range c.kinds[d] {
-			for s := range c.kinds[d][o] {
-				k := &c.kinds[d][o][s]
-				k.sample, k.mean = sample{}, 0
-			}
-		}
-	}
-}
-
-// adapt ends a window.
+// adapt ends a window and begins the next one.
 func (c *controller) adapt(now time.Time) {
 	w := c.window
 	elapsed := now.Sub(w.since).Seconds()
 	load := w.busy / elapsed
-	used := w.background / elapsed
-	valid := c.probing && load <= probeLoad*c.before
-	risen := c.learn(valid)
-	background, demand := c.ratios(w)
-	c.forget()
-	c.window = window{since: now}
-	c.ratio = math.Exp(min(background, demand))
-
+	slower := c.learn(c.probing && load <= probeLoad*c.load)
+	c.compare()
+	c.begin(now)
 	if c.probing {
-		c.probing = false
-		if risen {
-			c.starting = true
-		}
+		c.endProbe(now, now.Sub(w.since), slower)
 		return
 	}
-	c.before = load
-	queue := queueRequests * w.meanBlocks()
-	if tolerance*math.Exp(demand) < 1 {
-		queue = queueDemand * w.meanBlocks()
+	c.load = load
+	next := c.next(queueRequests * w.meanBlocks())
+	if next < c.limit || w.background/elapsed >= c.limit/2 { // otherwise the limit is not used
+		c.limit = min(next, c.max)
 	}
-	next := c.limit
-	switch {
-	case c.starting && c.ratio >= slowStartRatio:
-		next *= 2
-	default:
-		c.starting = false
-		next = (next + next*min(1, max(maxDecrease, tolerance*c.ratio)) + queue) / 2
-	}
-	if next > c.limit && used < c.limit/2 { // the limit does not matter
-		next = c.limit
-	}
-	c.limit = min(next, c.max)
-	c.pressed++
+	c.low++
 	if c.ratio >= probeRatio {
-		c.pressed = 0
+		c.low = 0
 	}
-	if since := now.Sub(c.probed); since > probeInterval || c.pressed >= probeWindows && since > probeEarly {
-		c.probing, c.probed, c.pressed = !c.probed.IsZero() || c.pressed > 0, now, 0
-	}
+	c.probing = !c.starting && now.After(c.due) || c.low >= probeWindows && now.After(c.earliest)
 }
 
-// learn updates the unloaded latencies after a window. replace means that the window was a valid
-// probe. It reports whether latencies have risen much.
-func (c *controller) learn(replace bool) (risen bool) {
-	for d := range c.kinds {
-		for o := range c.kinds[d] {
-			for s := range c.kinds[d][o] {
-				k := &c.kinds[d][o][s]
-				if k.n == 0 {
-					continue
-				}
-				switch {
-				case !k.known:
-					k.known, k.unloaded, k.doubt = true, k.mean, k.err()
-				case replace && k.n >= minRequests:
-					risen = risen || k.mean > k.unloaded-math.Log(probeRatio)
-					k.unloaded, k.doubt = k.mean, k.err()
-				case k.mean+2*math.Hypot(k.err(), k.doubt) < k.unloaded:
-					k.unloaded, k.doubt = k.mean, k.err()
-				}
-			}
-		}
+// endProbe ends a probe that took a time. slower means that the source has become much slower.
+func (c *controller) endProbe(now time.Time, took time.Duration, slower bool) {
+	c.probing, c.low = false, 0
+	if slower {
+		c.starting, c.interval = true, minProbeInterval
 	}
-	return risen
+	c.earliest = now.Add(max(minProbeInterval, probePause*took))
+	c.due = now.Add(max(c.interval, probePause*took))
+	c.interval = min(2*c.interval, maxProbeInterval)
 }
 
-// ratios returns the logarithms of the ratios of background and of demand requests.
-func (c *controller) ratios(w window) (background, demand float64) {
-	var sums [2]float64
-	for d := range c.kinds {
-		for o := range c.kinds[d] {
-			for _, k := range c.kinds[d][o] {
-				sums[d] += float64(k.n) * (k.unloaded + k.doubt - k.mean)
-			}
+// next returns the next limit, with which some blocks wait at a saturated source.
+func (c *controller) next(queue float64) float64 {
+	if c.starting = c.starting && c.ratio >= slowStartRatio; c.starting {
+		return 2 * c.limit
+	}
+	gradient := tolerance * c.ratio
+	if gradient >= 1 {
+		return c.limit + max(queue/2, growth*c.limit)
+	}
+	return (c.limit + max(maxDecrease, gradient)*c.limit + queue) / 2
+}
+
+// learn updates the unloaded latencies at the end of a window. probe means that the window was a
+// valid probe. learn reports whether the source has become much slower.
+func (c *controller) learn(probe bool) (slower bool) {
+	for i := range c.kinds {
+		k := &c.kinds[i]
+		switch {
+		case k.n == 0:
+			continue
+		case !k.known:
+		case probe && k.n >= minRequests:
+			slower = slower || k.mean > k.unloaded-math.Log(probeRatio)
+		case k.mean+2*math.Hypot(k.deviation(), k.doubt) >= k.unloaded:
+			continue
 		}
+		k.known, k.unloaded, k.doubt = true, k.mean, k.deviation()
 	}
-	if n := w.sides[0].n; n > 0 {
-		background = sums[0]/float64(n) + w.sides[0].err()
+	return slower
+}
+
+// compare sets the ratios at the end of a window.
+func (c *controller) compare() {
+	var logs [2]float64
+	for i, k := range c.kinds {
+		logs[side(i)] += float64(k.n) * (k.unloaded + k.doubt - k.mean)
 	}
-	if n := w.sides[1].n; n == 0 {
-		c.reader = 0
-	} else {
-		x := sums[1]/float64(n) + 2*w.sides[1].err()
-		c.reader += (x - c.reader) * float64(n) / float64(n+minRequests)
+	background, readers := c.window.sides[0], c.window.sides[1]
+	c.ratio = 1
+	if background.n > 0 {
+		c.ratio = math.Exp(logs[0]/float64(background.n) + background.deviation())
 	}
-	return background, c.reader
+	if readers.n == 0 {
+		c.demand = 0
+		return
+	}
+	n := float64(readers.n)
+	c.demand += (logs[1]/n + 2*readers.deviation() - c.demand) * n / (n + minRequests)
+	c.ratio = min(c.ratio, math.Exp(c.demand))
 }

@@ -1,10 +1,15 @@
 package placement
 
 import (
+	"bytes"
 	"container/heap"
+	"flag"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"sort"
 	"testing"
 	"time"
 )
@@ -24,7 +29,7 @@ type simulation struct {
 type simulatedSource struct {
 	latency time.Duration // the mean
 	spread  float64       // of the latency: 0 is constant, 1 is exponentially distributed
-	rate    float64       // bytes per second of the link
+	rate    float64       // bytes per second of the link; 0: unlimited
 }
 
 type event struct {
@@ -71,12 +76,19 @@ func (s *simulation) request(bytes int64, done func(start time.Time)) {
 	latency := float64(s.source.latency)
 	latency *= 1 - s.source.spread + s.source.spread*s.random.ExpFloat64()
 	s.after(time.Duration(latency), func() {
+		done := func(start time.Time) {
+			s.bytes += bytes
+			done(start)
+		}
+		if s.source.rate == 0 {
+			done(start)
+			return
+		}
 		if s.free.Before(s.now) {
 			s.free = s.now
 		}
 		s.free = s.free.Add(time.Duration(float64(bytes) / s.source.rate * 1e9))
 		s.after(s.free.Sub(s.now), func() {
-			s.bytes += bytes
 			done(start)
 		})
 	})
@@ -133,26 +145,24 @@ func (m *simulatedMount) reader(bytes int64, pause time.Duration) *[]time.Durati
 	return latencies
 }
 
-func mean(x []float64) float64 {
-	sum := 0.0
-	for _, v := range x {
-		sum += v
+// limits records the limit every 10 ms for a time.
+func (m *simulatedMount) limits(d time.Duration) (all []float64) {
+	for end := m.now.Add(d); m.now.Before(end); {
+		m.run(10 * time.Millisecond)
+		all = append(all, float64(m.controller.Limit()))
 	}
-	return sum / float64(len(x))
+	return all
 }
 
 // variation returns the coefficient of variation.
 func variation(x []float64) float64 {
-	m, sum := mean(x), 0.0
+	var sum, squares float64
 	for _, v := range x {
-		sum += (v - m) * (v - m)
+		sum += v
+		squares += v * v
 	}
-	return math.Sqrt(sum/float64(len(x))) / m
-}
-
-func median(x []time.Duration) time.Duration {
-	x = slices.Sorted(slices.Values(x))
-	return x[len(x)/2]
+	n := float64(len(x))
+	return math.Sqrt(max(0, squares/n-sum/n*sum/n)) / (sum / n)
 }
 
 // percentile returns the latency that a share of x does not exceed.
@@ -161,87 +171,235 @@ func percentile(x []time.Duration, share float64) time.Duration {
 	return x[int(share*float64(len(x)-1))]
 }
 
-// A result is what a simulation has measured in its steady state.
-type result struct {
-	throughput float64       // bytes per second
-	p50, p99   time.Duration // of a reader of another program
+// other starts a reader of another program, which the controller does not see.
+func (s *simulation) other() *[]time.Duration {
+	m := &simulatedMount{simulation: s, controller: newController(1, 1)}
+	return m.reader(90_000, 0)
 }
 
-// measure measures for a time. latencies are those of the reader.
-func (s *simulation) measure(d time.Duration, latencies *[]time.Duration) result {
-	*latencies = nil
+// rate returns the bytes per second of the source in a time.
+func (s *simulation) rate(d time.Duration) float64 {
 	bytes := s.bytes
 	s.run(d)
-	return result{float64(s.bytes-bytes) / d.Seconds(), percentile(*latencies, 0.5), percentile(*latencies, 0.99)}
+	return float64(s.bytes-bytes) / d.Seconds()
 }
 
-// direct returns the result beside the fewest readers without Milkweed that have a throughput.
-func direct(source simulatedSource, throughput float64, sizes []int64) (r result, readers int) {
-	for readers = 1; readers < 300; readers++ {
+// direct returns the latencies of a reader beside the fewest direct readers that have some
+// throughput together with it.
+func direct(source simulatedSource, sizes []int64, throughput float64) (latencies []time.Duration) {
+	sort.Search(128, func(readers int) bool {
 		s := newSimulation(source)
-		m := &simulatedMount{simulation: s, controller: newController(1, 1), sizes: sizes}
-		m.workers = readers
-		m.controller.limit, m.controller.max = 1e9, 1e9
+		m := &simulatedMount{simulation: s, controller: &controller{limit: 1e6, max: 1e6}, sizes: sizes, workers: readers}
 		m.start()
-		other := (&simulatedMount{simulation: s, controller: newController(1, 1)}).reader(90_000, 0)
+		other := s.other()
 		s.run(time.Second)
-		if r = s.measure(10*time.Second, other); r.throughput >= 0.99*throughput {
-			return r, readers
+		*other = nil
+		rate := s.rate(10 * time.Second)
+		if rate < 0.99*throughput {
+			return false
 		}
-	}
-	return r, readers
+		latencies = *other // of the fewest readers so far
+		return true
+	})
+	return latencies
 }
 
-func TestExplore(t *testing.T) {
+const ms = time.Millisecond
+
+// A controller uses nearly all of the bandwidth of a source, or of the blocks that it may have in
+// flight. A reader of another program has the same latency as beside direct readers that have the
+// same throughput. Where one or two direct readers suffice, the controller has one more in flight,
+// and the latency is higher. The limit does not oscillate.
+func TestController(t *testing.T) {
 	for _, c := range []struct {
-		name    string
-		source  simulatedSource
-		stride  int
-		max     int
-		readers int
-		sizes   []int64
+		name      string
+		source    simulatedSource
+		max       int
+		stride    int
+		sizes     []int64
+		readers   int
+		use       float64 // share of the bandwidth, or of max in flight if the bandwidth is 0, at least
+		p50, p99  float64 // latencies, divided by those beside direct readers, at most
+		variation float64 // of the limit, at most
 	}{
-		{"pfs 8ms 200MB 90k", simulatedSource{8 * time.Millisecond, 0, 200e6}, 1, 64, 0, []int64{90_000}},
-		{"pfs 8ms 200MB 90k 4 readers", simulatedSource{8 * time.Millisecond, 0, 200e6}, 1, 64, 4, []int64{90_000}},
-		{"pfs half random", simulatedSource{8 * time.Millisecond, 0.5, 200e6}, 1, 64, 4, []int64{90_000}},
-		{"pfs exponential", simulatedSource{8 * time.Millisecond, 1, 200e6}, 1, 64, 4, []int64{90_000}},
-		{"latency bound exponential", simulatedSource{8 * time.Millisecond, 1, 200e9}, 1, 64, 0, []int64{90_000}},
-		{"latency bound exponential, readers", simulatedSource{8 * time.Millisecond, 1, 200e9}, 1, 64, 4, []int64{90_000}},
-		{"1MiB", simulatedSource{8 * time.Millisecond, 0.2, 200e6}, 1, 64, 4, []int64{1 << 20}},
-		{"mixed", simulatedSource{8 * time.Millisecond, 0.2, 200e6}, 1, 64, 4, []int64{1 << 20, 90_000, 4000, 90_000}},
-		{"8MiB 250MB", simulatedSource{20 * time.Millisecond, 0.2, 250e6}, 8, 128, 4, []int64{8 << 20}},
-		{"8MiB 500MB", simulatedSource{20 * time.Millisecond, 0.2, 500e6}, 8, 128, 0, []int64{8 << 20}},
-		{"bucket small 250MB", simulatedSource{20 * time.Millisecond, 0.2, 250e6}, 8, 128, 4, []int64{110_000}},
-		{"many readers", simulatedSource{8 * time.Millisecond, 0.2, 200e6}, 1, 64, 24, []int64{90_000}},
-		{"page cache", simulatedSource{50 * time.Microsecond, 0.5, 2e9}, 1, 64, 4, []int64{90_000}},
+		{"small files", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{90_000}, 0, 0.95, 1.2, 1.2, 0.15},
+		{"small files, readers", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{90_000}, 4, 0.95, 1.2, 1.2, 0.15},
+		{"constant latency", simulatedSource{8 * ms, 0, 200e6}, 64, 1, []int64{90_000}, 4, 0.95, 1.2, 1.2, 0.15},
+		{"random latency", simulatedSource{8 * ms, 1, 200e6}, 64, 1, []int64{90_000}, 4, 0.9, 1.2, 1.2, 0.3},
+		{"large files", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{1 << 20}, 4, 0.9, 1.2, 1.2, 0.3},
+		{"mixed files", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{1 << 20, 90_000, 4000, 90_000}, 4, 0.8, 1.2, 1.2, 0.3},
+		{"fast source", simulatedSource{50 * time.Microsecond, 0.5, 2e9}, 64, 1, []int64{90_000}, 0, 0.9, 5, 5, 0.3},
+		{"slow source", simulatedSource{200 * ms, 0.2, 20e6}, 64, 1, []int64{1 << 20}, 0, 0.9, 1.2, 1.8, 0.3},
+		{"latency only", simulatedSource{8 * ms, 0.2, 0}, 64, 1, []int64{90_000}, 0, 0.9, 1.2, 1.2, 0.3},
+		{"random latency only", simulatedSource{8 * ms, 1, 0}, 64, 1, []int64{90_000}, 0, 0.8, 1.2, 1.2, 0.3},
+		{"streams", simulatedSource{20 * ms, 0.2, 250e6}, 128, 8, []int64{8 << 20}, 0, 0.9, 1.8, 2.5, 0.4},
+		{"small objects", simulatedSource{20 * ms, 0.2, 250e6}, 128, 8, []int64{110_000}, 4, 0.9, 1.2, 1.2, 0.2},
 	} {
-		s := newSimulation(c.source)
-		m := s.mount(c.max, c.stride, 64, c.sizes...)
-		for range c.readers {
-			m.reader(90_000, 0)
-		}
-		other := (&simulatedMount{simulation: s, controller: newController(1, 1)}).reader(90_000, 0)
-		rise := time.Duration(0)
-		b := s.bytes
-		for i := range 50 {
-			s.run(20 * time.Millisecond)
-			if rise == 0 && float64(s.bytes-b) > 0.85*c.source.rate*0.02 {
-				rise = time.Duration(i+1) * 20 * time.Millisecond
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSimulation(c.source)
+			m := s.mount(c.max, c.stride, 64, c.sizes...)
+			for range c.readers {
+				m.reader(90_000, 0)
 			}
-			b = s.bytes
-		}
-		s.run(4 * time.Second)
-		mb := m.bytes
-		*other = nil
-		b = s.bytes
-		var limits []float64
-		for range 2500 {
-			s.run(10 * time.Millisecond)
-			limits = append(limits, float64(m.controller.Limit()))
-		}
-		got := result{float64(s.bytes-b) / 25, percentile(*other, 0.5), percentile(*other, 0.99)}
-		want, n := direct(c.source, got.throughput, c.sizes)
-		t.Logf("%-34s total %.0f%% of rate (background %.0f%%), limit %.1f cv %.2f, rise %v; other p50 %v p99 %v; beside %d direct: %.2f, %.2f x", c.name, 100*got.throughput/c.source.rate, 100*float64(m.bytes-mb)/25/c.source.rate, mean(limits), variation(limits), rise, got.p50, got.p99, n,
-			float64(got.p50)/float64(want.p50), float64(got.p99)/float64(want.p99))
+			other := s.other()
+			s.run(5 * time.Second)
+			*other = nil
+			bytes := s.bytes
+			limits := m.limits(25 * time.Second)
+			rate := float64(s.bytes-bytes) / 25
+			use := rate / c.source.rate
+			if c.source.rate == 0 {
+				use = slices.Max(limits) / float64(c.max)
+			}
+			if use < c.use {
+				t.Errorf("use: got %.2f, want %v", use, c.use)
+			}
+			if got := variation(limits); got > c.variation {
+				t.Errorf("variation of the limit: got %.2f, want at most %v", got, c.variation)
+			}
+			beside := direct(c.source, c.sizes, rate)
+			for share, most := range map[float64]float64{0.5: c.p50, 0.99: c.p99} {
+				got, want := percentile(*other, share), percentile(beside, share)
+				if ratio := float64(got) / float64(want); ratio > most {
+					t.Errorf("percentile %v of the latency of another reader: got %v, %.2f × the %v beside direct readers, want %v",
+						100*share, got, ratio, want, most)
+				}
+			}
+		})
 	}
+}
+
+// After the start, a controller needs a fraction of a second for its limit.
+func TestControllerStartsFast(t *testing.T) {
+	s := newSimulation(simulatedSource{8 * ms, 0.2, 200e6})
+	s.mount(64, 1, 64, 90_000)
+	s.run(200 * ms)
+	if got := s.rate(100 * ms); got < 0.85*s.source.rate {
+		t.Errorf("after 0.2 s: got %.0f MB/s, want %.0f", got/1e6, 0.85*s.source.rate/1e6)
+	}
+}
+
+// Two mounts share a source equally, also if one of them starts later.
+func TestControllersShare(t *testing.T) {
+	s := newSimulation(simulatedSource{8 * ms, 0.2, 200e6})
+	first := s.mount(64, 1, 64, 90_000)
+	s.run(5 * time.Second)
+	second := s.mount(64, 1, 64, 90_000)
+	s.run(15 * time.Second)
+	before, all := first.bytes, s.bytes
+	second.bytes = 0
+	s.run(20 * time.Second)
+	total := float64(s.bytes - all)
+	if got := total / 20 / s.source.rate; got < 0.9 {
+		t.Errorf("use of both: got %.2f, want 0.9", got)
+	}
+	if got := float64(first.bytes-before) / total; got < 0.35 || got > 0.65 {
+		t.Errorf("share of the first: got %.2f, want half", got)
+	}
+}
+
+// A pause in which there are no requests does not change the limit. If the source is slower
+// afterwards, the controller finds out.
+func TestControllerAfterPause(t *testing.T) {
+	s := newSimulation(simulatedSource{4 * ms, 0.2, 200e6})
+	m := s.mount(64, 1, 64, 90_000)
+	s.run(5 * time.Second)
+	workers := m.workers
+	m.workers = 0
+	s.run(time.Second)
+	limit := m.controller.Limit()
+	s.run(time.Hour)
+	if got := m.controller.Limit(); got != limit {
+		t.Errorf("limit: got %d, want %d", got, limit)
+	}
+	s.source.latency = 16 * ms
+	m.workers = workers
+	m.start()
+	s.run(2 * time.Second)
+	if got := s.rate(5 * time.Second); got < 0.9*s.source.rate {
+		t.Errorf("after the pause: got %.0f MB/s, want %.0f", got/1e6, 0.9*s.source.rate/1e6)
+	}
+}
+
+// A stage is a part of a trace.
+type stage struct {
+	source simulatedSource
+	limit  int // blocks that saturate the source: latency · rate / bytes of a request, and one transfer
+}
+
+var stages = []stage{
+	{simulatedSource{8 * ms, 0.2, 200e6}, 18},
+	{simulatedSource{20 * ms, 0.2, 200e6}, 45},
+	{simulatedSource{20 * ms, 0.2, 50e6}, 12},
+	{simulatedSource{4 * ms, 0.2, 200e6}, 9},
+}
+
+const stageTime = 10 * time.Second
+
+// A controller follows a source whose latency and bandwidth change.
+func TestControllerFollows(t *testing.T) {
+	s := newSimulation(stages[0].source)
+	m := s.mount(64, 1, 64, 90_000)
+	var limits, rates []float64 // every 10 ms; MB/s every 100 ms
+	for i, stage := range stages {
+		s.source = stage.source
+		for range stageTime / (100 * ms) {
+			bytes := s.bytes
+			limits = append(limits, m.limits(100*ms)...)
+			rates = append(rates, float64(s.bytes-bytes)/0.1/1e6)
+		}
+		n := int(stageTime / (10 * ms))
+		steady := limits[i*n+n/5:]
+		if got := variation(steady); got > 0.3 {
+			t.Errorf("stage %d: variation of the limit after 2 s: got %.2f, want 0.3", i, got)
+		}
+		sum := 0.0
+		for _, r := range rates[i*100+20:] {
+			sum += r
+		}
+		if got := sum / 80 * 1e6 / stage.source.rate; got < 0.85 {
+			t.Errorf("stage %d: use of the bandwidth after 2 s: got %.2f, want 0.85", i, got)
+		}
+	}
+	if *plotFile != "" {
+		if err := os.WriteFile(*plotFile, plot(limits, rates), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var plotFile = flag.String("plot", "", "draw the trace of TestControllerFollows into a `FILE`, as SVG")
+
+// plot draws limits, one every 10 ms, above MB/s, one every 100 ms. Dashed lines are
+// the limit that saturates the source, and its bandwidth.
+func plot(limits, rates []float64) []byte {
+	var svg bytes.Buffer
+	svg.WriteString(`<svg xmlns="http://www.w3.org/2000/svg" width="960" height="440" viewBox="0 0 960 440" font-family="system-ui, sans-serif" font-size="12" role="img">
+<title>Limit of blocks in flight and throughput over a source that changes</title>
+<rect width="960" height="440" fill="#ffffff"/>
+`)
+	panel := func(top int, title string, high float64, values []float64, ideal func(stage) float64) {
+		const left, width, height = 60.0, 880.0, 150.0
+		bottom := float64(top) + height
+		y := func(v float64) float64 { return bottom - height*min(v/high, 1) }
+		fmt.Fprintf(&svg, `<text x="16" y="%d" font-weight="bold">%s</text>`+"\n", top-12, title)
+		for _, v := range []float64{0, high / 2, high} {
+			fmt.Fprintf(&svg, `<text x="52" y="%.0f" text-anchor="end">%g</text><line x1="60" x2="940" y1="%[1]g" y2="%[1]g" stroke="#d0d7de"/>`+"\n", y(v), v)
+		}
+		for i, st := range stages {
+			x := left + width*float64(i)/float64(len(stages))
+			fmt.Fprintf(&svg, `<text x="%.0f" y="%.0f">%.0f s: %v, %.0f MB/s</text>`+"\n", x, bottom+16, float64(i)*stageTime.Seconds(), st.source.latency, st.source.rate/1e6)
+			fmt.Fprintf(&svg, `<line x1="%.0f" x2="%.0f" y1="%.1f" y2="%[3]g" stroke="#8c959f" stroke-dasharray="6 4"/>`+"\n", x, x+width/float64(len(stages)), y(ideal(st)))
+		}
+		svg.WriteString(`<polyline fill="none" stroke="#bc4c00" points="`)
+		for i, v := range values {
+			fmt.Fprintf(&svg, "%.1f,%.1f ", left+width*float64(i)/float64(len(values)), y(v))
+		}
+		svg.WriteString("\"/>\n")
+	}
+	panel(40, "limit, blocks in flight", 80, limits, func(s stage) float64 { return float64(s.limit) })
+	panel(260, "throughput, MB/s", 240, rates, func(s stage) float64 { return s.source.rate / 1e6 })
+	svg.WriteString("</svg>\n")
+	return svg.Bytes()
 }
