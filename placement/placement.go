@@ -4,14 +4,15 @@
 // The first open of a file that is only at the source starts a fill (fill.go). The fastest
 // tier that has room for the file reserves it, and the file is copied there block by block
 // (blocks.go, fetch.go): each block when a reader needs it, and the others by a pool of
-// background workers (queue.go, gate.go). A fill is read while it is in flight. A reader
+// background workers (queue.go), as many at a time as do not slow the source down (gate.go,
+// concurrency.go). A fill is read while it is in flight. A reader
 // therefore waits only for the blocks that it requests, and each block is fetched at most
 // once. Some files are copied before they are opened (predictor.go). Placed copies are never
 // evicted. A file for which no tier has room is read from the source.
 //
 // Memory: a block is 1 MiB, and is held only while it is copied. A stream of several blocks
 // holds one at a time. At most workers + max(16, min(2·workers, 64)) blocks are held at
-// once, which is 24 MiB with 8 workers and 128 MiB with 64. Requests that a hung source does not
+// once, which is 128 MiB with 64 workers, the default. Requests that a hung source does not
 // answer hold at most 320 in addition (stalls.go). Most of these take no memory: a new block has
 // none before the source writes to it.
 package placement

@@ -19,7 +19,7 @@ import (
 // one of the requests.
 const (
 	readStall     = time.Second     // of a demand fetch; a healthy source takes milliseconds
-	waitStall     = 2 * time.Second // of a reader's wait, which then no longer holds back workers
+	waitStall     = 2 * time.Second // of a reader's wait, which then no longer counts
 	turnStall     = 5 * time.Second // of a worker's turn
 	maxStallReads = 256
 	maxStallTurns = 64

@@ -167,9 +167,9 @@ func (h host) allowOther(c *config.Config) []Finding {
 		"%s does not permit it for users other than root", file)
 }
 
-// minFiles is the number of descriptors without which a mount is refused. The daemon needs about 40
-// for itself with 8 workers, one for each file that jobs have open, and two for each reply in
-// progress.
+// minFiles is the number of descriptors without which a mount is refused. The daemon needs about 24
+// for itself, two for each background request in flight, one for each file that jobs have open, and
+// two for each reply in progress.
 const minFiles = 256
 
 // enoughFiles is the number of descriptors for a mount with many open handles, each of
