@@ -39,6 +39,9 @@ func TestSnapshotDamaged(t *testing.T) {
 		check := func(how string, i int, file []byte) {
 			next := w.newProcess(t)
 			defer next.Close()
+			if i%2 == 0 {
+				next.snapshotTTL = time.Minute
+			}
 			if err := os.WriteFile(path, file, 0o600); err != nil {
 				t.Fatal(err)
 			}
