@@ -29,27 +29,27 @@ func TestBroken(t *testing.T) {
 		mu panics.Mutex
 		rw panics.RWMutex
 	)
+	under := func(lock sync.Locker, f func()) func() {
+		return func() {
+			lock.Lock()
+			defer lock.Unlock()
+			f()
+		}
+	}
+	nothing := func() {}
 	cases := map[string]struct {
 		lock   sync.Locker
 		f      func()
 		broken bool
 	}{
-		"deferred": {&mu, func() { mu.Lock(); defer mu.Unlock(); guilty() }, true},
-		"below": {&mu, func() {
-			mu.Lock()
-			defer mu.Unlock()
-			func() { defer func() {}(); guilty() }()
-		}, true},
-		"writer":     {&rw, func() { rw.Lock(); defer rw.Unlock(); guilty() }, true},
-		"reader":     {&rw, func() { rw.RLock(); defer rw.RUnlock(); guilty() }, false},
-		"released":   {&mu, func() { mu.Lock(); mu.Unlock(); guilty() }, false},
-		"contained":  {&mu, func() { mu.Lock(); defer mu.Unlock(); panics.Do(func() error { guilty(); return nil }) }, false},
-		"no panic":   {&mu, func() { mu.Lock(); defer mu.Unlock() }, false},
+		"guilty":     {&mu, under(&mu, guilty), true},
+		"below":      {&mu, under(&mu, func() { defer nothing(); guilty() }), true},
+		"writer":     {&rw, under(&rw, guilty), true},
+		"reader":     {&rw, under(rw.RLocker(), guilty), false},
+		"contained":  {&mu, under(&mu, func() { panics.Do(func() error { guilty(); return nil }) }), false},
+		"no panic":   {&mu, under(&mu, nothing), false},
 		"not locked": {&mu, guilty, false},
-		"during": {&mu, func() {
-			defer func() { mu.Lock(); defer mu.Unlock() }()
-			guilty()
-		}, false},
+		"during":     {&mu, func() { defer under(&mu, nothing)(); guilty() }, false},
 	}
 	const env = "MILKWEED_TEST_BROKEN"
 	if c, ok := cases[os.Getenv(env)]; ok {
@@ -88,16 +88,17 @@ func TestBroken(t *testing.T) {
 }
 
 func BenchmarkMutex(b *testing.B) {
-	b.Run("sync", func(b *testing.B) {
-		var mu sync.Mutex
-		for b.Loop() {
-			func() { mu.Lock(); defer mu.Unlock() }()
-		}
-	})
-	b.Run("panics", func(b *testing.B) {
-		var mu panics.Mutex
-		for b.Loop() {
-			func() { mu.Lock(); defer mu.Unlock() }()
-		}
-	})
+	for name, lock := range map[string]sync.Locker{"sync": new(sync.Mutex), "panics": new(panics.Mutex)} {
+		b.Run(name, func(b *testing.B) {
+			n := 0
+			count := func() {
+				lock.Lock()
+				defer lock.Unlock()
+				n++
+			}
+			for b.Loop() {
+				count()
+			}
+		})
+	}
 }
