@@ -94,7 +94,6 @@ func (k *kind) add(latency float64) float64 {
 }
 
 const (
-	startRequests  = 4    // the first limit
 	queueRequests  = 1    // that wait at a saturated source
 	tolerance      = 1.1  // by which the latency may grow
 	growth         = 0.25 // of the limit, in a window in which the latency has not grown
@@ -118,12 +117,11 @@ const (
 	sizes = 14 // kinds by size: up to 4 KiB, 8 KiB, and so on
 )
 
-// newController makes a controller whose limit is at most max blocks. A request has up to stride
-// blocks.
-func newController(max, stride int) *controller {
+// newController makes a controller whose limit is first at the start, and at most max.
+func newController(first, max int) *controller {
 	return &controller{
 		max:      float64(max),
-		limit:    float64(min(startRequests*stride, max)),
+		limit:    float64(min(first, max)),
 		starting: true,
 		interval: minProbeInterval,
 		ratio:    1,
@@ -265,7 +263,7 @@ func (c *controller) endProbe(now time.Time, took time.Duration, slower bool) {
 
 // next returns the next limit, with which some blocks wait at a saturated source.
 func (c *controller) next(queue float64) float64 {
-	if c.starting = c.starting && c.ratio >= slowStartRatio; c.starting {
+	if c.starting = c.starting && c.ratio >= slowStartRatio && c.limit < c.max; c.starting {
 		return 2 * c.limit
 	}
 	gradient := tolerance * c.ratio

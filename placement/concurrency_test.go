@@ -106,8 +106,8 @@ type simulatedMount struct {
 	next       int
 }
 
-func (s *simulation) mount(max, stride, workers int, sizes ...int64) *simulatedMount {
-	m := &simulatedMount{simulation: s, controller: newController(max, stride), sizes: sizes, workers: workers}
+func (s *simulation) mount(first, max, workers int, sizes ...int64) *simulatedMount {
+	m := &simulatedMount{simulation: s, controller: newController(first, max), sizes: sizes, workers: workers}
 	m.start()
 	return m
 }
@@ -214,36 +214,36 @@ func TestController(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		source    simulatedSource
+		first     int // limit
 		max       int
-		stride    int
 		sizes     []int64
 		readers   int
 		use       float64 // share of the bandwidth, or of max in flight if the bandwidth is 0, at least
 		p50, p99  float64 // latencies, divided by those beside direct readers, at most
 		variation float64 // of the limit, at most
 	}{
-		{"small files", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{90_000}, 0, 0.95, 1.2, 1.2, 0.15},
-		{"small files, readers", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{90_000}, 4, 0.95, 1.2, 1.2, 0.15},
-		{"constant latency", simulatedSource{8 * ms, 0, 200e6}, 64, 1, []int64{90_000}, 4, 0.95, 1.2, 1.2, 0.15},
-		{"random latency", simulatedSource{8 * ms, 1, 200e6}, 64, 1, []int64{90_000}, 4, 0.9, 1.2, 1.2, 0.3},
-		{"large files", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{1 << 20}, 4, 0.9, 1.2, 1.2, 0.3},
-		{"mixed files", simulatedSource{8 * ms, 0.2, 200e6}, 64, 1, []int64{1 << 20, 90_000, 4000, 90_000}, 4, 0.8, 1.2, 1.2, 0.3},
-		{"fast source", simulatedSource{50 * time.Microsecond, 0.5, 2e9}, 64, 1, []int64{90_000}, 0, 0.9, 5, 5, 0.3},
-		{"slow source", simulatedSource{200 * ms, 0.2, 20e6}, 64, 1, []int64{1 << 20}, 0, 0.9, 1.2, 1.8, 0.3},
-		{"latency only", simulatedSource{8 * ms, 0.2, 0}, 64, 1, []int64{90_000}, 0, 0.9, 1.2, 1.2, 0.3},
-		{"random latency only", simulatedSource{8 * ms, 1, 0}, 64, 1, []int64{90_000}, 0, 0.8, 1.2, 1.2, 0.3},
-		{"streams", simulatedSource{20 * ms, 0.2, 250e6}, 128, 8, []int64{8 << 20}, 0, 0.9, 1.8, 2.5, 0.4},
-		{"small objects", simulatedSource{20 * ms, 0.2, 250e6}, 128, 8, []int64{110_000}, 4, 0.9, 1.2, 1.2, 0.2},
+		{"small files", simulatedSource{8 * ms, 0.2, 200e6}, 4, 64, []int64{90_000}, 0, 0.95, 1.2, 1.2, 0.15},
+		{"small files, readers", simulatedSource{8 * ms, 0.2, 200e6}, 4, 64, []int64{90_000}, 4, 0.95, 1.2, 1.2, 0.15},
+		{"constant latency", simulatedSource{8 * ms, 0, 200e6}, 4, 64, []int64{90_000}, 4, 0.95, 1.2, 1.2, 0.15},
+		{"random latency", simulatedSource{8 * ms, 1, 200e6}, 4, 64, []int64{90_000}, 4, 0.9, 1.2, 1.2, 0.3},
+		{"large files", simulatedSource{8 * ms, 0.2, 200e6}, 4, 64, []int64{1 << 20}, 4, 0.9, 1.2, 1.2, 0.3},
+		{"mixed files", simulatedSource{8 * ms, 0.2, 200e6}, 4, 64, []int64{1 << 20, 90_000, 4000, 90_000}, 4, 0.8, 1.2, 1.2, 0.3},
+		{"fast source", simulatedSource{50 * time.Microsecond, 0.5, 2e9}, 4, 64, []int64{90_000}, 0, 0.9, 5, 5, 0.3},
+		{"slow source", simulatedSource{200 * ms, 0.2, 20e6}, 4, 64, []int64{1 << 20}, 0, 0.9, 1.2, 1.8, 0.3},
+		{"latency only", simulatedSource{8 * ms, 0.2, 0}, 4, 64, []int64{90_000}, 0, 0.9, 1.2, 1.2, 0.3},
+		{"random latency only", simulatedSource{8 * ms, 1, 0}, 4, 64, []int64{90_000}, 0, 0.8, 1.2, 1.2, 0.4},
+		{"streams", simulatedSource{20 * ms, 0.2, 250e6}, 64, 128, []int64{8 << 20}, 0, 0.9, 1.8, 3.2, 0.4},
+		{"small objects", simulatedSource{20 * ms, 0.2, 250e6}, 64, 128, []int64{110_000}, 4, 0.9, 1.2, 1.2, 0.2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSimulation(c.source)
-			m := s.mount(c.max, c.stride, 64, c.sizes...)
+			m := s.mount(c.first, c.max, 64, c.sizes...)
 			for range c.readers {
 				m.reader(90_000, 0)
 			}
 			other := s.other()
-			s.run(5 * time.Second)
+			s.run(10 * time.Second)
 			*other = nil
 			bytes := s.bytes
 			limits := m.limits(25 * time.Second)
@@ -273,7 +273,7 @@ func TestController(t *testing.T) {
 // After the start, a controller needs a fraction of a second for its limit.
 func TestControllerStartsFast(t *testing.T) {
 	s := newSimulation(simulatedSource{8 * ms, 0.2, 200e6})
-	s.mount(64, 1, 64, 90_000)
+	s.mount(startBlocks, 64, 64, 90_000)
 	s.run(200 * ms)
 	if got := s.rate(100 * ms); got < 0.85*s.source.rate {
 		t.Errorf("after 0.2 s: got %.0f MB/s, want %.0f", got/1e6, 0.85*s.source.rate/1e6)
@@ -283,9 +283,9 @@ func TestControllerStartsFast(t *testing.T) {
 // Two mounts share a source equally, also if one of them starts later.
 func TestControllersShare(t *testing.T) {
 	s := newSimulation(simulatedSource{8 * ms, 0.2, 200e6})
-	first := s.mount(64, 1, 64, 90_000)
+	first := s.mount(startBlocks, 64, 64, 90_000)
 	s.run(5 * time.Second)
-	second := s.mount(64, 1, 64, 90_000)
+	second := s.mount(startBlocks, 64, 64, 90_000)
 	s.run(15 * time.Second)
 	before, all := first.bytes, s.bytes
 	second.bytes = 0
@@ -303,7 +303,7 @@ func TestControllersShare(t *testing.T) {
 // afterwards, the controller finds out.
 func TestControllerAfterPause(t *testing.T) {
 	s := newSimulation(simulatedSource{4 * ms, 0.2, 200e6})
-	m := s.mount(64, 1, 64, 90_000)
+	m := s.mount(startBlocks, 64, 64, 90_000)
 	s.run(5 * time.Second)
 	workers := m.workers
 	m.workers = 0
@@ -340,7 +340,7 @@ const stageTime = 10 * time.Second
 // A controller follows a source whose latency and bandwidth change.
 func TestControllerFollows(t *testing.T) {
 	s := newSimulation(stages[0].source)
-	m := s.mount(64, 1, 64, 90_000)
+	m := s.mount(startBlocks, 64, 64, 90_000)
 	var limits, rates []float64 // every 10 ms; MB/s every 100 ms
 	for i, stage := range stages {
 		s.source = stage.source

@@ -40,17 +40,21 @@ type gate struct {
 // measurements.
 const streamBlocks = 128
 
+// startBlocks is the first limit for other sources.
+const startBlocks = 4
+
 // newGate makes the gate of a number of background workers for a source.
 func newGate(workers int, source drivers.Profile) *gate {
-	most, stride := workers, max(1, blocks(source.Stride))
-	if stride > 1 {
+	first, most := startBlocks, workers
+	if stride := blocks(source.Stride); stride > 1 {
 		most = streamBlocks
 		if source.Concurrency > 0 {
 			most = source.Concurrency * stride
 		}
+		first = most / 2 // a stream takes long, and with it the rise of the limit
 	}
 	return &gate{
-		control: newController(most, stride),
+		control: newController(first, most),
 		demands: newBuffers(max(16, min(2*workers, 64))),
 		blocks:  newBuffers(workers),
 		reads:   newStalls(readStall, maxStallReads),

@@ -19,8 +19,8 @@ func TestGateLimits(t *testing.T) {
 		{1, drivers.Profile{}, 1, 1, 16},
 		{8, drivers.Profile{}, 4, 8, 16},
 		{12, drivers.Profile{Latency: drivers.LatencyRequest}, 4, 12, 24},
-		{64, drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20}, 32, 128, 64},
-		{64, drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20, Concurrency: 10}, 32, 80, 64},
+		{64, drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20}, 64, 128, 64},
+		{64, drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20, Concurrency: 10}, 40, 80, 64},
 	} {
 		g := newGate(c.workers, c.source)
 		if g.control.Limit() != c.first || g.control.max != float64(c.most) || cap(g.demands.unmade) != c.demands || cap(g.blocks.unmade) != c.workers {
@@ -32,15 +32,15 @@ func TestGateLimits(t *testing.T) {
 
 // Requests are admitted while fewer blocks are in flight than the limit.
 func TestGateAdmits(t *testing.T) {
-	g := newGate(8, drivers.Profile{Stride: 8 << 20}) // 32 blocks
+	g := newGate(8, drivers.Profile{Stride: 8 << 20}) // 64 blocks
 	for i, want := range []bool{true, true, true, false} {
-		if got := g.admit(11); got != want {
+		if got := g.admit(22); got != want {
 			t.Errorf("request %d: got %v, want %v", i, got, want)
 		}
 	}
-	g.leave(2)
-	if !g.admit(8) || g.background() != 39 {
-		t.Errorf("after the end of a request: got %d blocks in flight, want 39", g.background())
+	g.leave(3)
+	if !g.admit(8) || g.background() != 71 {
+		t.Errorf("after the end of a request: got %d blocks in flight, want 71", g.background())
 	}
 }
 

@@ -621,7 +621,7 @@ func TestPlacedFilesAreOpenedByWorkers(t *testing.T) {
 			files[name] = r.put(name, 1000+i)
 			r.entry(name)
 		}
-		r.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true, Times: startRequests})
+		r.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true, Times: startBlocks})
 		for name := range files {
 			e := r.entry(name)
 			placers.Go(func() {
@@ -631,8 +631,8 @@ func TestPlacedFilesAreOpenedByWorkers(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		if got := r.from.Hung(); got != startRequests {
-			t.Errorf("opens in flight: got %d, want %d", got, startRequests)
+		if got := r.from.Hung(); got != startBlocks {
+			t.Errorf("opens in flight: got %d, want %d", got, startBlocks)
 		}
 		queued := 0
 		for name, data := range files {
@@ -641,7 +641,7 @@ func TestPlacedFilesAreOpenedByWorkers(t *testing.T) {
 				r.wantFile(name, data)
 			}
 		}
-		if want := 20 - startRequests; queued != want {
+		if want := 20 - startBlocks; queued != want {
 			t.Errorf("queued: got %d, want %d", queued, want)
 		}
 		r.from.Clear()
