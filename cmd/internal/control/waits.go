@@ -22,7 +22,7 @@ const (
 type Epoch struct {
 	Began   time.Time    `json:"began" help:"Time of its first open."`
 	Seconds float64      `json:"seconds" help:"Time until the first open of the next epoch, or until the last open if none has begun."`
-	Ended   bool         `json:"ended" help:"Whether the next epoch has begun, or no file was opened for 15 minutes."`
+	Ended   bool         `json:"ended" help:"Whether another epoch has begun."`
 	Mixed   bool         `json:"mixed" help:"Whether files were opened again before the others were opened. Several jobs then read the dataset, or one reads at random, and epochs are not recognizable."`
 	Files   int64        `json:"files" help:"Files opened, each counted once."`
 	Opens   []EpochOpens `json:"opens" help:"Its opens by level."`
