@@ -76,7 +76,7 @@ func (d *directory) lookedUp(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i, ok := search(d.sorted, name)
-	if !ok {
+	if !ok || !d.everListed { // no program has requested the other names
 		return
 	}
 	if d.ahead.follows(i) {

@@ -53,10 +53,10 @@ var (
 	errNoPage = fmt.Errorf("no page of the listing has arrived within %v", lookupTimeout)
 )
 
-// joinLoad returns the load of dir that is in flight, and starts one if there is none. It
-// returns nil if the listing is cached, and nil and true during the back-off after a
+// joinLoad returns the load of dir that is in flight, and starts one if there is none, which is
+// background work if ctx is. It returns nil if the listing is cached, and nil and true during the back-off after a
 // failure.
-func (c *Container) joinLoad(dir *Entry) (l *load, backoff bool) {
+func (c *Container) joinLoad(ctx context.Context, dir *Entry) (l *load, backoff bool) {
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,7 +68,7 @@ func (c *Container) joinLoad(dir *Entry) (l *load, backoff bool) {
 	case d.failed != 0 && c.since(d.failed) < min(listingBackoff, c.ttl):
 		return nil, true
 	}
-	return c.startPages(dir, false), false
+	return c.startPages(dir, drivers.IsBackground(ctx)), false
 }
 
 // startPages starts a load of dir, whose lock must be held. background reports that no reader is
@@ -94,7 +94,7 @@ func (c *Container) lookupByListing(ctx context.Context, dir *Entry, name string
 	if dir.Stale() {
 		return nil, syscall.ESTALE
 	}
-	l, backoff := c.joinLoad(dir)
+	l, backoff := c.joinLoad(ctx, dir)
 	switch {
 	case backoff:
 		return c.lookupInBackoff(ctx, dir, name)
@@ -178,7 +178,7 @@ func (c *Container) listingByPages(ctx context.Context, dir *Entry) (Listing, er
 		if dir.Stale() {
 			return Listing{}, syscall.ESTALE
 		}
-		l, cachedOnly := c.joinLoad(dir)
+		l, cachedOnly := c.joinLoad(ctx, dir)
 		if l != nil {
 			loaded, err := c.waitForLoad(ctx, dir, l)
 			if err != nil {

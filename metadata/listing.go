@@ -156,8 +156,8 @@ func (c *Container) remains(e *Entry, info drivers.Info, requested uint32) bool 
 }
 
 // Index returns the position of e among the entries of its directory, which are sorted by
-// name. listed reports whether the directory was ever listed and e was in that listing, or
-// was merged into it later.
+// name. listed reports whether the directory was ever listed, by ListAhead included, and e was in
+// that listing, or was merged into it later.
 func (c *Container) Index(e *Entry) (i int, listed bool) {
 	if e.parent == nil {
 		return 0, false
@@ -166,7 +166,7 @@ func (c *Container) Index(e *Entry) (i int, listed bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	i, ok := search(d.sorted, e.Name())
-	if !ok || !d.everListed || d.sorted[i] != e {
+	if !ok || !d.allNames() || d.sorted[i] != e {
 		return 0, false
 	}
 	return i, true

@@ -202,5 +202,9 @@ func (c *Container) forgetSnapshot(ctx context.Context, dir *Entry) (bool, error
 func (d *directory) known() (entries []*Entry, missing []string, many, everListed bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.all(), slices.Collect(maps.Keys(d.missing)), d.manyMissing, d.everListed
+	entries = d.all()
+	if !d.everListed { // the kernel has none of those that ListAhead has found
+		entries = slices.DeleteFunc(slices.Clone(entries), (*Entry).Unknown)
+	}
+	return entries, slices.Collect(maps.Keys(d.missing)), d.manyMissing, d.everListed
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -69,7 +68,14 @@ func newFill(h *Handler, e *metadata.Entry) *fill {
 		ended:   make(chan struct{}),
 	}
 	f.ctx, f.cancel = context.WithCancel(h.ctx)
-	f.begin = sync.OnceFunc(f.start)
+	var begun atomic.Bool
+	f.begin = func() {
+		if begun.Swap(true) {
+			<-f.started
+			return
+		}
+		f.start()
+	}
 	return f
 }
 
@@ -134,10 +140,14 @@ func (f *fill) allocate() error {
 		h.skip(f.entry)
 		return errNoRoom
 	}
+	ctx := h.ctx
+	if !f.forOpen {
+		ctx = drivers.Background(ctx)
+	}
 	opened := make(chan error, 1)
 	go func() {
 		opened <- panics.Do(func() (err error) {
-			f.source, err = openSource(h.ctx, h, f.entry)
+			f.source, err = openSource(ctx, h, f.entry)
 			f.opened = time.Now()
 			return err
 		})

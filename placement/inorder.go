@@ -13,7 +13,7 @@ import (
 // The rules of inOrder.
 const (
 	orderWindow = 16       // how far from the last file an open may be to be in order
-	orderHits   = 2        // opens in order before anything is prefetched
+	orderHits   = 2        // opens in order before anything is prefetched, more after opens in no order
 	minDepth    = 8        // files prefetched ahead at first; each further open doubles the number
 	maxDepth    = 64       // files prefetched ahead at most
 	maxAhead    = 64 << 20 // bytes prefetched ahead at most, except that the next file may be larger
@@ -37,6 +37,7 @@ type orderedOpens struct {
 	// Of file numbers. There is one stream, whose Data counts the opens that moved on.
 	positions sequential.Tracker[int]
 
+	misses   int               // opens out of order, since the last prediction
 	depth    int               // how many files are predicted
 	ahead    []*metadata.Entry // those that were not returned yet, maxDepth at most
 	furthest string            // the name of the last file that was predicted
@@ -47,7 +48,10 @@ func newInOrder(names *metadata.Container) *inOrder {
 	return &inOrder{names: names, dirs: make(perDirectory[orderedOpens])}
 }
 
-func (p *inOrder) opened(e *metadata.Entry, i int) (recognized, more bool) {
+// opened records an open of e, which is file i of its directory by name. noOrder means that most
+// files of the dataset are opened in no order: some of these seem to be in order by chance. It
+// reports whether inOrder recognizes the open, and whether next may return a file.
+func (p *inOrder) opened(e *metadata.Entry, i int, noOrder bool) (recognized, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.dirs.get(e.Parent())
@@ -56,7 +60,11 @@ func (p *inOrder) opened(e *metadata.Entry, i int) (recognized, more bool) {
 		r.positions.Access(0, 0) // the first file is the next one
 		p.dirs.set(e.Parent(), r)
 	}
-	last, moved := r.move(i)
+	hits := orderHits + r.misses
+	if noOrder {
+		hits += orderWindow
+	}
+	last, moved := r.move(i, hits)
 	if !moved {
 		return false, false
 	}
@@ -65,20 +73,22 @@ func (p *inOrder) opened(e *metadata.Entry, i int) (recognized, more bool) {
 }
 
 // move records an open of file i. It returns the furthest file that was opened in order, and
-// reports whether files that follow it are to be predicted.
-func (r *orderedOpens) move(i int) (last int, moved bool) {
+// reports whether files that follow it are to be predicted, which takes a number of opens in order.
+func (r *orderedOpens) move(i, hits int) (last int, moved bool) {
 	before := r.positions.Latest().Next
 	s, continues := r.positions.Access(int64(i), int64(i)+1)
 	switch {
 	case !continues:
 		r.depth, r.furthest, r.ahead = 0, "", nil
+		r.misses = min(r.misses+1, orderWindow)
 		return 0, false
 	case s.Next <= before: // a reader that lags behind another one
 		return 0, false
 	}
-	if s.Data++; s.Data < orderHits {
+	if s.Data++; s.Data < hits {
 		return 0, false
 	}
+	r.misses = 0
 	r.depth = min(max(2*r.depth, minDepth), maxDepth)
 	return i, true
 }

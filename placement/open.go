@@ -6,6 +6,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // Open opens a regular file where it is best read: on the fastest tier that has a copy; or in
@@ -93,6 +94,6 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	} else {
 		h.opens[v.level].add(f.entry.Size())
 	}
-	h.predict(f.entry)
+	h.predict(f.entry, v.fill != nil || v.level == tiers.AtSource)
 	return nil
 }

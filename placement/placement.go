@@ -48,8 +48,8 @@ type Handler struct {
 
 	gate      *gate
 	queue     *queue
-	inOrder   predictor // of files that are about to be opened
-	scattered predictor // of files that may be opened at some time
+	inOrder   *inOrder   // of files that are about to be opened
+	scattered *scattered // of files that may be opened at some time
 	files     *table
 	bad       badCopies
 	racy      *racyFiles
@@ -102,7 +102,6 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		objectStore: source.Latency == drivers.LatencyRequest,
 		gate:        newGate(cfg.Workers, source),
 		inOrder:     newInOrder(names),
-		scattered:   noPredictor{},
 		files:       newTable(cfg.IdleHandles),
 		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
@@ -111,12 +110,13 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		fills:       make(map[*metadata.Entry]*fill),
 		backoffs:    make(map[*metadata.Entry]backoff),
 	}
+	h.scattered = newScattered(names, waste, h.hasSpareRoom)
 	if h.objectStore {
-		h.scattered = newScattered(names)
+		h.scattered.waste = requestWaste
 	}
 	h.epochs.totals = h.totals
 	levels.OnScarcity(h.files.relieve)
-	h.queue = newQueue(h.gate, h.pullInOrder, h.pullScattered)
+	h.queue = newQueue(h.gate, feed{next: h.inOrder.next, begin: h.beginInOrder}, feed{next: h.scattered.next, begin: h.beginScattered})
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h
 }

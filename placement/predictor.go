@@ -1,9 +1,11 @@
 package placement
 
 import (
+	"context"
 	"maps"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -12,73 +14,81 @@ import (
 // pull its predictions one at a time. It holds a position in them, so that a million predicted
 // files cost no more than one. Its methods may be called concurrently.
 type predictor interface {
-	// opened records an open of e, which is file i of its directory by name. It reports
-	// whether the predictor recognizes the open as part of its pattern, and whether next may
-	// return a file.
-	opened(e *metadata.Entry, i int) (recognized, more bool)
-
-	// next returns a file to prefetch, or nil if there is none until the next open. It
-	// returns each prediction once. The file may be placed already.
+	// next returns an entry to prefetch, or nil if there is none until the next open. It makes
+	// no request, and returns each prediction once. The file may be placed already.
 	next() *metadata.Entry
 
 	// prune drops state that is of no use any more.
 	prune(now time.Time)
 }
 
-// noPredictor recognizes nothing and predicts nothing.
-type noPredictor struct{}
-
-func (noPredictor) opened(*metadata.Entry, int) (recognized, more bool) { return false, false }
-func (noPredictor) next() *metadata.Entry                               { return nil }
-func (noPredictor) prune(time.Time)                                     {}
-
-// predict passes an open to inOrder and, if that does not recognize it, to scattered.
-func (h *Handler) predict(e *metadata.Entry) {
+// predict passes an open to the predictors. missing means that the file has no copy.
+func (h *Handler) predict(e *metadata.Entry, missing bool) {
 	if len(h.levels.Tiers()) == 0 {
 		return
 	}
-	i, listed := h.names.Index(e)
-	if !listed {
-		return
+	var recognized, more bool
+	if i, listed := h.names.Index(e); listed {
+		if recognized, more = h.inOrder.opened(e, i, h.scattered.noOrder(e.Parent())); more {
+			h.queue.feedUrgent()
+		}
 	}
-	recognized, more := h.inOrder.opened(e, i)
-	if more {
-		h.queue.feedUrgent()
-	}
-	if recognized {
-		return
-	}
-	if _, more := h.scattered.opened(e, i); more {
+	if h.scattered.opened(e, recognized, missing) {
 		h.queue.feedIdle()
 	}
 }
 
-// pullInOrder claims the next file that is about to be opened, and returns its fill, or nil.
-func (h *Handler) pullInOrder() *fill {
-	return h.pull(h.inOrder, func(int64) bool { return true })
+// beginInOrder claims a file that is about to be opened, and returns its fill, or nil.
+func (h *Handler) beginInOrder(e *metadata.Entry) *fill {
+	f := h.prefetch(e)
+	if f != nil {
+		h.scattered.foreign(e)
+	}
+	return f
 }
 
-// pullScattered claims the next file that may be opened at some time, and returns its fill,
-// or nil.
-func (h *Handler) pullScattered() *fill { return h.pull(h.scattered, h.hasSpareRoom) }
+// predictTimeout bounds a request for the names or the attributes of predicted files. A part of
+// the source that hangs must not keep a worker from the others.
+const predictTimeout = 2 * time.Second
 
-// pull claims the next file of p that can be placed and for whose size room reports true. It
-// returns the fill, which the caller begins.
-func (h *Handler) pull(p predictor, room func(size int64) bool) *fill {
-	for e := p.next(); e != nil && h.ctx.Err() == nil; e = p.next() {
-		if e.Level() != tiers.AtSource || e.Claimed() || !h.Fits(e.Size()) || !room(e.Size()) {
-			continue
+// beginScattered claims a file that may be opened at some time, and returns its fill, or nil. It
+// requests its attributes first if they are not known. A directory is listed instead.
+func (h *Handler) beginScattered(e *metadata.Entry) *fill {
+	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), predictTimeout)
+	defer cancel()
+	if e.IsDir() {
+		if err := h.names.ListAhead(ctx, e); err != nil {
+			h.scattered.fail(e)
 		}
-		if f := h.prefetch(e); f != nil {
-			return f
+		if h.scattered.listed(e) {
+			h.queue.feedIdle()
 		}
+		return nil
 	}
-	return nil
+	wasKnown := !e.Unknown()
+	now, err := h.names.Known(ctx, e)
+	var f *fill
+	switch {
+	case err != nil:
+		now = e
+		if ctx.Err() != nil {
+			h.scattered.fail(e.Parent())
+		}
+	case wasKnown || now.Size() <= maxScattered: // otherwise its turn comes later
+		f = h.prefetch(now)
+	}
+	if h.scattered.settle(e, now, f != nil) {
+		h.queue.feedIdle()
+	}
+	return f
 }
 
 // prefetch claims e and returns its fill, which the caller begins. It returns nil if the file
-// cannot be copied now.
+// is placed, or cannot be copied now.
 func (h *Handler) prefetch(e *metadata.Entry) *fill {
+	if e.Level() != tiers.AtSource || e.Claimed() || !h.Fits(e.Size()) {
+		return nil
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
@@ -91,20 +101,20 @@ func (h *Handler) prefetch(e *metadata.Entry) *fill {
 	return f
 }
 
-// hasSpareRoom reports whether the tiers have room for a file that may never be opened.
-// That is so if all known files fit into the tiers together, or else while less than half of
-// the tiers is used: placed copies are never evicted, and such a file must not take the room
-// of one that the job does read. A job that reads some of the files, which fit into half of
-// the room, has all of them placed.
+// hasSpareRoom reports whether the tiers have room for a file that may never be opened, of a
+// dataset of a number of files and bytes, by estimate. That is so if the dataset and all known
+// files fit into the tiers, or else while less than half of the tiers is used: placed copies are
+// never evicted, and such a file must not take the room of one that the job does read. A job that
+// reads some of the files, which fit into half of the room, has all of them placed.
 //
 // Workers that check at the same time may each take room for one more file.
-func (h *Handler) hasSpareRoom(size int64) bool {
+func (h *Handler) hasSpareRoom(size, files, bytes int64) bool {
 	var quota, taken int64
 	for _, t := range h.levels.Tiers() {
 		q, n := t.Room()
 		quota, taken = quota+q, taken+n
 	}
-	if tiers.Footprint(h.names.Len(), h.names.Bytes()) <= quota {
+	if tiers.Footprint(max(h.names.Len(), int(files)), max(h.names.Bytes(), bytes)) <= quota {
 		return true
 	}
 	return taken+tiers.Footprint(1, size) <= quota/2

@@ -3,6 +3,8 @@ package placement
 import (
 	"container/list"
 	"sync"
+
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // A queue orders the background work. It decides what comes next; the gate decides when.
@@ -37,9 +39,10 @@ type slot struct {
 
 // A feed yields fills that no reader has caused.
 type feed struct {
-	pull    func() *fill // returns a new fill, or nil if there is none; the queue makes one call at a time
-	pending bool         // pull may return a fill
-	pulling bool         // a call of pull is in progress
+	next    func() *metadata.Entry      // predicts a file, without a request; the queue makes one call at a time
+	begin   func(*metadata.Entry) *fill // makes its fill, with requests if needed, or returns nil
+	pending bool                        // next may return a file
+	pulling bool                        // a call of next is in progress
 }
 
 // credit is the number of turns, of one block or one stream each, that are given to a fill
@@ -47,9 +50,9 @@ type feed struct {
 // 8 MB/s, and for the largest read-ahead of kernels.
 const credit = 16
 
-// newQueue makes a queue in which the feeds call urgent and idle. Either may be nil.
-func newQueue(g *gate, urgent, idle func() *fill) *queue {
-	q := &queue{gate: g, urgent: feed{pull: urgent}, idle: feed{pull: idle}}
+// newQueue makes a queue with two feeds.
+func newQueue(g *gate, urgent, idle feed) *queue {
+	q := &queue{gate: g, urgent: urgent, idle: idle}
 	q.cond.L = &q.mu
 	return q
 }
@@ -147,7 +150,7 @@ func (q *queue) take() *fill {
 			q.spend(f)
 			q.cond.Signal() // f may have blocks for another worker
 			return f
-		case from != nil && q.gate.admit(0):
+		case from != nil && q.gate.admit(1): // begin may make a request
 			if f := q.pull(from); f != nil {
 				return f
 			}
@@ -191,29 +194,38 @@ func (q *queue) spend(f *fill) {
 	}
 }
 
-// pull returns a new fill of a feed, or nil if the feed has none. The caller was admitted by
-// the gate with 0 bytes; without a fill, pull gives that back. Like a fill
-// with credit, the urgent feed goes to the end of hot after its turn. q.mu must be held; pull
-// releases it for a while.
+// pull returns a new fill of a feed, or nil if it has none for the next prediction. The caller was
+// admitted by the gate with 1 block; pull replaces that by the blocks of the fill. Like a fill with
+// credit, the urgent feed goes to the end of hot after its turn. q.mu must be held; pull releases it
+// for a while.
 func (q *queue) pull(from *feed) *fill {
 	from.pulling, from.pending = true, false
 	q.cond.Signal() // another worker may take what comes after the feed
 	q.mu.Unlock()
-	f := from.pull()
+	e := from.next()
 	q.mu.Lock()
 	from.pulling = false
-	if f != nil {
+	if e != nil {
 		from.pending = true
-		q.gate.leave(-f.weight)
 		if from == &q.urgent { // the marker stays in hot during the pull
 			q.hot.MoveToBack(q.marker)
 		}
-	} else {
-		q.gate.leave(0)
 	}
 	if !q.urgent.pending && !q.urgent.pulling && q.marker != nil {
 		q.hot.Remove(q.marker)
 		q.marker = nil
+	}
+	q.cond.Signal() // another worker may take what comes next
+	var f *fill
+	if e != nil {
+		q.mu.Unlock()
+		f = from.begin(e)
+		q.mu.Lock()
+	}
+	if f != nil {
+		q.gate.leave(1 - f.weight)
+	} else {
+		q.gate.leave(1)
 	}
 	q.cond.Signal()
 	return f

@@ -1,12 +1,16 @@
 package placement
 
 import (
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // newTestQueue makes a queue with a constant limit of blocks in flight.
 func newTestQueue(blocks int) *queue {
-	return newQueue(&gate{control: newController(blocks, blocks)}, nil, nil)
+	return newQueue(&gate{control: newController(blocks, blocks)}, feed{}, feed{})
 }
 
 // The blocks of background work in flight are limited, whatever the number of workers.
@@ -53,13 +57,16 @@ func TestQueueBoundsBlocksInFlight(t *testing.T) {
 // The two take turns.
 func TestUrgentFeedTakesTurns(t *testing.T) {
 	predictions := 8
-	q := newQueue(&gate{control: newController(100, 100)}, func() *fill {
-		if predictions == 0 {
-			return nil
-		}
-		predictions--
-		return &fill{weight: 1}
-	}, nil)
+	q := newQueue(&gate{control: newController(100, 100)}, feed{
+		next: func() *metadata.Entry {
+			if predictions == 0 {
+				return nil
+			}
+			predictions--
+			return new(metadata.Entry)
+		},
+		begin: func(*metadata.Entry) *fill { return &fill{weight: 1} },
+	}, feed{})
 	large := &fill{weight: 1}
 	q.add(large)
 	q.touch(large)
@@ -79,4 +86,54 @@ func TestUrgentFeedTakesTurns(t *testing.T) {
 	if n < 100 {
 		t.Errorf("the fill that is being read had %d of 1000 turns", n)
 	}
+}
+
+// Several predictions are begun at the same time, each with a request that takes long: only one
+// call of next is made at a time.
+func TestPredictionsAreBegunInParallel(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const workers, predictions = 16, 64
+		var made, calls int
+		start := time.Now()
+		ended := make(chan time.Time, predictions)
+		q := newQueue(&gate{control: newController(100, 100)}, feed{}, feed{
+			next: func() *metadata.Entry {
+				if calls++; calls > 1 {
+					t.Error("two calls of next at the same time")
+				}
+				defer func() { calls-- }()
+				if made == predictions {
+					return nil
+				}
+				made++
+				return new(metadata.Entry)
+			},
+			begin: func(*metadata.Entry) *fill {
+				time.Sleep(time.Second)
+				ended <- time.Now()
+				return nil
+			},
+		})
+		q.feedIdle()
+		var all sync.WaitGroup
+		for range workers {
+			all.Go(func() { q.take() })
+		}
+		time.Sleep(time.Minute)
+		q.close()
+		all.Wait()
+		if got, want := made, predictions; got != want {
+			t.Errorf("predictions begun: got %d, want %d", got, want)
+		}
+		if n := q.gate.background(); n != 0 {
+			t.Errorf("requests in flight: got %d, want none", n)
+		}
+		var last time.Time
+		for range made {
+			last = <-ended
+		}
+		if got, want := last.Sub(start), predictions/workers*time.Second; got != want {
+			t.Errorf("all were begun after %v, want %v", got, want)
+		}
+	})
 }

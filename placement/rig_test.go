@@ -20,6 +20,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/drivers/limit"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -62,6 +63,8 @@ type rigOptions struct {
 	over    drivers.Driver     // the source, instead of mem
 	bucket  *drivertest.Bucket // the source, instead of mem; newRig sets its Mem
 	racy    time.Duration      // Config.RacyWindow
+	remote  bool               // the source lists names without attributes
+	limits  limit.Config       // of such a source
 
 	passthrough bool // Config.Passthrough
 
@@ -85,6 +88,9 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	r.from = drivertest.NewFaults(r.source)
 	if opts.bucket != nil {
 		r.from = drivertest.NewFaults(&recordedBucket{r.bucket, r.source})
+	}
+	if opts.remote {
+		r.from = drivertest.NewFaults(server{limit.New(recordedNamer{r.source, drivertest.NewNamer(r.mem)}, opts.limits)})
 	}
 	if opts.over != nil {
 		r.from = drivertest.NewFaults(opts.over)
@@ -387,6 +393,42 @@ func (b *recordedBucket) OpenVersion(ctx context.Context, name string, info driv
 		return nil, err
 	}
 	return &recordedObject{Object: obj, record: b.recorder.record(name)}, nil
+}
+
+// A server does not know which requests are background work.
+type server struct{ *limit.Driver }
+
+// An anonymous is a context without values.
+type anonymous struct{ context.Context }
+
+func (anonymous) Value(any) any { return nil }
+
+func (s server) Open(ctx context.Context, name string) (drivers.Object, error) {
+	obj, err := s.Driver.Open(anonymous{ctx}, name)
+	if err != nil {
+		return nil, err
+	}
+	return serverObject{obj}, nil
+}
+
+type serverObject struct{ drivers.Object }
+
+func (o serverObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return o.Object.ReadAt(anonymous{ctx}, p, off)
+}
+
+// A recordedNamer is a remote file system whose files are recorded.
+type recordedNamer struct {
+	*recorder
+	names drivertest.Namer
+}
+
+func (n recordedNamer) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
+	return n.names.Names(ctx, dir)
+}
+
+func (n recordedNamer) StatNames(ctx context.Context, dir string, names []string) ([]drivers.Info, error) {
+	return n.names.StatNames(ctx, dir, names)
 }
 
 // note records a read.
