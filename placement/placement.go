@@ -50,6 +50,7 @@ type Handler struct {
 	queue     *queue
 	inOrder   *inOrder   // of files that are about to be opened
 	scattered *scattered // of files that may be opened at some time
+	plan      *plan
 	files     *table
 	bad       badCopies
 	racy      *racyFiles
@@ -102,6 +103,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		objectStore: source.Latency == drivers.LatencyRequest,
 		gate:        newGate(cfg.Workers, source),
 		inOrder:     newInOrder(names),
+		plan:        newPlan(),
 		files:       newTable(cfg.IdleHandles),
 		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
@@ -116,7 +118,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	}
 	h.epochs.totals = h.totals
 	levels.OnScarcity(h.files.relieve)
-	h.queue = newQueue(h.gate, feed{next: h.inOrder.next, begin: h.beginInOrder}, feed{next: h.scattered.next, begin: h.beginScattered})
+	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPlanned, h.nextScattered)
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h
 }
@@ -161,6 +163,7 @@ func (h *Handler) sweep() {
 			})
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
+			h.plan.prune(now)
 			h.pruneBackoffs(now)
 			h.bad.prune(now)
 		case <-h.ctx.Done():

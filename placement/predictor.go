@@ -22,9 +22,10 @@ type predictor interface {
 	prune(now time.Time)
 }
 
-// predict passes an open to the predictors. missing means that the file has no copy.
+// predict passes an open to the plan and, if that has not predicted it, to the predictors. missing
+// means that the file has no copy.
 func (h *Handler) predict(e *metadata.Entry, missing bool) {
-	if len(h.levels.Tiers()) == 0 {
+	if len(h.levels.Tiers()) == 0 || h.planned(e) {
 		return
 	}
 	var recognized, more bool
@@ -36,6 +37,24 @@ func (h *Handler) predict(e *metadata.Entry, missing bool) {
 	if h.scattered.opened(e, recognized, missing) {
 		h.queue.feedIdle()
 	}
+}
+
+// nextInOrder returns the next prediction of inOrder.
+func (h *Handler) nextInOrder() prediction {
+	e := h.inOrder.next()
+	if e == nil {
+		return nil
+	}
+	return func() *fill { return h.beginInOrder(e) }
+}
+
+// nextScattered returns the next prediction of scattered.
+func (h *Handler) nextScattered() prediction {
+	e := h.scattered.next()
+	if e == nil {
+		return nil
+	}
+	return func() *fill { return h.beginScattered(e) }
 }
 
 // beginInOrder claims a file that is about to be opened, and returns its fill, or nil.

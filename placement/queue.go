@@ -3,8 +3,6 @@ package placement
 import (
 	"container/list"
 	"sync"
-
-	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // A queue orders the background work. It decides what comes next; the gate decides when.
@@ -14,18 +12,20 @@ import (
 //     credit for some turns. The urgent feed has turns, too: it starts copies of files that
 //     are about to be opened.
 //  2. All other fills, one after the other, in the order in which they were started.
-//  3. The idle feed: it starts copies of files that may be opened at some time.
+//  3. The planned feed: it starts copies of files that the job says it will open.
+//  4. The idle feed: it starts copies of files that may be opened at some time.
 type queue struct {
 	gate *gate
 
-	mu     sync.Mutex // guards the following, and every slot
-	cond   sync.Cond  // of mu: something below or in the gate has changed
-	hot    list.List  // of *fill: those with credit, the next turn first; nil stands for the urgent feed
-	all    list.List  // of *fill: all fills, in the order of their start
-	urgent feed
-	idle   feed
-	marker *list.Element // of the urgent feed in hot; nil if it is not there
-	closed bool
+	mu      sync.Mutex // guards the following, and every slot
+	cond    sync.Cond  // of mu: something below or in the gate has changed
+	hot     list.List  // of *fill: those with credit, the next turn first; nil stands for the urgent feed
+	all     list.List  // of *fill: all fills, in the order of their start
+	urgent  feed
+	planned feed
+	idle    feed
+	marker  *list.Element // of the urgent feed in hot; nil if it is not there
+	closed  bool
 }
 
 // A slot is the position of a fill in a queue.
@@ -39,20 +39,23 @@ type slot struct {
 
 // A feed yields fills that no reader has caused.
 type feed struct {
-	next    func() *metadata.Entry      // predicts a file, without a request; the queue makes one call at a time
-	begin   func(*metadata.Entry) *fill // makes its fill, with requests if needed, or returns nil
-	pending bool                        // next may return a file
-	pulling bool                        // a call of next is in progress
+	next    func() prediction // predicts a file, or returns nil; the queue makes one call at a time
+	pending bool              // next may return a prediction
+	pulling bool              // a call of next is in progress
 }
+
+// A prediction returns the fill of a file that was predicted without a request, or nil if there is
+// none. A worker calls it once, in its turn, and it may make requests.
+type prediction func() *fill
 
 // credit is the number of turns, of one block or one stream each, that are given to a fill
 // ahead of its reader before other fills have their turn. It is enough for two seconds at
 // 8 MB/s, and for the largest read-ahead of kernels.
 const credit = 16
 
-// newQueue makes a queue with two feeds.
-func newQueue(g *gate, urgent, idle feed) *queue {
-	q := &queue{gate: g, urgent: urgent, idle: idle}
+// newQueue makes a queue with three feeds, which call the functions. Each may be nil.
+func newQueue(g *gate, urgent, planned, idle func() prediction) *queue {
+	q := &queue{gate: g, urgent: feed{next: urgent}, planned: feed{next: planned}, idle: feed{next: idle}}
 	q.cond.L = &q.mu
 	return q
 }
@@ -92,11 +95,17 @@ func (q *queue) feedUrgent() {
 	q.cond.Signal()
 }
 
+// feedPlanned announces that the planned feed may yield fills.
+func (q *queue) feedPlanned() { q.feed(&q.planned) }
+
 // feedIdle announces that the idle feed may yield fills.
-func (q *queue) feedIdle() {
+func (q *queue) feedIdle() { q.feed(&q.idle) }
+
+// feed announces that a feed other than the urgent one may yield fills.
+func (q *queue) feed(f *feed) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.idle.pending = true
+	f.pending = true
 	q.cond.Signal()
 }
 
@@ -150,7 +159,7 @@ func (q *queue) take() *fill {
 			q.spend(f)
 			q.cond.Signal() // f may have blocks for another worker
 			return f
-		case from != nil && q.gate.admit(1): // begin may make a request
+		case from != nil && q.gate.admit(1): // the prediction may make a request
 			if f := q.pull(from); f != nil {
 				return f
 			}
@@ -174,8 +183,10 @@ func (q *queue) front() (*fill, *feed) {
 	if e := q.all.Front(); e != nil {
 		return e.Value.(*fill), nil
 	}
-	if q.idle.pending && !q.idle.pulling {
-		return nil, &q.idle
+	for _, f := range [...]*feed{&q.planned, &q.idle} {
+		if f.pending && !f.pulling {
+			return nil, f
+		}
 	}
 	return nil, nil
 }
@@ -202,10 +213,10 @@ func (q *queue) pull(from *feed) *fill {
 	from.pulling, from.pending = true, false
 	q.cond.Signal() // another worker may take what comes after the feed
 	q.mu.Unlock()
-	e := from.next()
+	begin := from.next()
 	q.mu.Lock()
 	from.pulling = false
-	if e != nil {
+	if begin != nil {
 		from.pending = true
 		if from == &q.urgent { // the marker stays in hot during the pull
 			q.hot.MoveToBack(q.marker)
@@ -217,9 +228,9 @@ func (q *queue) pull(from *feed) *fill {
 	}
 	q.cond.Signal() // another worker may take what comes next
 	var f *fill
-	if e != nil {
+	if begin != nil {
 		q.mu.Unlock()
-		f = from.begin(e)
+		f = begin()
 		q.mu.Lock()
 	}
 	if f != nil {

@@ -4,13 +4,11 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // newTestQueue makes a queue with a constant limit of blocks in flight.
 func newTestQueue(blocks int) *queue {
-	return newQueue(&gate{control: newController(blocks, blocks)}, feed{}, feed{})
+	return newQueue(&gate{control: newController(blocks, blocks)}, nil, nil, nil)
 }
 
 // The blocks of background work in flight are limited, whatever the number of workers.
@@ -57,16 +55,13 @@ func TestQueueBoundsBlocksInFlight(t *testing.T) {
 // The two take turns.
 func TestUrgentFeedTakesTurns(t *testing.T) {
 	predictions := 8
-	q := newQueue(&gate{control: newController(100, 100)}, feed{
-		next: func() *metadata.Entry {
-			if predictions == 0 {
-				return nil
-			}
-			predictions--
-			return new(metadata.Entry)
-		},
-		begin: func(*metadata.Entry) *fill { return &fill{weight: 1} },
-	}, feed{})
+	q := newQueue(&gate{control: newController(100, 100)}, func() prediction {
+		if predictions == 0 {
+			return nil
+		}
+		predictions--
+		return func() *fill { return &fill{weight: 1} }
+	}, nil, nil)
 	large := &fill{weight: 1}
 	q.add(large)
 	q.touch(large)
@@ -96,23 +91,21 @@ func TestPredictionsAreBegunInParallel(t *testing.T) {
 		var made, calls int
 		start := time.Now()
 		ended := make(chan time.Time, predictions)
-		q := newQueue(&gate{control: newController(100, 100)}, feed{}, feed{
-			next: func() *metadata.Entry {
-				if calls++; calls > 1 {
-					t.Error("two calls of next at the same time")
-				}
-				defer func() { calls-- }()
-				if made == predictions {
-					return nil
-				}
-				made++
-				return new(metadata.Entry)
-			},
-			begin: func(*metadata.Entry) *fill {
-				time.Sleep(time.Second)
-				ended <- time.Now()
+		begin := func() *fill {
+			time.Sleep(time.Second)
+			ended <- time.Now()
+			return nil
+		}
+		q := newQueue(&gate{control: newController(100, 100)}, nil, nil, func() prediction {
+			if calls++; calls > 1 {
+				t.Error("two calls of next at the same time")
+			}
+			defer func() { calls-- }()
+			if made == predictions {
 				return nil
-			},
+			}
+			made++
+			return begin
 		})
 		q.feedIdle()
 		var all sync.WaitGroup

@@ -335,24 +335,24 @@ func (p *scattered) next() *metadata.Entry {
 	return nil
 }
 
-// A budget is what may be prefetched of a subtree now.
-type budget struct {
+// An allowance is what may be prefetched of a subtree now.
+type allowance struct {
 	bytes     int64
 	requests  int // for listings
 	unlimited bool
 }
 
-func (p *scattered) budget(s *subtree) budget {
+func (p *scattered) allowance(s *subtree) allowance {
 	w := p.waste(s.fraction())
 	if math.IsInf(w, 1) {
-		return budget{math.MaxInt64, math.MaxInt, true}
+		return allowance{math.MaxInt64, math.MaxInt, true}
 	}
-	return budget{int64(w*float64(s.read)) - s.unread, s.opened/opensPerListing - s.requests, false}
+	return allowance{int64(w*float64(s.read)) - s.unread, s.opened/opensPerListing - s.requests, false}
 }
 
 // step returns the next file of s, or the next directory to list, or nil. p.mu must be held.
 func (p *scattered) step(s *subtree) *metadata.Entry {
-	left := p.budget(s)
+	left := p.allowance(s)
 	if !s.begun {
 		switch listed, asked := p.enter(s, s, left); {
 		case asked:
@@ -407,7 +407,7 @@ func (p *scattered) step(s *subtree) *metadata.Entry {
 }
 
 // stepLarge is step after all small files.
-func (p *scattered) stepLarge(s *subtree, left budget) *metadata.Entry {
+func (p *scattered) stepLarge(s *subtree, left allowance) *metadata.Entry {
 	if !left.unlimited || s.listings > 0 {
 		return nil
 	}
@@ -427,7 +427,7 @@ func (p *scattered) stepLarge(s *subtree, left budget) *metadata.Entry {
 
 // enter reports whether the entries of d, in s, are cached. If not, and d may be listed now, it
 // reports that the caller lists it.
-func (p *scattered) enter(s, d *subtree, left budget) (listed, asked bool) {
+func (p *scattered) enter(s, d *subtree, left allowance) (listed, asked bool) {
 	if p.load(d) {
 		return true, false
 	}
@@ -460,7 +460,7 @@ func (p *scattered) size(s *subtree, e *metadata.Entry) int64 {
 }
 
 // take reports whether a file of d, in s, may be prefetched now, and counts it.
-func (p *scattered) take(s, d *subtree, e *metadata.Entry, size int64, left budget) bool {
+func (p *scattered) take(s, d *subtree, e *metadata.Entry, size int64, left allowance) bool {
 	n := s.count()
 	if size > left.bytes || !p.room(size, int64(n), int64(n)*s.mean()) {
 		return false

@@ -1,0 +1,360 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// A PlanPart says to which entries of a plan a list of paths belongs.
+type PlanPart struct {
+	Stream string // at most 128 bytes; "" is the default stream
+	Epoch  int64
+	From   int64 // number of the first path in the epoch
+	Lead   int64 // files that the loader requests before the job uses them; 0: unknown
+}
+
+// Errors of Plan.
+var (
+	ErrPlanPart = errors.New("not a part of a plan")
+	ErrPlanFull = errors.New("the plan is full")
+)
+
+// A PlanResult says what Plan has done with the paths of a part.
+type PlanResult struct {
+	Accepted int64    `json:"accepted"`         // paths that are entries of the plan now
+	Rejected int64    `json:"rejected"`         // others
+	Errors   []string `json:"errors,omitempty"` // the reasons for the first ones
+}
+
+// Add adds the result for other paths.
+func (r *PlanResult) Add(other PlanResult) {
+	r.Accepted += other.Accepted
+	r.Rejected += other.Rejected
+	r.Errors = append(r.Errors, other.Errors[:min(len(other.Errors), planRejectReason-len(r.Errors))]...)
+}
+
+// reject counts a path that is refused.
+func (r *PlanResult) reject(reason error) {
+	r.Rejected++
+	if len(r.Errors) < planRejectReason {
+		r.Errors = append(r.Errors, reason.Error())
+	}
+}
+
+// Plan tells the handler in which order a reader will open files. Paths are relative to the root.
+// The entries of the stream and epoch from part.From on are replaced. A path that is refused keeps
+// its number. The job need not follow the plan, and the files need not exist. Earlier entries of a
+// stream are forgotten when the job has opened later ones, and a stream when its last entry was
+// opened or after an hour without use.
+//
+// The error matches ErrPlanPart or ErrPlanFull, and means that no path was accepted.
+func (h *Handler) Plan(part PlanPart, paths []string) (PlanResult, error) {
+	r, err := h.plan.add(part, paths)
+	if err == nil {
+		h.queue.feedPlanned()
+	}
+	return r, err
+}
+
+// DropPlan forgets a stream, and reports whether there was one.
+func (h *Handler) DropPlan(stream string) bool {
+	h.plan.mu.Lock()
+	defer h.plan.mu.Unlock()
+	s := h.plan.streams[stream]
+	if s != nil {
+		h.plan.remove(s)
+	}
+	return s != nil
+}
+
+// DropPlans forgets all streams.
+func (h *Handler) DropPlans() {
+	h.plan.mu.Lock()
+	defer h.plan.mu.Unlock()
+	for _, s := range h.plan.sorted() {
+		h.plan.remove(s)
+	}
+}
+
+// add is Plan for the plan itself.
+func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
+	switch {
+	case len(part.Stream) > maxStreamName:
+		return r, fmt.Errorf("%w: the name of the stream is longer than %d bytes", ErrPlanPart, maxStreamName)
+	case part.Epoch < 0 || part.From < 0 || part.From > 1<<48:
+		return r, fmt.Errorf("%w: epoch %d, from %d", ErrPlanPart, part.Epoch, part.From)
+	case part.Lead < 0 || part.Lead > maxPlanLead:
+		return r, fmt.Errorf("%w: the lead %d is not between 0 and %d", ErrPlanPart, part.Lead, maxPlanLead)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, e, err := p.open(part)
+	if err != nil {
+		return r, err
+	}
+	p.free(e.truncate(part.From))
+	from := place{part.Epoch, part.From}
+	if s.at.compare(from) > 0 { // the job has started again
+		s.at = from
+		for n := len(s.epochs) - 1; s.epochs[n] != e; n-- {
+			p.free(s.epochs[n].truncate(0))
+			s.epochs = s.epochs[:n]
+		}
+	}
+	if s.next.compare(from) > 0 {
+		s.next = from
+	}
+	for n, path := range paths {
+		if p.planned == maxPlanned || p.memory > maxPlanMemory {
+			r.Rejected += int64(len(paths) - n - 1)
+			r.reject(fmt.Errorf("%w: it has %d entries, which take %d KiB", ErrPlanFull, p.planned, p.memory>>10))
+			break
+		}
+		name, err := plannedName(path)
+		var hash uint32
+		if err != nil {
+			r.reject(err)
+		} else {
+			r.Accepted++
+			hash = p.hash(name)
+		}
+		p.memory += e.add(part.From+int64(n), name, hash, &p.pack)
+		p.planned++
+	}
+	p.counters.Rejected += r.Rejected
+	return r, nil
+}
+
+// open returns the stream and the epoch of a part, and makes them if they are missing. p.mu must
+// be held.
+func (p *plan) open(part PlanPart) (*planStream, *planEpoch, error) {
+	s := p.streams[part.Stream]
+	if s == nil {
+		if len(p.streams) == maxPlanStreams {
+			return nil, nil, fmt.Errorf("%w: it has %d streams", ErrPlanFull, maxPlanStreams)
+		}
+		from := place{part.Epoch, part.From}
+		s = &planStream{name: part.Stream, lead: planLead, at: from, next: from}
+	}
+	e := s.epoch(part.Epoch)
+	if e == nil {
+		if len(s.epochs) == maxPlanEpochs {
+			return nil, nil, fmt.Errorf("%w: the stream has %d epochs", ErrPlanFull, maxPlanEpochs)
+		}
+		e = &planEpoch{number: part.Epoch}
+		n := 0
+		for n < len(s.epochs) && s.epochs[n].number < e.number {
+			n++
+		}
+		s.epochs = append(s.epochs[:n], append([]*planEpoch{e}, s.epochs[n:]...)...)
+	}
+	if part.Lead > 0 {
+		s.lead = part.Lead
+	}
+	s.used = time.Now()
+	p.streams[part.Stream] = s
+	p.active.Store(true)
+	return s, e, nil
+}
+
+// plannedName returns a path of a plan in the form of drivers.ValidName, or the reason why it is
+// refused.
+func plannedName(given string) (string, error) {
+	switch {
+	case given == "":
+		return "", errors.New("an empty path")
+	case len(given) > maxPlannedPath:
+		return "", fmt.Errorf("a path of %d bytes", len(given))
+	}
+	for elem := range strings.SplitSeq(given, "/") {
+		if elem == ".." {
+			return "", fmt.Errorf("%q: .. is not accepted", given)
+		}
+	}
+	name := path.Clean(given)
+	if name == "." || !drivers.ValidName(name) {
+		return "", fmt.Errorf("%q is not the name of a file in the mount", given)
+	}
+	return name, nil
+}
+
+// planned passes an open to the plan, and reports whether the plan has predicted it.
+func (h *Handler) planned(e *metadata.Entry) bool {
+	if !h.plan.active.Load() {
+		return false
+	}
+	predicted, more := h.plan.opened(e.Path(), e.Size())
+	if more {
+		h.queue.feedPlanned()
+	}
+	return predicted
+}
+
+// nextPlanned returns a prediction for the next entry of the plan that may have to be copied, or nil.
+func (h *Handler) nextPlanned() prediction {
+	for h.ctx.Err() == nil {
+		path, u, ok := h.plan.next()
+		if !ok {
+			break
+		}
+		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && (e.Level() != tiers.AtSource || e.Claimed()) {
+			h.plan.saw(u, e.Size())
+			continue
+		}
+		h.plan.spend(budget{entries: 1})
+		return func() *fill { return h.beginPlanned(path, u) }
+	}
+	return nil
+}
+
+// beginPlanned looks up a file of the plan, so that a lookup of the job is answered from memory, and
+// claims it. It returns its fill, which the caller begins, or nil.
+func (h *Handler) beginPlanned(path string, u use) *fill {
+	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), predictTimeout)
+	defer cancel()
+	e, err := h.names.Resolve(ctx, path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		h.plan.miss(path)
+		return nil
+	case err != nil || !e.IsRegular():
+		return nil
+	}
+	h.plan.saw(u, e.Size())
+	if e.Level() != tiers.AtSource || e.Claimed() {
+		return nil
+	}
+	if !h.Fits(e.Size()) {
+		return h.withoutRoom(e, u)
+	}
+	f := h.prefetch(e)
+	if f != nil {
+		h.plan.spend(budget{bytes: e.Size()})
+	}
+	return f
+}
+
+// withoutRoom is called for a planned file for which no tier has permanent room. It may return a
+// fill, or call plan.hold to have the file again later.
+func (h *Handler) withoutRoom(*metadata.Entry, use) *fill { return nil }
+
+// maxMissing bounds plan.missing.
+const maxMissing = 1 << 16
+
+// miss records that a name does not exist: it is not looked up again for this plan.
+func (p *plan) miss(path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counters.Missing++
+	if len(p.missing) == maxMissing {
+		clear(p.missing)
+	}
+	p.missing[p.hash(path)] = struct{}{}
+}
+
+// spend accounts for lookups and copies.
+func (p *plan) spend(b budget) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.spent.entries += b.entries
+	p.spent.bytes += b.bytes
+}
+
+// saw records the size of a planned file.
+func (p *plan) saw(u use, size int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u.stream.found.entries++
+	u.stream.found.bytes += size
+}
+
+// PlanCounters count what happened to the plans of a mount since the daemon started. The tags are
+// those of tiers.TierCounters.
+type PlanCounters struct {
+	Opens    int64 `json:"opens" metric:"plan_opens_total" help:"Opens of files while there was a plan."`
+	Correct  int64 `json:"correct" metric:"plan_correct_total" help:"Those of them that the plan predicted, within the lead of the loader."`
+	Missing  int64 `json:"missing" metric:"plan_missing_total" help:"Planned names that do not exist."`
+	Rejected int64 `json:"rejected" metric:"plan_rejected_total" help:"Paths that were not accepted: they are not in the mount, or the plan was full."`
+}
+
+// PlanStats describe the plan of a mount at one moment.
+type PlanStats struct {
+	PlanCounters
+	Streams   int64 `json:"streams" metric:"plan_streams" help:"Streams of the plan."`
+	Entries   int64 `json:"entries" metric:"plan_entries" help:"Entries of the plan that the job has not passed."`
+	Memory    int64 `json:"memory_bytes" metric:"plan_memory_bytes" help:"Memory that these entries take."`
+	Lead      int64 `json:"lead_files" metric:"plan_lead_files" help:"Entries between the positions of the job and those of the copies, in all streams."`
+	LeadBytes int64 `json:"lead_bytes" metric:"plan_lead_bytes" help:"Their sizes, estimated from the mean size of the entries before them."`
+	Suspended bool  `json:"suspended" metric:"plan_suspended" help:"Whether nothing is copied by the plan, because less than an eighth of the recent opens were in it."`
+}
+
+// A PlanStream describes one stream at one moment.
+type PlanStream struct {
+	Name      string `json:"name"`
+	Epoch     int64  `json:"epoch"`         // of the position
+	Entries   int64  `json:"entries"`       // number after the last entry of this epoch
+	Position  int64  `json:"position"`      // number after the furthest entry that the job has opened
+	Loader    int64  `json:"loader_lead"`   // files that the loader requests before the job uses them
+	Later     int64  `json:"later_entries"` // entries of later epochs
+	Lead      int64  `json:"lead_files"`    // entries from the position on that were copied, or are being copied
+	LeadBytes int64  `json:"lead_bytes"`    // their sizes, estimated from the mean size of the entries before them
+	Passed    int64  `json:"passed"`        // entries that the position has passed
+	Correct   int64  `json:"correct"`       // opens that the stream predicted, within the lead of the loader
+}
+
+// PlanStats returns the state of the plan.
+func (h *Handler) PlanStats() PlanStats {
+	p := h.plan
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := PlanStats{
+		PlanCounters: p.counters,
+		Streams:      int64(len(p.streams)), Entries: int64(p.planned), Memory: int64(p.memory), Suspended: p.suspended,
+	}
+	for _, s := range p.streams {
+		d := s.describe()
+		st.Lead += d.Lead
+		st.LeadBytes += d.LeadBytes
+	}
+	return st
+}
+
+// PlanStreams returns the state of each stream, by name.
+func (h *Handler) PlanStreams() []PlanStream {
+	h.plan.mu.Lock()
+	defer h.plan.mu.Unlock()
+	all := []PlanStream{}
+	for _, s := range h.plan.sorted() {
+		all = append(all, s.describe())
+	}
+	return all
+}
+
+// describe returns the state of s. plan.mu must be held.
+func (s *planStream) describe() PlanStream {
+	d := PlanStream{
+		Name: s.name, Epoch: s.at.epoch, Position: s.at.i, Loader: s.lead,
+		Lead: s.distance(s.at, s.next), Passed: s.passed, Correct: s.correct,
+	}
+	if s.found.entries > 0 {
+		d.LeadBytes = d.Lead * (s.found.bytes / s.found.entries)
+	}
+	for _, e := range s.epochs {
+		switch {
+		case e.number == s.at.epoch:
+			d.Entries = e.end()
+		case e.number > s.at.epoch:
+			d.Later += e.end() - e.start()
+		}
+	}
+	return d
+}
