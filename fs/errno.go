@@ -40,8 +40,8 @@ const (
 	statusBadHandle = fuse.EBADF
 
 	// statusNeverAgain: after ENOSYS the kernel sends no more requests of this kind. OPEN and
-	// FLUSH then succeed without a round trip, GETXATTR and LISTXATTR fail with EOPNOTSUPP, and
-	// for LSEEK files have no holes.
+	// FLUSH then succeed without a round trip, LISTXATTR fails with EOPNOTSUPP, and for LSEEK files
+	// have no holes.
 	// No job gets this errno.
 	statusNeverAgain = fuse.ENOSYS
 

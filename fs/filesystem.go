@@ -52,8 +52,9 @@ type fileSystem struct {
 	mode             Mode
 	negativeTTL      time.Duration
 	invalidateOnOpen bool
-	xattrs           bool // extended attributes are shown
-	acls             bool // the kernel applies the ACLs of the source
+	socket           string // the value of SocketXattr
+	xattrs           bool   // extended attributes are shown
+	acls             bool   // the kernel applies the ACLs of the source
 	log              *slog.Logger
 
 	// generation differs from mount to mount. Without it, a handle of name_to_handle_at(2) would

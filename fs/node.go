@@ -149,15 +149,19 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 	return []byte(target), f.status(err)
 }
 
-// GetXAttr returns the value of an extended attribute of the source, or its ACL.
+// SocketXattr is the extended attribute of the root of a mount whose value is Config.Socket.
+const SocketXattr = "user.milkweed.socket"
+
+// GetXAttr returns the value of an extended attribute of the source, its ACL, or the path of the
+// control socket.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
 	isACL := attr == drivers.ACLXattr && f.acls
 	switch {
+	case attr == SocketXattr && in.NodeId == fuse.FUSE_ROOT_ID && f.socket != "":
+		return xattrReply(dst, []byte(f.socket))
 	case isACL:
-	case !f.xattrs && !f.acls:
-		return 0, statusNeverAgain
 	case !f.xattrs:
-		return 0, statusNoXattrs // the kernel must continue to request ACLs
+		return 0, statusNoXattrs // the kernel must continue to request ACLs, and SocketXattr
 	case strings.HasPrefix(attr, "trusted."), strings.HasPrefix(attr, "security."), strings.HasPrefix(attr, "system.posix_acl_"):
 		return 0, statusNoXattr
 	case !strings.HasPrefix(attr, "user."):

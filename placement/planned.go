@@ -289,12 +289,12 @@ type PlanCounters struct {
 // PlanStats describe the plan of a mount at one moment.
 type PlanStats struct {
 	PlanCounters
-	Streams   int64 `json:"streams" metric:"plan_streams" help:"Streams of the plan."`
-	Entries   int64 `json:"entries" metric:"plan_entries" help:"Entries of the plan that the job has not passed."`
-	Memory    int64 `json:"memory_bytes" metric:"plan_memory_bytes" help:"Memory that these entries take."`
-	Lead      int64 `json:"lead_files" metric:"plan_lead_files" help:"Entries between the positions of the job and those of the copies, in all streams."`
-	LeadBytes int64 `json:"lead_bytes" metric:"plan_lead_bytes" help:"Their sizes, estimated from the mean size of the entries before them."`
-	Suspended bool  `json:"suspended" metric:"plan_suspended" help:"Whether nothing is copied by the plan, because less than an eighth of the recent opens were in it."`
+	StreamCount int64 `json:"stream_count" metric:"plan_streams" help:"Streams of the plan."`
+	Entries     int64 `json:"entries" metric:"plan_entries" help:"Entries of the plan that the job has not passed."`
+	Memory      int64 `json:"memory_bytes" metric:"plan_memory_bytes" help:"Memory that these entries take."`
+	Lead        int64 `json:"lead_files" metric:"plan_lead_files" help:"Entries between the positions of the job and those of the copies, in all streams."`
+	LeadBytes   int64 `json:"lead_bytes" metric:"plan_lead_bytes" help:"Their sizes, estimated from the mean size of the entries before them."`
+	Suspended   bool  `json:"suspended" metric:"plan_suspended" help:"Whether nothing is copied by the plan, because less than an eighth of the recent opens were in it."`
 }
 
 // A PlanStream describes one stream at one moment.
@@ -318,7 +318,7 @@ func (h *Handler) PlanStats() PlanStats {
 	defer p.mu.Unlock()
 	st := PlanStats{
 		PlanCounters: p.counters,
-		Streams:      int64(len(p.streams)), Entries: int64(p.planned), Memory: int64(p.memory), Suspended: p.suspended,
+		StreamCount:  int64(len(p.streams)), Entries: int64(p.planned), Memory: int64(p.memory), Suspended: p.suspended,
 	}
 	for _, s := range p.streams {
 		d := s.describe()

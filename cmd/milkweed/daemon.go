@@ -109,7 +109,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	d.start(d.handler.Run)
 	d.awaitScan(ctx)
 
-	if err := d.mountFS(noExec); err != nil {
+	if err := d.mountFS(noExec, listener.Addr().String()); err != nil {
 		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
@@ -134,14 +134,15 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	return nil
 }
 
-// mountFS mounts the file system.
-func (d *daemon) mountFS(noExec bool) (err error) {
+// mountFS mounts the file system, which shows the path of the control socket.
+func (d *daemon) mountFS(noExec bool, socket string) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
 		Point:         d.cfg.Mount.Point,
 		Source:        d.cfg.Source.Given(),
 		AllowOther:    d.cfg.Mount.AllowOther,
 		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "", // a bucket has none
+		Socket:        socket,
 		NegativeTTL:   d.cfg.Mount.AttrTimeout,
 		NoExec:        noExec,
 		MaxRequest:    d.memory.request,

@@ -118,6 +118,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWhere(),
 		newWarmup(),
 		newRefresh(),
+		newPlan(),
 		newScrub(),
 		newCheck(),
 		newDemo(),

@@ -8,12 +8,22 @@
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
 //	POST /v1/scrub             takes a ScrubRequest; responds with a stream of ScrubEvents, as
 //	                           warmup does, or with status 202 if Background is set
+//	POST /v1/plan              takes paths, each ended by a NUL, relative to the mount point or
+//	                           below it: the files that a job will open, in that order. They are
+//	                           the entries from= (by default 0), and so on, of epoch= of
+//	                           stream=, and replace those that were sent before from there on;
+//	                           lead= is how many files the loader requests before the job uses
+//	                           them. Responds with a placement.PlanResult
+//	GET  /v1/plan              responds with a Plan
+//	DELETE /v1/plan            drops stream=, or the whole plan without it
 //	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once; with
 //	                           ?abort=true also while the mount is in use
 //	GET  /metrics              responds with the metrics, for Prometheus
 //
 // The body of a response with a status other than 2xx is a Failure. The mode of the socket is
-// 0600, in a directory of mode 0700: only its owner and root can connect.
+// 0600, in a directory of mode 0700: only its owner and root can connect. The requests of other
+// users are refused, too. The extended attribute user.milkweed.socket of the root of the mount is
+// the path of the socket.
 package control
 
 import (
@@ -57,6 +67,19 @@ type Daemon interface {
 	// StartScrub starts a scrub that goes on when StartScrub has returned. The error is as
 	// for Scrub.
 	StartScrub(req ScrubRequest) error
+
+	// Plan adds paths to the plan, as placement.Handler.Plan does. A path is relative to the mount
+	// point, or absolute and below it.
+	Plan(part placement.PlanPart, paths []string) (placement.PlanResult, error)
+
+	// Plans returns the state of the plan.
+	Plans() Plan
+
+	// DropPlan drops a stream of the plan, if there is one of that name.
+	DropPlan(stream string)
+
+	// DropPlans drops the whole plan.
+	DropPlans()
 
 	// Shutdown starts the shutdown of the daemon, and does not wait for its end. With abort, it
 	// ends the mount in all mount namespaces: requests in flight and later ones fail.

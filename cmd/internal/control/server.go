@@ -53,6 +53,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext:       withPeer,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	ended := make(chan error, 1)
@@ -76,11 +77,16 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/scrub", s.scrub)
+	mux.HandleFunc("GET /v1/plan", s.getPlan)
+	mux.HandleFunc("DELETE /v1/plan", s.dropPlan)
 	mux.HandleFunc("POST /v1/shutdown", s.shutdown)
 	if s.Metrics != nil {
 		mux.Handle("GET /metrics", s.Metrics)
 	}
-	return http.MaxBytesHandler(mux, maxRequest)
+	all := http.NewServeMux()
+	all.HandleFunc("POST /v1/plan", s.addPlan) // it has a limit of its own
+	all.Handle("/", http.MaxBytesHandler(mux, maxRequest))
+	return ownersOnly(all)
 }
 
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {

@@ -34,6 +34,10 @@ type Daemon struct {
 	Scrubs   []placement.ScrubReport // the reports of Scrub
 	ScrubErr error                   // the result of Scrub and StartScrub
 
+	PlanErr error        // the result of Plan
+	Planned Planned      // what Plan and DropPlan were called with
+	State   control.Plan // the result of Plans
+
 	Warmed    atomic.Pointer[[]string]             // the names of the last call of Warmup
 	Refreshed atomic.Pointer[[]string]             // the names of the last call of Refresh
 	Scrubbed  atomic.Pointer[control.ScrubRequest] // the last call of Scrub or StartScrub
@@ -181,6 +185,51 @@ func (d *Daemon) StartScrub(req control.ScrubRequest) error {
 	d.Scrubbed.Store(&req)
 	return d.ScrubErr
 }
+
+// Planned are the calls that change the plan.
+type Planned struct {
+	mu    sync.Mutex // guards the following
+	parts []placement.PlanPart
+	paths []string
+	drops []string
+}
+
+// Calls returns the parts and paths of all calls of Plan, and the streams that were dropped, of
+// which "*" stands for all.
+func (p *Planned) Calls() (parts []placement.PlanPart, paths, drops []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.parts), slices.Clone(p.paths), slices.Clone(p.drops)
+}
+
+// Plan implements control.Daemon. It refuses the path "bad".
+func (d *Daemon) Plan(part placement.PlanPart, paths []string) (r placement.PlanResult, err error) {
+	d.Planned.mu.Lock()
+	defer d.Planned.mu.Unlock()
+	d.Planned.parts, d.Planned.paths = append(d.Planned.parts, part), append(d.Planned.paths, paths...)
+	for _, p := range paths {
+		if p == "bad" {
+			r.Rejected++
+			r.Errors = append(r.Errors, "bad path")
+		} else {
+			r.Accepted++
+		}
+	}
+	return r, d.PlanErr
+}
+
+// Plans implements control.Daemon.
+func (d *Daemon) Plans() control.Plan { return d.State }
+
+// DropPlan implements control.Daemon.
+func (d *Daemon) DropPlan(stream string) {
+	d.Planned.mu.Lock()
+	defer d.Planned.mu.Unlock()
+	d.Planned.drops = append(d.Planned.drops, stream)
+}
+
+// DropPlans implements control.Daemon.
+func (d *Daemon) DropPlans() { d.DropPlan("*") }
 
 // Shutdown implements control.Daemon.
 func (d *Daemon) Shutdown(bool) { d.Shutdowns.Add(1) }

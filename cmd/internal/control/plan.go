@@ -1,0 +1,156 @@
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
+)
+
+// A Plan is the JSON of GET /v1/plan.
+type Plan struct {
+	placement.PlanStats
+	Streams []placement.PlanStream `json:"streams"`
+}
+
+// Limits of POST /v1/plan.
+const (
+	maxPlan     = 64 << 20         // bytes in the body
+	maxPath     = 8 << 10          // bytes of a path that are read; placement refuses shorter ones
+	planBatch   = 1024             // paths that the Daemon gets at a time
+	planTimeout = 30 * time.Second // for the paths of a batch
+)
+
+// addPlan serves POST /v1/plan.
+func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
+	part, err := planPart(r.URL.Query())
+	if err != nil {
+		respondError(w, err)
+		return
+	}
+	body := bufio.NewReaderSize(http.MaxBytesReader(w, r.Body, maxPlan), maxPath)
+	var result placement.PlanResult
+	for first := true; ; first = false {
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(planTimeout))
+		paths, err := readPaths(body)
+		if err == nil || err == io.EOF && (first || len(paths) > 0) {
+			more, err := s.Daemon.Plan(part, paths)
+			if err != nil {
+				respondError(w, err)
+				return
+			}
+			result.Add(more)
+			part.From += int64(len(paths))
+		}
+		switch {
+		case err == io.EOF:
+			http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+			respond(w, result)
+			return
+		case err != nil:
+			respondError(w, planError(fmt.Errorf("the paths after the first %d: %w", result.Accepted+result.Rejected, err)))
+			return
+		}
+	}
+}
+
+// readPaths reads up to planBatch paths, each of which a NUL ends, except perhaps the last. At the
+// end, the error is io.EOF. The end of a path that is too long is missing.
+func readPaths(r *bufio.Reader) (paths []string, err error) {
+	for len(paths) < planBatch {
+		p, err := r.ReadSlice(0)
+		path := string(bytes.TrimSuffix(p, []byte{0}))
+		for err == bufio.ErrBufferFull {
+			_, err = r.ReadSlice(0)
+		}
+		if err == nil || err == io.EOF && path != "" {
+			paths = append(paths, path)
+		}
+		if err != nil {
+			return paths, err
+		}
+	}
+	return paths, nil
+}
+
+// planPart returns the part of a plan that the parameters of a request name.
+func planPart(q url.Values) (part placement.PlanPart, err error) {
+	part.Stream = q.Get("stream")
+	if !utf8.ValidString(part.Stream) {
+		return part, planError(fmt.Errorf("the name of the stream, %q, is not UTF-8", part.Stream))
+	}
+	for name, value := range map[string]*int64{"epoch": &part.Epoch, "from": &part.From, "lead": &part.Lead} {
+		if text := q.Get(name); text != "" {
+			if *value, err = strconv.ParseInt(text, 10, 64); err != nil || *value < 0 {
+				return part, planError(fmt.Errorf("%s: %q is not a number", name, text))
+			}
+		}
+	}
+	return part, nil
+}
+
+// planError returns err as the error of a wrong request.
+func planError(err error) error {
+	return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("plan: %w", err)}
+}
+
+// getPlan serves GET /v1/plan.
+func (s *Server) getPlan(w http.ResponseWriter, _ *http.Request) { respond(w, s.Daemon.Plans()) }
+
+// dropPlan serves DELETE /v1/plan.
+func (s *Server) dropPlan(w http.ResponseWriter, r *http.Request) {
+	if q := r.URL.Query(); q.Has("stream") {
+		s.Daemon.DropPlan(q.Get("stream"))
+	} else {
+		s.Daemon.DropPlans()
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// AddPlan sends entries of a plan: paths, each followed by a NUL.
+func (c *Client) AddPlan(ctx context.Context, part placement.PlanPart, paths []byte) (r placement.PlanResult, err error) {
+	q := url.Values{
+		"stream": {part.Stream}, "epoch": {strconv.FormatInt(part.Epoch, 10)},
+		"from": {strconv.FormatInt(part.From, 10)}, "lead": {strconv.FormatInt(part.Lead, 10)},
+	}
+	resp, err := c.do(ctx, http.MethodPost, "/v1/plan?"+q.Encode(), paths)
+	if err != nil {
+		return r, err
+	}
+	defer resp.Body.Close()
+	return r, json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&r)
+}
+
+// Plan returns the state of the plan.
+func (c *Client) Plan(ctx context.Context) (p Plan, err error) {
+	body, err := c.get(ctx, "/v1/plan")
+	if err == nil {
+		err = json.Unmarshal(body, &p)
+	}
+	return p, err
+}
+
+// DropPlan drops one stream of the plan, or all if stream is nil.
+func (c *Client) DropPlan(ctx context.Context, stream *string) error {
+	path := "/v1/plan"
+	if stream != nil {
+		path += "?" + url.Values{"stream": {*stream}}.Encode()
+	}
+	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
+	defer cancel()
+	resp, err := c.do(ctx, http.MethodDelete, path, nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
