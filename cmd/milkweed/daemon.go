@@ -118,6 +118,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	d.start(d.saveOften)
 	d.start(d.watch)
 	d.start(d.watchReplies)
+	if d.cfg.Mount.Plan != "" {
+		d.start(d.readPlan)
+	}
 	if err := d.serveMetrics(ctx); err != nil {
 		d.unmount()
 		return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/planfile"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -126,9 +126,6 @@ func (o planOptions) send(c *cobra.Command, client *control.Client, point, given
 		end = 0
 	}
 	paths, err := readPlan(in, end, given)
-	if err == nil && len(paths) == 0 {
-		err = errors.New("no paths")
-	}
 	if err != nil {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s: %w", name, err), Remedy: "It has one path on each line, or with -0 a NUL after each."}
 	}
@@ -154,7 +151,7 @@ func (o planOptions) send(c *cobra.Command, client *control.Client, point, given
 }
 
 // readPlan returns the paths in r, each of which ends with end, with a NUL after each. It omits
-// empty lines. Paths below given are made relative to it: the daemon knows the mount point
+// empty ones. Paths below given are made relative to it: the daemon knows the mount point
 // without symbolic links.
 func readPlan(r io.Reader, end byte, given string) ([]byte, error) {
 	prefix := ""
@@ -162,26 +159,15 @@ func readPlan(r io.Reader, end byte, given string) ([]byte, error) {
 		prefix = strings.TrimSuffix(abs, "/") + "/"
 	}
 	var paths bytes.Buffer
-	for in := bufio.NewReader(r); ; {
-		path, err := in.ReadBytes(end)
-		path = bytes.TrimSuffix(path, []byte{end})
-		if end == '\n' {
-			path = bytes.TrimSuffix(path, []byte{'\r'})
-			if bytes.IndexByte(path, 0) >= 0 {
-				return nil, errors.New("it has a NUL")
-			}
-		}
-		if path = bytes.TrimPrefix(path, []byte(prefix)); len(path) > 0 {
-			paths.Write(path)
-			paths.WriteByte(0)
-		}
-		switch {
-		case err == io.EOF:
-			return paths.Bytes(), nil
-		case err != nil:
-			return nil, err
-		}
+	err := planfile.Read(r, end, func(path []byte) error {
+		paths.Write(bytes.TrimPrefix(path, []byte(prefix)))
+		paths.WriteByte(0)
+		return nil
+	})
+	if err == nil && paths.Len() == 0 {
+		err = planfile.ErrEmpty
 	}
+	return paths.Bytes(), err
 }
 
 // print prints the state of the plan.

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
+	"os"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/cmd/internal/planfile"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -26,6 +30,41 @@ func (d *daemon) Plan(part placement.PlanPart, given []string) (placement.PlanRe
 		err = &exit.Error{Code: exit.Usage, Err: err}
 	}
 	return r, err
+}
+
+// planBatch is the number of paths that readPlan adds at a time.
+const planBatch = 1024
+
+// readPlan adds the file mount.plan to the plan.
+func (d *daemon) readPlan(ctx context.Context) {
+	name := d.cfg.Mount.Plan
+	f, err := os.Open(name)
+	if err != nil {
+		d.log.Error("the plan cannot be read", "err", err)
+		return
+	}
+	defer f.Close()
+	var (
+		all   placement.PlanResult
+		part  placement.PlanPart
+		paths []string
+	)
+	flush := func() error {
+		r, err := d.Plan(part, paths)
+		all.Add(r)
+		part.From += int64(len(paths))
+		paths = paths[:0]
+		return cmp.Or(err, ctx.Err())
+	}
+	err = planfile.Read(f, '\n', func(path []byte) error {
+		paths = append(paths, string(path))
+		if len(paths) < planBatch {
+			return nil
+		}
+		return flush()
+	})
+	err = cmp.Or(err, flush())
+	d.log.Info("read the plan", "file", name, "accepted", all.Accepted, "rejected", all.Rejected, "reasons", all.Errors, "err", err)
 }
 
 // Plans implements control.Daemon.

@@ -151,6 +151,7 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.mountPoint(ctx, c) },
 		func() []Finding { return h.tiers(ctx, c) },
 		func() []Finding { return h.snapshot(ctx, c) },
+		func() []Finding { return h.plan(ctx, c) },
 		h.openFiles,
 		func() []Finding { return h.metrics(c) },
 	}

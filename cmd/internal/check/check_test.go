@@ -268,6 +268,13 @@ func TestChecks(t *testing.T) {
 		{"broken", snapshotName, func(w *world) { w.failStat(w.dir, unix.EIO) }, Warning, 0, "$: input/output error", "another file"},
 		{"not writable", snapshotName, func(w *world) { w.mkdir(".", 0o555) }, Warning, 0, "$/x.snapshot cannot be written: permission denied", "may write"},
 
+		{"good", planName, func(w *world) { w.write("order.txt", "a\n\nb/c") }, OK, 0, "$/order.txt", ""},
+		{"missing", planName, func(*world) {}, Problem, exit.Usage, "$/order.txt: no such file", "one path on each line"},
+		{"folder", planName, func(w *world) { w.mkdir("order.txt", 0o755) }, Problem, exit.Usage, "$/order.txt is not a file", "one path on each line"},
+		{"empty", planName, func(w *world) { w.write("order.txt", "\n\r\n") }, Problem, exit.Usage, "$/order.txt: it has no paths", "one path on each line"},
+		{"binary", planName, func(w *world) { w.write("order.txt", "a\x00b\n") }, Problem, exit.Usage, "$/order.txt: it has a NUL", "one path on each line"},
+		{"long path", planName, func(w *world) { w.write("order.txt", "a\n"+strings.Repeat("b", 4097)) }, Problem, exit.Usage, "$/order.txt: path 2 is longer than 4096 bytes", "one path on each line"},
+
 		{"good", "open files", func(*world) {}, OK, 0, "at most 1048576 at once", ""},
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},
 		{"too few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 255, nil } }, Problem, exit.Fuse, "needs 256", "65536"},
@@ -601,6 +608,9 @@ func (w *world) runCheck(check string) []Finding {
 		return w.metrics(w.config)
 	case snapshotName:
 		return w.inspectSnapshot(w.config.Mount.MetadataSnapshot)
+	case planName:
+		w.config.Mount.Plan = w.path("order.txt")
+		return w.plan(context.Background(), w.config)
 	default:
 		return w.checkTier(check, w.config.Tiers[0], w.config.Source.Path)
 	}

@@ -65,6 +65,7 @@ type Mount struct {
 	AttrTimeout      time.Duration // the TTL of cached names and attributes
 	Consistency      time.Duration // within this time a change at the source is seen; 0: after AttrTimeout
 	MetadataSnapshot string        // SnapshotInTier, NoSnapshot, or the path of the file
+	Plan             string        // a file with the order in which the job opens files; "" for none
 }
 
 // Where the metadata snapshot is, if it is not in a file of its own.

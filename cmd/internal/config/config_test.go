@@ -208,6 +208,7 @@ allow_other = true
 attr_timeout = "90s"
 consistency = "20s"
 metadata_snapshot = "x.snapshot"
+plan = "order.txt"
 
 [placement]
 workers = 4
@@ -254,13 +255,14 @@ func TestParse(t *testing.T) {
 		"mount.attr_timeout = 1m30s from tiering.toml:21",
 		"mount.consistency = 20s from tiering.toml:22",
 		"mount.metadata_snapshot = " + dir + "/x.snapshot from tiering.toml:23",
-		"placement.workers = 4 from tiering.toml:26",
-		"scrub.interval = 168h from tiering.toml:29",
-		"scrub.rate = 20MB from tiering.toml:30",
-		"metrics.listen = 127.0.0.1:9877 from tiering.toml:33",
-		"log.level = debug from tiering.toml:36",
-		"log.format = json from tiering.toml:37",
-		"log.file = " + dir + "/log from tiering.toml:38",
+		"mount.plan = " + dir + "/order.txt from tiering.toml:24",
+		"placement.workers = 4 from tiering.toml:27",
+		"scrub.interval = 168h from tiering.toml:30",
+		"scrub.rate = 20MB from tiering.toml:31",
+		"metrics.listen = 127.0.0.1:9877 from tiering.toml:34",
+		"log.level = debug from tiering.toml:37",
+		"log.format = json from tiering.toml:38",
+		"log.file = " + dir + "/log from tiering.toml:39",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

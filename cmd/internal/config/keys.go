@@ -198,6 +198,14 @@ var keys = []Key{
 		remedy:  `Use "auto", "off", or a file such as metadata_snapshot = "/var/lib/milkweed/imagenet.snapshot".`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*snapshotValue)(&c.Mount.MetadataSnapshot) },
 	},
+	{
+		Table: "mount", Name: "plan", Type: pathType, Default: "`\"\"`, no plan",
+		Option:  "plan",
+		Bounds:  "not below the mount point",
+		Meaning: "A file with one path on each line, relative to the mount point: the order in which the job will open files, which are copied in that order.",
+		remedy:  `A plan is a file, such as plan = "/home/me/order.txt"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Mount.Plan) },
+	},
 
 	{
 		Table: "placement", Name: "workers", Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers),

@@ -21,7 +21,8 @@ const maxTiers = 16
 // mount. Symbolic links and bind mounts are taken into account.
 //
 // The metadata snapshot may be in a tier, where Milkweed does not touch files other
-// than its copies. It may be neither in the source nor below the mount point.
+// than its copies. It may be neither in the source nor below the mount point. The plan
+// may not be below the mount point.
 //
 // Validate calls the file system for at most five seconds, that of a tier for a quarter of
 // one. It ignores a file system that hangs, because package check reports that.
@@ -115,6 +116,7 @@ const (
 	datasetRole  pathRole = iota // the source or the mount point
 	tierRole                     // the directory of a tier
 	snapshotRole                 // the file of the metadata snapshot
+	planRole                     // the file of the plan
 )
 
 // configuredPaths returns all paths whose relation Validate checks.
@@ -134,6 +136,9 @@ func (c *Config) configuredPaths() []configuredPath {
 	}
 	if file := c.Mount.SnapshotFile(); file != "" {
 		add("mount.metadata_snapshot", "the metadata snapshot", snapshotRole, file)
+	}
+	if c.Mount.Plan != "" {
+		add("mount.plan", "the plan", planRole, c.Mount.Plan)
 	}
 	return all
 }
@@ -180,7 +185,7 @@ func (c *Config) validatePaths() error {
 func (c *Config) compare(paths []configuredPath) error {
 	for i, later := range paths {
 		for _, earlier := range paths[:i] {
-			if later.role == snapshotRole && earlier.role == tierRole {
+			if later.role == snapshotRole && earlier.role == tierRole || later.role == planRole && earlier.storageKey != "mount.point" {
 				continue
 			}
 			relation := ""
@@ -202,7 +207,10 @@ func (c *Config) compare(paths []configuredPath) error {
 }
 
 func (p configuredPath) remedy() string {
-	if p.role == snapshotRole {
+	switch p.role {
+	case planRole:
+		return "Choose a file outside of the mount point, which hides the files below it."
+	case snapshotRole:
 		return "Choose a file outside of the source, which is read-only, and of the mount point, which hides the files below it."
 	}
 	return "The source, each tier and the mount point must be separate directories, none inside another."

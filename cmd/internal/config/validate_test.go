@@ -81,6 +81,9 @@ func TestValidate(t *testing.T) {
 		{"snapshot in source by link", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/to-source/snapshot" }, `mount.metadata_snapshot: "$/to-source/snapshot" lies inside the source "$/source"`},
 		{"snapshot is source", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/source" }, `mount.metadata_snapshot: "$/source" is the source "$/source"`},
 		{"snapshot under mount point", func(c *Config) { c.Mount.MetadataSnapshot = dir + "/mnt/x/snapshot" }, `mount.metadata_snapshot: "$/mnt/x/snapshot" lies inside the mount point "$/mnt"`},
+		{"plan in source", func(c *Config) { c.Mount.Plan = dir + "/source/order.txt" }, ""},
+		{"plan in tier", func(c *Config) { c.Mount.Plan = dir + "/ram/order.txt" }, ""},
+		{"plan under mount point", func(c *Config) { c.Mount.Plan = dir + "/mnt/order.txt" }, `mount.plan: "$/mnt/order.txt" lies inside the mount point "$/mnt"`},
 		{"mount point around all", func(c *Config) { c.Mount.Point = dir }, `mount.point: "$" contains the source "$/source"`},
 	}
 	for _, tt := range tests {
