@@ -91,6 +91,7 @@ opens      1,000, 90% from a tier; 5 open now
 placed     90 files (100 MiB), 30 prefetched, 4 skipped, 1 failed
 in flight  2 files (8.0 MiB), 7 queued
 limit      3 blocks of at most 12 in flight in the background; requests take 1.2 × the time of an idle source
+plan       1,800 entries in 2 streams, 64 ahead of the job (8.0 MiB); 90% of 200 opens predicted
 scrub      ` + time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC).Local().Format(time.DateTime) + ` of .: 90 copies (100 MiB) verified in 12s, 1 corrupt, 1 file copied again; 1 tier skipped
 source     3 idle handles, 523 operations: 0 acl, 0 holes, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 `

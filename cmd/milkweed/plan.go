@@ -68,7 +68,6 @@ some paths were not accepted. They are not in the mount, or the plan is full.`,
 	f.BoolVar(&o.show, "show", false, "show how the job follows the plan")
 	f.BoolVar(&o.json, "json", false, "with --show, print JSON")
 	f.BoolVar(&o.clear, "clear", false, "forget the plan")
-	c.MarkFlagsMutuallyExclusive("show", "clear")
 	return c
 }
 
@@ -80,12 +79,15 @@ type planOptions struct {
 }
 
 func (o planOptions) run(c *cobra.Command, args []string) error {
+	switch {
+	case o.show && o.clear:
+		return usageError(c, errors.New("--show and --clear exclude each other"))
+	case (o.show || o.clear) && len(args) > 1:
+		return usageError(c, errors.New("--show and --clear take no FILE"))
+	}
 	m, name, err := control.Find(args[0])
 	if err != nil {
 		return err
-	}
-	if (o.show || o.clear) && len(args) > 1 {
-		return usageError(c, errors.New("--show and --clear take no FILE"))
 	}
 	client, err := control.Dial(c.Context(), m.Point)
 	if err != nil {
@@ -182,11 +184,7 @@ func (o planOptions) print(ctx context.Context, w io.Writer, client *control.Cli
 		_, err := fmt.Fprintf(w, "%s: no plan\n", text(point))
 		return err
 	}
-	fmt.Fprintf(w, "%s: %s in %s; %s of %s predicted\n", text(point), plural(p.Entries, "entry", "entries"),
-		plural(p.StreamCount, "stream", "streams"), percent(p.Correct, p.Opens), plural(p.Opens, "open", "opens"))
-	if p.Suspended {
-		fmt.Fprintln(w, "suspended: less than an eighth of the recent opens are in the plan")
-	}
+	fmt.Fprintf(w, "%s: %s\n", text(point), planSummary(p.PlanStats))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nSTREAM\tEPOCH\tPOSITION\tOF\tLEAD\tPREDICTED")
 	for _, s := range p.Streams {
@@ -194,4 +192,14 @@ func (o planOptions) print(ctx context.Context, w io.Writer, client *control.Cli
 			files(s.Lead), size(s.LeadBytes), count(s.Correct), count(s.Passed))
 	}
 	return t.Flush()
+}
+
+// planSummary describes a plan in one line.
+func planSummary(p placement.PlanStats) string {
+	line := fmt.Sprintf("%s in %s, %s ahead of the job (%s); %s of %s predicted", plural(p.Entries, "entry", "entries"),
+		plural(p.StreamCount, "stream", "streams"), count(p.Lead), size(p.LeadBytes), percent(p.Correct, p.Opens), plural(p.Opens, "open", "opens"))
+	if p.Suspended {
+		line += "; suspended, because less than an eighth of the recent opens are in it"
+	}
+	return line
 }

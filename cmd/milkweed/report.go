@@ -40,6 +40,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
+		Plan:          d.handler.PlanStats(),
 		Scrub:         d.handler.ScrubStats(),
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),

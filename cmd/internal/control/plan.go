@@ -26,6 +26,7 @@ type Plan struct {
 // Limits of POST /v1/plan.
 const (
 	maxPlan     = 64 << 20         // bytes in the body
+	maxPaths    = 1_000_000        // paths in it
 	maxPath     = 8 << 10          // bytes of a path that are read; placement refuses shorter ones
 	planBatch   = 1024             // paths that the Daemon gets at a time
 	planTimeout = 30 * time.Second // for the paths of a batch
@@ -40,9 +41,13 @@ func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
 	}
 	body := bufio.NewReaderSize(http.MaxBytesReader(w, r.Body, maxPlan), maxPath)
 	var result placement.PlanResult
-	for first := true; ; first = false {
+	for first, n := true, 0; ; first = false {
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(planTimeout))
 		paths, err := readPaths(body)
+		if n += len(paths); n > maxPaths {
+			respondError(w, planError(fmt.Errorf("more than %d paths", maxPaths)))
+			return
+		}
 		if err == nil || err == io.EOF && (first || len(paths) > 0) {
 			more, err := s.Daemon.Plan(part, paths)
 			if err != nil {
