@@ -20,7 +20,8 @@ const (
 	maxPlannedPath   = 4096 // bytes
 	planLead         = 64   // of a stream that states none
 	planSlack        = 16   // how much further than the lead an open may be from the position
-	planJump         = 1024 // how far ahead of the position an open moves it, at least
+	planVotes        = 4    // opens near each other that move a position to them from anywhere
+	planSearch       = 16   // of how many unplanned opens one is searched for everywhere, while suspended
 	planIdle         = time.Hour
 	planThrough      = time.Minute // how long a stream is kept after its last entry was opened
 	planRejectReason = 8           // reasons that are returned for one part
@@ -82,6 +83,8 @@ type planStream struct {
 type planEpoch struct {
 	number int64
 	sequence
+	other int64 // the last entry that was opened and is not near the position of the stream
+	votes int   // how many of them were near each other
 }
 
 // A place is an entry of a stream.
@@ -226,48 +229,66 @@ func (p *plan) opened(path string, size int64) (predicted, more bool) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s, to, near := p.find(p.hash(path))
-	p.judge(near)
+	hash := p.hash(path)
+	s, to := p.find(hash)
+	p.judge(s != nil)
 	if s == nil {
-		return false, false
+		return false, p.seek(hash) && !p.suspended
 	}
 	s.used = time.Now()
-	moved := max(s.distance(s.at, to)+1, 0)
-	if near {
-		s.correct++
+	s.correct++
+	if moved := s.distance(s.at, to) + 1; moved > 0 {
 		n := min(moved, s.lead+1)
 		p.earned.entries += trust * n
 		p.earned.bytes += trust * n * size
+		p.move(s, to)
 	}
-	if moved > 0 {
-		s.move(place{to.epoch, to.i + 1}, moved)
-		p.forget(s)
-	}
-	return near, !p.suspended
+	return true, !p.suspended
 }
 
-// move moves the position of s.
-func (s *planStream) move(to place, n int64) {
-	s.at, s.passed = to, s.passed+n
-	if s.next.compare(to) < 0 {
-		s.next = to
+// seek looks everywhere for an entry that is not near the position of its stream: a job may have
+// resumed elsewhere, and opens that the page cache or the kernel serves are not seen. One such
+// open may be an accident. After several that are near each other, the position moves to them.
+// seek reports whether it has. p.mu must be held.
+func (p *plan) seek(hash uint32) (moved bool) {
+	if p.suspended && p.counters.Opens%planSearch != 0 {
+		return false // a search takes up to half a millisecond
 	}
+	for _, s := range p.streams {
+		for _, e := range s.epochs {
+			i := e.find(hash, e.start(), e.end())
+			if i < 0 {
+				continue
+			}
+			if n := i - e.other; max(n, -n) > s.lead+planSlack {
+				e.votes = 0
+			}
+			e.other = i
+			if e.votes++; e.votes >= planVotes && s.at.compare(place{e.number, i}) < 0 {
+				p.move(s, place{e.number, i})
+				return true
+			}
+		}
+	}
+	return false
 }
 
-// forget frees the entries that s has passed. p.mu must be held.
-func (p *plan) forget(s *planStream) {
+// move moves the position of s behind an entry that is after it, and frees the entries that s has
+// passed. p.mu must be held.
+func (p *plan) move(s *planStream, to place) {
+	s.passed += s.distance(s.at, to) + 1
+	s.at = place{to.epoch, to.i + 1}
+	s.epoch(to.epoch).votes = 0
+	if s.next.compare(s.at) < 0 {
+		s.next = s.at
+	}
 	keep := s.lead + planSlack
-	for len(s.epochs) > 1 && s.epochs[0].number < s.at.epoch && s.at.i-s.epochAt().start() > keep {
+	for s.epochs[0].number < s.at.epoch && s.at.i-s.epoch(s.at.epoch).start() > keep {
 		p.free(s.epochs[0].drop(s.epochs[0].end()))
 		s.epochs = s.epochs[1:]
 	}
-	if e := s.epochAt(); e != nil {
-		p.free(e.drop(s.at.i - keep))
-	}
+	p.free(s.epoch(s.at.epoch).drop(s.at.i - keep))
 }
-
-// epochAt returns the epoch of the position, or nil.
-func (s *planStream) epochAt() *planEpoch { return s.epoch(s.at.epoch) }
 
 // epoch returns an epoch, or nil.
 func (s *planStream) epoch(number int64) *planEpoch {
@@ -282,46 +303,40 @@ func (s *planStream) epoch(number int64) *planEpoch {
 // free accounts for entries that were removed. p.mu must be held.
 func (p *plan) free(entries, memory int) { p.planned, p.memory = p.planned-entries, p.memory-memory }
 
-// find returns the entry with a hash that is nearest to the position of its stream, and whether it
-// is as near as the lead allows. p.mu must be held.
-func (p *plan) find(hash uint32) (stream *planStream, at place, near bool) {
+// find returns the entry with a hash that is nearest to the position of its stream, among those
+// that are as near as the lead allows, or nil. p.mu must be held.
+func (p *plan) find(hash uint32) (stream *planStream, at place) {
 	nearest := int64(-1)
 	for _, s := range p.streams {
-		a, ok := s.find(hash, -s.lead-planSlack, s.lead+planSlack)
-		if n := max(s.distance(s.at, a), s.distance(a, s.at)); ok && (stream == nil || n < nearest) {
-			stream, at, nearest = s, a, n
+		a, ok := s.find(hash)
+		if n := s.distance(s.at, a); ok && (stream == nil || max(n, -n) < nearest) {
+			stream, at, nearest = s, a, max(n, -n)
 		}
 	}
-	if stream != nil {
-		return stream, at, true
-	}
-	for _, s := range p.streams {
-		if a, ok := s.find(hash, 0, max(planJump, 4*s.lead)); ok {
-			return s, a, false
-		}
-	}
-	return nil, place{}, false
+	return stream, at
 }
 
-// find returns an entry with a hash, at a distance from the position between from, which is not
-// positive, and to. The start of a later epoch is near, too: the job may end an epoch early.
-func (s *planStream) find(hash uint32, from, to int64) (place, bool) {
+// find returns an entry with a hash that is near the position, preferably after it. That may be in
+// the next epoch, or in the one before, whose last files another process of the reader opens late.
+func (s *planStream) find(hash uint32) (place, bool) {
+	near := s.lead + planSlack
+	behind, found := place{}, false
 	for _, e := range s.epochs {
-		lo, hi := e.start(), e.start()+to
+		here := e.start() // the position in e
 		switch {
-		case e.number < s.at.epoch: // its end, which other readers of the same stream may still open
-			lo, hi = max(lo, e.end()+from), e.end()
+		case e.number < s.at.epoch:
+			here = e.end()
 		case e.number == s.at.epoch:
-			if i := e.sequence.find(hash, s.at.i, s.at.i+to); i >= 0 {
-				return place{e.number, i}, true
-			}
-			lo, hi = max(lo, s.at.i+from), s.at.i
+			here = s.at.i
 		}
-		if i := e.sequence.find(hash, lo, hi); i >= 0 {
+		if i := e.find(hash, here, here+near-s.distance(s.at, place{e.number, here})); i >= 0 {
 			return place{e.number, i}, true
 		}
+		if i := e.find(hash, here-near, here); i >= 0 {
+			behind, found = place{e.number, i}, true
+		}
 	}
-	return place{}, false
+	return behind, found
 }
 
 // judge records whether an open was predicted. p.mu must be held.
