@@ -52,7 +52,7 @@ type controller struct {
 	demand   float64       // logarithm of the same ratio of demand requests, smoothed
 	load     float64       // blocks in flight in the last window that was no probe
 	window   window
-	kinds    [2 * 2 * sizes]kind
+	kinds    [2 * 2 * sizeKinds]kind
 }
 
 // A window is a time in which the limit does not change.
@@ -114,7 +114,7 @@ const (
 	probeRatio       = 0.6 // a ratio that causes an early probe, if it persists
 	probeWindows     = 3   // for so many windows
 
-	sizes = 14 // kinds by size: up to 4 KiB, 8 KiB, and so on
+	sizeKinds = 14 // kinds by size: up to 4 KiB, 8 KiB, and so on
 )
 
 // newController makes a controller whose limit is first at the start, and at most max.
@@ -155,18 +155,18 @@ type request struct {
 
 // kind returns the index of the kind of the request.
 func (r request) kind() int {
-	i := min(bits.Len64(uint64(max(r.bytes-1, 0))>>12), sizes-1)
+	i := min(bits.Len64(uint64(max(r.bytes-1, 0))>>12), sizeKinds-1)
 	if r.opened {
-		i += sizes
+		i += sizeKinds
 	}
 	if r.demand {
-		i += 2 * sizes
+		i += 2 * sizeKinds
 	}
 	return i
 }
 
 // side returns the index in window.sides of the requests of a kind.
-func side(kind int) int { return kind / (2 * sizes) }
+func side(kind int) int { return kind / (2 * sizeKinds) }
 
 // Observe records a request. The ends of requests do not decrease from call to call, apart from
 // small differences.

@@ -263,8 +263,12 @@ func (h *Handler) reserve(size int64, among []*tiers.Tier) (*tiers.Tier, *tiers.
 	return nil, nil
 }
 
-// Fits reports whether the quota of some tier leaves room for size bytes.
+// Fits reports whether the quota of some tier leaves room for size bytes that smaller files of a
+// plan do not need.
 func (h *Handler) Fits(size int64) bool {
+	if h.leavesRoom(size) {
+		return false
+	}
 	for _, t := range h.levels.Tiers() {
 		if t.Fits(size) {
 			return true

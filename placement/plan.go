@@ -45,7 +45,8 @@ const (
 // follow it (next). The plan knows no files, only names.
 type plan struct {
 	seed   maphash.Seed
-	active atomic.Bool // there is a stream
+	active atomic.Bool          // there is a stream
+	need   atomic.Pointer[need] // nil: there is room for all planned files, as far as is known
 
 	mu        sync.Mutex // guards the following
 	streams   map[string]*planStream
@@ -56,6 +57,7 @@ type plan struct {
 	earned    budget
 	recent    struct{ opens, correct int }
 	suspended bool
+	sizes     sizes               // of planned files
 	missing   map[uint32]struct{} // names that do not exist, by hash
 	counters  PlanCounters
 }
@@ -74,6 +76,7 @@ type planStream struct {
 	used   time.Time    // of the last open or new entry
 	names  unpacker
 
+	longest int64 // entries of its longest epoch
 	passed  int64 // entries between the first position and at
 	correct int64 // opens that were predicted
 	found   budget
@@ -350,6 +353,9 @@ func (p *plan) judge(correct bool) {
 		p.recent.opens, p.recent.correct = p.recent.opens/2, p.recent.correct/2
 	}
 	p.suspended = p.recent.opens >= judgedOpens && p.recent.correct*correctShare < p.recent.opens
+	if p.suspended {
+		p.need.Store(nil)
+	}
 }
 
 // prune forgets streams that are through or were not used for long.
@@ -374,6 +380,8 @@ func (p *plan) remove(s *planStream) {
 		return
 	}
 	p.active.Store(false)
+	p.need.Store(nil)
+	p.sizes = sizes{}
 	p.spent, p.earned, p.suspended = budget{}, budget{}, false
 	p.recent.opens, p.recent.correct = 0, 0
 	clear(p.missing)

@@ -3,6 +3,7 @@ package placement
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // newPlanned makes a rig with n files of a number of bytes each, none of which is listed.
@@ -398,7 +400,7 @@ func TestPlanMemory(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			perm := rng.Perm(maxPlanned + 1000)
 			p := newPlan()
-			before := heap()
+			before := heapSize()
 			var all PlanResult
 			for stream := range c.streams {
 				part := PlanPart{Stream: fmt.Sprint(stream)}
@@ -421,7 +423,7 @@ func TestPlanMemory(t *testing.T) {
 				p.next()
 			}
 			p.pack = packer{}
-			if got := heap() - before; got > 16e6 {
+			if got := heapSize() - before; got > 16e6 {
 				t.Errorf("%d entries take %d bytes", p.planned, got)
 			}
 			if all.Accepted < c.accepted || all.Rejected == 0 || int(all.Accepted) != p.planned {
@@ -432,8 +434,8 @@ func TestPlanMemory(t *testing.T) {
 	}
 }
 
-// heap returns the size of the heap.
-func heap() int64 {
+// heapSize returns the size of the heap.
+func heapSize() int64 {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)
@@ -510,6 +512,61 @@ func TestPlannedEpoch(t *testing.T) {
 	s.handler.DropPlans()
 	if st := s.handler.PlanStats(); st.Entries != 0 || st.StreamCount != 0 || st.Memory != 0 {
 		t.Errorf("after the end: %+v", st)
+	}
+}
+
+// If not all planned files fit, the smallest are placed, whatever the order of the opens: each saves
+// the most for its room.
+func TestSmallPlannedFilesArePlaced(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const files, small, large = 4000, 2000, 100_000
+		r := newRig(t, rigOptions{quotas: []int64{files / 2 * 4096 * 2}})
+		var names []string
+		for i := range files {
+			name := fmt.Sprintf("%04d", i)
+			names = append(names, name)
+			r.mem.Put(name, make([]byte, []int{small, large}[i%2]))
+		}
+		order := shufflePlan(names, 1)
+		r.plan(PlanPart{}, order...)
+		r.settled()
+		for i, name := range order {
+			if _, err := r.read(name); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Millisecond)
+			if i == files/2 {
+				r.settled()
+			}
+		}
+		r.settled()
+		placed := map[int64]int{}
+		for _, name := range names {
+			if e := r.entry(name); e.Level() != tiers.AtSource {
+				placed[e.Size()]++
+			}
+		}
+		if placed[small] < files/2*9/10 {
+			t.Errorf("placed: got %v, want nearly all %d small files", placed, files/2)
+		}
+		if got := placed[large]; got == 0 {
+			t.Error("the room that small files do not need is not used")
+		}
+	})
+}
+
+// Larger files have higher classes, and every size has one.
+func TestSizeClasses(t *testing.T) {
+	last := -1
+	for size := int64(0); size < math.MaxInt64/2; size += 1 + size/4 {
+		if n := class(size); n <= last || n > last+2 {
+			t.Errorf("%d has class %d, after %d", size, n, last)
+		} else {
+			last = n
+		}
+	}
+	if n := class(math.MaxInt64); n >= len(sizes{}.room) {
+		t.Errorf("the largest class is %d", n)
 	}
 }
 

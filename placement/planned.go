@@ -130,6 +130,7 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 		p.memory += e.add(part.From+int64(n), name, hash, &p.pack)
 		p.planned++
 	}
+	s.longest = max(s.longest, e.end())
 	p.counters.Rejected += r.Rejected
 	return r, nil
 }
@@ -207,7 +208,7 @@ func (h *Handler) nextPlanned() prediction {
 			break
 		}
 		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && (e.Level() != tiers.AtSource || e.Claimed()) {
-			h.plan.saw(u, e.Size())
+			h.saw(u, e.Size())
 			continue
 		}
 		h.plan.spend(budget{entries: 1})
@@ -229,7 +230,7 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	case err != nil || !e.IsRegular():
 		return nil
 	}
-	h.plan.saw(u, e.Size())
+	h.saw(u, e.Size())
 	if e.Level() != tiers.AtSource || e.Claimed() {
 		return nil
 	}
@@ -241,6 +242,12 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 		h.plan.spend(budget{bytes: e.Size()})
 	}
 	return f
+}
+
+// saw records the size of a planned file.
+func (h *Handler) saw(u use, size int64) {
+	quota, _ := h.room()
+	h.plan.saw(u, size, quota)
 }
 
 // withoutRoom is called for a planned file for which no tier has permanent room. It may return a
@@ -267,14 +274,6 @@ func (p *plan) spend(b budget) {
 	defer p.mu.Unlock()
 	p.spent.entries += b.entries
 	p.spent.bytes += b.bytes
-}
-
-// saw records the size of a planned file.
-func (p *plan) saw(u use, size int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	u.stream.found.entries++
-	u.stream.found.bytes += size
 }
 
 // PlanCounters count what happened to the plans of a mount since the daemon started. The tags are

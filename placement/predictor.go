@@ -128,11 +128,7 @@ func (h *Handler) prefetch(e *metadata.Entry) *fill {
 //
 // Workers that check at the same time may each take room for one more file.
 func (h *Handler) hasSpareRoom(size, files, bytes int64) bool {
-	var quota, taken int64
-	for _, t := range h.levels.Tiers() {
-		q, n := t.Room()
-		quota, taken = quota+q, taken+n
-	}
+	quota, taken := h.room()
 	if tiers.Footprint(max(h.names.Len(), int(files)), max(h.names.Bytes(), bytes)) <= quota {
 		return true
 	}

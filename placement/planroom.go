@@ -1,0 +1,97 @@
+package placement
+
+import (
+	"math/bits"
+
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// Planned files that do not fit into the tiers together compete for the room. A file of s bytes
+// that is placed saves the latency l of the source and s/b of its bandwidth in each epoch: l/s + 1/b
+// for each byte of room. So the smallest files save the most, and each is used as often as the
+// others. Until all planned files were looked up once, a file is therefore placed only if it leaves
+// room for the smaller ones that follow. Their sizes are estimated from those of the files that were
+// looked up so far, which in a random order are a sample of all.
+
+// sizes counts files by size, in four classes for each power of two. The zero value has none.
+type sizes struct {
+	room  [4 * 64]int64 // that the files of a class take in a tier
+	files int64         // of all classes
+}
+
+// class returns the class of a size.
+func class(size int64) int {
+	if size < 4 {
+		return int(max(size, 0))
+	}
+	shift := bits.Len64(uint64(size)) - 3
+	return 4*shift + int(size>>shift)
+}
+
+// add counts a file.
+func (s *sizes) add(size int64) {
+	s.room[class(size)] += tiers.Footprint(1, size)
+	s.files++
+}
+
+// need is the room that is left, for each class, to the files of smaller classes.
+type need [len(sizes{}.room)]int64
+
+// need returns the need of a number of files of which sizes were not counted yet, and whose sizes
+// are like those that were. It is nil if there is room for all.
+func (s *sizes) need(files, room int64) *need {
+	var n need
+	left := float64(max(files-s.files, 0)) / float64(s.files)
+	sum := 0.0
+	for c, r := range s.room {
+		n[c] = int64(sum * left)
+		sum += float64(r)
+	}
+	if sum/float64(s.files)*float64(files) <= float64(room) {
+		return nil
+	}
+	return &n
+}
+
+// estimateEvery is how often the need is estimated: after so many files.
+const estimateEvery = 32
+
+// saw records the size of a planned file, and estimates the need if the tiers have some room in all.
+func (p *plan) saw(u use, size, room int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u.stream.found.entries++
+	u.stream.found.bytes += size
+	if !p.active.Load() { // it was dropped meanwhile
+		return
+	}
+	p.sizes.add(size)
+	if p.sizes.files%estimateEvery != 0 {
+		return
+	}
+	var files int64
+	for _, s := range p.streams {
+		files += s.longest
+	}
+	p.need.Store(p.sizes.need(files, room))
+}
+
+// leavesRoom reports whether a file of some size is not placed, because smaller files of the plan
+// need the room.
+func (h *Handler) leavesRoom(size int64) bool {
+	n := h.plan.need.Load()
+	if n == nil {
+		return false
+	}
+	quota, taken := h.room()
+	return quota-taken-tiers.Footprint(1, size) < n[class(size)]
+}
+
+// room returns the quota of all tiers, and how much of it copies take.
+func (h *Handler) room() (quota, taken int64) {
+	for _, t := range h.levels.Tiers() {
+		q, n := t.Room()
+		quota, taken = quota+q, taken+n
+	}
+	return quota, taken
+}
