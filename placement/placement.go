@@ -7,8 +7,8 @@
 // background workers (queue.go), as many at a time as do not slow the source down (gate.go,
 // concurrency.go). A fill is read while it is in flight. A reader
 // therefore waits only for the blocks that it requests, and each block is fetched at most
-// once. Some files are copied before they are opened (predictor.go). Placed copies are never
-// evicted. A file for which no tier has room is read from the source.
+// once. Some files are copied before they are opened (predictor.go, plan.go). Placed copies are
+// never evicted. A file for which no tier has room is read from the source.
 //
 // Memory: a block is 1 MiB, and is held only while it is copied. A stream of several blocks
 // holds one at a time. At most workers + max(16, min(2·workers, 64)) blocks are held at
@@ -36,8 +36,8 @@ import (
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu.
-// epochs.mu, the locks of predictors and the locks of block maps are held without any other lock of
-// this package.
+// epochs.mu, the locks of predictors, of the plan and of block maps are held without any other lock
+// of this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
@@ -164,6 +164,9 @@ func (h *Handler) sweep() {
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.plan.prune(now)
+			if h.plan.active.Load() { // a tier may have been scanned, or may work again
+				h.queue.feedPlanned()
+			}
 			h.pruneBackoffs(now)
 			h.bad.prune(now)
 		case <-h.ctx.Done():

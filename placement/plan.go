@@ -57,7 +57,7 @@ type plan struct {
 	earned    budget
 	recent    struct{ opens, correct int }
 	suspended bool
-	sizes     sizes               // of planned files
+	sizes     sizeCounts          // of planned files
 	missing   map[uint32]struct{} // names that do not exist, by hash
 	counters  PlanCounters
 }
@@ -187,42 +187,39 @@ func (s *planStream) first(a place) (place, *chunk) {
 	return a, nil
 }
 
-// next returns the entry of the plan that the job needs first, of those that were not returned yet.
+// next returns the entry that the job needs first, of those that were not returned yet and may be
+// looked up and copied now. The path is "" if it was rejected, or is known not to exist.
 func (p *plan) next() (path string, u use, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for !p.suspended && p.affordable() {
-		var (
-			best *planStream
-			from *chunk
-			lead int64
-		)
-		for _, s := range p.streams {
-			if s.held {
-				continue
-			}
-			a, c := s.first(s.next)
-			s.next = a
-			if n := s.distance(s.at, a); c != nil && (best == nil || n < lead) {
-				best, from, lead = s, c, n
-			}
+	if p.suspended || p.spent.entries >= untestedEntries+p.earned.entries || p.spent.bytes >= untestedBytes+p.earned.bytes {
+		return "", use{}, false
+	}
+	var (
+		best *planStream
+		from *chunk
+		lead int64
+	)
+	for _, s := range p.streams {
+		if s.held {
+			continue
 		}
-		if best == nil {
-			return "", use{}, false
-		}
-		u = use{best, best.next}
-		path = best.names.name(from, u.i)
-		best.next.i++
-		if _, missing := p.missing[p.hash(path)]; path != "" && !missing {
-			return path, u, true
+		a, c := s.first(s.next)
+		s.next = a
+		if n := s.distance(s.at, a); c != nil && (best == nil || n < lead) {
+			best, from, lead = s, c, n
 		}
 	}
-	return "", use{}, false
-}
-
-// affordable reports whether more entries may be looked up and copied. p.mu must be held.
-func (p *plan) affordable() bool {
-	return p.spent.entries < untestedEntries+p.earned.entries && p.spent.bytes < untestedBytes+p.earned.bytes
+	if best == nil {
+		return "", use{}, false
+	}
+	u = use{best, best.next}
+	path = best.names.name(from, u.i)
+	best.next.i++
+	if _, missing := p.missing[p.hash(path)]; missing {
+		path = ""
+	}
+	return path, u, true
 }
 
 // opened records an open, and reports whether it was predicted and whether next may return more.
@@ -381,7 +378,7 @@ func (p *plan) remove(s *planStream) {
 	}
 	p.active.Store(false)
 	p.need.Store(nil)
-	p.sizes = sizes{}
+	p.sizes = sizeCounts{}
 	p.spent, p.earned, p.suspended = budget{}, budget{}, false
 	p.recent.opens, p.recent.correct = 0, 0
 	clear(p.missing)

@@ -1,8 +1,10 @@
 package placement
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -143,8 +146,7 @@ func TestWrongPlanIsSuspended(t *testing.T) {
 	})
 }
 
-// The copies of a plan before the job has opened any of its files are bounded in bytes, too. Of a
-// plan that names what the job does not read, the job's own files lose no more room than that.
+// The copies of a plan before the job has opened any of its files are bounded in bytes, too.
 func TestWrongPlanIsBoundedInBytes(t *testing.T) {
 	p := newPlan()
 	_, err := p.add(PlanPart{}, []string{"a", "b", "c"})
@@ -207,6 +209,39 @@ func TestRejectedPaths(t *testing.T) {
 		if got := r.handler.PlanStats().Rejected; got != int64(len(bad)) {
 			t.Errorf("rejected: got %d, want %d", got, len(bad))
 		}
+	})
+}
+
+// A plan that comes before the tiers were scanned is not passed over.
+func TestPlanBeforeScan(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		log := slog.New(slog.DiscardHandler)
+		source := drivertest.NewMem(0)
+		source.Put("a", []byte("x"))
+		levels, err := tiers.New(source, []tiers.Config{{Name: "ram", Store: drivertest.NewMem(0), Quota: tiers.Quota{Bytes: 1 << 20}}}, tiers.Options{}, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := New(levels, names, Config{Workers: 2}, log)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { h.Run(ctx) })
+		if _, err := h.Plan(PlanPart{}, []string{"a"}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(10 * time.Second)
+		running.Go(func() { levels.Run(ctx) }) // scans
+		time.Sleep(10 * time.Second)
+		if got := h.Stats().Placed; got != 1 {
+			t.Errorf("got %d copies, want 1", got)
+		}
+		stop()
+		running.Wait()
+		names.Close()
 	})
 }
 
@@ -565,7 +600,7 @@ func TestSizeClasses(t *testing.T) {
 			last = n
 		}
 	}
-	if n := class(math.MaxInt64); n >= len(sizes{}.room) {
+	if n := class(math.MaxInt64); n >= len(sizeCounts{}.room) {
 		t.Errorf("the largest class is %d", n)
 	}
 }

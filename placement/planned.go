@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -202,10 +203,16 @@ func (h *Handler) planned(e *metadata.Entry) bool {
 
 // nextPlanned returns a prediction for the next entry of the plan that may have to be copied, or nil.
 func (h *Handler) nextPlanned() prediction {
+	if !slices.ContainsFunc(h.levels.Tiers(), (*tiers.Tier).Scanned) {
+		return nil // no tier accepts copies yet
+	}
 	for h.ctx.Err() == nil {
 		path, u, ok := h.plan.next()
-		if !ok {
-			break
+		switch {
+		case !ok:
+			return nil
+		case path == "":
+			continue
 		}
 		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && (e.Level() != tiers.AtSource || e.Claimed()) {
 			h.saw(u, e.Size())

@@ -13,8 +13,8 @@ import (
 // room for the smaller ones that follow. Their sizes are estimated from those of the files that were
 // looked up so far, which in a random order are a sample of all.
 
-// sizes counts files by size, in four classes for each power of two. The zero value has none.
-type sizes struct {
+// sizeCounts counts files by size, in four classes for each power of two. The zero value has none.
+type sizeCounts struct {
 	room  [4 * 64]int64 // that the files of a class take in a tier
 	files int64         // of all classes
 }
@@ -29,17 +29,17 @@ func class(size int64) int {
 }
 
 // add counts a file.
-func (s *sizes) add(size int64) {
+func (s *sizeCounts) add(size int64) {
 	s.room[class(size)] += tiers.Footprint(1, size)
 	s.files++
 }
 
 // need is the room that is left, for each class, to the files of smaller classes.
-type need [len(sizes{}.room)]int64
+type need [len(sizeCounts{}.room)]int64
 
 // need returns the need of a number of files of which sizes were not counted yet, and whose sizes
 // are like those that were. It is nil if there is room for all.
-func (s *sizes) need(files, room int64) *need {
+func (s *sizeCounts) need(files, room int64) *need {
 	var n need
 	left := float64(max(files-s.files, 0)) / float64(s.files)
 	sum := 0.0

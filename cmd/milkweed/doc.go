@@ -9,6 +9,9 @@
 //	milkweed where [--json] PATH…
 //	milkweed warmup [--json] [PATH…]
 //	milkweed refresh [--json] [-v] [PATH…]
+//	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
+//	milkweed plan --show [--json] MOUNT
+//	milkweed plan --clear [--stream NAME] MOUNT
 //	milkweed scrub [--rate SIZE] [--background] [--json] [PATH]
 //	milkweed umount [--lazy] MOUNTPOINT
 //	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]
