@@ -11,20 +11,20 @@ import (
 
 // Bounds of the plan of a mount. What exceeds them is refused.
 const (
-	maxPlanned       = 1_000_000 // entries of all streams
-	maxPlanMemory    = 14 << 20  // bytes that the entries take
-	maxPlanStreams   = 256
-	maxPlanEpochs    = 64 // of a stream
-	maxPlanLead      = 1 << 16
-	maxStreamName    = 128  // bytes
-	maxPlannedPath   = 4096 // bytes
-	planLead         = 64   // of a stream that states none
-	planSlack        = 16   // how much further than the lead an open may be from the position
-	planVotes        = 4    // opens near each other that move a position to them from anywhere
-	planSearch       = 16   // of how many unplanned opens one is searched for everywhere, while suspended
-	planIdle         = time.Hour
-	planThrough      = time.Minute // how long a stream is kept after its last entry was opened
-	planRejectReason = 8           // reasons that are returned for one part
+	maxPlanned     = 1_000_000 // entries of all streams
+	maxPlanMemory  = 14 << 20  // bytes that the entries take
+	maxPlanStreams = 256
+	maxPlanEpochs  = 64 // of a stream
+	maxPlanLead    = 1 << 16
+	maxStreamName  = 128  // bytes
+	maxPlannedPath = 4096 // bytes
+	planLead       = 64   // of a stream that states none
+	planSlack      = 16   // how much further than the lead an open may be from the position
+	planVotes      = 4    // opens near each other that move a position to them from anywhere
+	planSearch     = 16   // of how many unplanned opens one is searched for everywhere, while suspended
+	planIdle       = time.Hour
+	planThrough    = time.Minute // how long a stream is kept after its last entry was opened
+	planReasons    = 8           // reasons that are returned for one part
 )
 
 // The rules that bound what a wrong plan costs. A plan is trusted with some entries before the job
@@ -128,15 +128,19 @@ func (p *plan) ahead(u use) int64 {
 	return u.stream.distance(u.stream.at, u.place)
 }
 
-// hold makes next return u again, and nothing else of its stream, after the next call of release:
-// there is no room for the file now.
+// hold makes next return u again, unless the job has passed it by then, and nothing else of its
+// stream, after the next call of release: there is no room for the file now.
 func (p *plan) hold(u use) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if u.stream.next.compare(u.place) > 0 {
-		u.stream.next = u.place
+	s := u.stream
+	if s.next.compare(u.place) > 0 {
+		s.next = u.place
 	}
-	u.stream.held = true
+	if s.next.compare(s.at) < 0 {
+		s.next = s.at
+	}
+	s.held = true
 }
 
 // release ends the effect of hold on all streams. The caller then calls queue.feedPlanned.

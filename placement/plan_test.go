@@ -198,7 +198,7 @@ func TestRejectedPaths(t *testing.T) {
 		r, names := newPlanned(t, rigOptions{quotas: []int64{1 << 40}}, 4, 100)
 		bad := []string{"", "..", "../x", "d00/../d01/x", "/etc/passwd", "a\x00b", ".", "./", strings.Repeat("x/", 3000)}
 		got := r.plan(PlanPart{}, slices.Concat(names[:2], bad, []string{"./" + names[2], "d03//00003"})...)
-		if got.Accepted != 4 || got.Rejected != int64(len(bad)) || len(got.Errors) != planRejectReason {
+		if got.Accepted != 4 || got.Rejected != int64(len(bad)) || len(got.Errors) != planReasons {
 			t.Errorf("got %+v", got)
 		}
 		r.placed(4)
@@ -413,6 +413,11 @@ func TestPlanHold(t *testing.T) {
 	next("a1")
 	next("a2")
 	next("")
+	p.opened("a0", 1)
+	p.opened("a1", 1)
+	p.hold(u)
+	p.release()
+	next("a2")
 }
 
 // A million entries take less than 16 MB, in many streams, and further ones are refused. Names

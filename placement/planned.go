@@ -40,13 +40,13 @@ type PlanResult struct {
 func (r *PlanResult) Add(other PlanResult) {
 	r.Accepted += other.Accepted
 	r.Rejected += other.Rejected
-	r.Errors = append(r.Errors, other.Errors[:min(len(other.Errors), planRejectReason-len(r.Errors))]...)
+	r.Errors = append(r.Errors, other.Errors[:min(len(other.Errors), planReasons-len(r.Errors))]...)
 }
 
 // reject counts a path that is refused.
 func (r *PlanResult) reject(reason error) {
 	r.Rejected++
-	if len(r.Errors) < planRejectReason {
+	if len(r.Errors) < planReasons {
 		r.Errors = append(r.Errors, reason.Error())
 	}
 }
