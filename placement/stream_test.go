@@ -634,15 +634,17 @@ func TestPlacedFilesAreOpenedByWorkers(t *testing.T) {
 		if got := r.from.Hung(); got != startBlocks {
 			t.Errorf("opens in flight: got %d, want %d", got, startBlocks)
 		}
-		queued := 0
-		for name, data := range files {
+		var queued []string
+		for name := range files {
 			if r.handler.fills[r.entry(name)].slot.fresh {
-				queued++
-				r.wantFile(name, data)
+				queued = append(queued, name)
 			}
 		}
-		if want := 20 - startBlocks; queued != want {
-			t.Errorf("queued: got %d, want %d", queued, want)
+		if want := 20 - startBlocks; len(queued) != want {
+			t.Errorf("queued: got %d, want %d", len(queued), want)
+		}
+		for _, name := range queued {
+			r.wantFile(name, files[name])
 		}
 		r.from.Clear()
 		placers.Wait()
