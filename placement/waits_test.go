@@ -131,7 +131,7 @@ func TestWaitsForTier(t *testing.T) {
 
 // An epoch has the waits and the opens of its time.
 func TestEpochHasItsWaits(t *testing.T) {
-	const n, latency = 20, 5 * time.Millisecond
+	const n, latency = minOpens, 5 * time.Millisecond // none is prefetched
 	bubble(t, func(t *testing.T) {
 		source := drivertest.NewMem(0)
 		var names []string
