@@ -268,6 +268,7 @@ type Profile struct {
 	Latency     Latency
 	Concurrency int   // requests of Stride bytes in flight that saturate the storage; 0: unknown
 	Local       bool  // the storage is of this machine: a request for attributes takes microseconds
+	ReadsAhead  bool  // the kernel reads far ahead of sequential readers by itself
 	Stride      int64 // bytes that are best requested at once; 0: any number. Objects are Streamers if it is not 0
 }
 

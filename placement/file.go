@@ -243,7 +243,7 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.source = obj
+		f.source = f.handler.ahead.Wrap(obj)
 	}
 	return sourceView(f.source, f.entry), nil
 }

@@ -33,15 +33,21 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 // file open already.
 const backingFrom = 8 << 20
 
-// BackingFile implements drivers.BackingFiler for a file that is read from a copy, or from the
-// source if no tier has room for it. A registered open counts as passthrough.
+// backedAtSource reports whether the file has a backing file while it is read from the source.
+func (f *file) backedAtSource() bool {
+	return !f.handler.ahead.Enabled() && f.entry.Size() >= backingFrom && f.staysAtSource()
+}
+
+// BackingFile implements drivers.BackingFiler for a file that is read from a copy; or from the
+// source, if no tier has room for it and there is no read-ahead: the kernel would read such a file
+// with that of the source alone. A registered open counts as passthrough.
 func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err error) {
 	v := f.current.Load()
 	if v == nil || !v.enter() {
 		return nil, errors.ErrUnsupported
 	}
 	b, ok := drivers.As[drivers.BackingFiler](v.Object)
-	if !ok || v.atSource() && (f.entry.Size() < backingFrom || !f.staysAtSource()) {
+	if !ok || v.atSource() && !f.backedAtSource() {
 		v.leave()
 		return nil, errors.ErrUnsupported
 	}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/readahead"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -52,6 +53,7 @@ type Handler struct {
 	scattered *scattered // of files that may be opened at some time
 	plan      *plan
 	files     *table
+	ahead     *readahead.Pool // of files that are read from the source
 	bad       badCopies
 	racy      *racyFiles
 	commits   chan struct{} // has an element for each commit in progress
@@ -83,6 +85,10 @@ type Config struct {
 	Workers     int // background workers, at least 1
 	IdleHandles int // open files of the source without a user that are kept, if no tier has room for them
 
+	// ReadAhead is how many bytes of files that no tier has room for are read ahead into memory,
+	// unless the kernel reads ahead by itself (drivers.Profile.ReadsAhead).
+	ReadAhead int64
+
 	// Passthrough means that the kernel reads copies directly. Copies are then compared with their
 	// checksums as soon as they are placed; otherwise when they are read.
 	Passthrough bool
@@ -97,6 +103,9 @@ type Config struct {
 // opened before and without Run.
 func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *slog.Logger) *Handler {
 	source := levels.Source().Profile()
+	if source.ReadsAhead {
+		cfg.ReadAhead = 0
+	}
 	h := &Handler{
 		levels: levels, names: names, log: log, workers: cfg.Workers,
 		stride:      source.Stride,
@@ -105,6 +114,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		inOrder:     newInOrder(names),
 		plan:        newPlan(),
 		files:       newTable(cfg.IdleHandles),
+		ahead:       readahead.NewPool(cfg.ReadAhead, source),
 		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
 		checks:      newChecks(),

@@ -66,7 +66,8 @@ type rigOptions struct {
 	remote  bool               // the source lists names without attributes
 	limits  limit.Config       // of such a source
 
-	passthrough bool // Config.Passthrough
+	passthrough bool  // Config.Passthrough
+	ahead       int64 // Config.ReadAhead
 
 	onDisk []drivers.Store // the tiers, instead of stores in memory
 }
@@ -118,7 +119,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	r.ctx, r.stop = ctx, stop
 	r.names, err = metadata.New(ctx, r.levels, metadata.Options{TTL: opts.ttl}, log)
 	r.check(err)
-	r.handler = New(r.levels, r.names, Config{Workers: opts.workers, IdleHandles: opts.handles, RacyWindow: opts.racy, Passthrough: opts.passthrough}, log)
+	r.handler = New(r.levels, r.names, Config{Workers: opts.workers, IdleHandles: opts.handles, RacyWindow: opts.racy, Passthrough: opts.passthrough, ReadAhead: opts.ahead}, log)
 	r.running.Go(func() { r.levels.Run(ctx) })
 	if !opts.idle {
 		r.running.Go(func() { r.handler.Run(ctx) })

@@ -201,6 +201,7 @@ func (d *daemon) open(ctx context.Context) error {
 	d.handler = placement.New(d.levels, d.names, placement.Config{
 		Workers:     d.cfg.Placement.Workers,
 		IdleHandles: descriptors() / 2,
+		ReadAhead:   d.memory.ahead,
 		Passthrough: d.service.Mode == config.Passthrough,
 		RacyWindow:  d.service.RacyWindow(d.cfg),
 	}, d.log)

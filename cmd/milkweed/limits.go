@@ -28,6 +28,10 @@ const (
 	// that waits.
 	smallMemory   = 1 << 30
 	smallRequests = 128 << 10
+
+	// readAhead is for read-ahead from the source, without a limit; with one, an eighth of the heap
+	// is, if that is less.
+	readAhead = 256 << 20
 )
 
 // A memoryPlan divides the memory that the control group permits. What is in neither part is for
@@ -38,12 +42,13 @@ type memoryPlan struct {
 	workers int   // at most
 	request int   // the largest read of the kernel
 	reads   int   // of the page cache in flight
+	ahead   int64 // for read-ahead from the source
 }
 
 // planMemory returns the plan for a limit in bytes, with or without tiers in memory.
 func planMemory(limit int64, hasRAM bool) memoryPlan {
 	if limit == math.MaxInt64 {
-		return memoryPlan{heap: limit, ram: limit, workers: math.MaxInt, request: fs.MaxRequest, reads: fs.MaxBackground}
+		return memoryPlan{heap: limit, ram: limit, workers: math.MaxInt, request: fs.MaxRequest, reads: fs.MaxBackground, ahead: readAhead}
 	}
 	p := memoryPlan{workers: int(max(1, limit/workerMemory)), request: fs.MaxRequest}
 	if limit < smallMemory {
@@ -54,6 +59,7 @@ func planMemory(limit int64, hasRAM bool) memoryPlan {
 	}
 	p.heap = (limit - p.ram) / 2
 	p.reads = int(min(p.heap/4/int64(p.request), fs.MaxBackground))
+	p.ahead = min(p.heap/8, readAhead)
 	return p
 }
 

@@ -21,12 +21,12 @@ func TestMemoryPlan(t *testing.T) {
 	for _, limit := range []int64{64 << 20, 100 << 20, 128 << 20, 1 << 30, 64 << 30} {
 		for _, hasRAM := range []bool{false, true} {
 			p := planMemory(limit, hasRAM)
-			if p.heap < 32<<20 || p.heap+p.ram > limit*3/4 || p.workers < 1 || int64(p.workers)*3<<20 > p.heap {
+			if p.heap < 32<<20 || p.heap+p.ram > limit*3/4 || p.workers < 1 || int64(p.workers)*3<<20+int64(p.reads*p.request)+p.ahead > p.heap || p.ahead < 4<<20 {
 				t.Errorf("limit %d MiB: %+v", limit>>20, p)
 			}
 		}
 	}
-	if p := planMemory(math.MaxInt64, true); p.workers < 1<<20 || p.heap != math.MaxInt64 || p.reads != fs.MaxBackground {
+	if p := planMemory(math.MaxInt64, true); p.workers < 1<<20 || p.heap != math.MaxInt64 || p.reads != fs.MaxBackground || p.ahead != readAhead {
 		t.Errorf("no limit: %+v", p)
 	}
 }

@@ -8,7 +8,6 @@
 //     has no end (pages.go),
 //   - opens a listed file without a request, and names its version in each request
 //     for its content (object.go),
-//   - prefetches for sequential readers (readahead.go, detector.go),
 //   - retries requests (retry.go), and bounds how long each may stall (watchdog.go),
 //   - counts requests (transport.go),
 //   - turns the errors of all stores into errors that programs understand, in one
@@ -24,14 +23,11 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	cdk "gocloud.dev/blob"
-
-	"golang.org/x/sync/semaphore"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -54,12 +50,6 @@ type Bucket struct {
 
 	counters Counters // updated atomically
 	hidden   hiddenKeys
-
-	// Read-ahead; see readahead.go.
-	chunkSlots    *semaphore.Weighted // one for each chunk in memory
-	chunkBuffers  sync.Pool           // of *[chunkSize]byte
-	activeWindows atomic.Int64        // objects that have chunks in memory
-	fetches       sync.WaitGroup      // goroutines that fetch chunks
 
 	firstPage atomic.Pointer[page] // listed by Open; nil after Sample
 }
@@ -90,8 +80,6 @@ func Open(ctx context.Context, l Location, log *slog.Logger) (*Bucket, error) {
 	b := &Bucket{
 		location: l, log: log,
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), opened: time.Now().Round(0),
-		chunkSlots:   semaphore.NewWeighted(maxChunks),
-		chunkBuffers: sync.Pool{New: func() any { return new([chunkSize]byte) }},
 	}
 	b.net = newTransport(&b.counters)
 	err := b.connect(ctx)
@@ -127,7 +115,6 @@ func (b *Bucket) connect(ctx context.Context) error {
 
 // Close closes the connections to the store. All Objects must have been closed.
 func (b *Bucket) Close() error {
-	b.fetches.Wait()
 	defer b.net.inner.CloseIdleConnections()
 	if b.vendor == nil {
 		return nil

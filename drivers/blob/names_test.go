@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	cdk "gocloud.dev/blob"
 	"gocloud.dev/blob/memblob"
 
@@ -55,7 +53,7 @@ func inMemory(t testing.TB, prefix string, keys ...string) *Bucket {
 	}
 	b := &Bucket{
 		location: Location{Prefix: prefix}, vendor: memory{store}, net: newTransport(new(Counters)), stallTimeout: stallTimeout,
-		log: slog.New(slog.DiscardHandler), chunkSlots: semaphore.NewWeighted(maxChunks),
+		log: slog.New(slog.DiscardHandler),
 	}
 	t.Cleanup(func() { b.Close() })
 	return b

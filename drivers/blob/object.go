@@ -19,7 +19,6 @@ type object struct {
 	name   string
 	key    string
 	info   drivers.Info
-	window window
 }
 
 var (
@@ -29,17 +28,14 @@ var (
 
 func (o *object) Info() drivers.Info { return o.info }
 
-func (o *object) Close() error {
-	o.emptyWindow(true)
-	return nil
-}
+func (o *object) Close() error { return nil }
 
 // stride is the preferred length of a request, in bytes. docs/performance.md has the
 // measurement: with a latency of 20 ms, a stream of such requests spends most of
 // its time on the transfer.
 const stride = 8 << 20
 
-// ReadAt implements drivers.Object.
+// ReadAt implements drivers.Object. It sends one request for exactly the range.
 func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, wrap(ctx, "read", o.name, errors.New("negative offset"))
@@ -54,27 +50,16 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, wrap(ctx, "read", o.name, err)
 	}
-	ok, err := o.readAhead(ctx, p[:n], off)
-	if !ok {
-		n, err = o.readDirect(ctx, p[:n], off)
-	} else if err != nil {
-		n = 0
-	}
-	if err == nil && n < int64(len(p)) {
-		err = io.EOF
-	}
-	return int(n), err
-}
-
-// readDirect fills p with one request for exactly that range.
-func (o *object) readDirect(ctx context.Context, p []byte, off int64) (int64, error) {
-	s, err := o.Stream(ctx, off, int64(len(p)))
+	s, err := o.Stream(ctx, off, n)
 	if err != nil {
 		return 0, err
 	}
 	defer s.Close()
-	n, err := io.ReadFull(s, p)
-	return int64(n), err
+	got, err := io.ReadFull(s, p[:n])
+	if err == nil && n < int64(len(p)) {
+		err = io.EOF
+	}
+	return got, err
 }
 
 // Stream implements drivers.Streamer. The first Read sends the first request.

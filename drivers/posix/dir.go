@@ -85,7 +85,9 @@ func (d *Dir) Close() error {
 func (d *Dir) FSType() string { return d.fsType }
 
 // Profile implements drivers.Profiler.
-func (d *Dir) Profile() drivers.Profile { return drivers.Profile{Local: isLocal(d.fsType)} }
+func (d *Dir) Profile() drivers.Profile {
+	return drivers.Profile{Local: isLocal(d.fsType), ReadsAhead: readsAhead(d.fsType)}
+}
 
 // Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block. On a
 // remote file system, Open opens the file that Stat has described under the name in the last

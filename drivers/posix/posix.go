@@ -203,3 +203,9 @@ func isLocal(fsType string) bool {
 	}
 	return false
 }
+
+// readsAhead reports whether the kernel reads far ahead on a type of file system: from a disk it
+// needs not to read further, and the clients of Lustre and GPFS have a read-ahead of their own.
+func readsAhead(fsType string) bool {
+	return isLocal(fsType) || fsType == "lustre" || fsType == "gpfs"
+}

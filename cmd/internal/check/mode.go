@@ -54,7 +54,11 @@ func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.S
 	in := modeInputs{slices.Collect(maps.Values(sample)), probeResults{tiers: make([]error, len(c.Tiers))}}
 	if AllowsPassthrough(c) {
 		in.tiers = tiers
-		in.source = h.probeFile(openAny(c.Source, slices.Sorted(maps.Keys(sample))))
+		in.source = errReadAhead
+		p, ok := drivers.As[drivers.Profiler](source)
+		if !ok || p.Profile().ReadsAhead || c.Source.URL != "" {
+			in.source = h.probeFile(openAny(c.Source, slices.Sorted(maps.Keys(sample))))
+		}
 	}
 	return in
 }

@@ -34,6 +34,7 @@ func (p probeResults) anyTier() (works bool, why string) {
 var (
 	errRateLimited = errors.New("the source has a rate limit, which only the daemon can enforce")
 	errNoFile      = errors.New("no file was found to probe the source with")
+	errReadAhead   = errors.New("the daemon reads ahead of the job there, further than the kernel would")
 	errBucket      = errors.New("the source is a bucket, which the kernel cannot read")
 )
 
@@ -122,7 +123,7 @@ func passthroughFinding(probed string, err error, wouldBeMode bool) []Finding {
 	switch {
 	case err == nil:
 		return ok(name, "the kernel can read files there directly")
-	case err == errRateLimited || err == errNoFile || err == errBucket:
+	case err == errRateLimited || err == errNoFile || err == errReadAhead || err == errBucket:
 		return ok(name, "%v", err)
 	case !wouldBeMode:
 		return ok(name, "%v; the mode would not be passthrough in any case", err)
