@@ -25,7 +25,8 @@ type file struct {
 	opened  time.Time            // when the file was made
 	current atomic.Pointer[view] // nil before the first read
 
-	broken atomic.Bool // the source has failed: the next open needs a new file
+	broken    atomic.Bool // the source has failed: the next open needs a new file
+	stateless bool        // it is read without being opened; set before the first read
 
 	users  atomic.Int64  // handles, stateless reads, and one for recentFiles
 	closed bool          // guarded by shard.mu
@@ -328,6 +329,9 @@ func (f *file) Close() error {
 func (f *file) close() {
 	if v := f.current.Swap(nil); v != nil {
 		v.leave()
+		if !f.stateless {
+			f.handler.window.closed(f.entry)
+		}
 	}
 	if f.source != nil {
 		f.source.Close()

@@ -36,6 +36,7 @@ type fill struct {
 	weight     int    // blocks that one background request for the fill transfers, at most
 	forOpen    bool   // caused by an open: the first block is needed at once
 	prefetched bool   // started before the first open of the file
+	windowed   bool   // the copy is in the window, and is not committed
 	slot       slot   // guarded by queue.mu
 	begin      func() // starts the copy, once; returns when that is done
 	begun      bool   // begin was called for a reader; guarded by Handler.mu
@@ -54,6 +55,8 @@ type fill struct {
 	cancel context.CancelFunc // ends ctx, when the copy is committed or discarded
 	ended  chan struct{}      // closed when the copy is committed or discarded
 
+	held       bool                  // the copy is complete, and in the window; guarded by Handler.mu
+	read       atomic.Bool           // a reader has joined the fill
 	refused    atomic.Pointer[error] // an error of the source that is final, by isFinal
 	unreadable atomic.Bool           // the copy was not readable while it was being committed
 	refs       refcount.Count        // the first reference is the handler's, until ended
@@ -135,7 +138,10 @@ func (f *fill) fetchFirst() *flight {
 // source may be slow to open.
 func (f *fill) allocate() error {
 	h := f.handler
-	t, room := h.reserve(f.size, h.levels.Tiers())
+	t, room := h.window.tier(), f.room
+	if !f.windowed {
+		t, room = h.reserve(f.size, h.levels.Tiers())
+	}
 	if t == nil {
 		h.skip(f.entry)
 		return errNoRoom
@@ -173,7 +179,11 @@ func (f *fill) create(t *tiers.Tier, room *tiers.Reservation) error {
 			return nil
 		}
 		room.Return()
-		if t, room = h.reserve(f.size, h.levels.Below(t)); t == nil {
+		below := h.levels.Below(t)
+		if f.windowed {
+			below = nil
+		}
+		if t, room = h.reserve(f.size, below); t == nil {
 			h.log.Warn("copy not started", "path", f.name, "err", err)
 			return fmt.Errorf("%w: %w", errNoRoom, err)
 		}
@@ -184,6 +194,9 @@ func (f *fill) create(t *tiers.Tier, room *tiers.Reservation) error {
 // isElsewhere or is errPublished.
 func (f *fill) giveUp(err error) {
 	f.err = err
+	if f.windowed {
+		f.room.Return()
+	}
 	tierFailed := errors.Is(err, errNoRoom) && err != errNoRoom
 	if tierFailed {
 		atomic.AddInt64(&f.handler.counters.Failed, 1)
@@ -222,6 +235,10 @@ func (f *fill) commitLater(ctx context.Context) {
 // commit makes the copy the best one of the file. The level is published when the copy is in
 // place, and not before.
 func (f *fill) commit() {
+	if f.windowed {
+		f.keep()
+		return
+	}
 	if f.entry.Stale() { // the name belongs to another version
 		f.discard(drivers.ErrChanged)
 		return
@@ -284,6 +301,9 @@ func (f *fill) end(published, failed bool) {
 	f.cancel()
 	f.handler.queue.remove(f)
 	f.handler.forget(f, published, failed)
+	if f.windowed {
+		f.handler.window.remove(f)
+	}
 	close(f.ended)
 	f.release()
 }
@@ -294,6 +314,9 @@ func (f *fill) abandon() {
 	f.begin()
 	if f.err == nil {
 		f.fail(errStopped)
+	}
+	if f.handler.unhold(f) {
+		f.expel()
 	}
 	<-f.ended
 }

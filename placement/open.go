@@ -38,6 +38,7 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 	f, fresh := h.files.acquire(h, e)
 	defer h.files.release(f)
 	if fresh {
+		f.stateless = true
 		if err := h.opened(ctx, f, true, off); err != nil {
 			return 0, err
 		}

@@ -85,6 +85,10 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 		case err != nil:
 			return Failed, err
 		}
+		if f.windowed { // it may stay there for long, and is never placed
+			f.release()
+			return Skipped, nil
+		}
 		if err = f.wait(ctx); err == nil {
 			err = f.blocks.failure()
 		}
@@ -187,6 +191,9 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, er
 		}
 	}
 	f.refs.Acquire() // the handler has a reference to every fill in the map
+	if why == forReader {
+		f.read.Store(true)
+	}
 	return f, first, nil
 }
 

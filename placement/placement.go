@@ -36,8 +36,8 @@ import (
 // A Handler places the files of one dataset. Its methods may be called concurrently.
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
-// then queue.mu, then gate.mu; Handler.mu, then queue.mu.
-// epochs.mu, the locks of predictors, of the plan and of block maps are held without any other lock
+// then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
+// Handler.mu. epochs.mu, the locks of predictors and of block maps are held without any other lock
 // of this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
@@ -52,6 +52,7 @@ type Handler struct {
 	inOrder   *inOrder   // of files that are about to be opened
 	scattered *scattered // of files that may be opened at some time
 	plan      *plan
+	window    *planWindow
 	files     *table
 	ahead     *readahead.Pool // of files that are read from the source
 	bad       badCopies
@@ -123,6 +124,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		backoffs:    make(map[*metadata.Entry]backoff),
 	}
 	h.scattered = newScattered(names, waste, h.hasSpareRoom)
+	h.window = newPlanWindow(h, cfg.IdleHandles/2)
 	if h.objectStore {
 		h.scattered.waste = requestWaste
 	}
@@ -143,6 +145,7 @@ func (h *Handler) Run(ctx context.Context) {
 		h.startWorker()
 	}
 	h.pool.Go(func() { panics.Repeat(h.ctx, h.checkCopies) })
+	h.pool.Go(func() { panics.Repeat(h.ctx, h.window.run) })
 	panics.Repeat(h.ctx, h.sweep)
 	h.files.close()
 	h.pool.Wait()

@@ -681,7 +681,7 @@ func TestStaleBeforeStart(t *testing.T) {
 		r.put("f", 500<<10)
 		r.names.Changed(r.entry("f"))
 		first := r.entry("f")
-		waiting := r.handler.prefetch(first)
+		waiting := r.handler.prefetch(first, nil)
 		data := r.put("f", 600<<10)
 		r.names.Changed(first)
 		r.wantFile("f", data)

@@ -140,6 +140,7 @@ func (p *plan) hold(u use) {
 	if s.next.compare(s.at) < 0 {
 		s.next = s.at
 	}
+	p.spent.entries--
 	s.held = true
 }
 

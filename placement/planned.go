@@ -198,6 +198,7 @@ func (h *Handler) planned(e *metadata.Entry) bool {
 	if more {
 		h.queue.feedPlanned()
 	}
+	h.window.moved()
 	return predicted
 }
 
@@ -214,7 +215,7 @@ func (h *Handler) nextPlanned() prediction {
 		case path == "":
 			continue
 		}
-		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && (e.Level() != tiers.AtSource || e.Claimed()) {
+		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && h.hasCopy(e, u) {
 			h.saw(u, e.Size())
 			continue
 		}
@@ -222,6 +223,12 @@ func (h *Handler) nextPlanned() prediction {
 		return func() *fill { return h.beginPlanned(path, u) }
 	}
 	return nil
+}
+
+// hasCopy reports whether a file of the plan has a copy, or one is being made. If that is in the
+// window, it is kept for u.
+func (h *Handler) hasCopy(e *metadata.Entry, u use) bool {
+	return e.Level() != tiers.AtSource || h.window.again(e, u) || e.Claimed()
 }
 
 // beginPlanned looks up a file of the plan, so that a lookup of the job is answered from memory, and
@@ -238,13 +245,13 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 		return nil
 	}
 	h.saw(u, e.Size())
-	if e.Level() != tiers.AtSource || e.Claimed() {
+	if h.hasCopy(e, u) {
 		return nil
 	}
 	if !h.Fits(e.Size()) {
 		return h.withoutRoom(e, u)
 	}
-	f := h.prefetch(e)
+	f := h.prefetch(e, nil)
 	if f != nil {
 		h.plan.spend(budget{bytes: e.Size()})
 	}
@@ -256,10 +263,6 @@ func (h *Handler) saw(u use, size int64) {
 	quota, _ := h.room()
 	h.plan.saw(u, size, quota)
 }
-
-// withoutRoom is called for a planned file for which no tier has permanent room. It may return a
-// fill, or call plan.hold to have the file again later.
-func (h *Handler) withoutRoom(*metadata.Entry, use) *fill { return nil }
 
 // maxMissing bounds plan.missing.
 const maxMissing = 1 << 16

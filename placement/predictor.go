@@ -59,7 +59,7 @@ func (h *Handler) nextScattered() prediction {
 
 // beginInOrder claims a file that is about to be opened, and returns its fill, or nil.
 func (h *Handler) beginInOrder(e *metadata.Entry) *fill {
-	f := h.prefetch(e)
+	f := h.prefetch(e, nil)
 	if f != nil {
 		h.scattered.foreign(e)
 	}
@@ -94,7 +94,7 @@ func (h *Handler) beginScattered(e *metadata.Entry) *fill {
 			h.scattered.fail(e.Parent())
 		}
 	case wasKnown || now.Size() <= maxScattered: // otherwise its turn comes later
-		f = h.prefetch(now)
+		f = h.prefetch(now, nil)
 	}
 	if h.scattered.settle(e, now, f != nil) {
 		h.queue.feedIdle()
@@ -103,9 +103,9 @@ func (h *Handler) beginScattered(e *metadata.Entry) *fill {
 }
 
 // prefetch claims e and returns its fill, which the caller begins. It returns nil if the file
-// is placed, or cannot be copied now.
-func (h *Handler) prefetch(e *metadata.Entry) *fill {
-	if e.Level() != tiers.AtSource || e.Claimed() || !h.Fits(e.Size()) {
+// is placed, or cannot be copied now. room is that in the window for the copy, or nil.
+func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
+	if e.Level() != tiers.AtSource || e.Claimed() || room == nil && !h.Fits(e.Size()) {
 		return nil
 	}
 	h.mu.Lock()
@@ -115,7 +115,7 @@ func (h *Handler) prefetch(e *metadata.Entry) *fill {
 		return nil
 	}
 	f := newFill(h, e)
-	f.prefetched = true
+	f.prefetched, f.windowed, f.room = true, room != nil, room
 	h.fills[e] = f
 	return f
 }

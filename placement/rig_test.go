@@ -68,6 +68,7 @@ type rigOptions struct {
 
 	passthrough bool  // Config.Passthrough
 	ahead       int64 // Config.ReadAhead
+	window      int64 // tiers.Config.Window of the first tier
 
 	onDisk []drivers.Store // the tiers, instead of stores in memory
 }
@@ -105,6 +106,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 		}
 		r.stores, r.to = append(r.stores, store), append(r.to, faults)
 		configs = append(configs, tiers.Config{Name: "tier" + strconv.Itoa(i+1), Store: faults, Quota: tiers.Quota{Bytes: q}})
+		configs[0].Window = tiers.Quota{Bytes: opts.window}
 	}
 	var err error
 	r.levels, err = tiers.New(r.from, configs, opts.tier, log)

@@ -83,9 +83,11 @@ func (h *Handler) Stats() Stats {
 	s.Epochs, s.EpochsEnded = h.epochs.list()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s.InFlight = int64(len(h.fills))
 	for _, f := range h.fills {
-		s.InFlightBytes += f.size
+		if !f.held {
+			s.InFlight++
+			s.InFlightBytes += f.size
+		}
 	}
 	return s
 }
@@ -95,8 +97,9 @@ func (h *Handler) Stats() Stats {
 func (h *Handler) Filling(e *metadata.Entry) (int64, bool) {
 	h.mu.Lock()
 	f := h.fills[e]
+	held := f != nil && f.held
 	h.mu.Unlock()
-	if f == nil {
+	if f == nil || held {
 		return 0, false
 	}
 	return f.copied(), true

@@ -87,6 +87,15 @@ func (t *table) find(e *metadata.Entry) *file {
 	return f
 }
 
+// inUse reports whether an entry has an open file with users.
+func (t *table) inUse(e *metadata.Entry) bool {
+	s := t.shard(e)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	f := s.open[e]
+	return f != nil && f.users.Load() > 0
+}
+
 // use adds a user of f. The lock of the shard must be held, at least for reading.
 func (t *table) use(f *file) {
 	if f.users.Add(1) == 1 {
@@ -154,6 +163,14 @@ func (t *table) keep(f *file) {
 func (t *table) unkeep(f *file) {
 	if t.recent.remove(f) {
 		t.dropRecent([]*file{f})
+	}
+}
+
+// forgetRecent drops the open file of an entry from recentFiles, if it is there.
+func (t *table) forgetRecent(e *metadata.Entry) {
+	if f := t.find(e); f != nil {
+		t.unkeep(f)
+		t.release(f)
 	}
 }
 

@@ -24,7 +24,10 @@ type space struct {
 	mu       sync.Mutex // guards the following
 	quota    int64      // bytes; 0 until the tier has been scanned
 	used     int64      // bytes of committed copies, and of removed ones that are still open
-	reserved int64      // bytes of copies in flight
+	reserved int64      // bytes of copies in flight, and of those in the window
+	window   int64      // bytes of the quota that are for the window only
+	windowed int64      // bytes of reserved that are in the window
+	written  int64      // bytes of windowed that are written
 	files    int64      // committed copies
 	noRoom   int64      // size for which the device was full; 0: it was not
 	until    time.Time  // when noRoom expires
@@ -49,8 +52,9 @@ const noRoomFor = 10 * time.Second
 // reserve reserves bytes. It reports false if the account or the device,
 // which has available bytes, cannot hold all that is reserved. The bytes that copies in
 // flight have already written are counted twice: on a nearly full device a copy is
-// postponed until the others are complete, instead of failing halfway.
-func (s *space) reserve(bytes, available int64, now time.Time) bool {
+// postponed until the others are complete, instead of failing halfway. The room is in the window
+// if windowed is set, and outside of it otherwise.
+func (s *space) reserve(bytes, available int64, windowed bool, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.noRoom > 0 && now.After(s.until) {
@@ -59,25 +63,35 @@ func (s *space) reserve(bytes, available int64, now time.Time) bool {
 	switch {
 	case s.noRoom > 0 && bytes >= s.noRoom:
 		return false
-	case bytes > s.left():
+	case bytes > s.left(windowed):
 		return false
-	case bytes > available-s.reserved:
+	case bytes > available-(s.reserved-s.written):
 		return false
 	}
 	s.reserved += bytes
+	if windowed {
+		s.windowed += bytes
+	}
 	return true
 }
 
-// fits reports whether the quota has room for bytes.
-func (s *space) fits(bytes int64) bool {
+// fits reports whether the quota has room for bytes, in the window or outside of it.
+func (s *space) fits(bytes int64, windowed bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return bytes <= s.left()
+	return bytes <= s.left(windowed)
 }
 
-// left returns the bytes that the quota leaves; s.mu must be held. used is negative for a
-// moment when a copy is replaced before the scan has counted it.
-func (s *space) left() int64 { return s.quota - max(s.used, 0) - s.reserved }
+// left returns the bytes that the quota leaves in the window or outside of it; s.mu must be held.
+// The window has less than its size left if the tier held more when it was opened. used is negative
+// for a moment when a copy is replaced before the scan has counted it.
+func (s *space) left(windowed bool) int64 {
+	all, inWindow := s.quota-max(s.used, 0)-s.reserved, s.window-s.windowed
+	if windowed {
+		return min(all, inWindow)
+	}
+	return all - inWindow
+}
 
 // full records that the device had no room for bytes.
 func (s *space) full(bytes int64, now time.Time) {
@@ -165,11 +179,23 @@ func (s *space) removed(name string, bytes int64) {
 }
 
 // A Reservation is room in a tier for one copy. Commit or Return ends it; a second call of
-// either does nothing.
+// either does nothing. A Reservation in the window is not committed.
 type Reservation struct {
-	space *space
-	bytes int64
-	ended bool // guarded by space.mu
+	space    *space
+	bytes    int64
+	windowed bool // see ReserveWindow
+	written  bool // guarded by space.mu
+	ended    bool // guarded by space.mu
+}
+
+// Written records that a copy in the window is complete.
+func (r *Reservation) Written() {
+	r.space.mu.Lock()
+	defer r.space.mu.Unlock()
+	if !r.written && !r.ended {
+		r.written = true
+		r.space.written += r.bytes
+	}
 }
 
 // Commit turns the reservation into a committed copy.
@@ -186,6 +212,12 @@ func (r *Reservation) end(files int64) {
 	}
 	r.ended = true
 	r.space.reserved -= r.bytes
+	if r.windowed {
+		r.space.windowed -= r.bytes
+	}
+	if r.written {
+		r.space.written -= r.bytes
+	}
 	r.space.used += files * r.bytes
 	r.space.files += files
 }

@@ -72,6 +72,7 @@ type TierStats struct {
 	Quota   int64   // bytes; 0 while the tier is being counted
 	Used    int64   // bytes of committed copies, in whole blocks
 	Filling int64   // bytes reserved for copies in flight
+	Window  int64   // bytes of copies in the window
 	Files   int64   // committed copies
 	Health  Health  // state
 	Cause   error   // why it is not Healthy, or nil

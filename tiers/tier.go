@@ -25,6 +25,7 @@ type Tier struct {
 	level  Level
 	store  drivers.Store
 	limit  Quota
+	window Quota
 	opts   Options
 	log    *slog.Logger
 	memory atomic.Bool // the store never blocks and needs no time-outs
@@ -47,7 +48,7 @@ type Tier struct {
 
 func newTier(l Level, c Config, source *Source, opts Options, log *slog.Logger) *Tier {
 	t := &Tier{
-		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, opts: opts, log: log,
+		name: c.Name, path: c.Path, level: l, store: c.Store, limit: c.Quota, window: c.Window, opts: opts, log: log,
 		source: source, scarcity: source.scarcity,
 		health:  health{log: log, wake: make(chan struct{}, 1)},
 		speed:   newSpeed(),
@@ -138,6 +139,7 @@ func (t *Tier) scan(ctx context.Context) error {
 	}
 	t.space.mu.Lock()
 	t.space.quota = quota
+	t.space.window = t.windowOf(quota)
 	t.space.used += bytes
 	t.space.files += files
 	t.space.mu.Unlock()
@@ -212,15 +214,37 @@ func (t *Tier) Scanned() bool {
 // Fits reports whether the quota has room for a copy of size bytes. It does not examine the
 // device, so that Reserve may still fail.
 func (t *Tier) Fits(size int64) bool {
-	return t.Scanned() && t.space.fits(allocated(size))
+	return t.Scanned() && t.space.fits(allocated(size), false)
 }
 
-// Room returns the tier's quota in bytes, 0 until the tier has been scanned, and the bytes
-// of it that copies take, with those in flight.
+// FitsWindow is Fits for a copy in the window.
+func (t *Tier) FitsWindow(size int64) bool {
+	return t.Scanned() && t.space.fits(allocated(size), true)
+}
+
+// Room returns the tier's quota in bytes without the window, 0 until the tier has been scanned, and
+// the bytes of it that copies take, with those in flight.
 func (t *Tier) Room() (quota, taken int64) {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
-	return t.space.quota, max(t.space.used, 0) + t.space.reserved
+	s := &t.space
+	return s.quota - s.window, max(s.used, 0) + s.reserved - s.windowed
+}
+
+// windowOf returns the size of the window in a quota.
+func (t *Tier) windowOf(quota int64) int64 {
+	if t.window.Bytes > 0 {
+		return min(t.window.Bytes, quota)
+	}
+	return int64(float64(quota) * t.window.Percent / 100)
+}
+
+// Window returns the bytes of the tier's quota that are for the window, 0 until the tier has been
+// scanned, and how many of them are taken.
+func (t *Tier) Window() (size, taken int64) {
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	return t.space.window, t.space.windowed
 }
 
 // Footprint returns an upper bound of the room, in bytes, that copies of files with a total
@@ -230,8 +254,18 @@ func Footprint(files int, bytes int64) int64 { return bytes + int64(files)*(allo
 // Reserve takes room for a copy of size bytes. It reports false if the quota or the device
 // has no room, or if the tier is not healthy enough to be filled.
 func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
+	return t.reserve(ctx, size, false)
+}
+
+// ReserveWindow is Reserve for a copy in the window: it is readable while it is being written, is
+// never committed, and is aborted when it is not needed any more.
+func (t *Tier) ReserveWindow(ctx context.Context, size int64) (*Reservation, bool) {
+	return t.reserve(ctx, size, true)
+}
+
+func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reservation, bool) {
 	bytes := allocated(size)
-	if !t.Scanned() || !t.health.writable() || !t.space.fits(bytes) {
+	if !t.Scanned() || !t.health.writable() || !t.space.fits(bytes, windowed) {
 		return nil, false
 	}
 	available, err := t.available(ctx)
@@ -239,10 +273,10 @@ func (t *Tier) Reserve(ctx context.Context, size int64) (*Reservation, bool) {
 		t.note(writing, err)
 		return nil, false
 	}
-	if !t.space.reserve(bytes, available, time.Now()) {
+	if !t.space.reserve(bytes, available, windowed, time.Now()) {
 		return nil, false
 	}
-	return &Reservation{space: &t.space, bytes: bytes}, true
+	return &Reservation{space: &t.space, bytes: bytes, windowed: windowed}, true
 }
 
 // Lost takes the copy of name, of size bytes, off the account, because it was found to be
@@ -427,7 +461,8 @@ func (t *Tier) Stats() TierStats {
 	s.Health, s.Cause = t.health.get()
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
-	s.Quota, s.Filling = t.space.quota, t.space.reserved
+	s.Quota, s.Filling = t.space.quota, t.space.reserved-t.space.windowed
+	s.Window = t.space.windowed
 	s.Used, s.Files = max(t.space.used, 0), max(t.space.files, 0)
 	return s
 }

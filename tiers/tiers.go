@@ -53,6 +53,10 @@ type Config struct {
 	Store drivers.Store // holds the copies; the hierarchy does not close it
 	Quota Quota
 
+	// Window is the share of the quota, in bytes or percent of it, for copies that are never
+	// committed (Tier.ReserveWindow); the zero value: none.
+	Window Quota
+
 	// Open opens Store if that is nil. It is called again after an error, and may hang. The tier
 	// is down before it has succeeded; see Hierarchy.Open.
 	Open func() (drivers.Store, error)

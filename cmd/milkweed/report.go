@@ -41,6 +41,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
 		Plan:          d.handler.PlanStats(),
+		Window:        d.handler.WindowStats(),
 		Scrub:         d.handler.ScrubStats(),
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),

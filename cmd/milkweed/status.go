@@ -219,6 +219,10 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
 	fmt.Fprintf(t, "limit\t%s of at most %s in flight in the background; requests take %.1f × the time of an idle source\n",
 		plural(s.Fills.Background, "block", "blocks"), count(s.Fills.BackgroundLimit), s.Fills.SourceSlowdown)
+	if w := s.Window; w.Size > 0 {
+		fmt.Fprintf(t, "window\t%s of %s used, %s; %s dropped after use, %s before\n",
+			size(w.Taken), size(w.Size), plural(w.Files, "file", "files"), count(w.Used), count(w.Unused))
+	}
 	if s.Plan.StreamCount > 0 {
 		fmt.Fprintf(t, "plan\t%s\n", planSummary(s.Plan))
 	}

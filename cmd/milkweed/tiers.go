@@ -71,6 +71,9 @@ func (d *daemon) tierConfigs() []tiers.Config {
 			Quota: tiers.Quota{Bytes: t.Quota.Bytes, Percent: t.Quota.Percent},
 			Open:  func() (drivers.Store, error) { return d.openTier(i) },
 		})
+		if w := d.cfg.Placement.Window; i == 0 {
+			configs[i].Window = tiers.Quota{Bytes: w.Bytes, Percent: w.Percent}
+		}
 	}
 	return configs
 }

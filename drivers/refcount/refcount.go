@@ -22,6 +22,9 @@ func (c *Count) Acquire() bool {
 	}
 }
 
+// Last reports whether one reference is left.
+func (c *Count) Last() bool { return c.extra.Load() == 0 }
+
 // Release drops a reference and reports whether it was the last one. The caller
 // to which it reports true closes the resource.
 func (c *Count) Release() bool {

@@ -96,7 +96,8 @@ const (
 
 // Placement is the configuration of the copies from the source to the tiers.
 type Placement struct {
-	Workers int // files copied at the same time, 1 to 256
+	Workers int   // files copied at the same time, 1 to 256
+	Window  Quota // share of the fastest tier for planned files without permanent room; the zero value for none
 }
 
 // Scrub is the configuration of the scheduled scrubs, which verify all copies.

@@ -212,6 +212,7 @@ plan = "order.txt"
 
 [placement]
 workers = 4
+window = "5%"
 
 [scrub]
 interval = "168h"
@@ -257,12 +258,13 @@ func TestParse(t *testing.T) {
 		"mount.metadata_snapshot = " + dir + "/x.snapshot from tiering.toml:23",
 		"mount.plan = " + dir + "/order.txt from tiering.toml:24",
 		"placement.workers = 4 from tiering.toml:27",
-		"scrub.interval = 168h from tiering.toml:30",
-		"scrub.rate = 20MB from tiering.toml:31",
-		"metrics.listen = 127.0.0.1:9877 from tiering.toml:34",
-		"log.level = debug from tiering.toml:37",
-		"log.format = json from tiering.toml:38",
-		"log.file = " + dir + "/log from tiering.toml:39",
+		"placement.window = 5% from tiering.toml:28",
+		"scrub.interval = 168h from tiering.toml:31",
+		"scrub.rate = 20MB from tiering.toml:32",
+		"metrics.listen = 127.0.0.1:9877 from tiering.toml:35",
+		"log.level = debug from tiering.toml:38",
+		"log.format = json from tiering.toml:39",
+		"log.file = " + dir + "/log from tiering.toml:40",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -216,6 +216,14 @@ var keys = []Key{
 		remedy:  fmt.Sprintf("Use a number from 1 to %d.", maxWorkers),
 		field:   func(c *Config, _ *Tier) flag.Value { return (*workersValue)(&c.Placement.Workers) },
 	},
+	{
+		Table: "placement", Name: "window", Type: quotaType, Default: "`0`, no window", Bounds: "at most 100%; " + sizeBounds,
+		Option: "window",
+		Meaning: "The share of the fastest tier, in bytes or percent of its quota, for planned files that have no permanent room: " +
+			"each is copied shortly before the job uses it and dropped after that.",
+		remedy: `A window is a size, such as "8GiB", or a percentage of the quota of the fastest tier, such as "10%"; 0 is none.`,
+		field:  func(c *Config, _ *Tier) flag.Value { return (*shareValue)(&c.Placement.Window) },
+	},
 
 	{
 		Table: "scrub", Name: "interval", Type: durationType, Bounds: "0 or more", Default: "`0s`, no scheduled scrubs",

@@ -22,6 +22,7 @@ type (
 	snapshotValue     string
 	nameValue         string
 	quotaValue        Quota
+	shareValue        Quota // that may be 0
 	bandwidthValue    int64
 	operationsValue   int64
 	modeValue         Mode
@@ -104,6 +105,16 @@ func (v *quotaValue) Set(s string) error {
 }
 
 func (v *quotaValue) String() string { return Quota(*v).String() }
+
+func (v *shareValue) Set(s string) error {
+	if s == "0" || s == "" {
+		*v = shareValue{}
+		return nil
+	}
+	return (*quotaValue)(v).Set(s)
+}
+
+func (v *shareValue) String() string { return Quota(*v).String() }
 
 func (v *bandwidthValue) Set(s string) error {
 	if s == "" {
