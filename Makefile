@@ -26,6 +26,7 @@ demo: build
 test: deps
 	$(GOTEST) ./...
 	cd examples/tensorflow && /usr/bin/python3 -B -m unittest
+	cd examples/pytorch && /usr/bin/python3 -B -m unittest
 
 .PHONY: race
 race:

@@ -15,10 +15,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -27,6 +26,7 @@ def arguments():
     parser.add_argument("--workers", type=int, default=2, help="processes that read and decode images (default 2)")
     parser.add_argument("--batch", type=int, default=64, help="images per step (default 64)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plan", action="store_true", help="DATA is a Milkweed mount: hand over the order of the images")
     parser.add_argument("--losses", metavar="FILE", help="write the loss of each step to FILE as a hexadecimal float")
     parser.add_argument("--verbose", action="store_true", help="print the loss of each step")
     return parser.parse_args()
@@ -48,9 +48,14 @@ def dataset(folder):
 
 def loader(images, args, device):
     workers = {"multiprocessing_context": "fork", "persistent_workers": True} if args.workers else {}
-    return DataLoader(images, batch_size=args.batch, shuffle=True, num_workers=args.workers,
-                      generator=torch.Generator().manual_seed(args.seed),
-                      pin_memory=device.type == "cuda", **workers)
+    generator = torch.Generator().manual_seed(args.seed)
+    sampler = RandomSampler(images, generator=generator)    # that of shuffle=True
+    if args.plan:
+        import milkweed     # milkweed.py, beside this script
+        sampler = milkweed.planned(sampler, [path for path, _ in images.samples], args.data,
+                                   lead=2 * args.workers * args.batch)
+    return DataLoader(images, batch_size=args.batch, sampler=sampler, num_workers=args.workers,
+                      generator=generator, pin_memory=device.type == "cuda", **workers)
 
 
 def network(classes):
