@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -73,10 +75,10 @@ func TestReadersWhilePlacing(t *testing.T) {
 const trainer = "../../examples/pytorch/train.py"
 
 // train trains on a directory, and returns the loss of each step.
-func (s *site) train(folder string) string {
+func (s *site) train(folder string, flags ...string) string {
 	s.t.Helper()
 	file := filepath.Join(s.dir, "losses")
-	s.script(trainer, folder, "--losses", file)
+	s.script(trainer, append(flags, folder, "--losses", file)...)
 	losses, err := os.ReadFile(file)
 	s.check(err)
 	if len(losses) == 0 {
@@ -86,7 +88,7 @@ func (s *site) train(folder string) string {
 }
 
 // An unchanged training script computes the same losses on a mount as on the source, to the last
-// bit, both while the data are placed and afterwards.
+// bit, both while the data are placed, with a plan, and afterwards.
 func TestPyTorchLosses(t *testing.T) {
 	t.Parallel()
 	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
@@ -94,7 +96,7 @@ func TestPyTorchLosses(t *testing.T) {
 	s.script("../../examples/pytorch/make_digits.py", s.source)
 	direct := s.train(s.source)
 	s.mount("1MiB", "64MiB")
-	if s.train(s.point) != direct {
+	if s.train(s.point, "--plan") != direct {
 		t.Error("the losses differ while the data are placed")
 	}
 	s.settled()
@@ -106,6 +108,34 @@ func TestPyTorchLosses(t *testing.T) {
 	}
 	if got := s.status().Source; got.Opens != 0 || got.Bytes != 0 {
 		t.Errorf("all data are in the tiers, but the source was opened %d times, and %d bytes were read", got.Opens, got.Bytes)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// A DataLoader that hands over its order reads the right bytes, and the mount predicts what the
+// workers open. When the job has ended, the plan is gone.
+func TestPyTorchPlan(t *testing.T) {
+	t.Parallel()
+	need(t, "root", "/dev/fuse", python, "python3-torch")
+	s := newSite(t)
+	const files = 300
+	for i := range files {
+		s.write(fmt.Sprintf("%d/%d", i%3, i), 10_000+i)
+	}
+	s.mount("64MiB")
+	s.script("testdata/planned.py", s.source, s.point)
+	var plan struct {
+		Opens, Correct, Rejected, Missing int64
+		Streams                           []any
+	}
+	s.check(json.Unmarshal([]byte(s.get("/v1/plan")), &plan))
+	if len(plan.Streams) != 0 || plan.Rejected != 0 || plan.Missing != 0 {
+		t.Errorf("plan: %+v, want no stream, no rejected path and no missing file", plan)
+	}
+	// Files that the workers open before the plan arrives are not counted.
+	if plan.Opens < files/2 || plan.Correct != plan.Opens {
+		t.Errorf("the plan predicted %d of %d opens, want all, and at least %d", plan.Correct, plan.Opens, files/2)
 	}
 	s.umount()
 	s.wantNothing()
