@@ -119,8 +119,12 @@ func (r *rig) stream(name string) (s PlanStream) {
 func TestWrongPlanIsSuspended(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const n = 3000
-		r, names := newPlanned(t, rigOptions{quotas: []int64{1 << 40}}, n+1000, 1000)
-		planned, others := names[:n], names[n:]
+		r, planned := newPlanned(t, rigOptions{quotas: []int64{1 << 40}}, n, 1000)
+		var others []string // in a directory of their own, all of whose files are read
+		for i := range 1000 {
+			others = append(others, fmt.Sprintf("others/%04d", i))
+			r.put(others[i], 1000)
+		}
 		r.plan(PlanPart{}, planned...)
 		r.placed(untestedEntries)
 		for _, name := range others {
