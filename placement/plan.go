@@ -340,6 +340,9 @@ func (s *planStream) find(hash uint32) (place, bool) {
 		if i := e.find(hash, here-near, here); i >= 0 {
 			behind, found = place{e.number, i}, true
 		}
+		if found && e.number == s.at.epoch {
+			break // not in the next epoch: a worker opens its file later than the others
+		}
 	}
 	return behind, found
 }
