@@ -75,7 +75,7 @@ default, the sizes of a few files decide. status prints the mode and the reason.
 Options of -o and /etc/fstab are config=FILE, allow_other,
 force_allow_other, xattrs, workers=N, attr_timeout=DURATION,
 consistency=DURATION, mode=MODE, metadata_snapshot=PLACE, plan=FILE,
-source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
+window=QUOTA, source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
 scrub_interval=DURATION, scrub_rate=SIZE, metrics=ADDRESS, log_level=LEVEL,
 log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
 ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
@@ -83,7 +83,8 @@ no effect here; noexec forbids executing files of the mount. The mount is
 always read-only, nosuid and nodev.
 metadata_snapshot is where names and attributes are saved for the next mount:
 "auto", beside the copies in a tier; a file; or "off". plan is a file with the
-paths that a job will open, one on each line; see milkweed plan --help.
+paths that a job will open, one on each line; see milkweed plan --help. window
+is the room on the fastest tier for planned files that no tier has room for.
 source_bandwidth and source_operations are limits per second on reads and
 operations at the source. With scrub_interval, the daemon compares all copies
 with their checksums from time to time.
