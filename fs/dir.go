@@ -3,10 +3,10 @@ package fs
 import (
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -26,7 +26,7 @@ import (
 type openDir struct {
 	entry *metadata.Entry
 
-	mu       sync.Mutex // guards the following
+	mu       panics.Mutex // guards the following
 	listing  metadata.Listing
 	started  bool // a READDIR was answered
 	from, to int  // the entries of the last reply, as positions in listing.Entries

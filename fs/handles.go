@@ -1,10 +1,11 @@
 package fs
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/cpu"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // handles is the table of open files or directories, by the handle IDs that were sent to
@@ -17,7 +18,7 @@ type handles[T any] struct {
 }
 
 type handleShard[T any] struct {
-	mu   sync.RWMutex // guards the following
+	mu   panics.RWMutex // guards the following
 	open map[uint64]T
 
 	_ cpu.CacheLinePad // keeps the next shard in another cache line

@@ -3,11 +3,11 @@ package fs
 import (
 	"errors"
 	"log/slog"
-	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // openNodes counts the opens of each node of a mount in Passthrough, and holds the backing
@@ -31,7 +31,7 @@ type openNodes struct {
 }
 
 type openNodeShard struct {
-	mu    sync.Mutex // guards the following
+	mu    panics.Mutex // guards the following
 	nodes map[uint64]*openNode
 }
 

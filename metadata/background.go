@@ -12,7 +12,7 @@ type background struct {
 	ctx  context.Context // is cancelled by close
 	stop context.CancelCauseFunc
 
-	mu      sync.Mutex // held while a goroutine is started
+	mu      panics.Mutex // held while a goroutine is started
 	running sync.WaitGroup
 }
 

@@ -3,10 +3,10 @@ package metadata
 import (
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A directory holds the names of one directory that are cached. They are in two sorted
@@ -14,19 +14,19 @@ import (
 // insertion into sorted may move a million names. When extra has grown to the square root
 // of sorted, it is merged into it.
 type directory struct {
-	mu          sync.RWMutex // guards the following, and the attributes of the entries
-	sorted      []*Entry     // by name
-	extra       []*Entry     // by name: the entries that are not in sorted
-	shared      bool         // sorted was returned to a caller and must not be modified
-	everListed  bool         // all names were known at some time
-	listedAhead bool         // ListAhead has found all names at some time
-	manyMissing bool         // there were more than maxMissing names in missing; it may be any name
-	version     uint32       // counts changes of the set of entries
-	retired     uint32       // counts entries that have lost their name
-	checked     uint32       // time when Sweep last compared the directory with the source, by Container.now
-	listed      uint32       // time when all names were last known, by Container.now; 0: they are not
-	inFlight    *load        // nil: none
-	ahead       ahead        // not used unless the source is a drivers.Namer
+	mu          panics.RWMutex // guards the following, and the attributes of the entries
+	sorted      []*Entry       // by name
+	extra       []*Entry       // by name: the entries that are not in sorted
+	shared      bool           // sorted was returned to a caller and must not be modified
+	everListed  bool           // all names were known at some time
+	listedAhead bool           // ListAhead has found all names at some time
+	manyMissing bool           // there were more than maxMissing names in missing; it may be any name
+	version     uint32         // counts changes of the set of entries
+	retired     uint32         // counts entries that have lost their name
+	checked     uint32         // time when Sweep last compared the directory with the source, by Container.now
+	listed      uint32         // time when all names were last known, by Container.now; 0: they are not
+	inFlight    *load          // nil: none
+	ahead       ahead          // not used unless the source is a drivers.Namer
 
 	missing map[string]struct{} // names of which the kernel may have cached that they do not exist
 	stamp   stamp               // see stamp; not used if names are found by listing

@@ -2,12 +2,12 @@ package metadata
 
 import (
 	"math"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // An Entry is one version of one file, or a directory, symbolic link or special file. Its
@@ -148,7 +148,7 @@ func (e *Entry) info() drivers.Info {
 }
 
 // attributes returns the lock that guards the attributes.
-func (e *Entry) attributes() *sync.RWMutex { return &e.Parent().dir.mu }
+func (e *Entry) attributes() *panics.RWMutex { return &e.Parent().dir.mu }
 
 // set sets the attributes to those of info, which describes the same version, and reports whether
 // another one than the access time and the blocks has changed. e.attributes must be held, unless e

@@ -3,7 +3,8 @@ package metadata
 import (
 	"context"
 	"iter"
-	"sync"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // An Outdated is a part of the kernel's cache that no longer agrees with the container.
@@ -22,7 +23,7 @@ type part struct {
 // outdatedParts is the set of parts for which the kernel has not been notified yet. It has at
 // most one part for each name and each node that the kernel has cached.
 type outdatedParts struct {
-	mu       sync.Mutex    // guards the following; no other lock is taken under it
+	mu       panics.Mutex  // guards the following; no other lock is taken under it
 	parts    map[part]bool // the value is Outdated.Content
 	arrived  chan struct{} // closed when parts is no longer empty; nil if no goroutine waits
 	taken    uint64        // number of batches that were taken

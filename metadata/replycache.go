@@ -3,7 +3,8 @@ package metadata
 import (
 	"context"
 	"errors"
-	"sync"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // maxReplyBytes bounds the size of each of the two maps of a replyCache.
@@ -13,7 +14,7 @@ const maxReplyBytes = 8 << 20
 // the newer map is full, it becomes the older one, so that at least the last maxReplyBytes are
 // cached.
 type replyCache[V any] struct {
-	mu           sync.Mutex // guards the following
+	mu           panics.Mutex // guards the following
 	newer, older map[replyKey]cachedReply[V]
 	bytes        int // the size of newer
 	inFlight     map[flightKey]*flight[V]

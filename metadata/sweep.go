@@ -3,7 +3,6 @@ package metadata
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -97,7 +96,7 @@ type sweep struct {
 
 // hanging are the paths whose requests hang. Its methods may be called concurrently.
 type hanging struct {
-	mu    sync.Mutex // guards the following
+	mu    panics.Mutex // guards the following
 	paths map[string]bool
 }
 

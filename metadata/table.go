@@ -3,8 +3,9 @@ package metadata
 import (
 	"cmp"
 	"slices"
-	"sync"
 	"sync/atomic"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A table maps IDs to entries. IDs count up from 1 and are never reused. Readers take no
@@ -14,10 +15,10 @@ type table struct {
 	live   atomic.Int64 // number of entries
 	bytes  atomic.Int64 // total size of the regular files among them
 
-	mu     sync.Mutex // guards the following, and changes of chunks
-	last   uint64     // the highest ID
-	dirs   []*Entry   // the directories, by ID; some were removed
-	tidyAt int        // the length of dirs at which removed ones are taken out
+	mu     panics.Mutex // guards the following, and changes of chunks
+	last   uint64       // the highest ID
+	dirs   []*Entry     // the directories, by ID; some were removed
+	tidyAt int          // the length of dirs at which removed ones are taken out
 }
 
 // A chunk holds the entries of consecutive IDs.

@@ -10,8 +10,8 @@ import (
 // A todoList holds work that several goroutines share, last in, first out. Work that is in
 // progress may add more.
 type todoList[T any] struct {
-	mu     sync.Mutex // guards the following
-	wake   *sync.Cond // signals that items or active has changed
+	mu     panics.Mutex // guards the following
+	wake   *sync.Cond   // signals that items or active has changed
 	items  []T
 	active int // number of items that are being worked on
 }

@@ -2,10 +2,10 @@ package placement
 
 import (
 	"maps"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -16,7 +16,7 @@ import (
 type badCopies struct {
 	n atomic.Int64 // len(copies): a lookup takes no lock while there are none
 
-	mu     sync.Mutex // guards the following
+	mu     panics.Mutex // guards the following
 	copies map[*metadata.Entry]badCopy
 }
 

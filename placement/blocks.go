@@ -2,10 +2,10 @@ package placement
 
 import (
 	"bytes"
-	"sync"
 	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/sequential"
 )
 
@@ -36,7 +36,7 @@ type blockMap struct {
 
 	complete atomic.Bool // all blocks are present
 
-	mu      sync.Mutex      // guards the following
+	mu      panics.Mutex    // guards the following
 	states  []byte          // of the blocks
 	flights map[int]*flight // of the blocks in flight
 	first   *flight         // of block 0, in flight or landed; nil if it was never taken

@@ -3,8 +3,9 @@ package placement
 import (
 	"math"
 	"math/bits"
-	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A controller limits the background requests in flight at the source. It measures the latency of
@@ -40,7 +41,7 @@ import (
 type controller struct {
 	max float64 // of limit
 
-	mu       sync.Mutex // guards the following
+	mu       panics.Mutex // guards the following
 	limit    float64
 	starting bool          // slow start has not ended
 	probing  bool          // the window is a probe

@@ -3,10 +3,10 @@ package placement
 import (
 	"math"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -39,8 +39,8 @@ import (
 type epochs struct {
 	totals func() totals // the counters now
 
-	mu        sync.Mutex // guards the following
-	opens     uint32     // the number of the last open; the first one is 1
+	mu        panics.Mutex // guards the following
+	opens     uint32       // the number of the last open; the first one is 1
 	numbers   openNumbers
 	current   pass
 	candidate pass

@@ -2,8 +2,9 @@ package placement
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A flight is the fetch of one block. From the moment when the block has arrived until it is
@@ -17,8 +18,8 @@ type flight struct {
 	demanded atomic.Bool // a reader has caused the fetch, and has not begun to wait for it
 	timing   timing      // set before data; zero if the block has not arrived
 
-	mu   sync.RWMutex // guards the following
-	data []byte       // the block; nil before it has arrived, and when it is written
+	mu   panics.RWMutex // guards the following
+	data []byte         // the block; nil before it has arrived, and when it is written
 }
 
 func newFlight(block int) *flight {

@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"sync"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -30,9 +29,9 @@ type gate struct {
 
 	waits tiers.Histogram // how long readers waited
 
-	mu       sync.Mutex // guards the following
-	waiting  int        // readers that wait, for less than waitStall
-	inFlight int        // blocks of background requests
+	mu       panics.Mutex // guards the following
+	waiting  int          // readers that wait, for less than waitStall
+	inFlight int          // blocks of background requests
 }
 
 // streamBlocks is the largest limit for a source that is best read in streams, and does not state

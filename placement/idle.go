@@ -2,8 +2,9 @@ package placement
 
 import (
 	"container/list"
-	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // An idleCache keeps files of the source open that no tier has room for and that have no
@@ -12,7 +13,7 @@ import (
 type idleCache struct {
 	max int // number of files
 
-	mu     sync.Mutex    // guards the following, and file.idle
+	mu     panics.Mutex  // guards the following, and file.idle
 	lru    list.List     // of *file: the least recently used one first
 	cursor *list.Element // in lru: where the next sweep begins
 	closed bool          // every file is dropped
@@ -116,9 +117,9 @@ func (c *idleCache) len() int64 {
 // next read is likely to follow. A file is kept for recentAge after its first read, also if
 // reads continue, so that the file is opened again after its copy was placed or removed.
 type recentFiles struct {
-	mu     sync.Mutex // guards the following, and file.recent
-	fifo   list.List  // of *file: the oldest first
-	closed bool       // every file is dropped
+	mu     panics.Mutex // guards the following, and file.recent
+	fifo   list.List    // of *file: the oldest first
+	closed bool         // every file is dropped
 }
 
 const (

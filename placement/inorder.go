@@ -2,9 +2,9 @@ package placement
 
 import (
 	"container/list"
-	"sync"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/sequential"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -25,7 +25,7 @@ const (
 type inOrder struct {
 	names *metadata.Container
 
-	mu    sync.Mutex // guards the following
+	mu    panics.Mutex // guards the following
 	dirs  perDirectory[orderedOpens]
 	ready list.List // of *orderedOpens: those with predictions, the next one first
 }

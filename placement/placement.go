@@ -70,7 +70,7 @@ type Handler struct {
 	wg   sync.WaitGroup // goroutines that Run waits for
 	pool sync.WaitGroup // workers
 
-	mu       sync.Mutex                  // guards the following
+	mu       panics.Mutex                // guards the following
 	fills    map[*metadata.Entry]*fill   // by entry; a claim without a fill verifies or removes a copy
 	backoffs map[*metadata.Entry]backoff // of the entries whose last copy failed
 

@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"hash/maphash"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // Bounds of the plan of a mount. What exceeds them is refused.
@@ -48,7 +49,7 @@ type plan struct {
 	active atomic.Bool          // there is a stream
 	need   atomic.Pointer[need] // nil: there is room for all planned files, as far as is known
 
-	mu        sync.Mutex // guards the following
+	mu        panics.Mutex // guards the following
 	streams   map[string]*planStream
 	pack      packer
 	planned   int // entries of all streams

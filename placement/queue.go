@@ -3,6 +3,8 @@ package placement
 import (
 	"container/list"
 	"sync"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A queue orders the background work. It decides what comes next; the gate decides when.
@@ -17,10 +19,10 @@ import (
 type queue struct {
 	gate *gate
 
-	mu      sync.Mutex // guards the following, and every slot
-	cond    sync.Cond  // of mu: something below or in the gate has changed
-	hot     list.List  // of *fill: those with credit, the next turn first; nil stands for the urgent feed
-	all     list.List  // of *fill: all fills, in the order of their start
+	mu      panics.Mutex // guards the following, and every slot
+	cond    sync.Cond    // of mu: something below or in the gate has changed
+	hot     list.List    // of *fill: those with credit, the next turn first; nil stands for the urgent feed
+	all     list.List    // of *fill: all fills, in the order of their start
 	urgent  feed
 	planned feed
 	idle    feed

@@ -1,11 +1,11 @@
 package placement
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -26,7 +26,7 @@ type racyFiles struct {
 
 	ahead atomic.Int64 // nanoseconds by which the clock of the source is ahead of the local one, at least
 
-	mu    sync.Mutex // guards the following
+	mu    panics.Mutex // guards the following
 	until map[*metadata.Entry]time.Time
 }
 

@@ -4,9 +4,9 @@ import (
 	"container/list"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -99,7 +99,7 @@ type scattered struct {
 	// dataset of a number of files and bytes.
 	room func(size, files, bytes int64) bool
 
-	mu       sync.Mutex // guards the following
+	mu       panics.Mutex // guards the following
 	subtrees map[*metadata.Entry]*subtree
 	total    int                       // files that were opened
 	opens    idSet                     // the same files

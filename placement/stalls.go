@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"sync"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -30,7 +29,7 @@ type stalls struct {
 	after time.Duration // the time without progress after which the first request has stalled
 	max   int
 
-	mu    sync.Mutex    // guards the following
+	mu    panics.Mutex  // guards the following
 	n     int           // stalled requests
 	bound chan struct{} // closed while n is max
 }
@@ -90,7 +89,7 @@ type watch struct {
 	start  time.Time
 	opens  bool // the request includes the open of the file; set before the file is read
 
-	mu      sync.Mutex // guards the following
+	mu      panics.Mutex // guards the following
 	timer   *time.Timer
 	stalled bool
 	ended   bool

@@ -22,7 +22,7 @@ type table struct {
 // A shard is the part of a table for some entries. A file gets its first user, and is closed
 // or becomes idle after the last one, only under the lock of its shard.
 type shard struct {
-	mu   sync.RWMutex // guards the following, and file.closed
+	mu   panics.RWMutex // guards the following, and file.closed
 	open map[*metadata.Entry]*file
 }
 

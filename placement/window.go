@@ -3,11 +3,11 @@ package placement
 import (
 	"cmp"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -31,7 +31,7 @@ type planWindow struct {
 	files   int           // copies at most: each has an open file
 	wake    chan struct{} // of capacity 1
 
-	mu      sync.Mutex // guards the following
+	mu      panics.Mutex // guards the following
 	copies  map[*metadata.Entry]*windowed
 	order   map[*planStream][]*windowed // the copies by their first use, in its order
 	passed  map[*windowed]struct{}      // copies that may be over

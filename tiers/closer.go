@@ -1,7 +1,6 @@
 package tiers
 
 import (
-	"sync"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -21,7 +20,7 @@ const (
 // hangs. While maxHung closes hang, further files wait in a queue. They are closed when the
 // source answers again. The zero value is ready for use.
 type closer struct {
-	mu    sync.Mutex // guards the following, and the fields of closing
+	mu    panics.Mutex // guards the following, and the fields of closing
 	queue []*closing
 	hung  int // closes in progress that no caller waits for
 }

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // The kernel reads the copies that a tier has lent as backing files by itself, so that the tier sees
@@ -110,7 +110,7 @@ func (t *Tier) checkLent(ctx context.Context, p drivers.CopyProber) {
 
 // recentCopies are the names of copies that were opened a short time ago. Probes read some of them.
 type recentCopies struct {
-	mu    sync.Mutex // guards the following
+	mu    panics.Mutex // guards the following
 	names [64]string
 	added int // names added so far
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -29,7 +28,7 @@ type scarcity struct {
 	log     *slog.Logger
 	relieve atomic.Pointer[func()] // closes descriptors that are not needed now
 
-	mu     sync.Mutex // held while relieve runs; guards the following
+	mu     panics.Mutex // held while relieve runs; guards the following
 	warned time.Time
 }
 

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // A tier is slow if its reads take long, on average over a window, and the source would take much
@@ -40,8 +40,8 @@ func (e *slowError) Error() string {
 type speed struct {
 	suspected chan time.Duration // receives the mean of a window in which reads took long
 
-	mu     sync.Mutex // guards the following
-	reads  int        // in this window
+	mu     panics.Mutex // guards the following
+	reads  int          // in this window
 	total  time.Duration
 	queued int           // sum, over the reads, of the operations that were in flight
 	began  time.Time     // when the first read of the window began
@@ -145,7 +145,7 @@ func (s *Source) measure(ctx context.Context, name string, timeout time.Duration
 
 // A pace is how long the reads of the source take now.
 type pace struct {
-	mu       sync.Mutex // guards the following
+	mu       panics.Mutex // guards the following
 	inFlight int
 	recent   time.Duration // of successful reads, a moving average
 	failed   bool          // the last read has failed

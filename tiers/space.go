@@ -2,8 +2,9 @@ package tiers
 
 import (
 	"math"
-	"sync"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // allocationUnit is the unit to which the account rounds the size of a copy: the block
@@ -21,16 +22,16 @@ func allocated(size int64) int64 {
 // exceptions: the tier held more when the quota was lowered, or a commit succeeded after
 // it was abandoned.
 type space struct {
-	mu       sync.Mutex // guards the following
-	quota    int64      // bytes; 0 until the tier has been scanned
-	used     int64      // bytes of committed copies, and of removed ones that are still open
-	reserved int64      // bytes of copies in flight, and of those in the window
-	window   int64      // bytes of the quota that are for the window only
-	windowed int64      // bytes of reserved that are in the window
-	written  int64      // bytes of windowed that are written
-	files    int64      // committed copies
-	noRoom   int64      // size for which the device was full; 0: it was not
-	until    time.Time  // when noRoom expires
+	mu       panics.Mutex // guards the following
+	quota    int64        // bytes; 0 until the tier has been scanned
+	used     int64        // bytes of committed copies, and of removed ones that are still open
+	reserved int64        // bytes of copies in flight, and of those in the window
+	window   int64        // bytes of the quota that are for the window only
+	windowed int64        // bytes of reserved that are in the window
+	written  int64        // bytes of windowed that are written
+	files    int64        // committed copies
+	noRoom   int64        // size for which the device was full; 0: it was not
+	until    time.Time    // when noRoom expires
 
 	changing  map[string]bool      // names whose copy is being committed or removed
 	discarded map[string]bool      // names whose copy Discard has removed, until the next commit

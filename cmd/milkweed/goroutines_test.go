@@ -4,7 +4,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -59,6 +61,46 @@ func TestGoroutinesContainPanics(t *testing.T) {
 	for key := range uncontained {
 		if !used[key] {
 			t.Errorf("%s starts no goroutine", key)
+		}
+	}
+}
+
+// notShared are the files whose locks do not guard data that requests share.
+var notShared = map[string]string{
+	"fs/request.go":            "one request",
+	"metadata/tree.go":         "a call of Walk: it is held while a callback runs",
+	"metadata/walk.go":         "a call of Revalidate: it is held while a callback runs",
+	"placement/scrub.go":       "a scrub: it is held while a callback runs",
+	"placement/scrubreport.go": "the report of a scrub",
+	"placement/warmup.go":      "a call of Warmup: it is held while a callback runs",
+}
+
+// Data that requests share is guarded by the locks of package panics, so that a panic that may have
+// left it half changed ends the daemon.
+func TestSharedLocksEndTheDaemon(t *testing.T) {
+	used := make(map[string]bool)
+	for _, dir := range []string{"tiers", "metadata", "placement", "fs"} {
+		paths, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := dir + "/" + filepath.Base(path)
+			if strings.HasSuffix(path, "_test.go") || !regexp.MustCompile(`sync\.(RW)?Mutex`).Match(text) {
+				continue
+			}
+			if used[name] = true; notShared[name] == "" {
+				t.Errorf("%s has a lock of package sync", name)
+			}
+		}
+	}
+	for name := range notShared {
+		if !used[name] {
+			t.Errorf("%s has no lock of package sync", name)
 		}
 	}
 }
