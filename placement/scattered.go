@@ -291,8 +291,8 @@ func (p *scattered) announce(d *subtree) bool {
 	return p.ready.Len() > 0
 }
 
-// isShuffled reports whether a job reads s in no order.
-func (s *subtree) isShuffled() bool { return s.shuffled >= minOpens && 2*s.shuffled >= s.opened }
+// isShuffled reports whether a job reads d in no order.
+func (d *subtree) isShuffled() bool { return d.shuffled >= minOpens && 2*d.shuffled >= d.opened }
 
 // concentrates reports whether s, since its first open, has been read at least twice as densely as
 // the subtree outer around it.
