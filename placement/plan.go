@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ const (
 	planSearch     = 16   // of how many unplanned opens one is searched for everywhere, while suspended
 	planIdle       = time.Hour
 	planThrough    = time.Minute // how long a stream is kept after its last entry was opened
+	planHung       = time.Minute // how long files of a directory that hangs are left out
 	planReasons    = 8           // reasons that are returned for one part
 )
 
@@ -58,8 +60,9 @@ type plan struct {
 	earned    budget
 	recent    struct{ opens, correct int }
 	suspended bool
-	sizes     sizeCounts          // of planned files
-	missing   map[uint32]struct{} // names that do not exist, by hash
+	sizes     sizeCounts           // of planned files
+	missing   map[uint32]struct{}  // names that do not exist, by hash
+	hung      map[string]time.Time // directories of which the source did not answer a request, and when
 	counters  PlanCounters
 }
 
@@ -108,7 +111,7 @@ type use struct {
 }
 
 func newPlan() *plan {
-	return &plan{seed: maphash.MakeSeed(), streams: make(map[string]*planStream), missing: make(map[uint32]struct{})}
+	return &plan{seed: maphash.MakeSeed(), streams: make(map[string]*planStream), missing: make(map[uint32]struct{}), hung: make(map[string]time.Time)}
 }
 
 // hash returns the hash of a path, which is not 0.
@@ -194,7 +197,8 @@ func (s *planStream) first(a place) (place, *chunk) {
 }
 
 // next returns the entry that the job needs first, of those that were not returned yet and may be
-// looked up and copied now. The path is "" if it was rejected, or is known not to exist.
+// looked up and copied now. The path is "" if it was rejected, is known not to exist, or is in a
+// directory that hangs.
 func (p *plan) next() (path string, u use, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,7 +226,7 @@ func (p *plan) next() (path string, u use, ok bool) {
 	u = use{best, best.next}
 	path = best.names.name(from, u.i)
 	best.next.i++
-	if _, missing := p.missing[p.hash(path)]; missing {
+	if _, missing := p.missing[p.hash(path)]; missing || p.isHung(path) {
 		path = ""
 	}
 	return path, u, true
@@ -368,6 +372,7 @@ func (p *plan) judge(correct bool) {
 func (p *plan) prune(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	maps.DeleteFunc(p.hung, func(_ string, since time.Time) bool { return now.Sub(since) > planHung })
 	for _, s := range p.streams {
 		idle := now.Sub(s.used)
 		if _, left := s.first(s.at); idle > planIdle || left == nil && idle > planThrough {
@@ -391,6 +396,7 @@ func (p *plan) remove(s *planStream) {
 	p.spent, p.earned, p.suspended = budget{}, budget{}, false
 	p.recent.opens, p.recent.correct = 0, 0
 	clear(p.missing)
+	clear(p.hung)
 }
 
 // sorted returns the streams by name. p.mu must be held.

@@ -241,6 +241,9 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	case errors.Is(err, fs.ErrNotExist):
 		h.plan.miss(path)
 		return nil
+	case err != nil && ctx.Err() != nil && h.ctx.Err() == nil:
+		h.plan.hang(path)
+		return nil
 	case err != nil || !e.IsRegular():
 		return nil
 	}
@@ -276,6 +279,23 @@ func (p *plan) miss(path string) {
 		clear(p.missing)
 	}
 	p.missing[p.hash(path)] = struct{}{}
+}
+
+// hang records that the source did not answer a request for a name. Other files of its directory
+// would keep workers for predictTimeout each, and a call of the source until it answers.
+func (p *plan) hang(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hung[path.Dir(name)] = time.Now()
+}
+
+// isHung reports whether a file is in a directory that hangs. p.mu must be held.
+func (p *plan) isHung(name string) bool {
+	if len(p.hung) == 0 {
+		return false
+	}
+	_, hung := p.hung[path.Dir(name)]
+	return hung
 }
 
 // spend accounts for lookups and copies.
