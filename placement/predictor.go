@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -66,24 +67,26 @@ func (h *Handler) beginInOrder(e *metadata.Entry) *fill {
 	return f
 }
 
-// predictTimeout bounds a request for the names or the attributes of predicted files. A part of
-// the source that hangs must not keep a worker from the others.
-const predictTimeout = 2 * time.Second
+// predictTimeout bounds a request for the attributes of a predicted file. A part of the source that
+// hangs must not keep a worker from the others. listTimeout bounds a listing, for which no worker
+// waits: that of a directory of 1,000,000 names takes long.
+const (
+	predictTimeout = 2 * time.Second
+	listTimeout    = 5 * time.Minute
+)
 
 // beginScattered claims a file that may be opened at some time, and returns its fill, or nil. It
 // requests its attributes first if they are not known. A directory is listed instead.
 func (h *Handler) beginScattered(e *metadata.Entry) *fill {
-	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), predictTimeout)
-	defer cancel()
 	if e.IsDir() {
-		if err := h.names.ListAhead(ctx, e); err != nil {
-			h.scattered.fail(e)
-		}
-		if h.scattered.listed(e) {
-			h.queue.feedIdle()
-		}
+		h.wg.Go(func() {
+			defer panics.Contain()
+			h.listAhead(e)
+		})
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), predictTimeout)
+	defer cancel()
 	wasKnown := !e.Unknown()
 	now, err := h.names.Known(ctx, e)
 	var f *fill
@@ -100,6 +103,18 @@ func (h *Handler) beginScattered(e *metadata.Entry) *fill {
 		h.queue.feedIdle()
 	}
 	return f
+}
+
+// listAhead lists a directory of predicted files. scattered bounds the number of calls.
+func (h *Handler) listAhead(dir *metadata.Entry) {
+	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), listTimeout)
+	defer cancel()
+	if err := h.names.ListAhead(ctx, dir); err != nil {
+		h.scattered.fail(dir)
+	}
+	if h.scattered.listed(dir) {
+		h.queue.feedIdle()
+	}
 }
 
 // prefetch claims e and returns its fill, which the caller begins. It returns nil if the file
