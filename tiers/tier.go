@@ -211,6 +211,9 @@ func (t *Tier) Scanned() bool {
 	}
 }
 
+// Accepts reports whether the tier has been scanned, and is healthy enough to be filled.
+func (t *Tier) Accepts() bool { return t.Scanned() && t.health.writable() }
+
 // Fits reports whether the quota has room for a copy of size bytes. It does not examine the
 // device, so that Reserve may still fail.
 func (t *Tier) Fits(size int64) bool {
@@ -265,7 +268,7 @@ func (t *Tier) ReserveWindow(ctx context.Context, size int64) (*Reservation, boo
 
 func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reservation, bool) {
 	bytes := allocated(size)
-	if !t.Scanned() || !t.health.writable() || !t.space.fits(bytes, windowed) {
+	if !t.Accepts() || !t.space.fits(bytes, windowed) {
 		return nil, false
 	}
 	available, err := t.available(ctx)
