@@ -77,6 +77,7 @@ type planStream struct {
 	at     place        // position of the job: after the furthest entry that it has opened
 	next   place        // the next entry that is copied; not before at
 	held   bool         // next returns nothing until release
+	run    int          // how often the job has started again
 	used   time.Time    // of the last open or new entry
 	names  unpacker
 
@@ -108,6 +109,7 @@ func (a place) compare(b place) int {
 type use struct {
 	stream *planStream
 	place
+	run int // of the stream
 }
 
 func newPlan() *plan {
@@ -118,11 +120,11 @@ func newPlan() *plan {
 func (p *plan) hash(path string) uint32 { return uint32(maphash.String(p.seed, path)) | 1 }
 
 // through reports whether the stream of u does not need the file any more: the job has opened a
-// file that is at least the lead after u, or the stream is gone.
+// file that is at least the lead after u, or has started again, or the stream is gone.
 func (p *plan) through(u use) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.streams[u.stream.name] != u.stream || u.stream.distance(u.place, u.stream.at) > u.stream.lead
+	return p.streams[u.stream.name] != u.stream || u.run != u.stream.run || u.stream.distance(u.place, u.stream.at) > u.stream.lead
 }
 
 // ahead returns how many entries the job opens before u. It is negative if it has passed u.
@@ -223,7 +225,7 @@ func (p *plan) next() (path string, u use, ok bool) {
 	if best == nil {
 		return "", use{}, false
 	}
-	u = use{best, best.next}
+	u = use{best, best.next, best.run}
 	path = best.names.name(from, u.i)
 	best.next.i++
 	if _, missing := p.missing[p.hash(path)]; missing || p.isHung(path) {

@@ -301,15 +301,15 @@ func TestPlanPositions(t *testing.T) {
 		}
 	}
 	at(3, 50)
-	u := use{s, place{3, 51}}
+	u := use{stream: s, place: place{3, 51}}
 	for _, i := range []int{55, 52, 50, 51, 54, 53, 56} {
 		if correct, _ := p.opened(first[i], 1); !correct {
 			t.Errorf("open %d is not predicted", i)
 		}
 	}
 	at(3, 57)
-	if p.through(u) || p.ahead(u) != -6 || p.ahead(use{s, place{4, 2}}) != 45 {
-		t.Errorf("through %v, ahead %d and %d", p.through(u), p.ahead(u), p.ahead(use{s, place{4, 2}}))
+	if p.through(u) || p.ahead(u) != -6 || p.ahead(use{stream: s, place: place{4, 2}}) != 45 {
+		t.Errorf("through %v, ahead %d and %d", p.through(u), p.ahead(u), p.ahead(use{stream: s, place: place{4, 2}}))
 	}
 	for i := 57; i < 100; i++ {
 		p.opened(first[i], 1)
@@ -318,7 +318,7 @@ func TestPlanPositions(t *testing.T) {
 	if !p.through(u) {
 		t.Error("not through")
 	}
-	u = use{s, place{3, 99}}
+	u = use{stream: s, place: place{3, 99}}
 	for i := range 10 {
 		if p.through(u) {
 			t.Errorf("through after %d", i)

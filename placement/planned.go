@@ -106,6 +106,7 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 	from := place{part.Epoch, part.From}
 	if s.at.compare(from) > 0 { // the job has started again
 		s.at = from
+		s.run++
 		for n := len(s.epochs) - 1; s.epochs[n] != e; n-- {
 			p.free(s.epochs[n].truncate(0))
 			s.epochs = s.epochs[:n]

@@ -153,10 +153,13 @@ func (w *planWindow) poke() {
 	}
 }
 
-// add records a new fill for a use.
+// add records a new fill for a use, unless the fill has ended: a reader may have begun it.
 func (w *planWindow) add(f *fill, u use) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.handler.has(f) { // otherwise its end calls remove later
+		return
+	}
 	c := &windowed{fill: f, first: u.place, uses: []use{u}}
 	w.copies[f.entry] = c
 	order := w.order[u.stream]
@@ -409,6 +412,13 @@ func (h *Handler) hold(f *fill) bool {
 	defer h.mu.Unlock()
 	f.held = h.ctx.Err() == nil
 	return f.held
+}
+
+// has reports whether f is the fill of its entry, and has not ended.
+func (h *Handler) has(f *fill) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.fills[f.entry] == f
 }
 
 // unhold takes a complete copy out of the window, and reports success: it has no user. Once the
