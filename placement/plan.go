@@ -23,7 +23,7 @@ const (
 	planLead       = 64   // of a stream that states none
 	planSlack      = 16   // how much further than the lead an open may be from the position
 	planVotes      = 4    // opens near each other that move a position to them from anywhere
-	planSearch     = 16   // of how many unplanned opens one is searched for everywhere, while suspended
+	planSearch     = 16   // of how many unplanned opens one is searched for everywhere, while that is of no use
 	planIdle       = time.Hour
 	planThrough    = time.Minute // how long a stream is kept after its last entry was opened
 	planHung       = time.Minute // how long files of a directory that hangs are left out
@@ -60,6 +60,7 @@ type plan struct {
 	earned    budget
 	recent    struct{ opens, correct int }
 	suspended bool
+	fruitless int                  // searches since one has found an entry
 	sizes     sizeCounts           // of planned files
 	missing   map[uint32]struct{}  // names that do not exist, by hash
 	hung      map[string]time.Time // directories of which the source did not answer a request, and when
@@ -263,9 +264,10 @@ func (p *plan) opened(path string, size int64) (predicted, more bool) {
 // open may be an accident. After several that are near each other, the position moves to them.
 // seek reports whether it has. p.mu must be held.
 func (p *plan) seek(hash uint32) (moved bool) {
-	if p.suspended && p.counters.Opens%planSearch != 0 {
+	if (p.suspended || p.fruitless >= planVotes*planSearch) && p.counters.Opens%planSearch != 0 {
 		return false // a search takes up to half a millisecond
 	}
+	p.fruitless++
 	for _, s := range p.streams {
 		for _, e := range s.epochs {
 			i := e.find(hash, e.start(), e.end())
@@ -275,7 +277,7 @@ func (p *plan) seek(hash uint32) (moved bool) {
 			if n := i - e.other; max(n, -n) > s.lead+planSlack {
 				e.votes = 0
 			}
-			e.other = i
+			e.other, p.fruitless = i, 0
 			if e.votes++; e.votes >= planVotes && s.at.compare(place{e.number, i}) < 0 {
 				p.move(s, place{e.number, i})
 				return true
