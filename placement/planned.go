@@ -246,12 +246,16 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	case err != nil || !e.IsRegular():
 		return nil
 	}
+	if !h.hasCopy(e, u) && !h.Fits(e.Size()) {
+		f, held := h.withoutRoom(e, u)
+		if !held { // otherwise it is looked up again
+			h.saw(u, e.Size())
+		}
+		return f
+	}
 	h.saw(u, e.Size())
 	if h.hasCopy(e, u) {
 		return nil
-	}
-	if !h.Fits(e.Size()) {
-		return h.withoutRoom(e, u)
 	}
 	f := h.prefetch(e, nil)
 	if f != nil {

@@ -101,33 +101,34 @@ func (w *planWindow) tier() *tiers.Tier {
 }
 
 // withoutRoom is called for a planned file for which no tier has permanent room. It returns a fill
-// in the window, or nil. If the window is full, the plan returns u again when it has room.
-func (h *Handler) withoutRoom(e *metadata.Entry, u use) *fill {
+// in the window, or nil. If the window is full, withoutRoom reports held: the plan returns u again
+// when it has room.
+func (h *Handler) withoutRoom(e *metadata.Entry, u use) (f *fill, held bool) {
 	w, t := h.window, h.window.tier()
 	if t == nil || e.Size() == 0 || h.files.inUse(e) { // an open file is being read at the source
-		return nil
+		return nil, false
 	}
 	if size, _ := t.Window(); tiers.Footprint(1, e.Size()) > size {
-		return nil
+		return nil, false
 	}
 	for range 3 { // another worker may be faster
 		if !w.hasRoom(t, e.Size(), u) {
-			return nil
+			return nil, true
 		}
 		room, ok := t.ReserveWindow(h.ctx, e.Size())
 		if !ok {
 			continue
 		}
-		f := h.prefetch(e, room)
+		f = h.prefetch(e, room)
 		if f == nil {
 			room.Return()
-			return nil
+			return nil, false
 		}
 		h.plan.spend(budget{bytes: e.Size()})
 		w.add(f, u)
-		return f
+		return f, false
 	}
-	return nil // the tier is not healthy
+	return nil, false // the tier is not healthy
 }
 
 // hasRoom reports whether the window has room for size bytes. If not, or if an earlier use of the
