@@ -268,15 +268,15 @@ func (c *Container) SaveSnapshot(ctx context.Context, folder *os.Root, name, sou
 	temp := fmt.Sprintf("%s.%016x%s", name, rand.Uint64(), temporary)
 	f, err := folder.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return fmt.Errorf("create %s: %w", name, withoutPath(err))
 	}
 	defer folder.Remove(temp)
 	defer f.Close()
 	if err := c.writeSnapshot(interruptible{ctx, f}, source); err != nil {
-		return fmt.Errorf("write metadata snapshot: %w", err)
+		return fmt.Errorf("write %s: %w", name, withoutPath(err))
 	}
 	if err := f.Sync(); err != nil {
-		return fmt.Errorf("write metadata snapshot: %w", err)
+		return fmt.Errorf("write %s: %w", name, withoutPath(err))
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -285,6 +285,15 @@ func (c *Container) SaveSnapshot(ctx context.Context, folder *os.Root, name, sou
 		return err
 	}
 	return syncFolder(folder)
+}
+
+// withoutPath returns the cause of err. The name of a temporary file differs each time, so that a
+// caller could not tell whether it has logged the error before.
+func withoutPath(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
 }
 
 // An interruptible writes until ctx is done.

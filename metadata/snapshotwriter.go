@@ -15,6 +15,9 @@ import (
 func (c *Container) writeSnapshot(w io.Writer, source string) error {
 	s := &snapshotWriter{c: c, w: bufio.NewWriterSize(w, 1<<20), now: c.now(), wall: wallNow()}
 	s.head(source)
+	if s.err == nil {
+		s.err = s.w.Flush() // by its head, removeTemporaries recognizes the file
+	}
 	s.tail(s.directory(c.root))
 	if s.err != nil {
 		return s.err
