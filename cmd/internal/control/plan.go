@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -42,10 +43,12 @@ func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
 	body := bufio.NewReaderSize(http.MaxBytesReader(w, r.Body, maxPlan), maxPath)
 	var result placement.PlanResult
 	for first, n := true, 0; ; first = false {
-		http.NewResponseController(w).SetReadDeadline(time.Now().Add(planTimeout))
+		conn := http.NewResponseController(w)
+		conn.SetReadDeadline(time.Now().Add(planTimeout))
+		conn.SetWriteDeadline(time.Now().Add(planTimeout + writeTimeout))
 		paths, err := readPaths(body)
 		if n += len(paths); n > maxPaths {
-			respondError(w, planError(fmt.Errorf("more than %d paths", maxPaths)))
+			respondError(w, planError(fmt.Errorf("more than %d paths in one request; the first %d are planned", maxPaths, result.Accepted)))
 			return
 		}
 		if err == nil || err == io.EOF && (first || len(paths) > 0) {
@@ -59,8 +62,10 @@ func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
 		}
 		switch {
 		case err == io.EOF:
-			http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
 			respond(w, result)
+			return
+		case errors.As(err, new(*http.MaxBytesError)):
+			respondError(w, planError(fmt.Errorf("more than %d MiB in one request; the first %d paths are planned", maxPlan>>20, result.Accepted)))
 			return
 		case err != nil:
 			respondError(w, planError(fmt.Errorf("the paths after the first %d: %w", result.Accepted+result.Rejected, err)))
@@ -97,7 +102,7 @@ func planPart(q url.Values) (part placement.PlanPart, err error) {
 	for name, value := range map[string]*int64{"epoch": &part.Epoch, "from": &part.From, "lead": &part.Lead} {
 		if text := q.Get(name); text != "" {
 			if *value, err = strconv.ParseInt(text, 10, 64); err != nil || *value < 0 {
-				return part, planError(fmt.Errorf("%s: %q is not a number", name, text))
+				return part, planError(fmt.Errorf("%s: %q is not a number from 0 on", name, text))
 			}
 		}
 	}

@@ -123,7 +123,7 @@ func TestPlanRefused(t *testing.T) {
 	if _, paths, _ := d.Planned.Calls(); len(paths) != 3 || len(paths[1]) <= 4096 || paths[2] != "b" {
 		t.Errorf("got %d paths", len(paths))
 	}
-	if code, reply := request(t, "POST /v1/plan", strings.NewReader(strings.Repeat("x", 65<<20))); code != http.StatusBadRequest || !strings.Contains(reply, "too large") {
+	if code, reply := request(t, "POST /v1/plan", strings.NewReader(strings.Repeat("x", 65<<20))); code != http.StatusBadRequest || !strings.Contains(reply, "more than 64 MiB") {
 		t.Errorf("a body of 65 MiB: got %d, %s", code, reply)
 	}
 	if code, reply := request(t, "POST /v1/plan", strings.NewReader(strings.Repeat("\x00", 1_002_000))); code != http.StatusBadRequest || !strings.Contains(reply, "more than 1000000 paths") {
