@@ -58,6 +58,7 @@ import weakref
 __all__ = ["plan", "planned"]
 
 LEAD = 1024         # files that the loader requests before the job uses them, unless the job says
+MAX_LEAD = 65536    # the most that the mount accepts
 AHEAD = 32768       # entries that are handed over before the loader requests them
 PART = 4096         # entries of one request to the mount
 PENDING = 8192      # parts of an order that wait for the thread
@@ -461,7 +462,7 @@ class _Mount:
     def send(self, epoch, start, paths):
         """Makes paths the entries of an epoch from a start on."""
         body = b"".join([self.relative(path) + b"\0" for path in paths])
-        reply = self.request("POST", TIMEOUT, body, epoch=epoch, lead=self.lead, **{"from": start})
+        reply = self.request("POST", TIMEOUT, body, epoch=epoch, lead=max(0, min(int(self.lead), MAX_LEAD)), **{"from": start})
         self.used = True
         reply = json.loads(reply)
         if reply["rejected"]:
@@ -479,13 +480,14 @@ class _Mount:
     def relative(self, path):
         """Returns a path without the mount point, which has another path outside a container."""
         if self.prefixes is None:
-            points = self.mount, os.path.abspath(self.mount), os.path.realpath(self.mount)
+            points = self.mount, os.path.normpath(self.mount), os.path.abspath(self.mount), os.path.realpath(self.mount)
             self.prefixes = [os.path.join(os.fsencode(point), b"") for point in points]
-        path = os.fsencode(path)
-        for prefix in self.prefixes:
-            if path.startswith(prefix):
-                return path[len(prefix):]
-        return path
+        given = os.fsencode(path)
+        for path in given, os.path.normpath(given):
+            for prefix in self.prefixes:
+                if path.startswith(prefix):
+                    return path[len(prefix):].lstrip(b"/")
+        return given
 
     def request(self, method, timeout, body=None, **query):
         """Returns the body of the reply."""
