@@ -337,7 +337,7 @@ type PlanStream struct {
 	Position  int64  `json:"position"`      // number after the furthest entry that the job has opened
 	Loader    int64  `json:"loader_lead"`   // files that the loader requests before the job uses them
 	Later     int64  `json:"later_entries"` // entries of later epochs
-	Lead      int64  `json:"lead_files"`    // entries from the position on that were copied, or are being copied
+	Lead      int64  `json:"lead_files"`    // entries from the position on that were looked up, and copied where possible
 	LeadBytes int64  `json:"lead_bytes"`    // their sizes, estimated from the mean size of the entries before them
 	Passed    int64  `json:"passed"`        // entries that the position has passed
 	Correct   int64  `json:"correct"`       // opens that the stream predicted, within the lead of the loader

@@ -26,9 +26,9 @@ func newPlan() *cobra.Command {
 		Use:   "plan MOUNT [FILE|-]",
 		Short: "Say in which order a job will read files",
 		Long: `Plan tells the daemon of MOUNT in which order a job will open files. Each line
-of FILE, or of the standard input, is a path relative to the mount point or
-absolute below it. The daemon copies the files in this order, ahead of the job,
-and looks up their names.
+of FILE, or of the standard input, is a path relative to the mount point, or
+begins with MOUNT, or is absolute below it. The daemon looks up the files and
+copies them in this order, ahead of the job.
 
 A plan is a hint. Files that do not exist are skipped, and the job may open
 others, or in another order: that costs time, and never changes what it reads.
@@ -40,14 +40,15 @@ forgotten when the job has passed it. A stream is forgotten a minute after its
 last entry was opened, or an hour after its last use.
 
 --show prints, for each stream, the entry that the job has reached, how many
-entries are copied or being copied ahead of it, and how many opens were
-predicted. With --json, it prints one object on one line: entries,
+entries ahead of it were looked up, and copied where possible, and how many
+opens were predicted. With --json, it prints one object on one line: entries,
 memory_bytes, opens, correct, missing, rejected, lead_files, lead_bytes,
 suspended, stream_count, and streams[], each with name, epoch, entries,
 position, loader_lead, later_entries, lead_files, lead_bytes, passed and
 correct.
 
-Plan exits with 2 if FILE cannot be read, has no paths, or none was accepted,
+Plan exits with 2 if FILE cannot be read, has no paths, more than 64 MiB or more
+than 1,000,000 paths (the first ones are then planned), or none was accepted,
 with 7 if MOUNT is not in a mount or its daemon does not answer, and with 8 if
 some paths were not accepted. They are not in the mount, or the plan is full.`,
 		Example: `  shuf files.txt | tee order.txt | milkweed plan /mnt/imagenet
@@ -82,6 +83,8 @@ func (o planOptions) run(c *cobra.Command, args []string) error {
 	switch {
 	case o.show && o.clear:
 		return usageError(c, errors.New("--show and --clear exclude each other"))
+	case o.json && !o.show:
+		return usageError(c, errors.New("--json needs --show"))
 	case (o.show || o.clear) && len(args) > 1:
 		return usageError(c, errors.New("--show and --clear take no FILE"))
 	}
@@ -153,16 +156,22 @@ func (o planOptions) send(c *cobra.Command, client *control.Client, point, given
 }
 
 // readPlan returns the paths in r, each of which ends with end, with a NUL after each. It omits
-// empty ones. Paths below given are made relative to it: the daemon knows the mount point
-// without symbolic links.
+// empty ones. Paths below given are made relative to it, as `find mnt | milkweed plan mnt` has them:
+// the daemon knows the mount point without symbolic links.
 func readPlan(r io.Reader, end byte, given string) ([]byte, error) {
-	prefix := ""
+	prefixes := [][]byte{[]byte(strings.TrimSuffix(given, "/") + "/")}
 	if abs, err := filepath.Abs(given); err == nil {
-		prefix = strings.TrimSuffix(abs, "/") + "/"
+		prefixes = append(prefixes, []byte(strings.TrimSuffix(abs, "/")+"/"))
 	}
 	var paths bytes.Buffer
 	err := planfile.Read(r, end, func(path []byte) error {
-		paths.Write(bytes.TrimPrefix(path, []byte(prefix)))
+		for _, prefix := range prefixes {
+			if name, ok := bytes.CutPrefix(path, prefix); ok {
+				path = name
+				break
+			}
+		}
+		paths.Write(path)
 		paths.WriteByte(0)
 		return nil
 	})
@@ -196,8 +205,16 @@ func (o planOptions) print(ctx context.Context, w io.Writer, client *control.Cli
 
 // planSummary describes a plan in one line.
 func planSummary(p placement.PlanStats) string {
-	line := fmt.Sprintf("%s in %s, %s ahead of the job (%s); %s of %s predicted", plural(p.Entries, "entry", "entries"),
-		plural(p.StreamCount, "stream", "streams"), count(p.Lead), size(p.LeadBytes), percent(p.Correct, p.Opens), plural(p.Opens, "open", "opens"))
+	line := fmt.Sprintf("%s in %s, %s ahead of the job (%s); ", plural(p.Entries, "entry", "entries"),
+		plural(p.StreamCount, "stream", "streams"), count(p.Lead), size(p.LeadBytes))
+	if p.Opens == 0 {
+		line += "no open yet"
+	} else {
+		line += fmt.Sprintf("%s of %s predicted", percent(p.Correct, p.Opens), plural(p.Opens, "open", "opens"))
+	}
+	if p.Missing > 0 {
+		line += fmt.Sprintf("; %s since the mount did not exist", plural(p.Missing, "planned name", "planned names"))
+	}
 	if p.Suspended {
 		line += "; suspended, because less than an eighth of the recent opens are in it"
 	}

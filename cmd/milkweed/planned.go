@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -64,7 +65,11 @@ func (d *daemon) readPlan(ctx context.Context) {
 		return flush()
 	})
 	err = cmp.Or(err, flush())
-	d.log.Info("read the plan", "file", name, "accepted", all.Accepted, "rejected", all.Rejected, "reasons", all.Errors, "err", err)
+	level := slog.LevelInfo
+	if err != nil || all.Rejected > 0 {
+		level = slog.LevelWarn
+	}
+	d.log.Log(ctx, level, "read the plan", "file", name, "accepted", all.Accepted, "rejected", all.Rejected, "reasons", all.Errors, "err", err)
 }
 
 // Plans implements control.Daemon.

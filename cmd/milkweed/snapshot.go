@@ -149,7 +149,7 @@ func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
 			}
 			newest = s
 		case <-ctx.Done():
-			d.log.Warn("metadata snapshot is not used", "err", errNotOpened)
+			d.log.Warn("a metadata snapshot is not used", "err", errNotOpened)
 			return newest
 		}
 	}
