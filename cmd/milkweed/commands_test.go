@@ -84,7 +84,7 @@ mixed   ` + clock(7) + `  14s   700                             0s       0s     
 6       ` + clock(8) + `  2m5s  1,000  20 MiB fill, 80 MiB ram  0s       1.5s       0s      0s
 7, now  ` + clock(11) + `  1s    20                              0s       0s         0s      0s
 all                                                     1m1.5s   0s         32.1ms  2.13s
-LATENCY to TIERS: the time that readers waited, summed over the readers.
+LATENCY, BANDWIDTH, FILL and TIERS are times that readers waited, summed over the readers.
 mixed: not recognizable as an epoch. Files were opened again before others were opened.
 
 opens      1,000, 90% from a tier; 5 open now

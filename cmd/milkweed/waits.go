@@ -65,7 +65,7 @@ func printWaits(w io.Writer, s control.Status) {
 		all = append(all, control.EpochWait(wait))
 	}
 	fmt.Fprintf(w, "all\t\t\t\t\t%s\n", waited(all))
-	fmt.Fprintln(w, "LATENCY to TIERS: the time that readers waited, summed over the readers.")
+	fmt.Fprintln(w, "LATENCY, BANDWIDTH, FILL and TIERS are times that readers waited, summed over the readers.")
 	if mixed {
 		fmt.Fprintln(w, "mixed: not recognizable as an epoch. Files were opened again before others were opened.")
 	}

@@ -30,10 +30,12 @@ import (
 //     program that resolves all components of a path, one after another, sees no outdated one.
 //   - A name that is missing in a directory whose descriptor was kept is missing only if the whole
 //     path, resolved again, leads to the same directory.
-//   - The time is counted from the oldest descriptor on the path.
+//   - The descriptor of a directory is used for keepFor after the oldest one on its path was
+//     resolved.
 //
-// A file that was replaced may be opened for keepFor after it was described. The caller of Open
-// compares the version in any case.
+// The descriptor of a file is used for keepFor after the file was described, whatever becomes of its
+// directories: the file may have been replaced or renamed since, also to a place outside of the
+// folder. The caller of Open compares the version in any case.
 //
 // All methods may be called concurrently.
 type resolver struct {
