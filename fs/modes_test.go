@@ -114,62 +114,64 @@ func (m *mapping) Close() error { return errors.Join(unix.Munmap(m.data), m.clos
 func TestOpenModes(t *testing.T) {
 	stages := []string{"before", "during", "after"}
 	const size = 2<<20 + 1
-	names := func(f func(name, way1, way2 string, stage1, stage2 int)) {
-		for way1 := range ways {
-			for way2 := range ways {
-				for stage1 := range stages {
-					for stage2 := stage1; stage2 < len(stages); stage2++ {
-						// Each file is in a folder of its own, so that none is prefetched.
-						f(fmt.Sprintf("%s_%s_%s_%s/f", way1, stages[stage1], way2, stages[stage2]), way1, way2, stage1, stage2)
-					}
-				}
+	data := make([]byte, size)
+	chacha(1, data)
+	each := func(f func(name string, stage1, stage2 int)) {
+		for stage1 := range stages {
+			for stage2 := stage1; stage2 < len(stages); stage2++ {
+				f(fmt.Sprintf("%s_%s", stages[stage1], stages[stage2]), stage1, stage2)
 			}
 		}
 	}
-	data := make([]byte, size)
-	chacha(1, data)
-	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}, workers: 1}, func(source string) {
-		names(func(name, _, _ string, _, _ int) {
-			if err := os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(source, name), data, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		})
-	})
-	names(func(name, way1, way2 string, stage1, stage2 int) {
-		t.Run(filepath.Dir(name), func(t *testing.T) {
-			s.t = t
-			defer s.from.Clear()
-			s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
-			h1, h2 := s.openBetween(name, way1, way2, stage1, stage2)
-			for _, h := range []*held{h1, h2} {
-				if got, want := h.read(4096, size), hash(data[4096:]); got != want {
-					t.Errorf("got %s, want %s", got, want)
-				}
-			}
-			byKernel := s.handler.Stats().Passthrough[1].Files
-			h3 := hold(t, s.in(name))
-			if got, want := s.handler.Stats().Passthrough[1].Files-byKernel == 1, stage1 == 2; got != want {
-				t.Errorf("the kernel reads a third open by itself: got %v, want %v", got, want)
-			}
-			for _, h := range []*held{h1, h2, h3} {
-				h.close()
-			}
-			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
-			byKernel = s.handler.Stats().Passthrough[1].Files
-			h4 := hold(t, s.in(name))
-			if got, want := h4.read(0, size), hash(data); got != want {
-				t.Errorf("got %s, want %s", got, want)
-			}
-			h4.close()
-			if got := s.handler.Stats().Passthrough[1].Files - byKernel; got != 1 {
-				t.Errorf("opens that the kernel reads by itself after all handles are closed: got %d, want 1", got)
-			}
-			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
-		})
-	})
+	for way1 := range ways {
+		for way2 := range ways {
+			t.Run(way1+"_"+way2, func(t *testing.T) {
+				// The files are so few that none is prefetched.
+				s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}, workers: 1}, func(source string) {
+					each(func(name string, _, _ int) {
+						if err := os.WriteFile(filepath.Join(source, name), data, 0o644); err != nil {
+							t.Fatal(err)
+						}
+					})
+				})
+				each(func(name string, stage1, stage2 int) {
+					t.Run(name, func(t *testing.T) { s.testOpenModes(t, name, way1, way2, stage1, stage2, data) })
+				})
+			})
+		}
+	}
+}
+
+// testOpenModes is TestOpenModes for one file and two handles.
+func (s *stack) testOpenModes(t *testing.T, name, way1, way2 string, stage1, stage2 int, data []byte) {
+	s.t = t
+	defer s.from.Clear()
+	s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
+	h1, h2 := s.openBetween(name, way1, way2, stage1, stage2)
+	for _, h := range []*held{h1, h2} {
+		if got, want := h.read(4096, int64(len(data))), hash(data[4096:]); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	byKernel := s.handler.Stats().Passthrough[1].Files
+	h3 := hold(t, s.in(name))
+	if got, want := s.handler.Stats().Passthrough[1].Files-byKernel == 1, stage1 == 2; got != want {
+		t.Errorf("the kernel reads a third open by itself: got %v, want %v", got, want)
+	}
+	for _, h := range []*held{h1, h2, h3} {
+		h.close()
+	}
+	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+	byKernel = s.handler.Stats().Passthrough[1].Files
+	h4 := hold(t, s.in(name))
+	if got, want := h4.read(0, int64(len(data))), hash(data); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	h4.close()
+	if got := s.handler.Stats().Passthrough[1].Files - byKernel; got != 1 {
+		t.Errorf("opens that the kernel reads by itself after all handles are closed: got %d, want 1", got)
+	}
+	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
 }
 
 // openBetween copies a file of 3 blocks, and opens it at two stages of the copy: before it, while

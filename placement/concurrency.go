@@ -108,6 +108,7 @@ const (
 	precision   = 0.06                   // standard error of the background latency that a window needs
 
 	probeShare       = 4                      // by which a probe divides the limit
+	maxProbe         = time.Second            // a probe ends then, even without enough requests
 	probeLoad        = 0.7                    // a probe is valid if the blocks in flight fell to this share
 	minProbeInterval = 500 * time.Millisecond // doubles to maxProbeInterval
 	maxProbeInterval = 10 * time.Second
@@ -214,6 +215,8 @@ func (c *controller) complete(after time.Duration) bool {
 	n := w.sides[0].n + w.sides[1].n
 	round := w.busy / after.Seconds() / w.meanBlocks() // requests in flight
 	switch {
+	case c.probing && after >= maxProbe: // of a source that takes long
+		return true
 	case after < minWindow || n < minRequests || float64(n) < min(round, maxRequests):
 		return false // most requests that began in the window are still in flight
 	case after >= longWindow || c.starting:

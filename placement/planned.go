@@ -206,7 +206,6 @@ func (h *Handler) planned(e *metadata.Entry) bool {
 // nextPlanned returns a prediction for the next entry of the plan that may have to be copied, or nil.
 func (h *Handler) nextPlanned() prediction {
 	for h.ctx.Err() == nil && slices.ContainsFunc(h.levels.Tiers(), (*tiers.Tier).Accepts) { // otherwise later
-
 		path, u, ok := h.plan.next()
 		switch {
 		case !ok:
