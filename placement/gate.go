@@ -14,7 +14,7 @@ import (
 //
 // The gate also counts the readers that wait for blocks of fills, and owns the buffers of blocks
 // in flight, which bound their number. None of its limits counts requests and readers that the
-// source leaves without an answer (stalls.go).
+// source leaves without an answer (stalls.go); a prediction that hangs counts until predictTimeout.
 //
 // The rate limiter of drivers/limit does something else: among the requests that wait inside a
 // source with a capped rate, it serves demand reads before background requests. The limiter

@@ -30,8 +30,6 @@ type inOrder struct {
 	ready list.List // of *orderedOpens: those with predictions, the next one first
 }
 
-var _ predictor = (*inOrder)(nil)
-
 // orderedOpens is the state of inOrder for one directory.
 type orderedOpens struct {
 	// Of file numbers. There is one stream, whose Data counts the opens that moved on.

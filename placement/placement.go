@@ -37,8 +37,8 @@ import (
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
-// Handler.mu. epochs.mu, the locks of predictors and of block maps are held without any other lock
-// of this package.
+// Handler.mu. controller.mu and stalls.mu are taken last. epochs.mu, the locks of predictors and of
+// block maps are held without any other lock of this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container

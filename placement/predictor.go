@@ -11,17 +11,11 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A predictor predicts which files will be opened, from the files that were opened. Workers
-// pull its predictions one at a time. It holds a position in them, so that a million predicted
-// files cost no more than one. Its methods may be called concurrently.
-type predictor interface {
-	// next returns an entry to prefetch, or nil if there is none until the next open. It makes
-	// no request, and returns each prediction once. The file may be placed already.
-	next() *metadata.Entry
-
-	// prune drops state that is of no use any more.
-	prune(now time.Time)
-}
+// The predictors inOrder and scattered predict which files will be opened, from the files that were
+// opened. Workers pull their predictions one at a time. Each holds a position in its predictions, so
+// that a million predicted files cost no more than one. Their methods may be called concurrently.
+// The method next returns an entry to prefetch, or nil if there is none until the next open. It
+// makes no request, and returns each prediction once. The file may be placed already.
 
 // predict passes an open to the plan and, if that has not predicted it, to the predictors. missing
 // means that the file has no copy.

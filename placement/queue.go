@@ -20,7 +20,7 @@ type queue struct {
 	gate *gate
 
 	mu      panics.Mutex // guards the following, and every slot
-	cond    sync.Cond    // of mu: something below or in the gate has changed
+	cond    sync.Cond    // of mu: something below has changed, or a request has left the gate
 	hot     list.List    // of *fill: those with credit, the next turn first; nil stands for the urgent feed
 	all     list.List    // of *fill: all fills, in the order of their start
 	urgent  feed

@@ -30,8 +30,8 @@ const (
 // those that it has opened, after it has opened a fraction f of the files.
 //
 // A job that reads a part of the files ends at some f, and the source then serves at most
-// 1 + waste(f) times the bytes of the job. Nobody knows at which f it ends, so that the limit holds
-// all the time. A job that tries something out with a tenth of the files pays at most a fifth. Then
+// 1 + waste(f) times the bytes of the job. The f at which a job ends is unknown, so that the limit
+// holds at each. A job that tries something out with a tenth of the files pays at most a fifth. Then
 // the limit grows to nine tenths. A job that has read a third of the files in no order is taken to
 // read all. What is promised is 1.25 at a tenth and 2.0 at three tenths; the limits are lower,
 // because sizes and numbers of files are estimated before they are known.
@@ -320,7 +320,7 @@ func (p *scattered) push(s *subtree) {
 	}
 }
 
-// next implements predictor. It also returns directories, which are to be listed. The caller calls
+// next returns a file to prefetch. It also returns directories, which are to be listed. The caller calls
 // settle for each file, and listed for each directory.
 func (p *scattered) next() *metadata.Entry {
 	p.mu.Lock()

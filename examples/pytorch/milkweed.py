@@ -92,7 +92,7 @@ def plan(paths, mount, stream="", epoch=0, lead=LEAD):
     The paths are below the mount point `mount` or relative to it. The list replaces the earlier one
     of the same stream and epoch. A stream is the order of one process. If several processes of a
     job read different files, each needs a name of its own, of at most 128 bytes. lead is that of
-    planned(). The function waits for the mount, at most a few seconds.
+    planned(). The function waits for the mount, at most 5 seconds for each operation on the socket.
     """
     mount = _Mount(mount, stream, lead)
     try:
