@@ -232,7 +232,7 @@ func (q *queue) pull(from *feed) *fill {
 	var f *fill
 	if begin != nil {
 		q.mu.Unlock()
-		f = begin()
+		panics.Do(func() error { f = begin(); return nil }) // which logs it
 		q.mu.Lock()
 	}
 	if f != nil {

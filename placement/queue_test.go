@@ -130,3 +130,22 @@ func TestPredictionsAreBegunInParallel(t *testing.T) {
 		}
 	})
 }
+
+// A prediction that panics costs its own copy only.
+func TestPredictionPanics(t *testing.T) {
+	want := &fill{weight: 1}
+	predictions := []prediction{func() *fill { panic("a test") }, func() *fill { return want }}
+	q := newQueue(&gate{control: newController(1, 1)}, nil, nil, func() prediction {
+		p := predictions[0]
+		predictions = predictions[1:]
+		return p
+	})
+	q.feedIdle()
+	if got := q.take(); got != want {
+		t.Errorf("got %v", got)
+	}
+	q.done(want)
+	if n := q.gate.background(); n != 0 {
+		t.Errorf("requests in flight: got %d, want none", n)
+	}
+}
