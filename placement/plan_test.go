@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -508,8 +509,8 @@ func TestPlanBounds(t *testing.T) {
 	}
 }
 
-// A shuffled epoch with a plan, in several streams whose readers open files as they like within the
-// lead, reads each file once at the source, and the plan predicts nearly all opens. Meanwhile other
+// A shuffled epoch with a plan, in several streams of two readers each, which overtake each other,
+// reads each file once at the source, and the plan predicts nearly all opens. Meanwhile other
 // plans, right and wrong, come and go.
 func TestPlannedEpoch(t *testing.T) {
 	const streams, lead = 4, 8
@@ -534,10 +535,11 @@ func TestPlannedEpoch(t *testing.T) {
 			s.handler.DropPlan("other")
 		}
 	})
+	var opened [streams]atomic.Int64
 	for i := range streams {
-		for r := range 2 { // of each stream
+		for range 2 { // of each stream
 			readers.Go(func() {
-				for n := r; n < share; n += 2 {
+				for n := int(opened[i].Add(1)) - 1; n < share; n = int(opened[i].Add(1)) - 1 {
 					s.wantFile(s.names[i*share+n], s.data[i*share+n])
 				}
 			})
