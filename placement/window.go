@@ -36,6 +36,7 @@ type planWindow struct {
 	order   map[*planStream][]*windowed // the copies by their first use, in its order
 	passed  map[*windowed]struct{}      // copies that may be over
 	waiting []use                       // uses for which there was no room
+	first   *use                        // the room that relieve has made is for this one, and for earlier ones
 	dropped bool                        // a copy, since the last tick
 
 	counters WindowCounters // updated atomically
@@ -137,13 +138,21 @@ func (w *planWindow) hasRoom(t *tiers.Tier, size int64, u use) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	overtakes := func(other use) bool { return other.stream == u.stream && other.compare(u.place) < 0 }
-	if len(w.copies) < w.files && t.FitsWindow(size) && !slices.ContainsFunc(w.waiting, overtakes) {
+	if len(w.copies) < w.files && t.FitsWindow(size) && !slices.ContainsFunc(w.waiting, overtakes) && !w.isPromised(u) {
+		if w.first != nil && *w.first == u {
+			w.first = nil
+		}
 		return true
 	}
 	w.waiting = append(w.waiting, u)
 	w.handler.plan.hold(u)
 	w.poke()
 	return false
+}
+
+// isPromised reports whether the room is for a use that comes before u. w.mu must be held.
+func (w *planWindow) isPromised(u use) bool {
+	return w.first != nil && *w.first != u && w.handler.plan.ahead(u) > w.handler.plan.ahead(*w.first)
 }
 
 // poke makes run look for copies that are to be dropped.
@@ -353,6 +362,7 @@ func (w *planWindow) relieve() {
 func (w *planWindow) stalled() (first use, next int64, stalled bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.first = nil
 	stalled, w.dropped = len(w.waiting) > 0 && !w.dropped, false
 	if !stalled {
 		return use{}, 0, false
@@ -360,6 +370,7 @@ func (w *planWindow) stalled() (first use, next int64, stalled bool) {
 	p := w.handler.plan
 	first = slices.MinFunc(w.waiting, func(a, b use) int { return cmp.Compare(p.ahead(a), p.ahead(b)) })
 	next = p.ahead(first)
+	w.first = &first
 	w.resume() // a stream may be gone, or a tier have room
 	return first, next, true
 }
