@@ -40,6 +40,7 @@ func TestRestartWithoutSource(t *testing.T) {
 	for i := range 1000 {
 		s.write(fmt.Sprintf("class%d/%03d.jpg", i%10, i), 1000)
 	}
+	time.Sleep(time.Second / 4) // a snapshot stores when a directory was listed to a tenth of a second
 	words := s.mountWords("64MiB")
 	s.milkweed(words...)
 	s.milkweed("warmup", s.point)
