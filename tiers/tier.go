@@ -144,6 +144,9 @@ func (t *Tier) scan(ctx context.Context) error {
 	t.space.files += files
 	t.space.mu.Unlock()
 	close(t.scanned)
+	if t.window.Bytes > quota {
+		t.log.Warn("the window takes the whole quota: no copy on this tier stays", "window", t.window.Bytes, "quota", quota)
+	}
 	return nil
 }
 

@@ -142,6 +142,15 @@ func TestParseQuota(t *testing.T) {
 	}
 }
 
+func TestNoWindow(t *testing.T) {
+	for _, in := range []string{"", "0", "0%"} {
+		v := shareValue{Percent: 5}
+		if err := v.Set(in); err != nil || v != (shareValue{}) {
+			t.Errorf("%q: %v, %v, want no window", in, v, err)
+		}
+	}
+}
+
 func TestModes(t *testing.T) {
 	for _, want := range []Mode{Auto, Passthrough, Stateless, Cached} {
 		if got := parse(t, fmt.Sprintf("[mount]\nmode = %q", want)).Mount.Mode; got != want {

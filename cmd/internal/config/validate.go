@@ -42,6 +42,9 @@ func (c *Config) validate(needsPoint bool) error {
 	if err := c.validateTiers(); err != nil {
 		return err
 	}
+	if err := c.validateWindow(); err != nil {
+		return err
+	}
 	return c.validatePaths()
 }
 
@@ -96,6 +99,17 @@ func (c *Config) validateTiers() error {
 		named[t.Name] = i
 	}
 	return nil
+}
+
+// validateWindow refuses a window that cannot be in the quota of the fastest tier. Of a quota in
+// percent, the size is known when the tier is open.
+func (c *Config) validateWindow() error {
+	window, quota := c.Placement.Window, c.Tiers[0].Quota
+	if window.Bytes == 0 || quota.Bytes == 0 || window.Bytes <= quota.Bytes {
+		return nil
+	}
+	return c.invalid("placement.window", fmt.Sprintf("%s is more than the quota of tier %s, which is %s", window, c.Tiers[0].Name, quota),
+		"The window is a part of the quota of the fastest tier; what is left is for copies that stay.")
 }
 
 // A configuredPath is a directory or file of the configuration. It may not exist

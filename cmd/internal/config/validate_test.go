@@ -54,6 +54,9 @@ func TestValidate(t *testing.T) {
 		{"no tier", func(c *Config) { c.Tiers = nil }, `tier: no tier is configured`},
 		{"no name", func(c *Config) { c.Tiers[1].Name = "" }, `tier.name: is missing`},
 		{"no tier path", func(c *Config) { c.Tiers[1].Path = "" }, `tier.path: is missing`},
+		{"window larger than the tier", func(c *Config) {
+			c.Tiers[0].Quota, c.Placement.Window = Quota{Bytes: 8 << 30}, Quota{Bytes: 9 << 30}
+		}, `placement.window: 9GiB is more than the quota of tier ram, which is 8GiB`},
 		{"no quota", func(c *Config) { c.Tiers[0].Quota = Quota{} }, `tier.quota: is missing`},
 		{"same name", func(c *Config) { c.Tiers[1].Name = "ram" }, `tier.name: "ram" is also the name of tier 1`},
 		{"too many", func(c *Config) {

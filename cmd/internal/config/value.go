@@ -107,7 +107,7 @@ func (v *quotaValue) Set(s string) error {
 func (v *quotaValue) String() string { return Quota(*v).String() }
 
 func (v *shareValue) Set(s string) error {
-	if s == "0" || s == "" {
+	if s == "0" || s == "0%" || s == "" {
 		*v = shareValue{}
 		return nil
 	}
