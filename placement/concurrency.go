@@ -37,12 +37,19 @@ import (
 // probe: the latency of that window replaces the unloaded one.
 //
 // The unit of the limit is a block in flight: a request of up to 1 MiB, or each MiB of a longer
-// one. The methods may be called concurrently.
+// one. A limit that suits small files would be many times as many bytes when large ones follow. The
+// bytes in flight are therefore limited, too, as BBR does it: to headroom times those that the source
+// delivers in the unloaded latency.
+//
+// The methods may be called concurrently.
 type controller struct {
-	max float64 // of limit
+	max   float64 // of limit
+	least float64 // of bytes
 
 	mu       panics.Mutex // guards the following
 	limit    float64
+	bytes    float64       // in flight, at most
+	rate     float64       // bytes per second that the source delivers to background requests
 	starting bool          // slow start has not ended
 	probing  bool          // the window is a probe
 	earliest time.Time     // of the next probe
@@ -61,6 +68,7 @@ type window struct {
 	since      time.Time
 	busy       float64   // seconds of latency of all requests that ended, times their blocks
 	background float64   // the part of busy that is of background requests
+	bytes      int64     // of all background requests that ended
 	blocks     int       // of the background requests in sides
 	sides      [2]sample // requests that began and ended in the window: in the background, demand
 }
@@ -100,6 +108,8 @@ const (
 	growth         = 0.25 // of the limit, in a window in which the latency has not grown
 	maxDecrease    = 0.5  // lower bound of the gradient
 	slowStartRatio = 0.7  // the ratio that ends slow start
+	headroom       = 1.25 // of the bytes in flight
+	rateMemory     = 0.9  // share of rate that is kept in a window in which less was delivered
 
 	minWindow   = 20 * time.Millisecond
 	longWindow  = 250 * time.Millisecond // after which minRequests suffice
@@ -121,9 +131,12 @@ const (
 
 // newController makes a controller whose limit is first at the start, and at most max.
 func newController(first, max int) *controller {
+	least := float64(min(first, max)) / 4 * blockSize
 	return &controller{
 		max:      float64(max),
 		limit:    float64(min(first, max)),
+		least:    least,
+		bytes:    least,
 		starting: true,
 		interval: minProbeInterval,
 		ratio:    1,
@@ -134,10 +147,25 @@ func newController(first, max int) *controller {
 func (c *controller) Limit() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	limit, _ := c.limits()
+	return limit
+}
+
+// Admits reports whether another background request may start while some blocks are in flight, of
+// so many bytes together.
+func (c *controller) Admits(blocks int, bytes int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	limit, most := c.limits()
+	return blocks < limit && float64(bytes) < most
+}
+
+// limits returns how many blocks and bytes may be in flight; c.mu must be held.
+func (c *controller) limits() (blocks int, bytes float64) {
 	if c.probing {
-		return max(1, int(c.limit/probeShare))
+		return max(1, int(c.limit/probeShare)), max(1, c.bytes/probeShare)
 	}
-	return max(1, int(c.limit))
+	return max(1, int(c.limit)), c.bytes
 }
 
 // Slowdown returns the latency of the last window, divided by the unloaded latency.
@@ -184,6 +212,7 @@ func (c *controller) Observe(r request) {
 	w.busy += latency * float64(n) // also of those that began before, by Little's law
 	if !r.demand {
 		w.background += latency * float64(n)
+		w.bytes += r.bytes
 	}
 	if r.start.Before(w.since) { // its latency is also that of the window before
 		return
@@ -237,6 +266,9 @@ func (c *controller) adapt(now time.Time) {
 	load := w.busy / elapsed
 	slower := c.learn(c.probing && load <= probeLoad*c.load)
 	c.compare()
+	if !c.probing {
+		c.limitBytes(float64(w.bytes) / elapsed)
+	}
 	c.begin(now)
 	if c.probing {
 		c.endProbe(now, now.Sub(w.since), slower)
@@ -275,6 +307,23 @@ func (c *controller) next(queue float64) float64 {
 		return c.limit + max(queue/2, growth*c.limit)
 	}
 	return (c.limit + max(maxDecrease, gradient)*c.limit + queue) / 2
+}
+
+// limitBytes limits the bytes in flight after a window in which rate bytes per second were
+// delivered.
+func (c *controller) limitBytes(rate float64) {
+	c.rate = max(rate, rateMemory*c.rate)
+	slowest := math.Inf(-1)
+	for i, k := range c.kinds {
+		if side(i) == 0 && k.n > 0 {
+			slowest = max(slowest, k.unloaded+k.squares/float64(2*k.n)) // the arithmetic mean, if it is log-normal
+		}
+	}
+	share := headroom
+	if c.starting {
+		share = 2
+	}
+	c.bytes = max(c.least, share*c.rate*math.Exp(slowest))
 }
 
 // learn updates the unloaded latencies at the end of a window. probe means that the window was a

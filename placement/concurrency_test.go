@@ -99,8 +99,9 @@ type simulatedMount struct {
 	*simulation
 	controller *controller
 	sizes      []int64
-	inFlight   int
-	workers    int // turns at most
+	inFlight   int   // blocks
+	flying     int64 // bytes
+	workers    int   // turns at most
 	turns      int
 	bytes      int64
 	next       int
@@ -114,14 +115,16 @@ func (s *simulation) mount(first, max, workers int, sizes ...int64) *simulatedMo
 
 // start starts as many background requests as the controller allows.
 func (m *simulatedMount) start() {
-	for m.turns < m.workers && m.inFlight < m.controller.Limit() {
+	for m.turns < m.workers && m.controller.Admits(m.inFlight, m.flying) {
 		size := m.sizes[m.next%len(m.sizes)]
 		m.next++
 		m.turns++
 		m.inFlight += blocks(size)
+		m.flying += size
 		m.request(size, func(start time.Time) {
 			m.turns--
 			m.inFlight -= blocks(size)
+			m.flying -= size
 			m.bytes += size
 			m.controller.Observe(request{start: start, end: m.now, bytes: size})
 			m.start()
@@ -189,7 +192,7 @@ func (s *simulation) rate(d time.Duration) float64 {
 func direct(source simulatedSource, sizes []int64, throughput float64) (latencies []time.Duration) {
 	sort.Search(128, func(readers int) bool {
 		s := newSimulation(source)
-		m := &simulatedMount{simulation: s, controller: &controller{limit: 1e6, max: 1e6}, sizes: sizes, workers: readers}
+		m := &simulatedMount{simulation: s, controller: &controller{limit: 1e6, max: 1e6, least: math.Inf(1), bytes: math.Inf(1)}, sizes: sizes, workers: readers}
 		m.start()
 		other := s.other()
 		s.run(time.Second)
@@ -319,6 +322,31 @@ func TestControllerAfterPause(t *testing.T) {
 	s.run(2 * time.Second)
 	if got := s.rate(5 * time.Second); got < 0.9*s.source.rate {
 		t.Errorf("after the pause: got %.0f MB/s, want %.0f", got/1e6, 0.9*s.source.rate/1e6)
+	}
+}
+
+// When a mount goes on from small files to large ones, its requests in flight become fewer at once:
+// a limit of blocks that suits small files would be twelve times as many bytes.
+func TestControllerFromSmallToLarge(t *testing.T) {
+	for _, latency := range []time.Duration{2 * ms, 8 * ms} {
+		source := simulatedSource{latency, 0.2, 200e6}
+		s := newSimulation(source)
+		m := s.mount(startBlocks, 64, 64, 90_000)
+		m.reader(90_000, 0)
+		other := s.other()
+		s.run(5 * time.Second)
+		*other = nil
+		m.sizes = []int64{1 << 20}
+		rate := s.rate(time.Second)
+		beside := direct(source, m.sizes, rate)
+		got, want := percentile(*other, 0.99), percentile(beside, 0.99)
+		t.Logf("%v: %.0f MB/s, latency %v, %v beside direct readers", latency, rate/1e6, got, want)
+		if got > want*6/5 {
+			t.Errorf("%v: percentile 99 of the latency of another reader: got %v, beside direct readers %v", latency, got, want)
+		}
+		if rate < 0.9*source.rate {
+			t.Errorf("%v: got %.0f MB/s, want %.0f", latency, rate/1e6, 0.9*source.rate/1e6)
+		}
 	}
 }
 

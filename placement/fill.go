@@ -33,7 +33,7 @@ type fill struct {
 	entry      *metadata.Entry
 	name       string
 	size       int64
-	weight     int    // blocks that one background request for the fill transfers, at most
+	weight     load   // what one background request for the fill transfers, at most
 	forOpen    bool   // caused by an open: the first block is needed at once
 	prefetched bool   // started before the first open of the file
 	windowed   bool   // the copy is in the window, and is not committed
@@ -65,11 +65,12 @@ type fill struct {
 func newFill(h *Handler, e *metadata.Entry) *fill {
 	f := &fill{
 		handler: h, entry: e, name: e.Path(), size: e.Size(),
-		weight:  min(blocks(e.Size()), max(1, blocks(h.stride))),
 		blocks:  newBlockMap(e.Size(), h.stride),
 		started: make(chan struct{}),
 		ended:   make(chan struct{}),
 	}
+	f.weight.blocks = min(f.blocks.len(), max(1, blocks(h.stride)))
+	f.weight.bytes = min(f.size, int64(f.weight.blocks)*blockSize)
 	f.ctx, f.cancel = context.WithCancel(h.ctx)
 	var begun atomic.Bool
 	f.begin = func() {

@@ -31,8 +31,17 @@ type gate struct {
 
 	mu       panics.Mutex // guards the following
 	waiting  int          // readers that wait, for less than waitStall
-	inFlight int          // blocks of background requests
+	inFlight load         // of background requests
 }
+
+// A load is what some requests transfer.
+type load struct {
+	blocks int
+	bytes  int64
+}
+
+func (l load) plus(m load) load  { return load{l.blocks + m.blocks, l.bytes + m.bytes} }
+func (l load) minus(m load) load { return load{l.blocks - m.blocks, l.bytes - m.bytes} }
 
 // streamBlocks is the largest limit for a source that is best read in streams, and does not state
 // its concurrency. 10 Gb/s transfer 128 MiB in a tenth of a second; docs/performance.md has the
@@ -115,31 +124,29 @@ func (g *gate) crowded() bool {
 	return g.waiting > crowd
 }
 
-// admit reports whether a background request of some blocks may start now. If so, the caller
-// calls leave when the request has ended. The size of the request itself does not matter:
-// otherwise small requests would overtake a large one for ever.
-func (g *gate) admit(blocks int) bool {
-	limit := g.control.Limit()
+// admit reports whether a background request may start now. If so, the caller calls leave when the
+// request has ended. The size of the request itself does not matter: otherwise small requests would
+// overtake a large one for ever.
+func (g *gate) admit(request load) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.inFlight >= limit {
+	if !g.control.Admits(g.inFlight.blocks, g.inFlight.bytes) {
 		return false
 	}
-	g.inFlight += blocks
+	g.inFlight = g.inFlight.plus(request)
 	return true
 }
 
-// leave ends an admitted request, or the difference between its blocks and those that were given
-// to admit.
-func (g *gate) leave(blocks int) {
+// leave ends an admitted request, or the difference between it and what was given to admit.
+func (g *gate) leave(request load) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.inFlight -= blocks
+	g.inFlight = g.inFlight.minus(request)
 }
 
 // background returns the blocks of background requests in flight.
 func (g *gate) background() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.inFlight
+	return g.inFlight.blocks
 }

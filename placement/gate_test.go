@@ -34,13 +34,29 @@ func TestGateLimits(t *testing.T) {
 func TestGateAdmits(t *testing.T) {
 	g := newGate(8, drivers.Profile{Stride: 8 << 20}) // 64 blocks
 	for i, want := range []bool{true, true, true, false} {
-		if got := g.admit(22); got != want {
+		if got := g.admit(load{blocks: 22}); got != want {
 			t.Errorf("request %d: got %v, want %v", i, got, want)
 		}
 	}
-	g.leave(3)
-	if !g.admit(8) || g.background() != 71 {
+	g.leave(load{blocks: 3})
+	if !g.admit(load{blocks: 8}) || g.background() != 71 {
 		t.Errorf("after the end of a request: got %d blocks in flight, want 71", g.background())
+	}
+}
+
+// Requests are admitted while fewer bytes are in flight than the limit.
+func TestGateAdmitsBytes(t *testing.T) {
+	g := newGate(8, drivers.Profile{}) // 4 blocks, 1 MiB
+	for _, l := range []load{{1, 1<<20 - 1}, {1, 1 << 20}} {
+		if !g.admit(l) {
+			t.Errorf("%+v is not admitted", l)
+		}
+	}
+	if g.admit(load{1, 1}) {
+		t.Error("a request is admitted while 2 MiB are in flight")
+	}
+	if g.leave(load{1, 1 << 20}); !g.admit(load{1, 1}) {
+		t.Error("no request is admitted after the end of another one")
 	}
 }
 

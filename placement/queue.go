@@ -161,7 +161,7 @@ func (q *queue) take() *fill {
 			q.spend(f)
 			q.cond.Signal() // f may have blocks for another worker
 			return f
-		case from != nil && q.gate.admit(1): // the prediction may make a request
+		case from != nil && q.gate.admit(unknown): // the prediction may make a request
 			if f := q.pull(from); f != nil {
 				return f
 			}
@@ -207,8 +207,11 @@ func (q *queue) spend(f *fill) {
 	}
 }
 
+// unknown is the load of a prediction before its fill is known.
+var unknown = load{blocks: 1}
+
 // pull returns a new fill of a feed, or nil if it has none for the next prediction. The caller was
-// admitted by the gate with 1 block; pull replaces that by the blocks of the fill. Like a fill with
+// admitted by the gate with an unknown load; pull replaces that by the weight of the fill. Like a fill with
 // credit, the urgent feed goes to the end of hot after its turn. q.mu must be held; pull releases it
 // for a while.
 func (q *queue) pull(from *feed) *fill {
@@ -236,9 +239,9 @@ func (q *queue) pull(from *feed) *fill {
 		q.mu.Lock()
 	}
 	if f != nil {
-		q.gate.leave(1 - f.weight)
+		q.gate.leave(unknown.minus(f.weight))
 	} else {
-		q.gate.leave(1)
+		q.gate.leave(unknown)
 	}
 	q.cond.Signal()
 	return f

@@ -14,7 +14,7 @@ func newTestQueue(blocks int) *queue {
 // The blocks of background work in flight are limited, whatever the number of workers.
 func TestQueueBoundsBlocksInFlight(t *testing.T) {
 	q := newTestQueue(16)
-	small, large := &fill{weight: 1}, &fill{weight: 8}
+	small, large := &fill{weight: load{blocks: 1}}, &fill{weight: load{blocks: 8}}
 	q.add(large)
 	taken := make(chan *fill)
 	go func() {
@@ -60,9 +60,9 @@ func TestUrgentFeedTakesTurns(t *testing.T) {
 			return nil
 		}
 		predictions--
-		return func() *fill { return &fill{weight: 1} }
+		return func() *fill { return &fill{weight: load{blocks: 1}} }
 	}, nil, nil)
-	large := &fill{weight: 1}
+	large := &fill{weight: load{blocks: 1}}
 	q.add(large)
 	q.touch(large)
 	q.feedUrgent()
@@ -133,7 +133,7 @@ func TestPredictionsAreBegunInParallel(t *testing.T) {
 
 // A prediction that panics costs its own copy only.
 func TestPredictionPanics(t *testing.T) {
-	want := &fill{weight: 1}
+	want := &fill{weight: load{blocks: 1}}
 	predictions := []prediction{func() *fill { panic("a test") }, func() *fill { return want }}
 	q := newQueue(&gate{control: newController(1, 1)}, nil, nil, func() prediction {
 		p := predictions[0]
