@@ -167,6 +167,14 @@ type (
 		Checked() bool
 	}
 
+	// A Checksummer is an Object whose blocks have stored checksums.
+	Checksummer interface {
+		// Checksums returns the CRC-32C (Castagnoli) of n blocks of ChecksumBlock bytes, the
+		// first of which has the given number. The last block of a file may be shorter. The caller
+		// does not change the slice. The error matches errors.ErrUnsupported if there are none now.
+		Checksums(first, n int64) ([]uint32, error)
+	}
+
 	// A BackingFiler is an Object whose content is in a file of the local
 	// kernel, which can serve as the backing file of FUSE passthrough.
 	BackingFiler interface {

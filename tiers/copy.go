@@ -120,6 +120,7 @@ var (
 	_ drivers.Splicer      = (*object)(nil)
 	_ drivers.BackingFiler = (*object)(nil)
 	_ drivers.Checker      = (*object)(nil)
+	_ drivers.Checksummer  = (*object)(nil)
 )
 
 // ReadAt implements drivers.Object. It ignores its context, since the tier's time-out is
@@ -166,6 +167,15 @@ func (o *object) Check(_ context.Context, off int64) (int, error) {
 func (o *object) Checked() bool {
 	c, ok := drivers.As[drivers.Checker](o.obj)
 	return ok && c.Checked()
+}
+
+// Checksums implements drivers.Checksummer.
+func (o *object) Checksums(first, n int64) ([]uint32, error) {
+	c, ok := drivers.As[drivers.Checksummer](o.obj)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return c.Checksums(first, n)
 }
 
 // Inner returns the copy as its store opened it, for drivers.As.

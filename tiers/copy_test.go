@@ -41,6 +41,23 @@ func memoryTier(t *testing.T, names ...string) *Tier {
 	return tier
 }
 
+// A copy in a tier has the checksums of its store.
+func TestCopyHasChecksums(t *testing.T) {
+	tier := memoryTier(t, "f")
+	o, err := tier.Open(bg, "f", info(allocationUnit))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	c, ok := drivers.As[drivers.Checksummer](o)
+	if !ok {
+		t.Fatal("not a Checksummer")
+	}
+	if sums, err := c.Checksums(0, 1); len(sums) != 1 || err != nil {
+		t.Errorf("got %v, %v; want one checksum", sums, err)
+	}
+}
+
 // The room of a removed copy is returned when the last handle, splice descriptor or backing
 // file is released, since the file occupies the disk until then.
 func TestRemovedCopyKeepsItsRoomWhileOpen(t *testing.T) {

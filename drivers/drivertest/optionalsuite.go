@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/crc32"
 	"io/fs"
 	"slices"
 	"syscall"
@@ -17,6 +18,7 @@ var optionalTests = []namedTest{
 	{"names are listed without attributes, and described together", suite.namer, isA[drivers.Namer]},
 	{"Verify detects a change", suite.verify, suite.isVerifier},
 	{"a backing file has the content of the file", suite.backingFile, suite.hasBackingFile},
+	{"stored checksums are those of the content", suite.checksums, suite.isChecksummer},
 }
 
 func (s suite) isXattrer() bool { return isA[drivers.Xattrer](s) && s.Setxattr != nil }
@@ -25,6 +27,12 @@ func (s suite) isXattrer() bool { return isA[drivers.Xattrer](s) && s.Setxattr !
 func (s suite) isVerifier() bool {
 	_, ok := objectAs[drivers.Verifier](s)
 	return ok && s.hasOverwrite()
+}
+
+// isChecksummer reports whether Objects are Checksummers. It puts a file.
+func (s suite) isChecksummer() bool {
+	_, ok := objectAs[drivers.Checksummer](s)
+	return ok
 }
 
 // hasBackingFile reports whether Objects have backing files now. It puts a file.
@@ -116,6 +124,33 @@ func (s suite) backingFile() {
 	s.wantContent(o, want)
 	_, err = b.BackingFile(func(uintptr) error { return syscall.EPERM })
 	s.wantError("BackingFile with a failing register", err, syscall.EPERM)
+}
+
+func (s suite) checksums() {
+	want := content(2*drivers.ChecksumBlock+1000, 1)
+	s.Put("file", want)
+	c, ok := drivers.As[drivers.Checksummer](s.open("file"))
+	if !ok {
+		s.Fatal("the Object is not a Checksummer")
+	}
+	castagnoli := crc32.MakeTable(crc32.Castagnoli)
+	for first := range int64(3) {
+		sums, err := c.Checksums(first, 3-first)
+		if err != nil || int64(len(sums)) != 3-first {
+			s.Fatalf("Checksums: %d, %v; want %d", len(sums), err, 3-first)
+		}
+		for i, sum := range sums {
+			block := want[(int(first)+i)*drivers.ChecksumBlock:]
+			if sum != crc32.Checksum(block[:min(len(block), drivers.ChecksumBlock)], castagnoli) {
+				s.Errorf("wrong checksum of block %d", int(first)+i)
+			}
+		}
+	}
+	for _, bad := range [][2]int64{{-1, 1}, {0, 4}, {3, 1}, {0, -1}} {
+		if _, err := c.Checksums(bad[0], bad[1]); err == nil {
+			s.Errorf("Checksums of %d blocks from %d succeeds, want an error", bad[1], bad[0])
+		}
+	}
 }
 
 func (s suite) namer() {

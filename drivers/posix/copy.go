@@ -16,6 +16,7 @@ import (
 var (
 	_ drivers.Object       = (*copyObject)(nil)
 	_ drivers.Checker      = (*copyObject)(nil)
+	_ drivers.Checksummer  = (*copyObject)(nil)
 	_ drivers.BackingFiler = (*copyObject)(nil)
 	_ drivers.Splicer      = (*copyObject)(nil)
 )
@@ -223,6 +224,14 @@ func (c *copyObject) Check(ctx context.Context, off int64) (int, error) {
 
 // Checked implements drivers.Checker.
 func (c *copyObject) Checked() bool { return c.rec.checked.complete() }
+
+// Checksums implements drivers.Checksummer.
+func (c *copyObject) Checksums(first, n int64) ([]uint32, error) {
+	if first < 0 || n < 0 || first+n > int64(len(c.rec.sums)) {
+		return nil, pathError("checksums", c.name, unix.EINVAL)
+	}
+	return c.rec.sums[first : first+n], nil
+}
 
 // ready returns nil if all blocks were checked, so that the file may be read without this
 // package. It checks a copy of one block itself.
