@@ -125,7 +125,7 @@ func IsBackground(ctx context.Context) bool {
 // files are copied.
 const ChecksumBlock = 1 << 20
 
-// Errors of an Object, to be tested with errors.Is.
+// Errors of an Object or of its open, to be tested with errors.Is.
 var (
 	// ErrChanged: the version that was opened can no longer be read.
 	ErrChanged = errors.New("file changed while it was open")
@@ -144,6 +144,9 @@ var (
 	// ErrCorrupt: the content of a copy is not what was written. The copy is of
 	// no use and should be removed.
 	ErrCorrupt = errors.New("copy is corrupt")
+
+	// ErrFull: no tier of the node that was asked for a file has room for a copy.
+	ErrFull = errors.New("no tier has room")
 
 	// ErrRetry: the place that was read failed and is not used for the next read. The
 	// caller repeats the call, with a new buffer if the error also matches
