@@ -25,6 +25,7 @@ var walls = []struct {
 	{"drivers/readahead", []string{"drivers", "drivers/panics", "drivers/sequential"}, nil},
 	{"drivers/blob", []string{"drivers", "drivers/panics"}, vendors},
 	{"drivers/peer/roster", nil, nil},
+	{"drivers/peer", []string{"drivers", "drivers/panics", "drivers/peer/roster"}, nil},
 	{"tiers", []string{"drivers", "drivers/panics", "drivers/refcount"}, nil},
 	{"metadata", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers"}, nil},
 	{"placement", []string{"drivers", "drivers/limit", "drivers/panics", "drivers/readahead", "drivers/refcount", "drivers/sequential", "tiers", "metadata"}, nil},

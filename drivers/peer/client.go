@@ -1,0 +1,251 @@
+package peer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
+)
+
+// A peer is a node of the roster, as this node sees it.
+type peer struct {
+	node     *Node
+	index    int // in the roster
+	name     string
+	address  string
+	slots    chan struct{} // has an element for each request in flight
+	sequence atomic.Uint64 // of the last nonce
+	counters Counters      // updated atomically
+	health   health
+}
+
+// request returns a request for name to the peer.
+func (p *peer) request(path, name string) *request {
+	cfg := &p.node.cfg
+	return &request{
+		path: path, name: name, protocol: strconv.Itoa(Protocol), dataset: cfg.Dataset, roster: cfg.Roster.Hash(),
+		from: cfg.Self, to: p.name,
+		nonce: nonce(p.node.instance, p.sequence.Add(1)), expiry: timestamp(time.Now().Add(lifetime)),
+	}
+}
+
+// roundTrip sends a request, and returns the answer after its header. Whoever closes the body has
+// checked its proof by verify.
+func (p *peer) roundTrip(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
+	req := (&http.Request{
+		Method: http.MethodGet, URL: r.url(p.address), Host: p.address, Header: r.header(p.node.cfg.Secret),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}).WithContext(ctx)
+	return via.RoundTrip(req)
+}
+
+// verify checks the proof of an answer, and its version of the protocol. body is as for
+// Secret.answerProof.
+func (p *peer) verify(r *request, resp *http.Response, body string) error {
+	h := resp.Header
+	if h.Get(hProtocol) != r.protocol {
+		return &miss{otherProtocol, fmt.Errorf("%s has version %q of the protocol, this node version %s", p.name, h.Get(hProtocol), r.protocol)}
+	}
+	if s := p.node.cfg.Secret; s != nil && !equal(h.Get(hProof), s.answerProof(r.nonce, resp.StatusCode, h, body)) {
+		return &miss{unproven, fmt.Errorf("the answer of %s (status %d) is not signed with the secret of this node", p.name, resp.StatusCode)}
+	}
+	return nil
+}
+
+// causes are the causes of the misses that the statuses of answers stand for; any other status is
+// one of a broken peer.
+var causes = map[int]cause{
+	http.StatusNotFound:            absent,
+	http.StatusPreconditionFailed:  changed,
+	http.StatusInsufficientStorage: full,
+	http.StatusBadGateway:          failed,
+	http.StatusUnauthorized:        refused,
+	http.StatusMisdirectedRequest:  misdirected,
+	http.StatusConflict:            otherRoster,
+	http.StatusUpgradeRequired:     otherProtocol,
+}
+
+// readError reads an answer with an error, which is a *miss. It closes the body.
+func (p *peer) readError(r *request, resp *http.Response) error {
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return &miss{broken, err}
+	}
+	if err := p.verify(r, resp, string(body)); err != nil {
+		return err
+	}
+	c, ok := causes[resp.StatusCode]
+	if !ok {
+		c = broken
+	}
+	return &miss{c, fmt.Errorf("%s answers: %s", p.name, body)}
+}
+
+// ask sends a request whose answer is not of a file, and returns the answer, whose proof is right.
+// It fails when ctx is done.
+func (p *peer) ask(ctx context.Context, r *request) (http.Header, []byte, error) {
+	resp, err := p.roundTrip(ctx, p.node.probes, r)
+	if err != nil {
+		return nil, nil, &miss{unreachable, err}
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, nil, p.readError(r, resp)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, nil, &miss{broken, err}
+	}
+	return resp.Header, body, p.verify(r, resp, string(body))
+}
+
+// pingTimeout bounds a ping.
+const pingTimeout = time.Second
+
+// ping returns the state of the request with a nonce, or stateUnknown for "". It fails if the peer
+// does not answer in time.
+func (p *peer) ping(ctx context.Context, nonce string) (state string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	h, _, err := p.ask(ctx, p.request(pingPath, nonce))
+	return h.Get(hState), err
+}
+
+// Ask returns what a node reports of itself. The difference of the clocks is known to the duration of
+// the request. If the node refuses the request, the error says why.
+func (n *Node) Ask(ctx context.Context, name string) (Info, error) {
+	for _, p := range n.peers {
+		if p.name != name {
+			continue
+		}
+		_, body, err := p.ask(ctx, p.request(infoPath, ""))
+		if err != nil {
+			return Info{}, fmt.Errorf("peer %s: %w", name, err)
+		}
+		var i Info
+		if err := json.Unmarshal(body, &i); err != nil {
+			return Info{}, fmt.Errorf("peer %s: %w", name, err)
+		}
+		return i, nil
+	}
+	return Info{}, fmt.Errorf("peer %s: the roster does not name it", name)
+}
+
+const (
+	firstPause = time.Second      // for which a peer is skipped after its first failure
+	maxPause   = 30 * time.Second // after further ones, with doubled pauses between
+
+	// trust is how long a peer is used after an answer although it is believed to be dead.
+	trust = 5 * time.Second
+)
+
+// A health decides whether a peer is used. A peer that has failed is skipped for a pause, and then
+// until a ping succeeds; the same holds for one that is believed to be dead.
+type health struct {
+	mu       panics.Mutex // guards the following
+	failures int          // since the last answer with content
+	until    time.Time    // before it, there is no ping
+	skipped  bool         // a ping must succeed before the peer is used
+	pinging  bool
+	answered time.Time // the last answer or ping
+}
+
+// isUp reports whether the peer was not skipped when it was last needed.
+func (h *health) isUp() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.skipped
+}
+
+// use reports whether the peer may be used. If it may not, but a ping is due, ping is true: the
+// caller sends one, and calls pinged.
+func (h *health) use(believed bool, now time.Time) (ok, ping bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !believed && now.Sub(h.answered) > trust {
+		h.skipped = true
+	}
+	if !h.skipped {
+		return true, false
+	}
+	if h.pinging || now.Before(h.until) {
+		return false, false
+	}
+	h.pinging = true
+	return false, true
+}
+
+// pinged records the end of a ping.
+func (h *health) pinged(ok bool, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pinging = false
+	if ok {
+		h.skipped, h.answered = false, now
+	} else {
+		h.pause(now)
+	}
+}
+
+// fail records a failure.
+func (h *health) fail(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.skipped { // otherwise other requests have failed at the same time
+		h.skipped = true
+		h.pause(now)
+	}
+}
+
+// pause begins a pause. h.mu must be held.
+func (h *health) pause(now time.Time) {
+	h.until = now.Add(min(maxPause, firstPause<<min(h.failures, 10)))
+	h.failures++
+}
+
+// succeed records an answer with content.
+func (h *health) succeed(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failures, h.answered = 0, now
+}
+
+// usable reports whether reads use the peer now. If a ping is due, it sends one in the background.
+func (p *peer) usable() bool {
+	n := p.node
+	believed := n.cfg.Up == nil || n.cfg.Up(p.name)
+	ok, ping := p.health.use(believed, time.Now())
+	if ping {
+		n.wg.Go(func() {
+			err := panics.Do(func() error {
+				_, err := p.ping(n.ctx, "")
+				return err
+			})
+			p.health.pinged(err == nil, time.Now())
+		})
+	}
+	return ok
+}
+
+// note counts the miss err, and skips the peer if it has failed. It returns err.
+func (p *peer) note(err error) error {
+	var m *miss
+	if !errors.As(err, &m) {
+		return err
+	}
+	count(p.counters.Misses.counter(m.cause), 1)
+	if m.cause.ofNode() {
+		count(&p.counters.Failovers, 1)
+		p.health.fail(time.Now())
+		p.node.cfg.Log.Warn("peer failed", "peer", p.name, "err", err)
+	}
+	return err
+}

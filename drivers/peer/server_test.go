@@ -1,0 +1,391 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/peer/roster"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+)
+
+// Each field of a request is covered by its MAC, and a request is valid once and for a short time.
+func TestRequestsAreAuthenticated(t *testing.T) {
+	r, b, _, name, data := threeNodes(t, 1000)
+	put("dir/other", data, b)
+	p := r.nodes[0].peers[1]
+	good := func() *request {
+		req := p.request(filePath, name)
+		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
+		return req
+	}
+	status := func(req *request, h http.Header) (int, string) {
+		t.Helper()
+		resp, err := p.node.transport.RoundTrip(&http.Request{Method: http.MethodGet, URL: req.url(p.address), Header: h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(body)
+	}
+	req := good()
+	h := req.header(secret)
+	if got, body := status(req, h); got != http.StatusPartialContent || body != string(data) {
+		t.Fatalf("a valid request: status %d", got)
+	}
+	if got, body := status(req, h); got != http.StatusUnauthorized || !strings.Contains(body, "before") {
+		t.Errorf("a replayed request: status %d, %s", got, body)
+	}
+	for name, change := range map[string]func(*request){
+		"name": func(r *request) { r.name = "dir/other" }, "range": func(r *request) { r.rng = "bytes=0-99" },
+		"version": func(r *request) { r.version = `"1 2.3 "` }, "dataset": func(r *request) { r.dataset = "x" },
+		"roster": func(r *request) { r.roster = "x" }, "from": func(r *request) { r.from = "c" },
+		"to": func(r *request) { r.to = "c" }, "rank": func(r *request) { r.rank = "1" },
+		"nonce":  func(r *request) { r.nonce = nonce(newInstance(), 1) },
+		"expiry": func(r *request) { r.expiry = timestamp(time.Now().Add(lifetime + time.Second)) },
+		"path":   func(r *request) { r.path = pingPath },
+	} {
+		req := good()
+		authorization := req.header(secret)["Authorization"]
+		change(req)
+		h := req.header(nil)
+		h["Authorization"] = authorization
+		if got, body := status(req, h); got != http.StatusUnauthorized || !strings.Contains(body, "not signed") {
+			t.Errorf("a request with another %s: status %d, %s", name, got, body)
+		}
+	}
+	req = good()
+	if got, _ := status(req, req.header(nil)); got != http.StatusUnauthorized {
+		t.Errorf("a request without MAC: status %d", got)
+	}
+	for shift, text := range map[time.Duration]string{
+		-time.Minute: "the clock of b is 1m0s ahead of that of a", time.Minute: "the clock of b is -1m0s ahead of that of a",
+	} {
+		req := good()
+		req.expiry = timestamp(time.Now().Add(shift + lifetime))
+		if got, body := status(req, req.header(secret)); got != http.StatusUnauthorized || !strings.Contains(body, text) {
+			t.Errorf("a request from a clock %v off: status %d, %s", shift, got, body)
+		}
+	}
+}
+
+// A request that is not one of the protocol is refused, and the next one is served.
+func TestBadRequests(t *testing.T) {
+	r, _, _, name, data := threeNodes(t, 1000)
+	p := r.nodes[0].peers[1]
+	for _, change := range []func(*request){
+		func(r *request) { r.path = "/v1/unknown" },
+		func(r *request) { r.rng = "" },
+		func(r *request) { r.rng = "bytes=5-" },
+		func(r *request) { r.rng = "bytes=1-1000" },
+		func(r *request) { r.rng = "bytes=1048576-1048577" },
+		func(r *request) { r.rng = "bytes=0-99999999999" },
+		func(r *request) { r.version = "*" },
+		func(r *request) { r.rank = "" },
+		func(r *request) { r.name = "../etc/passwd" },
+		func(r *request) { r.name = "/etc/passwd" },
+		func(r *request) { r.name = "." },
+	} {
+		req := p.request(filePath, name)
+		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
+		change(req)
+		resp, err := p.roundTrip(context.Background(), p.node.transport, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Body.Close(); resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("%+v: status %d, want 400", req, resp.StatusCode)
+		}
+	}
+	r.wantContent(r.open(name), data)
+}
+
+// Without a secret, nothing but the loopback interface is used, and the error has the remedy.
+func TestNoSecret(t *testing.T) {
+	source := newMemory(map[string][]byte{})
+	r := newRig(t, source, func(c *Config) { c.Secret = nil }, newMemory(map[string][]byte{"f": content(10)}))
+	for _, address := range []string{":0", "0.0.0.0:0", "[::]:0"} {
+		s, err := r.nodes[0].Listen(address, source)
+		if err == nil {
+			s.Close()
+			t.Errorf("Listen(%q) succeeds", address)
+		} else if !strings.Contains(err.Error(), "milkweed peers keygen") {
+			t.Errorf("Listen(%q): %v, without the remedy", address, err)
+		}
+	}
+	put("f", content(10), source)
+	r.wantContent(r.open("f"), content(10))
+	r.setAddress(1, "192.0.2.1:7440")
+	if _, err := r.nodes[0].Ask(context.Background(), "b"); err == nil || !strings.Contains(err.Error(), "milkweed peers keygen") {
+		t.Errorf("a request to another machine: %v", err)
+	}
+}
+
+// A node reports itself to nodes that disagree about the dataset and the roster, too.
+func TestAsk(t *testing.T) {
+	about := About{Version: "v1", Tiers: []Tier{{"ram", 100, 50}}}
+	r := newRig(t, newMemory(nil), func(c *Config) {
+		c.About = func() About { return about }
+		c.Dataset = "dataset of " + c.Self
+	}, newMemory(nil))
+	got, err := r.nodes[0].Ask(context.Background(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Name != "b" || got.Protocol != Protocol || got.Dataset != "dataset of b" || got.Roster != r.nodes[0].Info().Roster ||
+		got.Version != "v1" || len(got.Tiers) != 1 || got.Tiers[0] != about.Tiers[0] || time.Since(got.Clock).Abs() > time.Minute {
+		t.Errorf("got %+v", got)
+	}
+	if _, err := r.nodes[0].Ask(context.Background(), "z"); err == nil {
+		t.Error("a node that the roster does not name: no error")
+	}
+}
+
+// When the client goes away, the request ends, and the descriptor and the buffer are released.
+func TestClientGoesAway(t *testing.T) {
+	r, b, _, name, data := threeNodes(t, 1000)
+	b.copies = false
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	b.before = func(c context.Context, _ int64) error {
+		cancel()
+		<-c.Done()
+		ended <- c.Err()
+		return c.Err()
+	}
+	if _, err := r.open(name).ReadAt(ctx, make([]byte, 1000), 0); err == nil {
+		t.Error("the read succeeds")
+	}
+	<-ended
+	b.before = nil
+	r.wantContent(r.open(name), data)
+	eventually(t, "all buffers are returned", func() bool { return len(r.servers[1].buffers) == maxBuffers })
+	eventually(t, "no request is left", func() bool {
+		r.servers[1].mu.Lock()
+		defer r.servers[1].mu.Unlock()
+		return len(r.servers[1].requests) == 0
+	})
+}
+
+// A panic costs one request.
+func TestPanicOfARequest(t *testing.T) {
+	r, b, _, name, data := threeNodes(t, 1000)
+	b.copies = false
+	before := panics.Count()
+	b.before = func(context.Context, int64) error { panic("test") }
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	r.wantContent(r.open(name), data)
+	if got := panics.Count() - before; got != 1 {
+		t.Errorf("%d panics, want 1", got)
+	}
+	b.before = nil
+	if _, err := r.nodes[0].Ask(context.Background(), "b"); err != nil {
+		t.Errorf("after the panic: %v", err)
+	}
+}
+
+// Close ends requests that wait.
+func TestClose(t *testing.T) {
+	r, b, _, name, data := threeNodes(t, 1000)
+	b.copies = false
+	b.before = func(c context.Context, _ int64) error {
+		go r.servers[1].Close()
+		<-c.Done()
+		return c.Err()
+	}
+	r.wantContent(r.open(name), data)
+}
+
+// A server has a bounded number of connections. Further ones wait, and are served then.
+func TestConnectionsAreBounded(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bound, clients = 2, 8
+	var (
+		open, most atomic.Int64
+		connected  sync.WaitGroup
+	)
+	connected.Add(clients)
+	l := newListener(inner.(*net.TCPListener), bound, nil)
+	server := http.Server{
+		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { connected.Wait() }),
+		ConnState: func(c net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				most.Store(max(most.Load(), open.Add(1)))
+			case http.StateClosed:
+				open.Add(-1)
+			}
+			l.changed(c, state)
+		},
+	}
+	go server.Serve(l)
+	defer server.Close()
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			c, err := net.Dial("tcp", inner.Addr().String())
+			connected.Done()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+			if answer, err := io.ReadAll(c); err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.1 200")) {
+				t.Errorf("answer %q, %v", answer, err)
+			}
+		})
+	}
+	all.Wait()
+	if most.Load() != bound {
+		t.Errorf("%d connections at once, want %d", most.Load(), bound)
+	}
+}
+
+// A secret is read from a file that only its owner can read.
+func TestSecretFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	for _, tt := range []struct {
+		name, text string
+		mode       fs.FileMode
+		err        string
+	}{
+		{"good", NewSecret(), 0o600, ""},
+		{"read-only", NewSecret(), 0o400, ""},
+		{"readable by the group", NewSecret(), 0o640, "chmod 600"},
+		{"readable by all", NewSecret(), 0o644, "chmod 600"},
+		{"empty", "", 0o600, "milkweed peers keygen"},
+		{"something else", "password\n", 0o600, "milkweed peers keygen"},
+		{"short", secretPrefix + base64.StdEncoding.EncodeToString(make([]byte, 31)), 0o600, "milkweed peers keygen"},
+		{"without its prefix", strings.TrimPrefix(NewSecret(), secretPrefix), 0o600, "milkweed peers keygen"},
+	} {
+		os.Remove(path)
+		if err := os.WriteFile(path, []byte(tt.text), tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		s, err := ReadSecret(path)
+		switch {
+		case tt.err == "" && (err != nil || len(s.GossipKey()) != 32 || bytes.Equal(s.GossipKey(), s.messages)):
+			t.Errorf("%s: %v", tt.name, err)
+		case tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)):
+			t.Errorf("%s: got %v, want an error with %q", tt.name, err, tt.err)
+		}
+	}
+	if _, err := ReadSecret(t.TempDir()); err == nil {
+		t.Error("a directory is no secret")
+	}
+	if NewSecret() == NewSecret() {
+		t.Error("two secrets are equal")
+	}
+}
+
+// sendfileDir is the variable that makes the test binary read a copy from itself.
+const sendfileDir = "MILKWEED_PEER_TEST_DIR"
+
+// sendfileSize is the size of that copy.
+const sendfileSize = 5<<20 + 100
+
+// A copy is sent with sendfile(2): all of it, but for the bytes that net/http sends with the header.
+func TestSendfile(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "strace")
+	cmd := exec.Command("strace", "-f", "-qq", "-e", "trace=sendfile", "-o", log, os.Args[0])
+	cmd.Env = append(os.Environ(), sendfileDir+"="+t.TempDir())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	calls, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	for _, m := range regexp.MustCompile(`(?m)sendfile.*\) += (\d+)$`).FindAllSubmatch(calls, -1) {
+		n, _ := strconv.Atoi(string(m[1]))
+		sent += n
+	}
+	if want := sendfileSize - 1024; sent < want {
+		t.Errorf("sendfile has sent %d bytes, want at least %d:\n%s", sent, want, calls)
+	}
+}
+
+// A posixFiles serves the copies of a store.
+type posixFiles struct{ *posix.Store }
+
+func (f posixFiles) OpenShared(ctx context.Context, name string, _ drivers.Info, _ int) (drivers.Object, error) {
+	return f.Open(ctx, name)
+}
+
+// newCopy makes a store in dir that has one copy, and returns the store.
+func newCopy(dir, name string, data []byte) (*posix.Store, error) {
+	s, err := posix.OpenStore(posix.StoreConfig{Tier: dir, Dataset: "test", Source: "/source"})
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.Create(context.Background(), name, infoOf(name, data))
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	if _, err := w.WriteAt(data, 0); err != nil {
+		return nil, err
+	}
+	return s, w.Commit()
+}
+
+// readCopyFromItself serves a copy from dir, and reads it.
+func readCopyFromItself(dir string) {
+	check := func(err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	all, err := roster.New([]roster.Node{{Name: "a"}, {Name: "b"}})
+	check(err)
+	newNode := func(self string) *Node {
+		n, err := New(Config{Roster: all, Self: self, Log: slog.New(slog.DiscardHandler)})
+		check(err)
+		return n
+	}
+	data := content(sendfileSize)
+	store, err := newCopy(dir, "f", data)
+	check(err)
+	defer store.Close()
+	client, owner := newNode("a"), newNode("b")
+	defer client.Close()
+	defer owner.Close()
+	server, err := owner.Listen("127.0.0.1:0", posixFiles{store})
+	check(err)
+	defer server.Close()
+	client.peers[1].address = server.Addr().String()
+	o, err := client.OpenVersion(context.Background(), "f", infoOf("f", data), nil)
+	check(err)
+	defer o.Close()
+	for range 2 { // the first read compares the blocks on the disk with their checksums
+		got := make([]byte, len(data))
+		_, err := o.ReadAt(context.Background(), got, 0)
+		check(err)
+		if !bytes.Equal(got, data) {
+			panic("wrong bytes")
+		}
+	}
+}
