@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -30,33 +29,35 @@ type peer struct {
 func (p *peer) request(path, name string) *request {
 	cfg := &p.node.cfg
 	return &request{
-		path: path, name: name, protocol: strconv.Itoa(Protocol), dataset: cfg.Dataset, roster: cfg.Roster.Hash(),
+		path: path, name: name, dataset: cfg.Dataset, roster: cfg.Roster.Hash(),
 		from: cfg.Self, to: p.name,
 		nonce: nonce(p.node.instance, p.sequence.Add(1)), expiry: timestamp(time.Now().Add(lifetime)),
 	}
 }
 
-// roundTrip sends a request, and returns the answer after its header. Whoever closes the body has
-// checked its proof by verify.
+// roundTrip sends a request, and returns the answer when its header has arrived.
 func (p *peer) roundTrip(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
 	req := (&http.Request{
-		Method: http.MethodGet, URL: r.url(p.address), Host: p.address, Header: r.header(p.node.cfg.Secret),
+		Method: http.MethodGet, URL: r.url(p.address), Host: p.address, Header: r.header(r.mac(p.node.cfg.Secret)),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}).WithContext(ctx)
 	return via.RoundTrip(req)
 }
 
-// verify checks the proof of an answer, and its version of the protocol. body is as for
-// Secret.answerProof.
-func (p *peer) verify(r *request, resp *http.Response, body string) error {
-	h := resp.Header
-	if h.Get(hProtocol) != r.protocol {
-		return &miss{otherProtocol, fmt.Errorf("%s has version %q of the protocol, this node version %s", p.name, h.Get(hProtocol), r.protocol)}
+// verify checks the MAC of an answer, and its version of the protocol. body is as for
+// answerLine.proof.
+func (p *peer) verify(r *request, resp *http.Response, body string) (*answerLine, error) {
+	line, err := parseAnswerLine(resp.Header.Get(hAnswer))
+	if version := otherVersion(""); errors.As(err, &version) {
+		return nil, &miss{otherProtocol, fmt.Errorf("%s answers with %w", p.name, err)}
 	}
-	if s := p.node.cfg.Secret; s != nil && !equal(h.Get(hProof), s.answerProof(r.nonce, resp.StatusCode, h, body)) {
-		return &miss{unproven, fmt.Errorf("the answer of %s (status %d) is not signed with the secret of this node", p.name, resp.StatusCode)}
+	if err != nil {
+		return nil, &miss{broken, err}
 	}
-	return nil
+	if s := p.node.cfg.Secret; s != nil && !equal(line.mac, line.proof(s, r.nonce, resp.StatusCode, resp.Header, body)) {
+		return nil, &miss{unproven, fmt.Errorf("the answer of %s (status %d) is not signed with the secret of this node", p.name, resp.StatusCode)}
+	}
+	return line, nil
 }
 
 // causes are the causes of the misses that the statuses of answers stand for; any other status is
@@ -79,7 +80,7 @@ func (p *peer) readError(r *request, resp *http.Response) error {
 	if err != nil {
 		return &miss{broken, err}
 	}
-	if err := p.verify(r, resp, string(body)); err != nil {
+	if _, err := p.verify(r, resp, string(body)); err != nil {
 		return err
 	}
 	c, ok := causes[resp.StatusCode]
@@ -89,9 +90,9 @@ func (p *peer) readError(r *request, resp *http.Response) error {
 	return &miss{c, fmt.Errorf("%s answers: %s", p.name, body)}
 }
 
-// ask sends a request whose answer is not of a file, and returns the answer, whose proof is right.
-// It fails when ctx is done.
-func (p *peer) ask(ctx context.Context, r *request) (http.Header, []byte, error) {
+// ask sends a request whose answer is not of a file, and returns the answer, whose MAC is right. It
+// fails when ctx is done.
+func (p *peer) ask(ctx context.Context, r *request) (*answerLine, []byte, error) {
 	resp, err := p.roundTrip(ctx, p.node.probes, r)
 	if err != nil {
 		return nil, nil, &miss{unreachable, err}
@@ -104,7 +105,8 @@ func (p *peer) ask(ctx context.Context, r *request) (http.Header, []byte, error)
 	if err != nil {
 		return nil, nil, &miss{broken, err}
 	}
-	return resp.Header, body, p.verify(r, resp, string(body))
+	line, err := p.verify(r, resp, string(body))
+	return line, body, err
 }
 
 // pingTimeout bounds a ping.
@@ -115,8 +117,11 @@ const pingTimeout = time.Second
 func (p *peer) ping(ctx context.Context, nonce string) (state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()
-	h, _, err := p.ask(ctx, p.request(pingPath, nonce))
-	return h.Get(hState), err
+	line, _, err := p.ask(ctx, p.request(pingPath, nonce))
+	if err != nil {
+		return "", err
+	}
+	return line.state, nil
 }
 
 // Ask returns what a node reports of itself. The difference of the clocks is known to the duration of

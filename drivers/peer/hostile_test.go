@@ -15,10 +15,23 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/peer/roster"
 )
 
-// resign replaces the proof of an answer by one that is right.
-func resign(req *http.Request, rec *httptest.ResponseRecorder) {
-	h := rec.Header()
-	h.Set(hProof, secret.answerProof(req.Header.Get(hNonce), rec.Code, h, ""))
+// resign changes the line of an answer, and signs the answer again.
+func resign(req *http.Request, rec *httptest.ResponseRecorder, change func(*answerLine)) {
+	line, err := parseAnswerLine(rec.Header().Get(hAnswer))
+	r, _, err2 := parseRequest(filePath, req.URL.Query(), req.Header)
+	if err != nil || err2 != nil {
+		panic("a message of the node is wrong")
+	}
+	if change != nil {
+		change(line)
+	}
+	line.mac = line.proof(secret, r.nonce, rec.Code, rec.Header(), "")
+	setLine(rec, line)
+}
+
+// setLine sets the line of an answer.
+func setLine(rec *httptest.ResponseRecorder, line *answerLine) {
+	rec.Header().Set(hAnswer, line.words()+" "+line.mac)
 }
 
 // send sends an answer.
@@ -62,28 +75,27 @@ func TestMisbehavingPeers(t *testing.T) {
 			other := infoOf("file", rec.Body.Bytes())
 			other.Mtime = mtime.Add(1)
 			rec.Header().Set("ETag", versionTag(other))
-			resign(req, rec)
+			resign(req, rec, nil)
 			send(w, rec, rec.Body.Bytes())
 		}},
 		{"another size", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
 			rec.Header().Set("Content-Range", strings.Replace(rec.Header().Get("Content-Range"), "/", "/1", 1))
-			resign(req, rec)
+			resign(req, rec, nil)
 			send(w, rec, rec.Body.Bytes())
 		}},
 		{"another range", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
 			rec.Header().Set("Content-Range", strings.Replace(rec.Header().Get("Content-Range"), "bytes 0-", "bytes 1048576-", 1))
-			resign(req, rec)
+			resign(req, rec, nil)
 			send(w, rec, rec.Body.Bytes())
 		}},
 		{"a part of a block", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
 			rec.Header().Set("Content-Range", strings.Replace(rec.Header().Get("Content-Range"), "-"+strconv.Itoa(3<<20+99), "-99", 1))
 			rec.Header().Set("Content-Length", "100")
-			resign(req, rec)
+			resign(req, rec, nil)
 			send(w, rec, rec.Body.Bytes()[:100])
 		}},
 		{"too few checksums", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
-			rec.Header().Set(hChecksums, "AAAA")
-			resign(req, rec)
+			resign(req, rec, func(l *answerLine) { l.sums = "AAAA" })
 			send(w, rec, rec.Body.Bytes())
 		}},
 		{"truncated", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
@@ -101,7 +113,7 @@ func TestMisbehavingPeers(t *testing.T) {
 		}},
 		{"endless body", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
 			rec.Header().Del("Content-Length")
-			resign(req, rec)
+			resign(req, rec, nil)
 			rec.Header().Set("Transfer-Encoding", "chunked")
 			hijack(w, rec, func(c net.Conn) {
 				for _, err := io.WriteString(c, "1\r\na\r\n"); err == nil; {
@@ -123,11 +135,15 @@ func TestMisbehavingPeers(t *testing.T) {
 			})
 		}},
 		{"wrong HMAC", func(m Misses) int64 { return m.Unproven }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
-			rec.Header().Set(hProof, secret.mac("answer", "something else"))
+			line, _ := parseAnswerLine(rec.Header().Get(hAnswer))
+			line.mac = secret.mac("answer", "something else")
+			setLine(rec, line)
 			send(w, rec, rec.Body.Bytes())
 		}},
 		{"no HMAC", func(m Misses) int64 { return m.Unproven }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
-			rec.Header().Del(hProof)
+			line, _ := parseAnswerLine(rec.Header().Get(hAnswer))
+			line.mac = noMAC
+			setLine(rec, line)
 			send(w, rec, rec.Body.Bytes())
 		}},
 		{"other checksums", func(m Misses) int64 { return m.Unproven }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
@@ -136,7 +152,9 @@ func TestMisbehavingPeers(t *testing.T) {
 			for off := 0; off < len(body); off += block {
 				sums = append(sums, checksum(body[off:min(off+block, len(body))]))
 			}
-			rec.Header().Set(hChecksums, encodeChecksums(sums))
+			line, _ := parseAnswerLine(rec.Header().Get(hAnswer))
+			line.sums = encodeChecksums(sums)
+			setLine(rec, line)
 			send(w, rec, body)
 		}},
 		{"replayed answer", func(m Misses) int64 { return m.Unproven }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
@@ -144,17 +162,18 @@ func TestMisbehavingPeers(t *testing.T) {
 			send(w, recorded.Load(), recorded.Load().Body.Bytes())
 		}},
 		{"refuses the secret", func(m Misses) int64 { return m.Unproven }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
-			w.Header().Set(hProtocol, "1")
+			setLine(rec, &answerLine{mac: noMAC})
+			w.Header()[hAnswer] = rec.Header()[hAnswer]
 			w.WriteHeader(http.StatusUnauthorized)
 		}},
 		{"another protocol", func(m Misses) int64 { return m.Protocol }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
-			w.Header().Set(hProtocol, "2")
+			w.Header().Set(hAnswer, "2 and something else")
 			w.WriteHeader(http.StatusUpgradeRequired)
 		}},
 		{"an unknown status", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
 			rec.Code = http.StatusTeapot
 			rec.Header().Set("Content-Length", "0")
-			resign(req, rec)
+			resign(req, rec, nil)
 			send(w, rec, nil)
 		}},
 	} {

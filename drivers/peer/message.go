@@ -40,25 +40,23 @@ const (
 	maxBody = 64 << 10
 )
 
-// The header fields of the protocol, besides Range, If-Match, Content-Range, ETag and
-// Authorization.
+// The header fields of the protocol, besides Range, If-Match, Content-Range and ETag. Each has words
+// that are separated by spaces, since the time for a small file depends on the number of fields.
 const (
-	hProtocol  = "Milkweed-Protocol"
-	hDataset   = "Milkweed-Dataset" // query-escaped, as Milkweed-From and Milkweed-To
-	hRoster    = "Milkweed-Roster"
-	hFrom      = "Milkweed-From"
-	hTo        = "Milkweed-To"
-	hRank      = "Milkweed-Rank"
-	hNonce     = "Milkweed-Nonce"     // instance and sequence number of the client, in hexadecimal digits
-	hExpiry    = "Milkweed-Expiry"    // milliseconds since 1970
-	hChecksums = "Milkweed-Checksums" // CRC-32C of each block, big-endian, in base64
-	hClock     = "Milkweed-Clock"     // of the server, as Milkweed-Expiry
-	hState     = "Milkweed-State"     // of the request that a ping names
-	hProof     = "Milkweed-Proof"     // MAC of the answer
+	// hRequest has the version of the protocol, the dataset, the hash of the roster, the sender, the
+	// destination, the rank, the nonce, the expiry in milliseconds since 1970, and the MAC.
+	hRequest = "Milkweed-Request"
+
+	// hAnswer has the version of the protocol, the clock of the server as the expiry, the state of
+	// the request that a ping names, the CRC-32C of each block, big-endian and in base64, and the MAC.
+	hAnswer = "Milkweed-Answer"
 )
 
-// authScheme begins the value of Authorization.
-const authScheme = "Milkweed "
+// noMAC is the word in place of a MAC if there is no secret.
+const noMAC = "-"
+
+// protocol is Protocol as headers have it.
+var protocol = strconv.Itoa(Protocol)
 
 // A request is a request as it is sent.
 type request struct {
@@ -66,7 +64,6 @@ type request struct {
 	name     string // of the file; of a ping: the nonce of the request that it asks about
 	rng      string // Range
 	version  string // If-Match
-	protocol string
 	dataset  string
 	roster   string
 	from, to string
@@ -75,10 +72,21 @@ type request struct {
 	expiry   string
 }
 
-// fields returns what the MAC of a request covers.
-func (r *request) fields() []string {
-	return []string{http.MethodGet, r.path, r.name, r.rng, r.version, r.protocol, r.dataset, r.roster,
-		r.from, r.to, r.rank, r.nonce, r.expiry}
+// requestWords is the number of words of hRequest without the MAC.
+const requestWords = 8
+
+// words returns hRequest without the MAC.
+func (r *request) words() string {
+	return strings.Join([]string{protocol, url.QueryEscape(r.dataset), r.roster, url.QueryEscape(r.from), url.QueryEscape(r.to),
+		r.rank, r.nonce, r.expiry}, " ")
+}
+
+// mac returns the MAC of the request.
+func (r *request) mac(s *Secret) string {
+	if s == nil {
+		return noMAC
+	}
+	return s.mac("request", http.MethodGet, r.path, r.name, r.rng, r.version, r.words())
 }
 
 // url returns the URL of the request at a server.
@@ -86,45 +94,74 @@ func (r *request) url(address string) *url.URL {
 	return &url.URL{Scheme: "http", Host: address, Path: r.path, RawQuery: "name=" + url.QueryEscape(r.name)}
 }
 
-// header returns the header of the request, with its MAC if there is a secret.
-func (r *request) header(s *Secret) http.Header {
-	h := make(http.Header, 16)
-	set := func(key, value string) {
-		if value != "" {
-			h[key] = []string{value}
-		}
-	}
-	set("Range", r.rng)
-	set("If-Match", r.version)
-	set(hProtocol, r.protocol)
-	set(hDataset, url.QueryEscape(r.dataset))
-	set(hRoster, r.roster)
-	set(hFrom, url.QueryEscape(r.from))
-	set(hTo, url.QueryEscape(r.to))
-	set(hRank, r.rank)
-	set(hNonce, r.nonce)
-	set(hExpiry, r.expiry)
-	if s != nil {
-		set("Authorization", authScheme+s.mac("request", r.fields()...))
+// header returns the header of the request with a MAC.
+func (r *request) header(mac string) http.Header {
+	h := http.Header{hRequest: {r.words() + " " + mac}, "User-Agent": {""}}
+	if r.version != "" {
+		h["Range"], h["If-Match"] = []string{r.rng}, []string{r.version}
 	}
 	return h
 }
 
 // parseRequest is the inverse of url and header. It does not interpret the fields.
-func parseRequest(path string, query url.Values, h http.Header) (*request, error) {
-	r := &request{
-		path: path, name: query.Get("name"), rng: h.Get("Range"), version: h.Get("If-Match"),
-		protocol: h.Get(hProtocol), roster: h.Get(hRoster), rank: h.Get(hRank),
-		nonce: h.Get(hNonce), expiry: h.Get(hExpiry),
+func parseRequest(path string, query url.Values, h http.Header) (r *request, mac string, err error) {
+	words := strings.Split(h.Get(hRequest), " ")
+	if words[0] != protocol {
+		return nil, "", otherVersion(words[0])
 	}
-	for key, field := range map[string]*string{hDataset: &r.dataset, hFrom: &r.from, hTo: &r.to} {
-		value, err := url.QueryUnescape(h.Get(key))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", key, err)
+	if len(words) != requestWords+1 {
+		return nil, "", fmt.Errorf("%s has %d words", hRequest, len(words))
+	}
+	for _, i := range []int{1, 3, 4} {
+		if words[i], err = url.QueryUnescape(words[i]); err != nil {
+			return nil, "", fmt.Errorf("%s: %w", hRequest, err)
 		}
-		*field = value
 	}
-	return r, nil
+	return &request{
+		path: path, name: query.Get("name"), rng: h.Get("Range"), version: h.Get("If-Match"),
+		dataset: words[1], roster: words[2], from: words[3], to: words[4], rank: words[5], nonce: words[6], expiry: words[7],
+	}, words[8], nil
+}
+
+// An otherVersion is the error for a message of another version of the protocol.
+type otherVersion string
+
+func (v otherVersion) Error() string {
+	return fmt.Sprintf("version %q of the protocol, not %d", string(v), Protocol)
+}
+
+// An answerLine is the content of hAnswer.
+type answerLine struct {
+	clock string
+	state string
+	sums  string
+	mac   string
+}
+
+// words returns hAnswer without the MAC.
+func (a *answerLine) words() string {
+	return strings.Join([]string{protocol, a.clock, a.state, a.sums}, " ")
+}
+
+// proof returns the MAC of an answer to the request with a nonce. h has the other fields of the
+// answer. body is that of an answer other than a range of a file, whose content the checksums cover.
+func (a *answerLine) proof(s *Secret, nonce string, status int, h http.Header, body string) string {
+	if s == nil {
+		return noMAC
+	}
+	return s.mac("answer", nonce, strconv.Itoa(status), h.Get("Content-Range"), h.Get("Content-Length"), h.Get("ETag"), a.words(), body)
+}
+
+// parseAnswerLine parses hAnswer.
+func parseAnswerLine(h string) (*answerLine, error) {
+	words := strings.Split(h, " ")
+	if words[0] != protocol {
+		return nil, otherVersion(words[0])
+	}
+	if len(words) != 5 {
+		return nil, fmt.Errorf("%s has %d words", hAnswer, len(words))
+	}
+	return &answerLine{words[1], words[2], words[3], words[4]}, nil
 }
 
 // A span is a range of a file: whole blocks, or blocks to the end of the file.
@@ -191,13 +228,15 @@ func versionTag(info drivers.Info) string {
 
 // parseVersionTag is the inverse of versionTag. The Info describes a regular file without a name.
 func parseVersionTag(tag string) (drivers.Info, error) {
-	fail := fmt.Errorf("version %q: want \"SIZE SECONDS.NANOSECONDS VERSION\"", tag)
+	fail := func() (drivers.Info, error) {
+		return drivers.Info{}, fmt.Errorf("version %q: want \"SIZE SECONDS.NANOSECONDS VERSION\"", tag)
+	}
 	if len(tag) < 2 || tag[0] != '"' || tag[len(tag)-1] != '"' {
-		return drivers.Info{}, fail
+		return fail()
 	}
 	words := strings.Split(tag[1:len(tag)-1], " ")
 	if len(words) != 3 {
-		return drivers.Info{}, fail
+		return fail()
 	}
 	size, err := parseNumber(words[0])
 	seconds, nanos, _ := strings.Cut(words[1], ".")
@@ -205,7 +244,7 @@ func parseVersionTag(tag string) (drivers.Info, error) {
 	nsec, err2 := strconv.ParseUint(nanos, 10, 32)
 	version, err3 := url.QueryUnescape(words[2])
 	if errors.Join(err, err1, err2, err3) != nil || nsec >= 1e9 {
-		return drivers.Info{}, fail
+		return fail()
 	}
 	return drivers.Info{Mode: regular, Size: size, Mtime: time.Unix(sec, int64(nsec)), Version: version}, nil
 }
@@ -221,7 +260,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // checksum returns the checksum of a block.
 func checksum(p []byte) uint32 { return crc32.Checksum(p, castagnoli) }
 
-// encodeChecksums returns the value of Milkweed-Checksums.
+// encodeChecksums returns the word of hAnswer for checksums.
 func encodeChecksums(sums []uint32) string {
 	b := make([]byte, 0, 4*len(sums))
 	for _, sum := range sums {
@@ -230,7 +269,7 @@ func encodeChecksums(sums []uint32) string {
 	return base64.StdEncoding.EncodeToString(b)
 }
 
-// parseChecksums parses the value of Milkweed-Checksums, of n blocks.
+// parseChecksums is the inverse of encodeChecksums, for n blocks.
 func parseChecksums(h string, n int64) ([]uint32, error) {
 	if n < 0 || n > maxRange/block || len(h) > 2*4*maxRange/block {
 		return nil, errors.New("too many checksums")
@@ -253,11 +292,4 @@ func timestamp(t time.Time) string { return strconv.FormatInt(t.UnixMilli(), 10)
 func parseTimestamp(h string) (time.Time, error) {
 	ms, err := parseNumber(h)
 	return time.UnixMilli(ms), err
-}
-
-// answerProof returns the MAC of an answer to the request with a nonce. body is that of an answer
-// other than a range of a file, whose content the checksums cover.
-func (s *Secret) answerProof(nonce string, status int, h http.Header, body string) string {
-	return s.mac("answer", nonce, strconv.Itoa(status), h.Get(hProtocol), h.Get("Content-Range"), h.Get("Content-Length"),
-		h.Get("ETag"), h.Get(hChecksums), h.Get(hClock), h.Get(hState), body)
 }

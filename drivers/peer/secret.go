@@ -9,9 +9,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -19,6 +21,7 @@ import (
 type Secret struct {
 	messages []byte // authenticates requests and answers
 	gossip   []byte
+	signers  sync.Pool // of *signer
 }
 
 const (
@@ -91,15 +94,31 @@ func ParseSecret(text string) (*Secret, error) {
 // GossipKey returns the key of 32 bytes for gossip.
 func (s *Secret) GossipKey() []byte { return s.gossip }
 
+// A signer computes MACs.
+type signer struct {
+	hash hash.Hash
+	text []byte
+}
+
 // mac returns the MAC of fields. kind separates the kinds of messages.
 func (s *Secret) mac(kind string, fields ...string) string {
-	text := make([]byte, 0, 1024)
-	for _, f := range append([]string{kind}, fields...) {
-		text = append(binary.AppendUvarint(text, uint64(len(f))), f...)
+	m, _ := s.signers.Get().(*signer)
+	if m == nil {
+		m = &signer{hash: hmac.New(sha256.New, s.messages)}
 	}
-	h := hmac.New(sha256.New, s.messages)
-	h.Write(text)
-	return base64.StdEncoding.EncodeToString(h.Sum(nil))
+	defer s.signers.Put(m)
+	m.text = appendField(m.text[:0], kind)
+	for _, f := range fields {
+		m.text = appendField(m.text, f)
+	}
+	m.hash.Reset()
+	m.hash.Write(m.text)
+	return base64.StdEncoding.EncodeToString(m.hash.Sum(m.text[:0]))
+}
+
+// appendField appends a field behind its length, so that fields cannot be confused.
+func appendField(text []byte, f string) []byte {
+	return append(binary.AppendUvarint(text, uint64(len(f))), f...)
 }
 
 // equal compares two MACs in a time that does not depend on where they differ.

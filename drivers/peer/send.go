@@ -170,14 +170,12 @@ func (t *transfer) read(buf **[block]byte, n, off int64) error {
 // start sends the header of the answer.
 func (t *transfer) start(sums []uint32) {
 	t.waits.Store(false)
-	h := t.w.Header()
-	info := t.obj.Info()
-	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Content-Range", t.span.contentRange(info.Size))
-	h.Set("Content-Length", strconv.FormatInt(t.span.n, 10))
-	h.Set("ETag", versionTag(info))
-	h.Set(hChecksums, encodeChecksums(sums))
-	t.writeHeader(http.StatusPartialContent, "")
+	h, info := t.w.Header(), t.obj.Info()
+	h["Content-Type"] = []string{"application/octet-stream"}
+	h["Content-Range"] = []string{t.span.contentRange(info.Size)}
+	h["Content-Length"] = []string{strconv.FormatInt(t.span.n, 10)}
+	h["Etag"] = []string{versionTag(info)}
+	t.writeHeader(http.StatusPartialContent, answerLine{sums: encodeChecksums(sums)}, "")
 	count(&t.from.counters.ServedReads, 1)
 	count(&t.from.counters.ServedBytes, t.span.n)
 }

@@ -194,14 +194,16 @@ func (c *call) accept(r *http.Request) error {
 	if err != nil {
 		return refuse(http.StatusBadRequest, "query: %w", err)
 	}
-	if c.req, err = parseRequest(path, query, r.Header); err != nil {
+	req, mac, err := parseRequest(path, query, r.Header)
+	if version := otherVersion(""); errors.As(err, &version) {
+		return refuse(http.StatusUpgradeRequired, "%w", err)
+	}
+	if err != nil {
 		return refuse(http.StatusBadRequest, "%w", err)
 	}
-	req, cfg := c.req, &c.server.node.cfg
-	if req.protocol != strconv.Itoa(Protocol) {
-		return refuse(http.StatusUpgradeRequired, "%s has version %d of the protocol, and the request version %q", cfg.Self, Protocol, req.protocol)
-	}
-	if err := c.authenticate(r.Header.Get("Authorization")); err != nil {
+	c.req = req
+	cfg := &c.server.node.cfg
+	if err := c.authenticate(mac); err != nil {
 		return err
 	}
 	if path == infoPath {
@@ -226,12 +228,12 @@ func (c *call) accept(r *http.Request) error {
 
 // authenticate checks the MAC of the request, its expiry, and that it is new. Without a secret, it
 // checks nothing.
-func (c *call) authenticate(authorization string) error {
+func (c *call) authenticate(mac string) error {
 	s := c.server.node.cfg.Secret
 	if s == nil {
 		return nil
 	}
-	if !equal(authorization, authScheme+s.mac("request", c.req.fields()...)) {
+	if !equal(mac, c.req.mac(s)) {
 		return refuse(http.StatusUnauthorized, "the request is not signed with the secret of %s", c.server.node.cfg.Self)
 	}
 	expiry, err := parseTimestamp(c.req.expiry)
@@ -248,25 +250,26 @@ func (c *call) authenticate(authorization string) error {
 	return nil
 }
 
-// writeHeader sends a header, with the fields that each answer has, and its proof. body is that of an
-// answer that is not of a file.
-func (c *call) writeHeader(status int, body string) {
+// writeHeader sends a header, with the line that each answer has. body is that of an answer that is
+// not of a file.
+func (c *call) writeHeader(status int, line answerLine, body string) {
+	line.clock, line.mac = timestamp(time.Now()), noMAC
 	h := c.w.Header()
-	h.Set(hProtocol, strconv.Itoa(Protocol))
-	h.Set(hClock, timestamp(time.Now()))
-	if s := c.server.node.cfg.Secret; s != nil && c.req != nil {
-		h.Set(hProof, s.answerProof(c.req.nonce, status, h, body))
+	h["Date"] = nil
+	if c.req != nil {
+		line.mac = line.proof(c.server.node.cfg.Secret, c.req.nonce, status, h, body)
 	}
+	h[hAnswer] = []string{line.words() + " " + line.mac}
 	http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(sendTimeout))
 	c.w.WriteHeader(status)
 }
 
 // reply sends an answer that is not of a file.
-func (c *call) reply(status int, body string) {
+func (c *call) reply(status int, line answerLine, body string) {
 	h := c.w.Header()
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	h.Set("Content-Type", "text/plain; charset=utf-8")
-	c.writeHeader(status, body)
+	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
+	c.writeHeader(status, line, body)
 	io.WriteString(c.w, body)
 }
 
@@ -284,7 +287,7 @@ func (c *call) refuse(err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		status = http.StatusNotFound
 	}
-	c.reply(status, err.Error())
+	c.reply(status, answerLine{}, err.Error())
 }
 
 // The states of a request, as a ping reports them.
@@ -307,8 +310,7 @@ func (c *call) ping() {
 	case waits != nil:
 		state = stateSending
 	}
-	c.w.Header().Set(hState, state)
-	c.reply(http.StatusOK, "")
+	c.reply(http.StatusOK, answerLine{state: state}, "")
 }
 
 // An Info is what a node reports of itself.
@@ -337,5 +339,5 @@ func (c *call) info() {
 		c.refuse(err)
 		return
 	}
-	c.reply(http.StatusOK, string(body))
+	c.reply(http.StatusOK, answerLine{}, string(body))
 }

@@ -126,20 +126,20 @@ func TestFormats(t *testing.T) {
 			t.Errorf("%+v: got %+v, %v", info, got, err)
 		}
 	}
-	r := &request{path: filePath, name: "caf\xe9 &=%\n", rng: "bytes=0-1", version: `"1 2.3 "`, protocol: "1", dataset: "a/b c",
+	r := &request{path: filePath, name: "caf\xe9 &=%\n", rng: "bytes=0-1", version: `"1 2.3 "`, dataset: "a/b c",
 		roster: "r", from: "ä b", to: "c", rank: "1", nonce: "n", expiry: "5"}
 	u := r.url("h:1")
-	got, err := parseRequest(u.Path, u.Query(), r.header(secret))
-	if err != nil || *got != *r {
-		t.Errorf("got %+v, %v", got, err)
+	got, mac, err := parseRequest(u.Path, u.Query(), r.header("mac"))
+	if err != nil || *got != *r || mac != "mac" {
+		t.Errorf("got %+v, %q, %v", got, mac, err)
 	}
 }
 
 // Whatever a header has, it is refused, or means what it says.
 func FuzzHeaders(f *testing.F) {
-	f.Add("bytes=0-1048575", "bytes 0-5/6", `"5 1.000000002 v"`, "AAAAAA==", "00000000000000000000000000000000-5", "name=a", "b")
-	f.Add("bytes=9223372036854775807-9223372036854775807", "bytes 5-4/1", `"`, "", "-", "%", "%zz")
-	f.Fuzz(func(t *testing.T, rng, contentRange, version, sums, n, query, node string) {
+	f.Add("bytes=0-1048575", "bytes 0-5/6", `"5 1.000000002 v"`, "AAAAAA==", "00000000000000000000000000000000-5", "name=a", "1 5 waiting AAAA mac")
+	f.Add("bytes=9223372036854775807-9223372036854775807", "bytes 5-4/1", `"`, "", "-", "%", "1 d%20e r a b 0 00000000000000000000000000000000-5 5 mac")
+	f.Fuzz(func(t *testing.T, rng, contentRange, version, sums, n, query, line string) {
 		if s, err := parseRange(rng); err == nil && (s.off < 0 || s.off%block != 0 || s.n < 1 || s.n > maxRange || s.off+s.n < 0) {
 			t.Errorf("range %q: %+v", rng, s)
 		}
@@ -170,11 +170,14 @@ func FuzzHeaders(f *testing.F) {
 		if err != nil {
 			return
 		}
-		h := http.Header{hFrom: {node}, hTo: {node}, hDataset: {node}, "Range": {rng}}
-		if r, err := parseRequest(filePath, values, h); err == nil {
+		if l, err := parseAnswerLine(line); err == nil && l.words()+" "+l.mac != line {
+			t.Errorf("answer line %q: %+v", line, l)
+		}
+		h := http.Header{hRequest: {line}, "Range": {rng}, "If-Match": {version}}
+		if r, mac, err := parseRequest(filePath, values, h); err == nil && version != "" {
 			u := r.url("host:1")
-			again, err := parseRequest(u.Path, u.Query(), r.header(nil))
-			if err != nil || *again != *r {
+			again, mac2, err := parseRequest(u.Path, u.Query(), r.header(mac))
+			if err != nil || *again != *r || mac2 != mac {
 				t.Errorf("request %+v: parsed again as %+v, %v", r, again, err)
 			}
 		}

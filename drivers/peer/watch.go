@@ -38,25 +38,27 @@ type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	since  time.Time // of the request
-	wg     sync.WaitGroup
 
-	header   atomic.Bool  // the header has arrived, and so the content is there
-	received atomic.Int64 // bytes since the last stall began
-	stalls   int          // in a row
+	header   atomic.Bool    // the header has arrived, and so the content is there
+	received atomic.Int64   // bytes since the last stall began
+	stalls   int            // in a row; used by fire
+	wg       sync.WaitGroup // of fire
 
-	mu    panics.Mutex // guards the following
-	timer *time.Timer  // stopped while the reader does not wait
-	waits int          // waits that have begun or ended
+	mu      panics.Mutex // guards the following
+	timer   *time.Timer  // calls fire
+	waiting bool         // the reader waits
+	waits   int          // waits that have begun
+	firing  bool         // fire is in progress, and starts the timer again
+	closed  bool
 }
 
 // newWatch returns the watch of a request, whose reader waits. The caller closes it.
 func newWatch(ctx context.Context, p *peer, nonce string) *watch {
-	w := &watch{peer: p, nonce: nonce, since: time.Now(), timer: time.NewTimer(stall)}
+	w := &watch{peer: p, nonce: nonce, since: time.Now(), waiting: true}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
-	w.wg.Go(func() {
-		defer panics.Contain()
-		w.run()
-	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.timer = time.AfterFunc(stall, w.fire)
 	return w
 }
 
@@ -65,46 +67,55 @@ func (w *watch) wait() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.received.Store(0)
+	w.waiting = true
 	w.waits++
-	w.timer.Reset(stall)
+	if !w.firing {
+		w.timer.Reset(stall)
+	}
 }
 
 // pause ends a wait of the reader.
 func (w *watch) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.waits++
+	w.waiting = false
 	w.timer.Stop()
 }
 
 // close ends the request.
 func (w *watch) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.timer.Stop()
+	w.mu.Unlock()
 	w.cancel(context.Canceled)
 	w.wg.Wait()
-	w.timer.Stop()
 }
 
-// run judges the peer after each stall.
-func (w *watch) run() {
-	for {
-		select {
-		case <-w.timer.C:
-		case <-w.ctx.Done():
-			return
-		}
-		w.mu.Lock()
-		waits := w.waits
+// fire judges the peer after a stall.
+func (w *watch) fire() {
+	w.mu.Lock()
+	if w.closed || !w.waiting || w.firing {
 		w.mu.Unlock()
-		err := w.judge()
-		w.mu.Lock()
-		if w.waits == waits { // otherwise the bytes have arrived meanwhile
-			if err != nil {
-				w.cancel(&miss{stuck, err})
-			}
-			w.timer.Reset(stall)
-		}
-		w.mu.Unlock()
+		return
 	}
+	w.firing = true
+	waits := w.waits
+	w.wg.Add(1)
+	w.mu.Unlock()
+	defer w.wg.Done()
+	err := panics.Do(w.judge)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.firing = false
+	if !w.waiting || w.closed {
+		return
+	}
+	if err != nil && w.waits == waits { // otherwise the bytes have arrived meanwhile
+		w.cancel(&miss{stuck, err})
+		return
+	}
+	w.timer.Reset(stall)
 }
 
 // judge returns an error if the request is to end.
