@@ -2,10 +2,12 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -127,10 +129,11 @@ func TestMisbehavingPeers(t *testing.T) {
 		{"one byte a second", func(m Misses) int64 { return m.Stuck }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {
 			hijack(w, rec, func(c net.Conn) {
 				for _, b := range rec.Body.Bytes() {
-					if _, err := c.Write([]byte{b}); err != nil {
-						return
+					c.Write([]byte{b})
+					c.SetReadDeadline(time.Now().Add(time.Second))
+					if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+						return // the client has left
 					}
-					time.Sleep(time.Second)
 				}
 			})
 		}},

@@ -3,13 +3,10 @@ package peer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strconv"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -87,17 +84,13 @@ func (t *transfer) send() error {
 	if sums == nil {
 		return t.sendBlocks(nil)
 	}
-	f, release, err := openFile(t.obj)
+	f, release, err := openRange(t.obj, t.span)
 	if err != nil {
 		return t.sendBlocks(sums)
 	}
 	defer release()
-	defer f.Close()
-	if _, err := f.Seek(t.span.off, io.SeekStart); err != nil {
-		return err
-	}
 	t.start(sums)
-	io.CopyN(t.w, f, t.span.n) // by sendfile, if w is that of net/http
+	f.send(t.w)
 	return nil
 }
 
@@ -130,22 +123,6 @@ func (t *transfer) sendBlocks(sums []uint32) error {
 		}
 	}
 	return nil
-}
-
-// openFile opens the file of a copy once more, because sendfile uses the offset of the open file.
-func openFile(obj drivers.Object) (f *os.File, release func(), err error) {
-	b, ok := drivers.As[drivers.BackingFiler](obj)
-	if !ok {
-		return nil, nil, errors.ErrUnsupported
-	}
-	release, err = b.BackingFile(func(fd uintptr) error {
-		again, err := syscall.Open(fmt.Sprintf("/proc/self/fd/%d", fd), syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
-		if err == nil {
-			f = os.NewFile(uintptr(again), "copy")
-		}
-		return err
-	})
-	return f, release, err
 }
 
 // read fills the first n bytes of *buf with a block. It replaces a buffer that was abandoned.
