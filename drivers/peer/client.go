@@ -200,14 +200,16 @@ func (h *health) pinged(ok bool, now time.Time) {
 	}
 }
 
-// fail records a failure.
-func (h *health) fail(now time.Time) {
+// fail records a failure. It reports whether the peer was used until now, and is skipped from now on.
+func (h *health) fail(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.skipped { // otherwise other requests have failed at the same time
-		h.skipped = true
-		h.pause(now)
+	if h.skipped { // because of another request that was in flight
+		return false
 	}
+	h.skipped = true
+	h.pause(now)
+	return true
 }
 
 // pause begins a pause. h.mu must be held.
@@ -249,8 +251,9 @@ func (p *peer) note(err error) error {
 	count(p.counters.Misses.counter(m.cause), 1)
 	if m.cause.ofNode() {
 		count(&p.counters.Failovers, 1)
-		p.health.fail(time.Now())
-		p.node.cfg.Log.Warn("peer failed", "peer", p.name, "err", err)
+		if p.health.fail(time.Now()) {
+			p.node.cfg.Log.Warn("peer skipped", "peer", p.name, "err", err)
+		}
 	}
 	return err
 }

@@ -320,3 +320,20 @@ func TestNoConnection(t *testing.T) {
 		t.Errorf("misses: %+v", got)
 	}
 }
+
+// A node that is believed to be dead is not asked, until it answers a ping: the belief may be wrong.
+func TestHint(t *testing.T) {
+	empty := func() *memory { return newMemory(make(map[string][]byte)) }
+	source, b, c := empty(), empty(), empty()
+	r := newRig(t, source, func(cfg *Config) { cfg.Up = func(name string) bool { return name != "b" } }, b, c)
+	name, data := r.owned(1, 2), content(1000)
+	put(name, data, source, b, c)
+	r.wantContent(r.open(name), data)
+	if r.stats(0, 1).Reads != 0 || r.stats(0, 2).Reads != 1 {
+		t.Errorf("%d reads of the node, and %d of the other one; want 0 and 1", r.stats(0, 1).Reads, r.stats(0, 2).Reads)
+	}
+	eventually(t, "the node is used", func() bool {
+		r.wantContent(r.open(name), data)
+		return r.stats(0, 1).Reads > 0
+	})
+}
