@@ -99,7 +99,7 @@ func New(cfg Config) (*Node, error) {
 	if n.self < 0 {
 		return nil, fmt.Errorf("peers: this node is %q, which the roster does not name; set peers.name, or correct the roster", cfg.Self)
 	}
-	n.transport, n.probes = newTransport(cfg.Secret, maxRequests), newTransport(cfg.Secret, 2)
+	n.transport, n.probes = newTransport(cfg.Secret, maxRequests), newTransport(cfg.Secret, maxPings)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n, nil
 }
@@ -127,6 +127,9 @@ const (
 
 	// maxRequests is the number of requests in flight, and so of connections, to one peer.
 	maxRequests = 64
+
+	// maxPings is the number of pings in flight to one peer.
+	maxPings = 8
 
 	// connectTimeout bounds a connection attempt.
 	connectTimeout = 500 * time.Millisecond

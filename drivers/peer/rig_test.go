@@ -14,7 +14,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -137,7 +136,6 @@ type rig struct {
 	nodes   []*Node
 	servers []*Server
 	source  *memory
-	reads   atomic.Int64 // bytes read from the source
 }
 
 // newRig makes n nodes with the names a, b, … Those from b on serve files[0], files[1], …; nil serves

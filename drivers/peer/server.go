@@ -46,6 +46,7 @@ type Server struct {
 
 	mu       panics.Mutex            // guards the following
 	requests map[string]*atomic.Bool // by nonce, of requests for files: whether they wait for the content
+	closed   bool                    // no request begins
 
 	cancel context.CancelFunc // of all requests
 	wg     sync.WaitGroup     // of the loop that accepts connections, and of requests
@@ -98,11 +99,24 @@ func (s *Server) Close() {
 	s.server.Shutdown(ctx)
 	s.cancel()
 	s.server.Close()
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.wg.Wait()
 }
 
-// A listener bounds the connections. It does not wrap them, because net/http calls sendfile on a
-// *net.TCPConn only.
+// enter begins a request, and reports false if the server is closed. The caller calls wg.Done.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.wg.Add(1)
+	}
+	return !s.closed
+}
+
+// A listener bounds the connections. It does not wrap them, because a wrapper hides the descriptor
+// from sendfile(2).
 type listener struct {
 	*net.TCPListener
 	slots  chan struct{} // has an element for each connection, and for Accept
@@ -137,7 +151,9 @@ func (l *listener) changed(_ net.Conn, state http.ConnState) {
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.wg.Add(1)
+	if !s.enter() {
+		panic(http.ErrAbortHandler)
+	}
 	defer s.wg.Done()
 	defer func() {
 		if v := recover(); v != nil {

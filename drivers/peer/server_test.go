@@ -293,7 +293,7 @@ func TestSecretFile(t *testing.T) {
 	if _, err := ReadSecret(t.TempDir()); err == nil {
 		t.Error("a directory is no secret")
 	}
-	if NewSecret() == NewSecret() {
+	if one, other := NewSecret(), NewSecret(); one == other {
 		t.Error("two secrets are equal")
 	}
 }

@@ -58,7 +58,10 @@ func newWatch(ctx context.Context, p *peer, nonce string) *watch {
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.timer = time.AfterFunc(stall, w.fire)
+	w.timer = time.AfterFunc(stall, func() {
+		defer panics.Contain()
+		w.fire()
+	})
 	return w
 }
 
