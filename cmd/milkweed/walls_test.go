@@ -24,6 +24,7 @@ var walls = []struct {
 	{"drivers/limit", []string{"drivers", "drivers/panics"}, nil},
 	{"drivers/readahead", []string{"drivers", "drivers/panics", "drivers/sequential"}, nil},
 	{"drivers/blob", []string{"drivers", "drivers/panics"}, vendors},
+	{"drivers/peer/gossip", []string{"drivers/panics"}, gossips},
 	{"drivers/peer/roster", nil, nil},
 	{"drivers/peer", []string{"drivers", "drivers/panics", "drivers/peer/roster"}, nil},
 	{"tiers", []string{"drivers", "drivers/panics", "drivers/refcount"}, nil},
@@ -52,6 +53,12 @@ var vendors = []string{
 	"golang.org/x/oauth2", "golang.org/x/crypto/", "golang.org/x/net/", "golang.org/x/sync/", "golang.org/x/sys/", "golang.org/x/text/", "golang.org/x/time/",
 	"go.opentelemetry.io/", "github.com/felixge/httpsnoop", "github.com/go-logr/", "github.com/cespare/xxhash/",
 	"cel.dev/", "github.com/cncf/", "github.com/envoyproxy/", "github.com/planetscale/", "github.com/spiffe/", "github.com/go-jose/",
+}
+
+// gossips are memberlist and its dependencies.
+var gossips = []string{
+	"github.com/hashicorp/", "github.com/google/btree", "github.com/miekg/dns", "github.com/sean-/seed",
+	"golang.org/x/net/", "golang.org/x/sys/",
 }
 
 func TestWalls(t *testing.T) {
@@ -109,6 +116,7 @@ func TestLibrariesHaveOneHome(t *testing.T) {
 		"github.com/Azure/":              "drivers/blob",
 		"cloud.google.com/go/":           "drivers/blob",
 		"golang.org/x/oauth2":            "drivers/blob",
+		"github.com/hashicorp/":          "drivers/peer/gossip",
 		"google.golang.org/":             "drivers/blob",
 	}
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module+"...").Output()
