@@ -132,7 +132,7 @@ func Join(c Config) (*Members, error) {
 }
 
 // NextPort returns address with its port plus one. Gossip listens on the port after that of the
-// data plane, since both need TCP.
+// data plane, since both need TCP. The ports of two nodes of one host must not be neighbours.
 func NextPort(address string) (string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -144,9 +144,6 @@ func NextPort(address string) (string, error) {
 	}
 	return net.JoinHostPort(host, strconv.Itoa(int(n)+1)), nil
 }
-
-// Address returns the address that m listens on.
-func (m *Members) Address() string { return m.transport.address() }
 
 // Up reports whether the node called name lives. It is true for a node of which nothing is known.
 func (m *Members) Up(name string) bool {
@@ -164,8 +161,8 @@ func (m *Members) Stats() Stats {
 }
 
 // Close tells other members that this node leaves, and returns when all sockets are closed. It
-// must be called once. A goroutine of memberlist that waits for the answer to a probe ends with
-// the probe, which may be 16 s later.
+// must be called once. A goroutine that waits for the answer to a probe, or for DNS, ends with that:
+// a probe takes up to 16 s.
 func (m *Members) Close() {
 	m.cancel()
 	m.transport.interrupt()

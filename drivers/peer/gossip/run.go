@@ -29,10 +29,9 @@ func (m *Members) run(ctx context.Context) {
 			joined, err = m.list.Join(targets)
 			m.attempted(joined)
 		}
-		switch {
-		case err == nil:
+		if err == nil {
 			pause = m.config.pause
-		case ctx.Err() == nil && !logged:
+		} else if pause == m.config.pause && !logged && m.Stats().Joined == 0 && ctx.Err() == nil {
 			m.config.Log.Warn("gossip found no other node; it goes on trying", "error", err)
 			logged = true
 		}

@@ -6,7 +6,6 @@ import (
 	"log"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
@@ -61,11 +60,6 @@ func listen(host string, port int, c Config) (*transport, error) {
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	go t.relay()
 	return t, nil
-}
-
-// address returns the address that t listens on.
-func (t *transport) address() string {
-	return net.JoinHostPort(t.host, strconv.Itoa(t.GetAutoBindPort()))
 }
 
 // localAddress returns the address at which others reach t: its own, or the one from which it
