@@ -57,6 +57,7 @@ func TestHostlistErrors(t *testing.T) {
 		"n[0-255][0-256]":                "more than 65536 nodes",
 		"n[0-255][0-255],m":              "more than 65536 nodes",
 		"n[0-9][0-9][0-9][0-9][0-9]m":    "more than 65536 nodes",
+		"n[0-65535][0-65535]":            "more than 65536 nodes", // 4 G names would not fit into memory
 		"n[0-999999999]":                 "more than 65536 nodes",
 		strings.Repeat("n", 256):         "more than 255 bytes",
 		strings.Repeat("n", 255) + "[1]": "more than 255 bytes",
