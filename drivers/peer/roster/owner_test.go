@@ -96,7 +96,7 @@ func TestNegLog2(t *testing.T) {
 // the number of files of a node is nearly normal.
 func TestBalance(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 8, 16, 64, 256, 1000} {
-		const perNode = 400
+		const perNode = 200
 		r := rosterOf(t, equal(n)...)
 		owned := make([]int, n)
 		for i := range n * perNode {
