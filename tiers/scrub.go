@@ -147,7 +147,7 @@ func (t *Tier) Discard(ctx context.Context, copied CopyName, o drivers.Object) (
 		if err := t.store.Remove(ctx, name); err != nil {
 			return false, err
 		}
-		t.space.discard(name, allocated(now.Size))
+		t.space.discard(name, Allocated(now.Size))
 		atomic.AddInt64(&t.counters.Corrupt, 1)
 		return true, nil
 	}, nil)

@@ -12,8 +12,8 @@ import (
 // 100 bytes occupy 4 GB, not 100 MB.
 const allocationUnit = 4096
 
-// allocated returns the bytes that a copy of size bytes occupies.
-func allocated(size int64) int64 {
+// Allocated returns the bytes that a copy of size bytes occupies.
+func Allocated(size int64) int64 {
 	size = min(size, math.MaxInt64-allocationUnit) // a sparse file may have any size
 	return (size + allocationUnit - 1) / allocationUnit * allocationUnit
 }

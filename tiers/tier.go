@@ -121,7 +121,7 @@ func (t *Tier) scan(ctx context.Context) error {
 			case info.IsDir():
 				dirs = append(dirs, path.Join(dir, info.Name))
 			case info.IsRegular():
-				bytes += allocated(info.Size)
+				bytes += Allocated(info.Size)
 				files++
 			}
 		}
@@ -220,12 +220,12 @@ func (t *Tier) Accepts() bool { return t.Scanned() && t.health.writable() }
 // Fits reports whether the quota has room for a copy of size bytes. It does not examine the
 // device, so that Reserve may still fail.
 func (t *Tier) Fits(size int64) bool {
-	return t.Scanned() && t.space.fits(allocated(size), false)
+	return t.Scanned() && t.space.fits(Allocated(size), false)
 }
 
 // FitsWindow is Fits for a copy in the window.
 func (t *Tier) FitsWindow(size int64) bool {
-	return t.Scanned() && t.space.fits(allocated(size), true)
+	return t.Scanned() && t.space.fits(Allocated(size), true)
 }
 
 // Room returns the tier's quota in bytes without the window, 0 until the tier has been scanned, and
@@ -270,7 +270,7 @@ func (t *Tier) ReserveWindow(ctx context.Context, size int64) (*Reservation, boo
 }
 
 func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reservation, bool) {
-	bytes := allocated(size)
+	bytes := Allocated(size)
 	if !t.Accepts() || !t.space.fits(bytes, windowed) {
 		return nil, false
 	}
@@ -289,7 +289,7 @@ func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reserva
 // missing. Discard has already done so for a copy that it has removed.
 func (t *Tier) Lost(name string, size int64) {
 	if t.Scanned() && !t.space.isDiscarded(name) {
-		t.space.add(-allocated(size), -1)
+		t.space.add(-Allocated(size), -1)
 	}
 }
 
@@ -407,7 +407,7 @@ func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (driv
 // noteFull records err if it is that of a full device.
 func (t *Tier) noteFull(err error, size int64) {
 	if isFull(err) {
-		t.space.full(allocated(size), time.Now())
+		t.space.full(Allocated(size), time.Now())
 	}
 }
 
@@ -449,7 +449,7 @@ func (t *Tier) change(ctx context.Context, name string, f func() error, done fun
 		return err
 	}
 	if exists {
-		t.space.removed(name, allocated(old.Size))
+		t.space.removed(name, Allocated(old.Size))
 	}
 	if done != nil {
 		done()

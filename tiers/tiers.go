@@ -1,6 +1,7 @@
 // Package tiers is the hierarchy of storage that a dataset is read through: the tiers,
 // fastest first, each a store of copies with a quota and a state of health, and below them
-// the source, which has every file.
+// the source, which has every file. Other nodes of the job are one more place to read from,
+// between the tiers and the source (peers.go).
 //
 // Reservations keep a tier within its quota, however many copies are made at the same time
 // (space.go). A tier that hangs delays the operations in flight by at most its time-out, and is
@@ -62,8 +63,11 @@ type Config struct {
 	Open func() (drivers.Store, error)
 }
 
-// Options are settings that tests change. The zero value is for production.
+// Options are settings of a Hierarchy. Timeout and Probe are for tests. The zero value is for
+// production without peers.
 type Options struct {
+	Peers Peers // the other nodes of the job; nil: there are none
+
 	Timeout time.Duration // of one operation on a tier; 0: 5 s
 	Probe   time.Duration // first interval between probes of a tier that is not healthy; 0: 1 s
 }
@@ -72,6 +76,7 @@ type Options struct {
 // concurrently.
 type Hierarchy struct {
 	source *Source
+	peers  Peers   // nil: there are none
 	tiers  []*Tier // tiers[0] is level 1
 
 	scarcity *scarcity // of descriptors
@@ -89,7 +94,7 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 		opts.Probe = time.Second
 	}
 	lack := &scarcity{log: log}
-	h := &Hierarchy{source: &Source{driver: source, calls: make(chan struct{}, maxCalls), scarcity: lack}, scarcity: lack}
+	h := &Hierarchy{source: &Source{driver: source, calls: make(chan struct{}, maxCalls), scarcity: lack}, peers: opts.Peers, scarcity: lack}
 	for i, c := range tiers {
 		if c.Quota.Bytes < 0 || c.Quota.Percent < 0 || c.Quota.Percent > 100 || math.IsNaN(c.Quota.Percent) {
 			return nil, fmt.Errorf("tier %s: quota %v out of range", c.Name, c.Quota)
@@ -137,6 +142,9 @@ func (h *Hierarchy) WaitScanned(ctx context.Context) {
 
 // Source returns the lowest level.
 func (h *Hierarchy) Source() *Source { return h.source }
+
+// Peers returns the other nodes of the job, or nil.
+func (h *Hierarchy) Peers() Peers { return h.peers }
 
 // Tier returns the tier of a level, which must not be AtSource.
 func (h *Hierarchy) Tier(l Level) *Tier { return h.tiers[l-1] }

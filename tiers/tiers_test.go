@@ -99,7 +99,7 @@ func held(t *testing.T, store drivers.Driver, dir string) (size, files int64) {
 			b, f := held(t, store, path.Join(dir, i.Name))
 			size, files = size+b, files+f
 		} else {
-			size, files = size+allocated(i.Size), files+1
+			size, files = size+Allocated(i.Size), files+1
 		}
 	}
 	return size, files
