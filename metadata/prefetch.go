@@ -89,3 +89,27 @@ func (c *Container) Known(ctx context.Context, e *Entry) (*Entry, error) {
 	}
 	return c.lookupByStat(drivers.Background(ctx), e.parent, e.Name(), nil)
 }
+
+// Visit calls f for the entries that have one of n IDs from first on, except stale ones, in the
+// order of their IDs. It returns the ID after these, or 0 if no entry has a higher one. The IDs
+// begin at 1.
+func (c *Container) Visit(first uint64, n int, f func(*Entry)) (next uint64) {
+	for next = first; next < first+uint64(n); next++ {
+		s := c.table.slot(next)
+		if s == nil {
+			return 0
+		}
+		if e := s.Load(); e != nil && !e.Stale() {
+			f(e)
+		}
+	}
+	return next
+}
+
+// IsListed reports whether all names of a directory were known at some time.
+func (c *Container) IsListed(dir *Entry) bool {
+	d := dir.dir
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.allNames()
+}

@@ -3,9 +3,11 @@ package metadata
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -88,6 +90,22 @@ func (c *Container) revalidateName(ctx context.Context, dir *Entry, name string)
 	}
 	c.contentChanged(dir)
 	return e, Replaced, nil
+}
+
+// confirmed is how long Confirm takes a reply of the source as the present state.
+const confirmed = time.Second
+
+// Confirm returns the entry that the name of e has at the source now. It makes a request unless one
+// has confirmed e within the last second. The error for a missing name matches io/fs.ErrNotExist.
+func (c *Container) Confirm(ctx context.Context, e *Entry) (*Entry, error) {
+	if e.parent == nil || !e.Stale() && c.since(e.validated.Load()) < confirmed {
+		return e, nil
+	}
+	now, _, err := c.revalidateName(ctx, e.parent, e.Name())
+	if err == nil && now == nil {
+		err = fs.ErrNotExist
+	}
+	return now, err
 }
 
 // contentChanged makes Outdated yield the content of e, if the kernel knows e.
