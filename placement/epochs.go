@@ -78,6 +78,7 @@ type totals struct {
 	waited Waits
 	opens  [tiers.MaxTiers + 1]Opens
 	fills  Opens
+	peers  Opens
 }
 
 // An Epoch is one pass of a job over its files.
@@ -89,6 +90,7 @@ type Epoch struct {
 	Files  int64                     // files opened
 	Opens  [tiers.MaxTiers + 1]Opens // by level
 	Fills  Opens                     // of files whose copies were in flight
+	Peers  Opens                     // of files that were read from other nodes without a copy
 	Waited Waits
 }
 
@@ -173,6 +175,7 @@ func (p *pass) epoch(now totals, at time.Time) (Epoch, bool) {
 		Began: p.began.at, Took: at.Sub(p.began.at), Files: p.files,
 		Mixed:  p.again*mixedRatio > p.files,
 		Fills:  now.fills.minus(p.began.fills),
+		Peers:  now.peers.minus(p.began.peers),
 		Waited: now.waited.minus(p.began.waited),
 	}
 	for l := range epoch.Opens {
@@ -237,7 +240,7 @@ func (n openNumbers) forget(before uint32) {
 
 // totals returns the counters now.
 func (h *Handler) totals() totals {
-	t := totals{at: time.Now(), waited: h.waited(), fills: h.fillOpens.load()}
+	t := totals{at: time.Now(), waited: h.waited(), fills: h.fillOpens.load(), peers: h.peerOpens()}
 	for l := range len(h.levels.Tiers()) + 1 {
 		t.opens[l] = h.opens[l].load()
 	}

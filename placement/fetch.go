@@ -51,7 +51,7 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 	if !sequential {
 		to = blocks(end)
 	}
-	f.handler.queue.touch(f)
+	f.queue.touch(f)
 	for {
 		fl, taken, err := f.blocks.lookup(b, to)
 		if err != nil {
@@ -76,8 +76,8 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 // readFlight waits for a block and reads p from memory. If the flight lands before that,
 // readFlight reports false, and fl.err may be read.
 func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64) (bool, error) {
-	w := f.handler.gate.demand()
-	err := f.handler.await(ctx, fl)
+	w := f.gate.demand()
+	err := f.await(ctx, fl)
 	w.done()
 	if err != nil {
 		return false, err
@@ -104,22 +104,22 @@ func (f *fill) fetchDemand(taken []*flight) {
 	if len(taken) == 0 {
 		return
 	}
-	h := f.handler
+	h, g := f.handler, f.gate
 	for _, fl := range taken {
 		fl.demanded.Store(true)
 	}
 	f.refs.Acquire()
 	h.wg.Go(func() {
 		defer panics.Contain()
-		buf, err := h.gate.demands.get(h.ctx, h.gate.reads.atBound())
+		buf, err := g.demands.get(h.ctx, g.reads.atBound())
 		if err != nil {
 			f.drop(taken, err)
 			return
 		}
-		w := h.gate.reads.watch(h.gate.demands.replace)
+		w := g.reads.watch(g.demands.replace)
 		err = f.fetch(h.ctx, taken, buf, w)
 		if stalled := w.end(); !stalled { // otherwise buf was replaced
-			h.gate.demands.put(buf, errors.Is(err, drivers.ErrAbandoned))
+			g.demands.put(buf, errors.Is(err, drivers.ErrAbandoned))
 		}
 	})
 }
@@ -141,13 +141,13 @@ func (f *fill) fetchNext(ctx context.Context, buf []byte, w *watch) error {
 	w.opens = !isClosed(f.started)
 	f.begin()
 	if f.err != nil || !f.refs.Acquire() {
-		f.handler.queue.remove(f)
+		f.queue.remove(f)
 		return nil
 	}
 	taken := f.blocks.takeNext()
 	if taken == nil {
 		f.release()
-		f.handler.queue.remove(f)
+		f.queue.remove(f)
 		return nil
 	}
 	return f.fetch(ctx, taken, buf, w)
@@ -174,7 +174,7 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch)
 	in.close()
 	if err == nil && !w.isStalled() {
 		bytes := min(int64(len(taken))*blockSize, f.size-int64(taken[0].block)*blockSize)
-		f.handler.gate.control.Observe(request{w.start, time.Now(), bytes, w.opens, !drivers.IsBackground(ctx)})
+		f.gate.control.Observe(request{w.start, time.Now(), bytes, w.opens, !drivers.IsBackground(ctx)})
 	}
 	if last {
 		f.commitLater(ctx)
@@ -239,11 +239,12 @@ func (in *inflow) timing(began time.Time) timing {
 	return timing{began, began.Add(in.fill.handler.levels.Source().BaseLatency())}
 }
 
-// newInflow makes an inflow, which the caller closes. A stream ends when the fill fails. A
-// ReadAt of the source does not: it could only be abandoned, and the buffer with it.
+// newInflow makes an inflow, which the caller closes. A stream, and a read from the peers, ends when
+// the fill fails. A ReadAt of the source does not: it could only be abandoned, and the buffer with
+// it.
 func (f *fill) newInflow(ctx context.Context, blocks int) *inflow {
 	in := &inflow{fill: f, ctx: ctx, blocks: blocks}
-	if f.stream != nil {
+	if f.stream != nil || f.foreign {
 		in.ctx = f.ctx
 		if drivers.IsBackground(ctx) {
 			in.ctx = drivers.Background(f.ctx)

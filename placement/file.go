@@ -27,6 +27,7 @@ type file struct {
 
 	broken    atomic.Bool // the source has failed: the next open needs a new file
 	stateless bool        // it is read without being opened; set before the first read
+	forPeer   bool        // another node reads it (shared.go); set before the first read
 
 	users  atomic.Int64  // handles, stateless reads, and one for recentFiles
 	closed bool          // guarded by shard.mu
@@ -35,6 +36,7 @@ type file struct {
 
 	moving chan struct{}  // of capacity 1; the goroutine that has sent to it may change the following, and current
 	source drivers.Object // the file at the source; nil before it was needed
+	remote drivers.Object // the file at the peers; nil before it was needed
 }
 
 var (
@@ -92,11 +94,15 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 
 // readView is ReadAt in a copy or at the source. Reads of copies are measured by their tier.
 func (f *file) readView(ctx context.Context, v *view, p []byte, off int64) (int, error) {
-	if !v.atSource() {
+	if !v.atSource() || f.forPeer { // the other node records the wait
 		return v.ReadAt(ctx, p, off)
 	}
 	start := time.Now()
 	n, err := v.ReadAt(ctx, p, off)
+	if v.atPeers {
+		f.handler.waits.peers.Observe(time.Since(start))
+		return n, err
+	}
 	f.handler.waits.atSource(time.Since(start), f.handler.levels.Source().BaseLatency())
 	return n, err
 }
@@ -194,30 +200,32 @@ func (f *file) startMoving(ctx context.Context) error {
 	}
 }
 
-// choose makes a view of the best place: a copy, a fill or the source. The caller has sent to
-// f.moving.
+// choose makes a view of the best place: a copy, a fill, the peers or the source. The caller has sent
+// to f.moving.
 func (f *file) choose(ctx context.Context) (*view, error) {
 	e, h := f.entry, f.handler
 	for range 4 { // the level may change meanwhile, but this must end
 		l := e.Level()
 		if l == tiers.AtSource {
-			fill, err := h.join(ctx, e, forReader)
+			fill, err := h.join(ctx, e, f.purpose())
 			switch {
 			case err == nil:
 				return &view{fill: fill, level: fill.tier.Level()}, nil
 			case errors.Is(err, errPublished):
 				continue
-			case f.source == nil && !isElsewhere(err):
+			case f.source == nil && f.remote == nil && !isElsewhere(err):
 				return nil, err
 			}
-			return f.atSource(ctx)
+			return f.below(ctx, err)
 		}
 		if h.bad.has(e, l) {
-			return f.atSource(ctx)
+			return f.below(ctx, errBackoff)
 		}
 		start := time.Now()
 		obj, err := h.levels.Tier(l).Open(ctx, e.CopyName(), e.Info())
-		h.waits.opens[l-1].Observe(time.Since(start))
+		if !f.forPeer {
+			h.waits.opens[l-1].Observe(time.Since(start))
+		}
 		if err == nil {
 			return &view{Object: obj, level: l}, nil
 		}
@@ -229,10 +237,45 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 		case errors.Is(err, fs.ErrNotExist):
 			h.missing(e, l)
 		default: // the tier is not healthy; the copy may be
-			return f.atSource(ctx)
+			return f.below(ctx, errBackoff)
 		}
 	}
-	return f.atSource(ctx)
+	return f.below(ctx, errClaimed)
+}
+
+// purpose is why the file joins fills.
+func (f *file) purpose() purpose {
+	if f.forPeer {
+		return forPeer
+	}
+	return forReader
+}
+
+// below makes a view at the peers or at the source, because there is no copy and no fill. For
+// another node, there is none if the file was not open before. cause, which isElsewhere, is the
+// reason. The caller has sent to f.moving.
+func (f *file) below(ctx context.Context, cause error) (*view, error) {
+	switch {
+	case f.forPeer && f.current.Load() == nil:
+		return nil, cause
+	case f.handler.peers == nil, f.forPeer, errors.Is(cause, errRacy), errors.Is(cause, errStopped):
+		return f.atSource(ctx)
+	}
+	return f.atPeers(ctx)
+}
+
+// atPeers makes a view at the peers. The caller has sent to f.moving.
+func (f *file) atPeers(ctx context.Context) (*view, error) {
+	if f.remote == nil {
+		obj, err := f.handler.openAtPeers(ctx, f.entry)
+		if err != nil {
+			return nil, err
+		}
+		f.remote = f.handler.peers.ahead.Wrap(obj)
+	}
+	v := sourceView(f.remote, f.entry)
+	v.atPeers = true
+	return v, nil
 }
 
 // atSource makes a view at the source. The caller has sent to f.moving.
@@ -240,7 +283,9 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 	if f.source == nil {
 		start := time.Now()
 		obj, err := openSource(ctx, f.handler, f.entry)
-		f.handler.waits.latency.Observe(time.Since(start))
+		if !f.forPeer {
+			f.handler.waits.latency.Observe(time.Since(start))
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -333,7 +378,9 @@ func (f *file) close() {
 			f.handler.window.closed(f.entry)
 		}
 	}
-	if f.source != nil {
-		f.source.Close()
+	for _, o := range [...]drivers.Object{f.source, f.remote} {
+		if o != nil {
+			o.Close()
+		}
 	}
 }

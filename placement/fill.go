@@ -30,9 +30,13 @@ import (
 //  5. The last release closes the files.
 type fill struct {
 	handler    *Handler
+	gate       *gate  // of the source, or of the peers
+	queue      *queue // the same
 	entry      *metadata.Entry
 	name       string
 	size       int64
+	rank       int    // of this node among the choices for the file; 0 without peers
+	foreign    bool   // the blocks come from the peers
 	weight     load   // what one background request for the fill transfers, at most
 	forOpen    bool   // caused by an open: the first block is needed at once
 	prefetched bool   // started before the first open of the file
@@ -62,14 +66,20 @@ type fill struct {
 	refs       refcount.Count        // the first reference is the handler's, until ended
 }
 
-func newFill(h *Handler, e *metadata.Entry) *fill {
+// newFill makes a fill from the source or, if foreign is set, from the peers. rank is that of this
+// node among the choices for the file.
+func newFill(h *Handler, e *metadata.Entry, rank int, foreign bool) *fill {
 	f := &fill{
-		handler: h, entry: e, name: e.Path(), size: e.Size(),
-		blocks:  newBlockMap(e.Size(), h.stride),
+		handler: h, gate: h.gate, queue: h.queue, entry: e, name: e.Path(), size: e.Size(), rank: rank, foreign: foreign,
 		started: make(chan struct{}),
 		ended:   make(chan struct{}),
 	}
-	f.weight.blocks = min(f.blocks.len(), max(1, blocks(h.stride)))
+	stride := h.stride
+	if foreign {
+		f.gate, f.queue, stride = h.peers.gate, h.peers.queue, 0
+	}
+	f.blocks = newBlockMap(e.Size(), stride)
+	f.weight.blocks = min(f.blocks.len(), max(1, blocks(stride)))
 	f.weight.bytes = min(f.size, int64(f.weight.blocks)*blockSize)
 	f.ctx, f.cancel = context.WithCancel(h.ctx)
 	var begun atomic.Bool
@@ -94,7 +104,7 @@ func (f *fill) start() {
 		f.fetchFirst()
 	}
 	if f.blocks.len() > 1 || !f.forOpen {
-		f.handler.queue.add(f)
+		f.queue.add(f)
 	}
 }
 
@@ -115,7 +125,7 @@ func (f *fill) prepare() error {
 		}
 		return err
 	}
-	if h.stride > 0 {
+	if h.stride > 0 && !f.foreign {
 		f.stream, _ = drivers.As[drivers.Streamer](f.source)
 	}
 	return nil
@@ -127,7 +137,7 @@ func (f *fill) prepare() error {
 // that would delay them.
 func (f *fill) fetchFirst() *flight {
 	to := f.blocks.len()
-	if to > f.blocks.stride && f.handler.gate.crowded() {
+	if to > f.blocks.stride && f.gate.crowded() {
 		to = 1
 	}
 	first, taken := f.blocks.lookupFirst(to)
@@ -141,11 +151,10 @@ func (f *fill) allocate() error {
 	h := f.handler
 	t, room := h.window.tier(), f.room
 	if !f.windowed {
-		t, room = h.reserve(f.size, h.levels.Tiers())
-	}
-	if t == nil {
-		h.skip(f.entry)
-		return errNoRoom
+		var err error
+		if t, room, err = h.reserveFor(f); err != nil {
+			return err
+		}
 	}
 	ctx := h.ctx
 	if !f.forOpen {
@@ -154,7 +163,7 @@ func (f *fill) allocate() error {
 	opened := make(chan error, 1)
 	go func() {
 		opened <- panics.Do(func() (err error) {
-			f.source, err = openSource(ctx, h, f.entry)
+			f.source, err = f.open(ctx)
 			f.opened = time.Now()
 			return err
 		})
@@ -168,6 +177,14 @@ func (f *fill) allocate() error {
 		return err
 	}
 	return failure
+}
+
+// open opens the place that the blocks come from.
+func (f *fill) open(ctx context.Context) (drivers.Object, error) {
+	if f.foreign {
+		return f.handler.openAtPeers(ctx, f.entry)
+	}
+	return openSource(ctx, f.handler, f.entry)
 }
 
 // create creates the copy on t, where it has room, or on a lower tier.
@@ -285,7 +302,7 @@ func (f *fill) discard(cause error) {
 	f.copy.Abort()
 	f.room.Return()
 	h := f.handler
-	stopped := h.ctx.Err() != nil
+	stopped := h.ctx.Err() != nil || cause == errTakenOver
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
 		level := slog.LevelWarn
@@ -300,7 +317,7 @@ func (f *fill) discard(cause error) {
 // end ends the claim.
 func (f *fill) end(published, failed bool) {
 	f.cancel()
-	f.handler.queue.remove(f)
+	f.queue.remove(f)
 	f.handler.forget(f, published, failed)
 	if f.windowed {
 		f.handler.window.remove(f)
@@ -345,9 +362,9 @@ func (f *fill) copied() int64 { return min(int64(f.blocks.copied())*blockSize, f
 // the first read after an open would. The error is ctx's, or a final error of the source.
 // Other failures do not matter here: readers continue elsewhere.
 func (f *fill) awaitFirst(ctx context.Context) error {
-	defer f.handler.gate.demand().done()
+	defer f.gate.demand().done()
 	if fl := f.fetchFirst(); fl != nil {
-		if err := f.handler.await(ctx, fl); err != nil {
+		if err := f.await(ctx, fl); err != nil {
 			return err
 		}
 	}

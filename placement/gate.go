@@ -144,6 +144,9 @@ func (g *gate) leave(request load) {
 	g.inFlight = g.inFlight.minus(request)
 }
 
+// stalled returns the number of requests without an answer.
+func (g *gate) stalled() int64 { return int64(g.reads.count() + g.turns.count()) }
+
 // background returns the blocks of background requests in flight.
 func (g *gate) background() int {
 	g.mu.Lock()

@@ -13,7 +13,7 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 		return 0, nil, errors.ErrUnsupported
 	}
 	s, ok := drivers.As[drivers.Splicer](v.Object)
-	if !ok {
+	if !ok || v.atPeers {
 		v.leave()
 		return 0, nil, errors.ErrUnsupported
 	}
@@ -47,7 +47,7 @@ func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err
 		return nil, errors.ErrUnsupported
 	}
 	b, ok := drivers.As[drivers.BackingFiler](v.Object)
-	if !ok || v.atSource() && !f.backedAtSource() {
+	if !ok || v.atPeers || v.atSource() && !f.backedAtSource() {
 		v.leave()
 		return nil, errors.ErrUnsupported
 	}
@@ -59,7 +59,9 @@ func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err
 		}
 		return nil, err
 	}
-	f.handler.passthrough[v.level].add(f.entry.Size())
+	if !f.forPeer {
+		f.handler.passthrough[v.level].add(f.entry.Size())
+	}
 	return func() {
 		done()
 		v.leave()

@@ -90,9 +90,12 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			return err
 		}
 	}
-	if v.fill != nil {
+	switch {
+	case v.fill != nil:
 		h.fillOpens.add(f.entry.Size())
-	} else {
+	case v.atPeers:
+		h.peers.opens.add(f.entry.Size())
+	default:
 		h.opens[v.level].add(f.entry.Size())
 	}
 	h.predict(f.entry, v.fill != nil || v.level == tiers.AtSource)

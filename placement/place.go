@@ -18,15 +18,22 @@ type Outcome int
 
 // The outcomes of Place.
 const (
-	Placed  Outcome = iota // there is a copy on a tier
-	Skipped                // no tier accepted the copy: it has no room, or is not healthy
-	Failed                 // copying failed
+	Placed    Outcome = iota // there is a copy on a tier
+	Skipped                  // no tier accepted the copy: it has no room, or is not healthy
+	Failed                   // copying failed
+	Elsewhere                // other nodes place the file, and this one has no room to spare for it
 )
 
 // Errors of a fill that could not be started.
 var (
 	// errNoRoom: no tier has room now.
 	errNoRoom = errors.New("no tier has room")
+
+	// errElsewhere: other nodes place the file, and this one has no room to spare for it.
+	errElsewhere = errors.New("other nodes place the file")
+
+	// errTakenOver: another node needs the file, and this one reads it from the source from now on.
+	errTakenOver = errors.New("another node needs the file")
 
 	// errPublished: no fill is needed, because a copy was published.
 	errPublished = errors.New("a copy was found")
@@ -49,7 +56,7 @@ var (
 
 // isElsewhere reports whether err, of join, only means that there is no fill to read from.
 func isElsewhere(err error) bool {
-	for _, e := range [...]error{errNoRoom, errBackoff, errClaimed, errRacy, errStuck, errStopped} {
+	for _, e := range [...]error{errNoRoom, errElsewhere, errBackoff, errClaimed, errRacy, errStuck, errStopped} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -82,6 +89,8 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 			continue
 		case errors.Is(err, errNoRoom):
 			return Skipped, nil
+		case errors.Is(err, errElsewhere):
+			return Elsewhere, nil
 		case err != nil:
 			return Failed, err
 		}
@@ -118,24 +127,38 @@ type purpose int
 
 const (
 	forReader     purpose = iota // a reader has opened the file
+	forPeer                      // another node has requested the file: it comes from the source
 	forBackground                // the file is placed on request: the backoff of failed copies does not apply
 )
 
 // join returns the fill of e with a reference, which the caller releases. It starts the fill
 // if there is none; of concurrent callers, one does.
 func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fill, error) {
-	if !e.Claimed() && !e.Unverified() && !h.Fits(e.Size()) { // recheck may find a copy, or make room
-		h.skip(e)
-		return nil, errNoRoom
+	rank := h.rank(e)
+	if why == forPeer && rank < 0 {
+		return nil, errElsewhere
 	}
-	if h.objectStore && why == forReader { // readers that open files count as waiting, too
+	if !e.Claimed() && !e.Unverified() { // otherwise recheck may find a copy, or make room
+		if err := h.mayCopy(e, rank, why); err != nil {
+			if errors.Is(err, errNoRoom) {
+				h.skip(e)
+			}
+			return nil, err
+		}
+	}
+	if why == forPeer {
+		if err := h.takeOver(ctx, e, rank); err != nil {
+			return nil, err
+		}
+	}
+	if h.objectStore && why != forBackground { // readers that open files count as waiting, too
 		defer h.gate.demand().done()
 	}
-	f, first, err := h.claim(e, why)
+	f, first, err := h.claim(e, rank, why)
 	if err != nil {
 		return nil, err
 	}
-	if why == forReader {
+	if why != forBackground {
 		err = h.awaitStart(ctx, f, first)
 	} else {
 		err = waitFor(ctx, f.started)
@@ -153,24 +176,25 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 
 // claim returns the fill of e with a reference. If there is none, claim claims the entry, begins a
 // fill on another goroutine or queues it for a worker, and reports first.
-func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, err error) {
+func (h *Handler) claim(e *metadata.Entry, rank int, why purpose) (f *fill, first bool, err error) {
+	foreign := rank != 0 && why != forPeer
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f = h.fills[e]
 	switch {
 	case h.ctx.Err() != nil: // checked under the lock, since Run ends the fills that it sees then
 		return nil, false, errStopped
-	case f != nil && why == forReader && f.unreadable.Load():
+	case f != nil && why != forBackground && f.unreadable.Load():
 		return nil, false, errBackoff
 	case f != nil:
-		if why == forReader { // a fill in the background may still be queued
+		if why != forBackground { // a fill in the background may still be queued
 			h.beginNow(f)
 		}
 	case h.racy.has(e, time.Now()):
 		return nil, false, errRacy
-	case why == forReader && h.gate.stuck():
+	case why != forBackground && h.gateOf(foreign).stuck():
 		return nil, false, errStuck
-	case why == forReader && !e.Stale() && time.Now().Before(h.backoffs[e].until):
+	case why != forBackground && !e.Stale() && time.Now().Before(h.backoffs[e].until):
 		return nil, false, errBackoff
 	case !e.Claim():
 		switch {
@@ -181,13 +205,13 @@ func (h *Handler) claim(e *metadata.Entry, why purpose) (f *fill, first bool, er
 		}
 		return nil, false, errPublished
 	default:
-		f, first = newFill(h, e), true
-		f.forOpen = why == forReader
+		f, first = newFill(h, e, rank, foreign), true
+		f.forOpen = why != forBackground
 		h.fills[e] = f
 		if f.forOpen {
 			h.beginNow(f)
 		} else {
-			h.queue.addNew(f)
+			f.queue.addNew(f)
 		}
 	}
 	f.refs.Acquire() // the handler has a reference to every fill in the map
@@ -215,6 +239,9 @@ func (h *Handler) beginNow(f *fill) {
 func (h *Handler) forget(f *fill, published, failed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.fills[f.entry] != f { // takeOver has replaced it
+		return
+	}
 	delete(h.fills, f.entry)
 	if !published {
 		f.entry.Release()

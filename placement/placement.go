@@ -8,12 +8,14 @@
 // concurrency.go). A fill is read while it is in flight. A reader
 // therefore waits only for the blocks that it requests, and each block is fetched at most
 // once. Some files are copied before they are opened (predictor.go, plan.go). Placed copies are
-// never evicted. A file for which no tier has room is read from the source.
+// never evicted. A file for which no tier has room is read from the source. With peers, the nodes of
+// a job fill each file from the source once (peers.go).
 //
 // Memory: a block is 1 MiB, and is held only while it is copied. A stream of several blocks
 // holds one at a time. At most workers + max(16, min(2·workers, 64)) blocks are held at
 // once, which is 128 MiB with 64 workers, the default. Requests that a hung source does not
-// answer hold at most 320 in addition (stalls.go). Most of these take no memory: a new block has
+// answer hold at most 320 in addition (stalls.go). With peers, requests to them hold up to 48 blocks
+// and 320 in the same way. Most of these take no memory: a new block has
 // none before the source writes to it.
 package placement
 
@@ -37,8 +39,9 @@ import (
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
-// Handler.mu. controller.mu and stalls.mu are taken last. epochs.mu, the locks of predictors and of
-// block maps are held without any other lock of this package.
+// Handler.mu; the lock of a predictor, then spare.mu; Handler.mu, then that of a block map.
+// controller.mu, stalls.mu and spare.mu are taken last. epochs.mu is held without any other lock of
+// this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
@@ -49,6 +52,7 @@ type Handler struct {
 
 	gate      *gate
 	queue     *queue
+	peers     *peers     // nil: there are none
 	inOrder   *inOrder   // of files that are about to be opened
 	scattered *scattered // of files that may be opened at some time
 	plan      *plan
@@ -104,8 +108,12 @@ type Config struct {
 // opened before and without Run.
 func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *slog.Logger) *Handler {
 	source := levels.Source().Profile()
-	if source.ReadsAhead {
-		cfg.ReadAhead = 0
+	ahead, atPeers := cfg.ReadAhead, cfg.ReadAhead
+	switch {
+	case source.ReadsAhead:
+		ahead = 0
+	case levels.Peers() != nil:
+		ahead, atPeers = ahead/2, ahead/2
 	}
 	h := &Handler{
 		levels: levels, names: names, log: log, workers: cfg.Workers,
@@ -115,7 +123,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		inOrder:     newInOrder(names),
 		plan:        newPlan(),
 		files:       newTable(cfg.IdleHandles),
-		ahead:       readahead.NewPool(cfg.ReadAhead, source),
+		ahead:       readahead.NewPool(ahead, source),
 		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
 		checks:      newChecks(),
@@ -131,6 +139,10 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	h.epochs.totals = h.totals
 	levels.OnScarcity(h.files.relieve)
 	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPlanned, h.nextScattered)
+	if p := levels.Peers(); p != nil {
+		h.peers = newPeers(p, cfg.Workers, atPeers)
+		h.scattered.mine = h.mayPrefetch
+	}
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h
 }
@@ -142,7 +154,14 @@ func (h *Handler) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, h.stop)()
 	defer context.AfterFunc(h.ctx, h.queue.close)()
 	for range h.workers {
-		h.startWorker()
+		h.startWorker(h.gate, h.queue)
+	}
+	if h.peers != nil {
+		defer context.AfterFunc(h.ctx, h.peers.queue.close)()
+		for range min(h.workers, peerWorkers) {
+			h.startWorker(h.peers.gate, h.peers.queue)
+		}
+		h.pool.Go(func() { panics.Repeat(h.ctx, h.runCensus) })
 	}
 	h.pool.Go(func() { panics.Repeat(h.ctx, h.checkCopies) })
 	h.pool.Go(func() { panics.Repeat(h.ctx, h.window.run) })
@@ -188,32 +207,32 @@ func (h *Handler) sweep() {
 	}
 }
 
-// startWorker starts one background worker.
-func (h *Handler) startWorker() {
-	h.pool.Go(func() { panics.Repeat(h.ctx, h.work) })
+// startWorker starts one background worker, for requests to the source or to the peers.
+func (h *Handler) startWorker(g *gate, q *queue) {
+	h.pool.Go(func() { panics.Repeat(h.ctx, func() { h.work(g, q) }) })
 }
 
 // work is one background worker. If a turn stalls, another worker takes its place, and it ends
 // after the turn.
-func (h *Handler) work() {
+func (h *Handler) work(g *gate, q *queue) {
 	background := drivers.Background(h.ctx)
-	for f := h.queue.take(); f != nil; f = h.queue.take() {
-		buf, err := h.gate.blocks.get(h.ctx, nil)
+	for f := q.take(); f != nil; f = q.take() {
+		buf, err := g.blocks.get(h.ctx, nil)
 		if err != nil {
-			h.queue.done(f)
+			q.done(f)
 			return
 		}
-		turn := h.gate.turns.watch(func() {
-			h.gate.blocks.replace()
-			h.queue.stall(f)
-			h.startWorker()
+		turn := g.turns.watch(func() {
+			g.blocks.replace()
+			q.stall(f)
+			h.startWorker(g, q)
 		})
 		err = f.fetchNext(background, buf, turn)
 		if stalled := turn.end(); stalled {
-			h.queue.resume(f)
+			q.resume(f)
 			return
 		}
-		h.gate.blocks.put(buf, errors.Is(err, drivers.ErrAbandoned))
-		h.queue.done(f)
+		g.blocks.put(buf, errors.Is(err, drivers.ErrAbandoned))
+		q.done(f)
 	}
 }

@@ -214,7 +214,7 @@ func (h *Handler) nextPlanned() prediction {
 			continue
 		}
 		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && h.hasCopy(e, u) {
-			h.saw(u, e.Size())
+			h.saw(u, e)
 			continue
 		}
 		h.plan.spend(budget{entries: 1})
@@ -245,14 +245,14 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	case err != nil || !e.IsRegular():
 		return nil
 	}
-	if !h.hasCopy(e, u) && !h.Fits(e.Size()) {
+	if !h.hasCopy(e, u) && h.mayCopy(e, h.rank(e), forBackground) != nil {
 		f, held := h.withoutRoom(e, u)
 		if !held { // otherwise it is looked up again
-			h.saw(u, e.Size())
+			h.saw(u, e)
 		}
 		return f
 	}
-	h.saw(u, e.Size())
+	h.saw(u, e)
 	if h.hasCopy(e, u) {
 		return nil
 	}
@@ -263,10 +263,11 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	return f
 }
 
-// saw records the size of a planned file.
-func (h *Handler) saw(u use, size int64) {
+// saw records a planned file.
+func (h *Handler) saw(u use, e *metadata.Entry) {
+	size, own := e.Size(), h.rank(e) == 0
 	quota, _ := h.room()
-	h.plan.saw(u, size, quota)
+	h.plan.saw(u, size, quota, own)
 }
 
 // maxMissing bounds plan.missing.

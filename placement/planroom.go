@@ -28,9 +28,11 @@ func class(size int64) int {
 	return 4*shift + int(size>>shift)
 }
 
-// add counts a file.
-func (s *sizeCounts) add(size int64) {
-	s.room[class(size)] += tiers.Footprint(1, size)
+// add counts a file. It takes room if this node is to place it.
+func (s *sizeCounts) add(size int64, own bool) {
+	if own {
+		s.room[class(size)] += tiers.Footprint(1, size)
+	}
 	s.files++
 }
 
@@ -57,7 +59,7 @@ func (s *sizeCounts) need(files, room int64) *need {
 const estimateEvery = 32
 
 // saw records the size of a planned file, and estimates the need if the tiers have some room in all.
-func (p *plan) saw(u use, size, room int64) {
+func (p *plan) saw(u use, size, room int64, own bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	u.stream.found.entries++
@@ -65,15 +67,26 @@ func (p *plan) saw(u use, size, room int64) {
 	if !p.active.Load() { // it was dropped meanwhile
 		return
 	}
-	p.sizes.add(size)
+	p.sizes.add(size, own)
 	if p.sizes.files%estimateEvery != 0 {
 		return
 	}
-	var files int64
+	p.need.Store(p.sizes.need(p.files(), room))
+}
+
+// files returns the number of files that the streams name. p.mu must be held.
+func (p *plan) files() (n int64) {
 	for _, s := range p.streams {
-		files += s.longest
+		n += s.longest
 	}
-	p.need.Store(p.sizes.need(files, room))
+	return n
+}
+
+// isSeen reports whether each file of the plan was looked up.
+func (p *plan) isSeen() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.streams) > 0 && p.sizes.files >= p.files()
 }
 
 // leavesRoom reports whether a file of some size is not placed, because smaller files of the plan

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"maps"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -20,6 +21,9 @@ import (
 // predict passes an open to the plan and, if that has not predicted it, to the predictors. missing
 // means that the file has no copy.
 func (h *Handler) predict(e *metadata.Entry, missing bool) {
+	if missing && h.peers != nil {
+		atomic.AddInt64(&h.peers.spare.opens, 1)
+	}
 	if len(h.levels.Tiers()) == 0 || h.planned(e) {
 		return
 	}
@@ -114,7 +118,11 @@ func (h *Handler) listAhead(dir *metadata.Entry) {
 // prefetch claims e and returns its fill, which the caller begins. It returns nil if the file
 // is placed, or cannot be copied now. room is that in the window for the copy, or nil.
 func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
-	if e.Level() != tiers.AtSource || e.Claimed() || room == nil && !h.Fits(e.Size()) {
+	if e.Level() != tiers.AtSource || e.Claimed() {
+		return nil
+	}
+	rank := h.rank(e)
+	if room == nil && h.mayCopy(e, rank, forBackground) != nil || rank != 0 && h.peers.isBusy() {
 		return nil
 	}
 	h.mu.Lock()
@@ -123,7 +131,7 @@ func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
 	if h.ctx.Err() != nil || h.fills[e] != nil || now.Before(h.backoffs[e].until) || h.racy.has(e, now) || !e.Claim() {
 		return nil
 	}
-	f := newFill(h, e)
+	f := newFill(h, e, rank, rank != 0)
 	f.prefetched, f.windowed, f.room = true, room != nil, room
 	h.fills[e] = f
 	return f
@@ -131,12 +139,15 @@ func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
 
 // hasSpareRoom reports whether the tiers have room for a file that may never be opened, of a
 // dataset of a number of files and bytes, by estimate. That is so if the dataset and all known
-// files fit into the tiers, or else while less than half of the tiers is used: placed copies are
+// files, or all files of this node, fit into the tiers, or else while less than half of the tiers is used: placed copies are
 // never evicted, and such a file must not take the room of one that the job does read. A job that
 // reads some of the files, which fit into half of the room, has all of them placed.
 //
 // Workers that check at the same time may each take room for one more file.
 func (h *Handler) hasSpareRoom(size, files, bytes int64) bool {
+	if h.peers != nil && h.peers.spare.fitsOwn() {
+		return true
+	}
 	quota, taken := h.room()
 	if tiers.Footprint(max(h.names.Len(), int(files)), max(h.names.Bytes(), bytes)) <= quota {
 		return true

@@ -236,6 +236,10 @@ func (q *queue) pull(from *feed) *fill {
 	if begin != nil {
 		q.mu.Unlock()
 		panics.Do(func() error { f = begin(); return nil }) // which logs it
+		if f != nil && f.foreign {                          // it is for other workers
+			f.queue.addNew(f)
+			f = nil
+		}
 		q.mu.Lock()
 	}
 	if f != nil {

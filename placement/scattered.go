@@ -99,6 +99,9 @@ type scattered struct {
 	// dataset of a number of files and bytes.
 	room func(size, files, bytes int64) bool
 
+	// mine reports whether this node may prefetch a file, which other nodes may place. nil: always.
+	mine func(*metadata.Entry) bool
+
 	mu       panics.Mutex // guards the following
 	subtrees map[*metadata.Entry]*subtree
 	total    int                       // files that were opened
@@ -449,7 +452,7 @@ func (p *scattered) wanted(e *metadata.Entry) bool {
 	}
 	_, pending := p.pending[e]
 	_, ahead := p.ahead[e.ID()]
-	return !pending && !ahead
+	return !pending && !ahead && (p.mine == nil || p.mine(e))
 }
 
 // size returns the size of e, or an estimate of it.

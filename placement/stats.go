@@ -40,6 +40,7 @@ type Stats struct {
 	Opens       []Opens       // opens by level; Opens[0] at the source
 	Passthrough []Opens       // those of them that the kernel reads without the daemon
 	FillOpens   Opens         // opens of files whose copies were in flight
+	PeerOpens   Opens         // opens of files that were read from other nodes without a copy
 	Waits       tiers.Latency // how long readers waited for blocks in flight
 	Waited      Waits         // how long readers waited for anything
 	Epochs      []Epoch       // the last ones, the oldest first, and the one that goes on
@@ -61,12 +62,16 @@ func (o *Opens) add(size int64) {
 // Stats returns the counters and the present state.
 func (h *Handler) Stats() Stats {
 	n := len(h.levels.Tiers()) + 1
+	queued, stalled := h.queue.len(), h.gate.stalled()
+	if p := h.peers; p != nil {
+		queued, stalled = queued+p.queue.len(), stalled+p.gate.stalled()
+	}
 	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
 	s := Stats{
 		Counters: drivers.Snapshot(&h.counters),
 		Fills: Fills{
-			Queued:          h.queue.len(),
-			Stalled:         int64(h.gate.reads.count() + h.gate.turns.count()),
+			Queued:          queued,
+			Stalled:         stalled,
 			Unchecked:       h.checks.pending.Load(),
 			Background:      int64(h.gate.background()),
 			BackgroundLimit: int64(h.gate.control.Limit()),
@@ -77,6 +82,7 @@ func (h *Handler) Stats() Stats {
 		Opens:       opens[:n],
 		Passthrough: passthrough[:n],
 		FillOpens:   drivers.Snapshot(&h.fillOpens),
+		PeerOpens:   h.peerOpens(),
 		Waits:       h.gate.waits.Load(),
 		Waited:      h.waited(),
 	}

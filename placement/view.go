@@ -16,10 +16,11 @@ type view struct {
 	drivers.Object             // nil if fill is set
 	fill           *fill       // nil if Object is set
 	level          tiers.Level // of the copy, or of the copy that the fill makes
+	atPeers        bool        // Object is the file at the peers; level is that of the source
 	failed         atomic.Bool // the file must move to another view
 	refs           refcount.Count
 
-	// Of a view at the source: the level of the entry when the view was chosen, and the time
+	// Of a view at the source or at the peers: the level of the entry when the view was chosen, and the time
 	// from which the tiers are examined again.
 	entryLevel tiers.Level
 	expires    time.Time
@@ -29,12 +30,12 @@ type view struct {
 // may have room now, or be healthy again.
 const sourceTTL = time.Second
 
-// sourceView makes a view at the source, whose object is the file's.
-func sourceView(source drivers.Object, e *metadata.Entry) *view {
-	return &view{Object: source, entryLevel: e.Level(), expires: time.Now().Add(sourceTTL)}
+// sourceView makes a view at the source or at the peers, whose object is the file's.
+func sourceView(o drivers.Object, e *metadata.Entry) *view {
+	return &view{Object: o, entryLevel: e.Level(), expires: time.Now().Add(sourceTTL)}
 }
 
-// atSource reports whether the view is at the source, and not in a fill.
+// atSource reports whether the view is at the source or at the peers, and not in a fill.
 func (v *view) atSource() bool { return v.level == tiers.AtSource }
 
 // usable reports whether e may be read in the view, and no better one is likely. A working
@@ -59,7 +60,7 @@ func (v *view) leave() {
 	case !v.refs.Release():
 	case v.fill != nil:
 		v.fill.release()
-	case !v.atSource(): // the object at the source is the file's
+	case !v.atSource(): // the other objects are the file's
 		v.Object.Close()
 	}
 }

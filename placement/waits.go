@@ -18,6 +18,7 @@ import (
 //     until it began to answer. If the source is a drivers.Streamer, that is the time until
 //     the first byte. For a ReadAt it is at most tiers.Source.BaseLatency.
 //   - Source, bandwidth. The rest of such a read: the transfer, a queue before it, a rate limit.
+//   - Peers. An open or a read of a file that comes from other nodes.
 //   - Fill. The reader waits for a block, or for an open, that another reader or a worker has
 //     requested before.
 //   - Tier. The creation and the opens of copies, and the reads from them, by tier. The reads are
@@ -27,6 +28,7 @@ import (
 type waits struct {
 	latency   tiers.Histogram
 	bandwidth tiers.Histogram
+	peers     tiers.Histogram
 	fill      tiers.Histogram
 	opens     [tiers.MaxTiers]tiers.Histogram // of copies, and their creation; opens[0] on level 1
 }
@@ -52,6 +54,7 @@ func (w Wait) minus(earlier Wait) Wait {
 type Waits struct {
 	Latency   Wait                 // of the source
 	Bandwidth Wait                 // of the source
+	Peers     Wait                 // for other nodes
 	Fill      Wait                 // for what another reader or a worker has requested
 	Tiers     [tiers.MaxTiers]Wait // for copies: their creation, opens and reads; Tiers[0] on level 1
 }
@@ -60,6 +63,7 @@ type Waits struct {
 func (w Waits) minus(earlier Waits) Waits {
 	w.Latency = w.Latency.minus(earlier.Latency)
 	w.Bandwidth = w.Bandwidth.minus(earlier.Bandwidth)
+	w.Peers = w.Peers.minus(earlier.Peers)
 	w.Fill = w.Fill.minus(earlier.Fill)
 	for i := range w.Tiers {
 		w.Tiers[i] = w.Tiers[i].minus(earlier.Tiers[i])
@@ -71,6 +75,7 @@ func (w Waits) minus(earlier Waits) Waits {
 func (h *Handler) waited() (w Waits) {
 	w.Latency = w.Latency.plus(h.waits.latency.Load()).plus(h.names.Waits().Load())
 	w.Bandwidth = w.Bandwidth.plus(h.waits.bandwidth.Load())
+	w.Peers = w.Peers.plus(h.waits.peers.Load())
 	w.Fill = w.Fill.plus(h.waits.fill.Load())
 	for i, t := range h.levels.Tiers() {
 		w.Tiers[i] = w.Tiers[i].plus(h.waits.opens[i].Load()).plus(t.ReadLatency())
@@ -106,9 +111,13 @@ func (t timing) unanswered(start, end time.Time) time.Duration {
 }
 
 // await waits until the block is in memory, or until the flight has landed, and records the wait.
-func (h *Handler) await(ctx context.Context, fl *flight) error {
-	if isClosed(fl.arrived) {
+func (f *fill) await(ctx context.Context, fl *flight) error {
+	h := f.handler
+	switch {
+	case isClosed(fl.arrived):
 		return nil
+	case isForPeer(ctx): // it records the wait itself
+		return fl.wait(ctx)
 	}
 	own, start := fl.demanded.Swap(false), time.Now()
 	err := fl.wait(ctx)
@@ -116,6 +125,8 @@ func (h *Handler) await(ctx context.Context, fl *flight) error {
 	switch took := end.Sub(start); {
 	case !own:
 		h.waits.fill.Observe(took)
+	case f.foreign:
+		h.waits.peers.Observe(took)
 	case err != nil || fl.timing == timing{}: // the source did not answer
 		h.waits.atSource(took, took)
 	default:
@@ -127,8 +138,11 @@ func (h *Handler) await(ctx context.Context, fl *flight) error {
 // awaitStart waits until f has started, and records the wait. The reader whose open has caused the
 // fill waits for the source, and after that for the tier in which the copy is created.
 func (h *Handler) awaitStart(ctx context.Context, f *fill, first bool) error {
-	if isClosed(f.started) {
+	switch {
+	case isClosed(f.started):
 		return nil
+	case isForPeer(ctx):
+		return waitFor(ctx, f.started)
 	}
 	start := time.Now()
 	err := waitFor(ctx, f.started)
@@ -136,6 +150,8 @@ func (h *Handler) awaitStart(ctx context.Context, f *fill, first bool) error {
 	switch {
 	case !first:
 		h.waits.fill.Observe(took)
+	case f.foreign:
+		h.waits.peers.Observe(took)
 	case err != nil || f.err != nil:
 		h.waits.latency.Observe(took)
 	default:

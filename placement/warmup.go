@@ -7,11 +7,14 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// Progress is the progress of a Warmup. When the Warmup has ended, Placed, Skipped and Failed
-// add up to Found, unless it was cancelled.
+// Progress is the progress of a Warmup. When the Warmup has ended, Placed, Skipped, Failed and
+// Elsewhere add up to Found, unless it was cancelled.
 type Progress struct {
 	Walking                        bool // more files may be found
 	Found, Placed, Skipped, Failed Amount
+
+	// Elsewhere is what other nodes are to place, and for which this one has no room to spare.
+	Elsewhere Amount
 }
 
 // An Amount is a number of files and the sum of their sizes.
@@ -31,6 +34,9 @@ const listAhead = 1 << 20
 // step, and failed for each file whose copy failed. A directory or a name that the source does
 // not show counts as one empty file that failed. The calls are not concurrent. The error is
 // ctx's.
+//
+// With peers, it places the files that this node owns, and then, from the peers, the others for
+// which there is spare room.
 func (h *Handler) Warmup(
 	ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error),
 ) error {
@@ -40,6 +46,7 @@ func (h *Handler) Warmup(
 		progress = Progress{Walking: true}
 		placers  sync.WaitGroup
 		files    = make(chan *metadata.Entry, listAhead)
+		foreign  []*metadata.Entry
 	)
 	update := func(f func()) {
 		mu.Lock()
@@ -47,27 +54,35 @@ func (h *Handler) Warmup(
 		f()
 		report(progress)
 	}
-	for range 2 * h.workers { // so that no worker waits for the next file
-		placers.Go(func() {
-			for e := range files {
-				if ctx.Err() != nil {
-					return
-				}
-				outcome, err := h.Place(ctx, e)
-				update(func() {
-					switch outcome {
-					case Placed:
-						progress.Placed.add(e.Size())
-					case Skipped:
-						progress.Skipped.add(e.Size())
-					case Failed:
-						progress.Failed.add(e.Size())
-						failed(e, err)
-					}
-				})
+	place := func(e *metadata.Entry) {
+		outcome, err := h.Place(ctx, e)
+		update(func() {
+			switch outcome {
+			case Placed:
+				progress.Placed.add(e.Size())
+			case Skipped:
+				progress.Skipped.add(e.Size())
+			case Failed:
+				progress.Failed.add(e.Size())
+				failed(e, err)
+			case Elsewhere:
+				progress.Elsewhere.add(e.Size())
 			}
 		})
 	}
+	start := func(files <-chan *metadata.Entry) {
+		for range 2 * h.workers { // so that no worker waits for the next file
+			placers.Go(func() {
+				for e := range files {
+					if ctx.Err() != nil {
+						return
+					}
+					place(e)
+				}
+			})
+		}
+	}
+	start(files)
 	err := h.names.Walk(ctx, entries, func(e *metadata.Entry, err error) error {
 		if err == nil && !e.IsRegular() {
 			return nil
@@ -81,6 +96,10 @@ func (h *Handler) Warmup(
 			return nil
 		}
 		update(func() { progress.Found.add(e.Size()) })
+		if h.rank(e) != 0 {
+			foreign = append(foreign, e)
+			return nil
+		}
 		select {
 		case files <- e:
 			return nil
@@ -91,8 +110,23 @@ func (h *Handler) Warmup(
 	close(files)
 	update(func() { progress.Walking = false })
 	placers.Wait()
+	if len(foreign) > 0 && ctx.Err() == nil {
+		(&census{handler: h}).run(ctx)
+		start(chanOf(foreign))
+		placers.Wait()
+	}
 	if err == nil {
 		err = ctx.Err()
 	}
 	return err
+}
+
+// chanOf returns a closed channel that holds the entries.
+func chanOf(entries []*metadata.Entry) <-chan *metadata.Entry {
+	c := make(chan *metadata.Entry, len(entries))
+	for _, e := range entries {
+		c <- e
+	}
+	close(c)
+	return c
 }

@@ -404,7 +404,7 @@ func (f *fill) keep() {
 		f.discard(errStopped)
 		return
 	}
-	f.handler.queue.remove(f)
+	f.queue.remove(f)
 	f.source.Close()
 	atomic.AddInt64(&f.handler.window.counters.Copies, 1)
 	f.handler.window.poke()

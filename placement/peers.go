@@ -1,0 +1,214 @@
+package placement
+
+import (
+	"context"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/readahead"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// With peers, the source serves each file once for all nodes of a job:
+//
+//   - Every file has an owner among the nodes, which fills it from the source as a node without
+//     peers does, for its own readers, its predictors and the other nodes (shared.go).
+//   - The other nodes are foreign to the file. A reader's miss is read from the owner, in a view like
+//     that at the source. A copy is made, by a fill from the peers, only from spare room (census.go).
+//   - The second choice of a file takes the place of an owner that is down or has no room. The
+//     others ask it, and its own reads reach it by withoutPeers.
+//   - A fill for another node reads from the source, never from a third node: otherwise nodes
+//     could wait for each other. takeOver holds this.
+//
+// Fills from the peers load the network and the tiers of another node, and not the source. They have
+// a queue, a gate and workers of their own: requests to the peers take no turn of those to the
+// source, and the controller of one never measures the other.
+//
+// The predictors take the files of this node first: others only while the room to spare is known, and
+// while few copies from the peers are queued. A file that they leave out is copied when it is
+// opened.
+type peers struct {
+	tiers.Peers
+	gate  *gate
+	queue *queue
+	ahead *readahead.Pool // of files that are read from the peers
+	spare spare
+	opens Opens // of files that were read from the peers, without a fill
+
+	resolving resolving
+}
+
+// The bounds of fills from the peers.
+const (
+	peerWorkers = 16 // background workers, if there are as many for the source
+	peerBacklog = 64 // queued fills above which nothing is predicted
+)
+
+// peerProfile is that of the peers for read-ahead: requests of up to 8 MiB, from the first read on.
+var peerProfile = drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20}
+
+// newPeers makes the part of a handler that needs peers. ahead is the memory for read-ahead.
+func newPeers(p tiers.Peers, workers int, ahead int64) *peers {
+	g := newGate(min(workers, peerWorkers), drivers.Profile{})
+	return &peers{
+		Peers: p, gate: g, queue: newQueue(g, nil, nil, nil),
+		ahead: readahead.NewPool(ahead, peerProfile),
+		spare: newSpare(),
+	}
+}
+
+// isBusy reports whether so many fills from the peers are queued that no other is predicted.
+func (p *peers) isBusy() bool { return p.queue.len() >= peerBacklog }
+
+// rank returns the place of this node among the choices for a file. Without peers it is 0.
+func (h *Handler) rank(e *metadata.Entry) int {
+	if h.peers == nil {
+		return 0
+	}
+	return h.peers.Rank(e.Path())
+}
+
+// mayPrefetch reports whether this node may copy a file before it is opened.
+func (h *Handler) mayPrefetch(e *metadata.Entry) bool {
+	return h.peers == nil || h.rank(e) == 0 || h.peers.spare.isKnown()
+}
+
+// gateOf returns the gate of fills from the peers, or of those from the source.
+func (h *Handler) gateOf(foreign bool) *gate {
+	if foreign {
+		return h.peers.gate
+	}
+	return h.gate
+}
+
+// mayCopy returns nil if there is room for a copy of e outside of the window, and the reason if there
+// is not. rank is that of this node.
+func (h *Handler) mayCopy(e *metadata.Entry, rank int, why purpose) error {
+	foreign := rank != 0 && why != forPeer
+	switch {
+	case rank != 0 && !h.peers.spare.allows(rank, foreign, tiers.Allocated(e.Size())), !h.Fits(e.Size()):
+		if foreign {
+			return errElsewhere
+		}
+		return errNoRoom
+	}
+	return nil
+}
+
+// reserveFor reserves room for f outside of the window.
+func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
+	bytes := tiers.Allocated(f.size)
+	if f.rank == 0 || h.peers.spare.take(f.rank, f.foreign, bytes) {
+		t, room := h.reserve(f.size, h.levels.Tiers())
+		if f.rank != 0 {
+			h.peers.spare.reserved(bytes)
+		}
+		if t != nil {
+			return t, room, nil
+		}
+	}
+	if f.foreign {
+		return nil, nil, errElsewhere
+	}
+	h.skip(f.entry)
+	return nil, nil, errNoRoom
+}
+
+// openAtPeers opens a file at the peers.
+func (h *Handler) openAtPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	return h.peers.OpenVersion(ctx, e.Path(), e.Info(), func(ctx context.Context) (drivers.Object, error) {
+		return h.withoutPeers(ctx, e)
+	})
+}
+
+// withoutPeers opens a file that no other node serves. If this node is a further choice, it takes
+// the place of the owner, and fills the file for the other nodes, too.
+func (h *Handler) withoutPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	if rank := h.rank(e); rank > 0 {
+		o, err := h.openShared(context.WithValue(ctx, peerKey{}, true), e)
+		if err == nil {
+			return private{o}, nil
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	return openSource(ctx, h, e)
+}
+
+// takeOver replaces the fill of e, if it reads from the peers, by one that reads from the source:
+// another node has requested the file here, because the owner is down or has no room. Readers of
+// the old fill move to the new one. The new fill does not depend on ctx, which may be that of the
+// old one: its own read may have found out that the owner is down.
+func (h *Handler) takeOver(ctx context.Context, e *metadata.Entry, rank int) error {
+	h.mu.Lock()
+	f := h.fills[e]
+	if f == nil || !f.foreign || h.ctx.Err() != nil {
+		h.mu.Unlock()
+		return nil
+	}
+	h.beginNow(f)
+	f.refs.Acquire()
+	h.mu.Unlock()
+	defer f.release()
+	if err := waitFor(ctx, f.started); err != nil {
+		return err
+	}
+	if f.err == nil && h.succeed(f, newFill(h, e, rank, false)) {
+		f.discard(errTakenOver)
+	}
+	return nil
+}
+
+// succeed puts next in the place of f, which has started, and reports success: f has not ended, and is
+// not complete. next begins when f has ended. The caller discards f.
+func (h *Handler) succeed(f, next *fill) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil || h.fills[f.entry] != f || !f.blocks.fail(errTakenOver) {
+		return false
+	}
+	next.forOpen, next.begun = true, true
+	h.fills[f.entry] = next
+	h.wg.Go(func() {
+		defer panics.Contain()
+		<-f.ended
+		next.begin()
+	})
+	return true
+}
+
+// peerOpens returns the opens of files that were read from the peers, without a fill.
+func (h *Handler) peerOpens() Opens {
+	if h.peers == nil {
+		return Opens{}
+	}
+	return h.peers.opens.load()
+}
+
+// A resolving counts the requests of other nodes whose names are being looked up. The zero value has
+// none.
+type resolving struct {
+	mu    panics.Mutex // guards the following
+	names map[string]int
+}
+
+// add changes the count of a name.
+func (r *resolving) add(name string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.names == nil {
+		r.names = make(map[string]int)
+	}
+	if r.names[name] += n; r.names[name] == 0 {
+		delete(r.names, name)
+	}
+}
+
+// has reports whether a name is being looked up.
+func (r *resolving) has(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.names[name] > 0
+}

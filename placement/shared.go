@@ -1,0 +1,205 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// OpenShared opens the version of a file that another node of the job requests. want has its size,
+// modification time and Version, as that node knows them; rank is the place of this node among the
+// choices for the file, as that node sees it.
+//
+// The file is read from a copy, or in a fill while it is in flight. If there is neither, and rank is
+// right, a fill from the source starts. The request waits as a reader of this node does, but is none
+// for the predictors: what another node reads is not the job of this one.
+//
+// If there is no room, the error matches drivers.ErrFull; if the source has another version,
+// drivers.ErrChanged; if there is no copy, and this node is not to make one now, fs.ErrNotExist.
+// Other errors are those of the source or of ctx. If a copy fails, ReadAt of the Object continues in
+// another one, in a fill or at the source. While the Object reads a copy, it has a backing file and
+// checksums.
+func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info, rank int) (drivers.Object, error) {
+	ctx = context.WithValue(ctx, peerKey{}, true)
+	e, err := h.resolveShared(ctx, name, want)
+	if err != nil {
+		return nil, err
+	}
+	if rank < 0 || rank != h.rank(e) {
+		if e.Level() == tiers.AtSource {
+			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+		}
+	}
+	o, err := h.openShared(ctx, e)
+	switch {
+	case errors.Is(err, errNoRoom):
+		return nil, fmt.Errorf("%s: %w", name, drivers.ErrFull)
+	case isElsewhere(err):
+		return nil, fmt.Errorf("%s: %w: %w", name, fs.ErrNotExist, err)
+	case err != nil:
+		return nil, err
+	}
+	return o, nil
+}
+
+// resolveShared returns the entry of the version that another node requests. If this node knows
+// another version, it confirms that at the source.
+func (h *Handler) resolveShared(ctx context.Context, name string, want drivers.Info) (*metadata.Entry, error) {
+	if h.peers == nil || !drivers.ValidName(name) {
+		return nil, fmt.Errorf("%q: %w", name, fs.ErrNotExist)
+	}
+	h.peers.resolving.add(name, 1)
+	defer h.peers.resolving.add(name, -1)
+	e, err := h.names.Resolve(ctx, name)
+	if err == nil && !isVersion(e, want) {
+		e, err = h.names.Confirm(ctx, e)
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case !isVersion(e, want):
+		return nil, fmt.Errorf("%s: %w", name, drivers.ErrChanged)
+	}
+	return e, nil
+}
+
+// isVersion reports whether want describes e.
+func isVersion(e *metadata.Entry, want drivers.Info) bool {
+	info := e.Info()
+	if want.Mode == 0 {
+		want.Mode = info.Mode
+	}
+	return e.IsRegular() && !e.Stale() && want.SameContent(info)
+}
+
+// openShared opens a file for another node. The error may be one that isElsewhere.
+func (h *Handler) openShared(ctx context.Context, e *metadata.Entry) (*shared, error) {
+	f := newFile(h, e)
+	f.stateless, f.forPeer = true, true
+	if e.Size() > 0 {
+		v, err := f.enterView(ctx)
+		if err != nil {
+			f.close()
+			return nil, err
+		}
+		v.leave()
+	}
+	return &shared{f}, nil
+}
+
+// WaitsForSource reports whether a read of a file that another node has requested may be waiting for
+// the source. It makes no request.
+func (h *Handler) WaitsForSource(name string) bool {
+	if h.peers == nil || h.peers.resolving.has(name) {
+		return h.peers != nil
+	}
+	e := h.names.CachedCopy(h.names.CopyName(name))
+	if e == nil {
+		return false
+	}
+	h.mu.Lock()
+	f := h.fills[e]
+	h.mu.Unlock()
+	return f != nil && !f.foreign && (!isClosed(f.started) || f.blocks.isFetching())
+}
+
+// peerKey is the context key of requests of other nodes.
+type peerKey struct{}
+
+// isForPeer reports whether another node has made a request.
+func isForPeer(ctx context.Context) bool { return ctx.Value(peerKey{}) != nil }
+
+// A shared is a file that another node reads.
+type shared struct{ file *file }
+
+// A checksummer is a copy with the checksums of its blocks.
+type checksummer interface {
+	Checksums(first, n int64) ([]uint32, error)
+}
+
+var (
+	_ drivers.Object       = (*shared)(nil)
+	_ drivers.BackingFiler = (*shared)(nil)
+	_ checksummer          = (*shared)(nil)
+)
+
+// ReadAt implements drivers.Object. It repeats a read that matches drivers.ErrRetry by itself, unless
+// the error also matches drivers.ErrAbandoned, after which the caller repeats it with a new buffer.
+func (s *shared) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	ctx = context.WithValue(ctx, peerKey{}, true)
+	for {
+		n, err := s.file.ReadAt(ctx, p, off)
+		if !errors.Is(err, drivers.ErrRetry) || errors.Is(err, drivers.ErrAbandoned) || ctx.Err() != nil {
+			return n, err
+		}
+	}
+}
+
+// Checksums returns the stored checksums of blocks, while the Object reads a copy.
+func (s *shared) Checksums(first, n int64) ([]uint32, error) {
+	v := s.file.current.Load()
+	if v == nil || !v.enter() {
+		return nil, errors.ErrUnsupported
+	}
+	defer v.leave()
+	if c, ok := drivers.As[checksummer](v.Object); ok && !v.atSource() {
+		return c.Checksums(first, n)
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// A private is a shared of which this node itself is the reader. Its buffers are its own, so that no
+// read of it is abandoned or has to be repeated.
+type private struct{ *shared }
+
+// ReadAt implements drivers.Object.
+func (s private) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	for {
+		buf := make([]byte, len(p))
+		n, err := s.shared.ReadAt(ctx, buf, off)
+		if !errors.Is(err, drivers.ErrRetry) || ctx.Err() != nil {
+			return copy(p, buf[:n]), err
+		}
+	}
+}
+
+// Available returns how many bytes from off on can be read without waiting for the source.
+func (s *shared) Available(off int64) int64 {
+	v := s.file.current.Load()
+	if v == nil || !v.enter() {
+		return 0
+	}
+	defer v.leave()
+	size := s.file.entry.Size()
+	switch {
+	case off >= size:
+		return 0
+	case v.fill != nil:
+		return max(0, min(v.fill.blocks.presentEnd(int(off/blockSize))*blockSize, size)-off)
+	case v.atSource():
+		return 0
+	}
+	return size - off
+}
+
+// BackingFile implements drivers.BackingFiler.
+func (s *shared) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	if v := s.file.current.Load(); v == nil || v.atSource() {
+		return nil, errors.ErrUnsupported
+	}
+	return s.file.BackingFile(register)
+}
+
+// Info implements drivers.Object.
+func (s *shared) Info() drivers.Info { return s.file.entry.Info() }
+
+// Close implements drivers.Object.
+func (s *shared) Close() error {
+	s.file.close()
+	return nil
+}
