@@ -44,7 +44,7 @@ type Files interface {
 // A Config describes this node and its peers.
 type Config struct {
 	Roster  *roster.Roster
-	Self    string  // the name of this node in the roster
+	Self    string  // the name of this node in the roster; "": it is not in it, and serves nobody
 	Dataset string  // the dataset and the job; nodes of another one are refused
 	Secret  *Secret // nil: there is none, and all nodes are on this machine
 
@@ -61,6 +61,10 @@ type Config struct {
 type About struct {
 	Version string `json:"version"` // of the program
 	Tiers   []Tier `json:"tiers"`
+
+	Files       int64 `json:"files"`        // copies in its tiers
+	SourceBytes int64 `json:"source_bytes"` // read from the source
+	PeerBytes   int64 `json:"peer_bytes"`   // read from other nodes
 }
 
 // A Tier is the size of a tier of a node, in bytes.
@@ -74,8 +78,9 @@ type Tier struct {
 // be called concurrently.
 type Node struct {
 	cfg      Config
-	self     int     // index in the roster
+	self     int     // index in the roster; -1: not in it
 	peers    []*peer // by index in the roster; that of this node only counts
+	outside  *peer   // only counts: all nodes that are not in the roster
 	instance string  // distinguishes this Node from earlier ones of the same name
 
 	transport *http.Transport
@@ -96,7 +101,8 @@ func New(cfg Config) (*Node, error) {
 		}
 		n.peers = append(n.peers, &peer{node: n, index: i, name: node.Name, address: node.Address, slots: make(chan struct{}, maxRequests)})
 	}
-	if n.self < 0 {
+	n.outside = &peer{node: n, index: -1}
+	if n.self < 0 && cfg.Self != "" {
 		return nil, fmt.Errorf("peers: this node is %q, which the roster does not name; set peers.name, or correct the roster", cfg.Self)
 	}
 	n.transport, n.probes = newTransport(cfg.Secret, maxRequests), newTransport(cfg.Secret, maxPings)
@@ -115,6 +121,9 @@ func (n *Node) Close() {
 // Rank returns the place of this node among the owners of a file: 0 for its owner, 1 for the second
 // choice, and -1 if it is neither.
 func (n *Node) Rank(name string) int {
+	if n.self < 0 {
+		return -1
+	}
 	if rank := n.cfg.Roster.Rank(name, n.self); rank < choices {
 		return rank
 	}

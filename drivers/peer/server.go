@@ -56,6 +56,9 @@ type Server struct {
 // interfaces. Without a secret, Listen fails for an address that is not of the loopback interface.
 // The caller closes the Server, before the Node.
 func (n *Node) Listen(address string, files Files) (*Server, error) {
+	if n.self < 0 {
+		return nil, errors.New("peers: a node that is not in the roster serves nobody")
+	}
 	inner, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("peers: %w", err)
@@ -232,6 +235,10 @@ func (c *call) accept(r *http.Request) error {
 		return refuse(http.StatusMisdirectedRequest, "this node is %s, not %s", cfg.Self, req.to)
 	case req.roster != cfg.Roster.Hash():
 		return refuse(http.StatusConflict, "the roster of %s has the hash %s, not %s", cfg.Self, cfg.Roster.Hash(), req.roster)
+	}
+	if req.from == "" {
+		c.from = c.server.node.outside
+		return nil
 	}
 	for _, p := range c.server.node.peers {
 		if p.name == req.from {

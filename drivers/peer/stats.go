@@ -1,6 +1,8 @@
 package peer
 
 import (
+	"errors"
+	"reflect"
 	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -23,7 +25,7 @@ type Counters struct {
 	Joined      int64 `json:"joined" metric:"peer_joined_total" help:"Answers to the node from a copy that was still being made."`
 	Failovers   int64 `json:"failovers" metric:"peer_failovers_total" help:"Reads that the node has failed, and that went on elsewhere."`
 
-	Misses Misses `json:"misses"`
+	Misses Misses `json:"misses" help:"Requests to the node that brought no content, by cause."`
 }
 
 // Misses count the requests to a node that brought no content, by cause.
@@ -84,6 +86,16 @@ func (m *Misses) counter(c cause) *int64 {
 		&m.Absent, &m.Changed, &m.Full, &m.Failed, &m.Unreachable, &m.Stuck, &m.Broken, &m.Corrupt,
 		&m.Unproven, &m.Refused, &m.Misdirected, &m.Roster, &m.Protocol,
 	}[c]
+}
+
+// Cause returns why a request brought no content, by the name that Misses has for it, such as
+// "unreachable". It is "" for other errors than those of requests.
+func Cause(err error) string {
+	var m *miss
+	if !errors.As(err, &m) {
+		return ""
+	}
+	return reflect.TypeFor[Misses]().Field(int(m.cause)).Tag.Get("json")
 }
 
 // A miss is the error of a request that brought no content.
