@@ -76,7 +76,9 @@ Options of -o and /etc/fstab are config=FILE, allow_other,
 force_allow_other, xattrs, workers=N, attr_timeout=DURATION,
 consistency=DURATION, mode=MODE, metadata_snapshot=PLACE, plan=FILE,
 window=QUOTA, source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
-scrub_interval=DURATION, scrub_rate=SIZE, metrics=ADDRESS, log_level=LEVEL,
+scrub_interval=DURATION, scrub_rate=SIZE, peers=ROSTER, peers_secret=FILE,
+peers_name=NAME, peers_listen=ADDRESS, peers_serve=BOOL, peers_gossip=BOOL,
+peers_min=N, peers_wait=DURATION, metrics=ADDRESS, log_level=LEVEL,
 log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
 ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
 no effect here; noexec forbids executing files of the mount. The mount is
@@ -88,6 +90,11 @@ is the room on the fastest tier for planned files that no tier has room for.
 source_bandwidth and source_operations are limits per second on reads and
 operations at the source. With scrub_interval, the daemon compares all copies
 with their checksums from time to time.
+
+With --peers, the nodes of a roster share their tiers: together they read each
+byte of the source once. All nodes mount the same dataset with the same roster
+and the same secret, which milkweed peers keygen makes. milkweed peers --help
+describes rosters.
 
 In the background, the daemon logs to the file of log.file or --log-file, or by
 default to a file in $XDG_STATE_HOME/milkweed (~/.local/state/milkweed) with
@@ -101,6 +108,9 @@ error.`
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed mount 's3://imagenet?endpoint=https://minio.example.org:9000' /mnt/imagenet
   milkweed mount 'gs://imagenet/2012?anonymous=true' /mnt/imagenet
+
+  # on each of four nodes:
+  milkweed mount --peers 'node[1-4]' --peers-secret ~/job.key /lustre/imagenet /mnt/imagenet
 
   # in /etc/fstab:
   /lustre/imagenet  /mnt/imagenet  milkweed  config=/etc/milkweed/tiering.toml,_netdev  0  0

@@ -176,6 +176,15 @@ func TestLoadOptions(t *testing.T) {
 	if c.Mount.Mode != config.Stateless || c.Mount.MetadataSnapshot != snapshot {
 		t.Errorf("got %+v, want mode stateless and metadata snapshot %s", c.Mount, snapshot)
 	}
+	c, _, err = load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", "--peers", "n1,n2:7441", "--peers-secret", "/job.key", source, point,
+		"-o", "peers_name=n2,peers_listen=:7441,peers_serve=false,peers_gossip=false,peers_min=2,peers_wait=3s,metadata_snapshot="+snapshot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peers := config.Peers{Roster: "n1,n2:7441", Name: "n2", Listen: ":7441", SecretFile: "/job.key", Min: 2, Wait: 3 * time.Second}
+	if c.Peers != peers {
+		t.Errorf("got %+v, want %+v", c.Peers, peers)
+	}
 	if got, want := c.Origin("mount.metadata_snapshot"), "option metadata_snapshot"; got != want {
 		t.Errorf("the origin of mount.metadata_snapshot is %q, want %q", got, want)
 	}

@@ -40,7 +40,7 @@ var walls = []struct {
 	{"cmd/internal/paths", nil, nil},
 	{"cmd/internal/mounts", []string{"cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/procs", []string{"cmd/internal/mounts", "cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
-	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
+	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths", "drivers/peer/roster"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 
 // vendors are the libraries of the vendors of object stores, the portable library on top of them,

@@ -31,6 +31,7 @@ type Config struct {
 	Tiers     []Tier // fastest first
 	Mount     Mount
 	Placement Placement
+	Peers     Peers
 	Scrub     Scrub
 	Metrics   Metrics
 	Log       Log
@@ -100,6 +101,18 @@ type Placement struct {
 	Window  Quota // share of the fastest tier for planned files without permanent room; the zero value for none
 }
 
+// Peers is the configuration of the nodes that share their tiers.
+type Peers struct {
+	Roster     string        // which nodes share their tiers, as roster.Resolve reads it; "" for none
+	Name       string        // the name of this node in the roster; "" to find it
+	Listen     string        // host:port, where the host may be empty; "" for the port of this node in the roster
+	SecretFile string        // the file with the secret that all nodes have; "" for none
+	Serve      bool          // whether this node serves other nodes
+	Gossip     bool          // whether the nodes tell each other which of them are up
+	Min        int           // the number of nodes of a roster that is discovered
+	Wait       time.Duration // the longest wait for a roster that is discovered
+}
+
 // Scrub is the configuration of the scheduled scrubs, which verify all copies.
 type Scrub struct {
 	Interval time.Duration // the time between two scrubs; 0 for none
@@ -125,6 +138,7 @@ func Default() Config {
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory, MetadataSnapshot: SnapshotInTier},
 		Placement: Placement{Workers: defaultWorkers},
+		Peers:     Peers{Serve: true, Gossip: true, Wait: 2 * time.Minute},
 		Scrub:     Scrub{Rate: 50e6},
 		Log:       Log{Level: slog.LevelInfo, Format: "text"},
 	}

@@ -83,6 +83,16 @@ func TestParseErrors(t *testing.T) {
 		{"short window", "[mount]\nconsistency = '10ms'", `tiering.toml:2: mount.consistency: "10ms" is shorter than a second`},
 		{"address without port", "[metrics]\nlisten = 'localhost'", `tiering.toml:2: metrics.listen: "localhost" is not host:port`},
 		{"high port", "[metrics]\nlisten = ':65536'", `tiering.toml:2: metrics.listen: ":65536" has no port from 0 to 65535`},
+		{"roster a number", "[peers]\nroster = 3", `tiering.toml:2: peers.roster: must be text in double quotes, or a list of such texts`},
+		{"roster with a number", "[peers]\nroster = ['a', 3]", `tiering.toml:2: peers.roster: must be text in double quotes, or a list of such texts`},
+		{"list for a path", "[peers]\nsecret_file = ['a']", `tiering.toml:2: peers.secret_file: must be text in double quotes`},
+		{"roster without a name", "[peers]\nroster = 'dns:'", `tiering.toml:2: peers.roster: dns: is not dns:NAME or dns:NAME:PORT`},
+		{"roster with half a range", "[peers]\nroster = 'node[1-'", `tiering.toml:2: peers.roster: there is a [ without a ]`},
+		{"roster without a file", "[peers]\nroster = 'file:'", `tiering.toml:2: peers.roster: is empty`},
+		{"two names of a node", "[peers]\nname = 'a,b'", `tiering.toml:2: peers.name: "a,b" is not the name of a node`},
+		{"peers listen without port", "[peers]\nlisten = '10.0.0.1'", `tiering.toml:2: peers.listen: "10.0.0.1" is not host:port`},
+		{"peers listen on any port", "[peers]\nlisten = ':0'", `tiering.toml:2: peers.listen: ":0" has no port from 1 to 65535`},
+		{"many nodes", "[peers]\nmin = 65537", `tiering.toml:2: peers.min: 65537 is not from 0 to 65536`},
 		{"level", "[log]\nlevel = 'INFO+1'", `tiering.toml:2: log.level: "INFO+1" is not a level`},
 		{"format", "[log]\nformat = 'xml'", `tiering.toml:2: log.format: "xml" is not a format`},
 		{"tier name", "[[tier]]\nname = 'RAM disk'", `tiering.toml:2: tier.name: "RAM disk" is not a name`},
@@ -234,6 +244,13 @@ listen = ":9877"
 level = "debug"
 format = "json"
 file = "log"
+
+[peers]
+roster = ["node1", "node[2-3]:7441"]
+listen = ":7440"
+secret_file = "job.key"
+gossip = false
+min = 3
 `
 
 func TestParse(t *testing.T) {
@@ -268,6 +285,14 @@ func TestParse(t *testing.T) {
 		"mount.plan = " + dir + "/order.txt from tiering.toml:24",
 		"placement.workers = 4 from tiering.toml:27",
 		"placement.window = 5% from tiering.toml:28",
+		"peers.roster = node1,node[2-3]:7441 from tiering.toml:43",
+		"peers.name =  from default",
+		"peers.listen = :7440 from tiering.toml:44",
+		"peers.secret_file = " + dir + "/job.key from tiering.toml:45",
+		"peers.serve = true from default",
+		"peers.gossip = false from tiering.toml:46",
+		"peers.min = 3 from tiering.toml:47",
+		"peers.wait = 2m from default",
 		"scrub.interval = 168h from tiering.toml:31",
 		"scrub.rate = 20MB from tiering.toml:32",
 		"metrics.listen = 127.0.0.1:9877 from tiering.toml:35",
@@ -289,6 +314,7 @@ func TestDefault(t *testing.T) {
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute, MetadataSnapshot: "auto"},
 		Placement: Placement{Workers: 64},
+		Peers:     Peers{Serve: true, Gossip: true, Wait: 2 * time.Minute},
 		Scrub:     Scrub{Rate: 50_000_000},
 		Log:       Log{Format: "text"},
 	}
@@ -300,6 +326,16 @@ func TestDefault(t *testing.T) {
 			t.Errorf("%s comes from %q, want default", name, origin)
 		}
 	})
+}
+
+// The path of a file with a roster becomes absolute.
+func TestRoster(t *testing.T) {
+	t.Chdir("/")
+	for text, want := range map[string]string{"": "", "node1,node[2-4]": "node1,node[2-4]", "slurm": "slurm", "file:nodes": "file:/nodes", "dns:milkweed": "dns:milkweed"} {
+		if got := parse(t, fmt.Sprintf("[peers]\nroster = %q", text)).Peers.Roster; got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
 }
 
 // The words "auto" and "off" are no files; every other text is one.

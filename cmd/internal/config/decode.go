@@ -137,6 +137,10 @@ func (k Key) text(value any) (string, error) {
 		if k.Type != integerType && k.Type != booleanType {
 			return v, nil
 		}
+	case []any:
+		if k.Type == rosterType {
+			return joinTexts(v, k.Type)
+		}
 	case int64:
 		if k.Type == integerType {
 			return strconv.FormatInt(v, 10), nil
@@ -147,6 +151,19 @@ func (k Key) text(value any) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("must be %s", k.Type.syntax())
+}
+
+// joinTexts returns the texts of a list, separated by commas.
+func joinTexts(values []any, t Type) (string, error) {
+	texts := make([]string, len(values))
+	for i, v := range values {
+		s, ok := v.(string)
+		if !ok || s == "" {
+			return "", fmt.Errorf("must be %s", t.syntax())
+		}
+		texts[i] = s
+	}
+	return strings.Join(texts, ","), nil
 }
 
 func unknownTable(origin, table string, isTable bool) error {

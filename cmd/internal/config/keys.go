@@ -45,6 +45,7 @@ const (
 	addressType  Type = "host:port"
 	choiceType   Type = "choice" // one of the words in Key.Bounds
 	nameType     Type = "name"
+	rosterType   Type = "text or list"
 )
 
 // syntax describes how a value of the type is written in TOML.
@@ -54,6 +55,8 @@ func (t Type) syntax() string {
 		return "a number without quotes"
 	case booleanType:
 		return "true or false without quotes"
+	case rosterType:
+		return "text in double quotes, or a list of such texts"
 	default:
 		return "text in double quotes"
 	}
@@ -61,7 +64,7 @@ func (t Type) syntax() string {
 
 // expandsVariables reports whether ${NAME} in a value of the file is replaced by
 // the environment variable NAME.
-func (t Type) expandsVariables() bool { return t == pathType || t == urlType }
+func (t Type) expandsVariables() bool { return t == pathType || t == urlType || t == rosterType }
 
 // IsBoolean reports whether the value is true or false.
 func (k Key) IsBoolean() bool { return k.Type == booleanType }
@@ -223,6 +226,67 @@ var keys = []Key{
 			"each is copied shortly before the job uses it and dropped after that.",
 		remedy: `A window is a size, such as "8GiB", or a percentage of the quota of the fastest tier, such as "10%"; 0 is none.`,
 		field:  func(c *Config, _ *Tier) flag.Value { return (*shareValue)(&c.Placement.Window) },
+	},
+
+	{
+		Table: "peers", Name: "roster", Type: rosterType, Default: "`\"\"`, no peers",
+		Flag: "peers", Option: "peers",
+		Usage:   "share the tiers with the nodes of `ROSTER`: node1,node[2-4], file:PATH, slurm or dns:NAME",
+		Bounds:  "names such as `node1` or `node1:7440`, `file:PATH`, `slurm` or `dns:NAME`; at most 65,536 nodes",
+		Meaning: "The nodes that read the source once between them. It must be the same on all of them.",
+		remedy:  `A roster is a list, such as "node1,node[2-4]", or "file:/etc/milkweed/nodes", "slurm" or "dns:NAME".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*rosterValue)(&c.Peers.Roster) },
+	},
+	{
+		Table: "peers", Name: "name", Type: nameType, Default: "`\"\"`, the host name or an address of this machine, as far as the roster has it",
+		Option:  "peers_name",
+		Meaning: "The name of this node in the roster.",
+		remedy:  `A name is one of the roster, such as "node1".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*nodeValue)(&c.Peers.Name) },
+	},
+	{
+		Table: "peers", Name: "listen", Type: addressType, Bounds: "port 1 to 65535",
+		Default: "`\"\"`, all addresses and the port of this node in the roster, which is 7440 unless the roster has another; without a secret, the address of this node in the roster",
+		Option:  "peers_listen",
+		Meaning: "The address at which this node serves others: files on this TCP port, and gossip on TCP and UDP of the next one. Without a secret it must be a loopback address. Its port is that of all nodes for which the roster has none.",
+		remedy:  `An address is host:port, or :port for all addresses, such as ":7440".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*listenValue)(&c.Peers.Listen) },
+	},
+	{
+		Table: "peers", Name: "secret_file", Type: pathType, Default: "`\"\"`, no secret",
+		Flag: "peers-secret", Option: "peers_secret", Usage: "the `FILE` with the secret of the peers, which milkweed peers keygen prints",
+		Bounds:  "readable by its owner only",
+		Meaning: "The file with the secret that all nodes of the roster have; `milkweed peers keygen` makes one.",
+		remedy:  `A secret is a file, such as secret_file = "/run/milkweed/job.key"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Peers.SecretFile) },
+	},
+	{
+		Table: "peers", Name: "serve", Type: booleanType, Bounds: "`true` or `false`",
+		Option:  "peers_serve",
+		Meaning: "Whether this node serves others. A node that does not should not be in the roster, so that it owns no files.",
+		remedy:  `Use true or false.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Peers.Serve) },
+	},
+	{
+		Table: "peers", Name: "gossip", Type: booleanType, Bounds: "`true` or `false`",
+		Option:  "peers_gossip",
+		Meaning: "Whether the nodes tell each other which of them are up. Without it, a node notices when a request fails.",
+		remedy:  `Use true or false.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Peers.Gossip) },
+	},
+	{
+		Table: "peers", Name: "min", Type: integerType, Unit: "nodes", Default: "`0`; required for `dns:`", Bounds: fmt.Sprintf("0 to %d", maxNodes),
+		Option:  "peers_min",
+		Meaning: "The number of addresses with which a roster of `dns:` is complete. Later ones are not added.",
+		remedy:  fmt.Sprintf("Use the number of nodes of the job, at most %d.", maxNodes),
+		field:   func(c *Config, _ *Tier) flag.Value { return (*nodesValue)(&c.Peers.Min) },
+	},
+	{
+		Table: "peers", Name: "wait", Type: durationType, Bounds: "0 or more",
+		Option:  "peers_wait",
+		Meaning: "How long a mount waits until a roster of `dns:` is complete. After that it fails.",
+		remedy:  `A duration is a number with a unit, such as "30s" or "5m".`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Peers.Wait) },
 	},
 
 	{

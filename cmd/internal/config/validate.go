@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,6 +44,9 @@ func (c *Config) validate(needsPoint bool) error {
 		return err
 	}
 	if err := c.validateWindow(); err != nil {
+		return err
+	}
+	if err := c.validatePeers(); err != nil {
 		return err
 	}
 	return c.validatePaths()
@@ -110,6 +114,31 @@ func (c *Config) validateWindow() error {
 	}
 	return c.invalid("placement.window", fmt.Sprintf("%s is more than the quota of tier %s, which is %s", window, c.Tiers[0].Name, quota),
 		"The window is a part of the quota of the fastest tier; what is left is for copies that stay.")
+}
+
+func (c *Config) validatePeers() error {
+	p := c.Peers
+	if p.Roster == "" {
+		return nil
+	}
+	switch {
+	case p.Min == 0 && strings.HasPrefix(p.Roster, rosterDNS):
+		return c.invalid("peers.min", fmt.Sprintf("is missing, and the roster is %q", p.Roster),
+			"Set min to the number of nodes of the job: the roster is complete when it has that many.")
+	case p.Serve && p.SecretFile == "" && p.Listen != "" && !IsLoopback(p.Listen):
+		return c.invalid("peers.listen", fmt.Sprintf("other machines can reach %s, and there is no secret", p.Listen), SecretRemedy)
+	}
+	return nil
+}
+
+// SecretRemedy is the remedy for peers without a secret.
+const SecretRemedy = "Make a secret with `umask 077; milkweed peers keygen > FILE`, and give all nodes --peers-secret FILE."
+
+// IsLoopback reports whether an address, host:port, can be reached from this machine only. It
+// resolves no name except localhost.
+func IsLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
 // A configuredPath is a directory or file of the configuration. It may not exist

@@ -87,6 +87,14 @@ func TestValidate(t *testing.T) {
 		{"plan in source", func(c *Config) { c.Mount.Plan = dir + "/source/order.txt" }, ""},
 		{"plan in tier", func(c *Config) { c.Mount.Plan = dir + "/ram/order.txt" }, ""},
 		{"plan under mount point", func(c *Config) { c.Mount.Plan = dir + "/mnt/order.txt" }, `mount.plan: "$/mnt/order.txt" lies inside the mount point "$/mnt"`},
+		{"roster", func(c *Config) { c.Peers.Roster = "slurm" }, ""},
+		{"no nodes", func(c *Config) { c.Peers.Min, c.Peers.Listen = 0, ":7440" }, ""},
+		{"names without a number", func(c *Config) { c.Peers.Roster = "dns:milkweed" }, `peers.min: is missing, and the roster is "dns:milkweed"`},
+		{"names with a number", func(c *Config) { c.Peers.Roster, c.Peers.Min = "dns:milkweed", 4 }, ""},
+		{"no secret", func(c *Config) { c.Peers.Roster, c.Peers.Listen = "a,b", ":7440" }, `peers.listen: other machines can reach :7440, and there is no secret`},
+		{"no secret on loopback", func(c *Config) { c.Peers.Roster, c.Peers.Listen = "a,b", "[::1]:7440" }, ""},
+		{"no secret, serves nobody", func(c *Config) { c.Peers.Roster, c.Peers.Listen, c.Peers.Serve = "a,b", ":7440", false }, ""},
+		{"secret", func(c *Config) { c.Peers.Roster, c.Peers.Listen, c.Peers.SecretFile = "a,b", ":7440", "/x" }, ""},
 		{"mount point around all", func(c *Config) { c.Mount.Point = dir }, `mount.point: "$" contains the source "$/source"`},
 	}
 	for _, tt := range tests {

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/peer/roster"
 )
 
 // Each type of value is a flag.Value. Set returns an error for invalid text and then
@@ -30,6 +32,10 @@ type (
 	durationValue     time.Duration
 	windowValue       time.Duration
 	workersValue      int
+	rosterValue       string
+	nodeValue         string
+	nodesValue        int
+	listenValue       string
 	addressValue      string
 	levelValue        slog.Level
 	formatValue       string
@@ -249,6 +255,78 @@ func (v *addressValue) Set(s string) error {
 }
 
 func (v *addressValue) String() string { return string(*v) }
+
+// These begin a roster that is not a list.
+const (
+	rosterFile = "file:"
+	rosterDNS  = "dns:" // its addresses are awaited
+)
+
+// Set makes the path of a file absolute.
+func (v *rosterValue) Set(s string) error {
+	if file, ok := strings.CutPrefix(s, rosterFile); ok {
+		var path pathValue
+		if err := path.Set(file); err != nil {
+			return err
+		}
+		s = rosterFile + string(path)
+	}
+	if s != "" {
+		if err := roster.CheckSpec(s); err != nil {
+			return err
+		}
+	}
+	*v = rosterValue(s)
+	return nil
+}
+
+func (v *rosterValue) String() string { return string(*v) }
+
+// Set accepts any name that may be in a roster.
+func (v *nodeValue) Set(s string) error {
+	if strings.ContainsAny(s, ", \t\n*") {
+		return fmt.Errorf("%q is not the name of a node", s)
+	}
+	*v = nodeValue(s)
+	return nil
+}
+
+func (v *nodeValue) String() string { return string(*v) }
+
+const maxNodes = roster.MaxNodes
+
+func (v *nodesValue) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return fmt.Errorf("%q is not a number", s)
+	}
+	if n < 0 || n > maxNodes {
+		return fmt.Errorf("%d is not from 0 to %d", n, maxNodes)
+	}
+	*v = nodesValue(n)
+	return nil
+}
+
+func (v *nodesValue) String() string { return strconv.Itoa(int(*v)) }
+
+// Set accepts an address without a host, which is on all addresses of the machine.
+func (v *listenValue) Set(s string) error {
+	if s == "" {
+		*v = ""
+		return nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port", s)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("%q has no port from 1 to 65535", s)
+	}
+	*v = listenValue(net.JoinHostPort(host, port))
+	return nil
+}
+
+func (v *listenValue) String() string { return string(*v) }
 
 func (v *levelValue) Set(s string) error {
 	switch s {
