@@ -27,7 +27,8 @@ line of the file, an option, a flag or an argument. Then it checks the source,
 the tiers, the mount point and the kernel. It also prints the mode that a mount
 will use, the reason for it, and the directories for which passthrough works.
 For a bucket it requests one page of names, and prints the kind of credentials
-that it found, without secrets.
+that it found, without secrets. With peers it asks the other nodes whether they
+are up, and have the same roster, secret, dataset, protocol and time.
 
 Each check prints a line that begins with ok, warning or problem, and a remedy
 if it is not ok. If there is a problem, the exit code is that of mount. With
@@ -37,6 +38,7 @@ remedy and code.`,
 		Example: `  milkweed check /lustre/imagenet
   milkweed check /lustre/imagenet /mnt/imagenet
   milkweed check 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
+  milkweed check --peers 'node[1-4]' --peers-secret ~/job.key /lustre/imagenet
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
 		Args: usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -44,7 +46,7 @@ remedy and code.`,
 			if err != nil {
 				return err
 			}
-			r := checkReport{settingsOf(cfg), runChecks(c.Context(), cfg)}
+			r := checkReport{settingsOf(cfg), slices.Concat(runChecks(c.Context(), cfg), checkPeers(c.Context(), cfg))}
 			if asJSON {
 				err = printJSON(c.OutOrStdout(), r)
 			} else {

@@ -40,6 +40,7 @@ type daemon struct {
 
 	source  source
 	tiers   openTiers
+	peers   *peering
 	service check.Service // how the kernel reads files
 	levels  *tiers.Hierarchy
 	names   *metadata.Container
@@ -79,7 +80,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	d := &daemon{cfg: cfg, log: log, since: time.Now(), crashes: crashes, shutdown: shutdown, aborted: make(chan struct{})}
+	d := &daemon{
+		cfg: cfg, log: log, since: time.Now(), crashes: crashes, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
+	}
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), log); err != nil {
 		return err
 	}
@@ -108,6 +111,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	d.start(d.levels.Run)
 	d.start(d.handler.Run)
 	d.awaitScan(ctx)
+	if err := d.peers.start(d.handler, d.log); err != nil {
+		return err
+	}
 
 	if err := d.mountFS(noExec, listener.Addr().String()); err != nil {
 		return err
@@ -177,7 +183,10 @@ func (d *daemon) open(ctx context.Context) error {
 		return check.SourceError(d.cfg.Source, err)
 	}
 	d.dataset = config.DatasetID(d.cfg.Source.Name())
-	if d.levels, err = tiers.New(d.limited(), d.tierConfigs(), tiers.Options{}, d.log); err != nil {
+	if d.peers, err = openPeers(ctx, d.cfg.Peers, d.dataset, d.about, d.log); err != nil {
+		return err
+	}
+	if d.levels, err = tiers.New(d.limited(), d.tierConfigs(), tiers.Options{Peers: d.peers.tiers()}, d.log); err != nil {
 		return err
 	}
 	if err := d.openTiers(ctx); err != nil {
@@ -282,6 +291,7 @@ func (d *daemon) close() error {
 			return nil
 		}
 	}
+	d.peers.close()
 	var errs []error
 	if d.names != nil {
 		d.names.Close()

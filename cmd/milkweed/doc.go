@@ -12,6 +12,8 @@
 //	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
 //	milkweed plan --show [--json] MOUNT
 //	milkweed plan --clear [--stream NAME] MOUNT
+//	milkweed peers [--json] [PATH]
+//	milkweed peers keygen
 //	milkweed scrub [--rate SIZE] [--background] [--json] [PATH]
 //	milkweed umount [--lazy] MOUNTPOINT
 //	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]

@@ -22,8 +22,9 @@ import (
 //
 //  1. The mount is gone in the mount namespace of the daemon: `milkweed umount`, umount(8), or the
 //     daemon after SIGTERM has unmounted it (awaitUnmount).
-//  2. The daemon ends its background work, saves the metadata and unlocks the tiers (release). From
-//     now on, another daemon can mount the same dataset at the same place with the same tiers.
+//  2. The daemon stops serving other nodes, ends its background work, saves the metadata and
+//     unlocks the tiers (release). From now on, another daemon can mount the same dataset at the
+//     same place with the same tiers.
 //  3. If the kernel has not ended the connection, the mount is in use in other mount namespaces,
 //     such as those of containers, or by open files. The daemon serves these from the source until
 //     the mount is idle (drain).
@@ -70,9 +71,11 @@ func (d *daemon) unmount() {
 	}
 }
 
-// release ends the background work, saves the metadata, and unlocks the tiers.
+// release stops serving other nodes, ends the background work, saves the metadata, and unlocks the
+// tiers.
 func (d *daemon) release() {
 	d.draining.Store(true)
+	d.peers.stop()
 	d.stopWork()
 	d.saveAtEnd()
 	d.levels.Retire()

@@ -87,7 +87,7 @@ func TestReport(t *testing.T) {
 
 // The help of the program lists every exit code.
 func TestExitCodesAreDocumented(t *testing.T) {
-	for code := exit.OK; code <= exit.Incomplete; code++ {
+	for code := exit.OK; code <= exit.Peers; code++ {
 		if !strings.Contains(rootLong, fmt.Sprintf("\n  %d  ", code)) {
 			t.Errorf("%d is missing", code)
 		}

@@ -37,6 +37,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Since:         d.since,
 		UptimeSeconds: time.Since(d.since).Seconds(),
 		Ready:         true,
+		Peers:         d.peerStatus(),
 		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
@@ -85,6 +86,9 @@ func (d *daemon) Status(context.Context) control.Status {
 		d.addOpens(&s, d.levels.Name(tiers.Level(l)), all, placed.Passthrough[l])
 	}
 	d.addOpens(&s, fillLevel, placed.FillOpens, placement.Opens{})
+	if s.Peers != nil {
+		d.addOpens(&s, peersLevel, placed.PeerOpens, placement.Opens{})
+	}
 	for _, e := range placed.Epochs {
 		s.Epochs = append(s.Epochs, d.epoch(e))
 	}

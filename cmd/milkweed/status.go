@@ -32,10 +32,10 @@ PATH is a mount point or a path below one. Without PATH, status shows every
 mount of Milkweed that this user may inspect, and each daemon that is draining:
 its mount was unmounted, and is in use in other mount namespaces.
 
-A level is the name of a tier, or "source". Opens of files whose copies were in
-flight have the level "fill". Health is healthy, degraded, down or scanning. A
-tier is scanning from the start of the daemon until its earlier copies are
-counted.
+A level is the name of a tier, "peers" or "source". Opens of files whose copies
+were in flight have the level "fill". Health is healthy, degraded, down or
+scanning. A tier is scanning from the start of the daemon until its earlier
+copies are counted.
 
 A mode is passthrough, in which the kernel reads the file of the tier directly;
 stateless, in which the kernel opens files without a FUSE round trip; or cached.
@@ -207,6 +207,9 @@ func printStatus(w io.Writer, s control.Status) error {
 			r.Name, size(r.UsedBytes), size(r.QuotaBytes), percent(r.UsedBytes, r.QuotaBytes), count(r.Files),
 			count(r.Reads), size(r.Bytes), count(r.Errors), count(r.Corrupt), health(r.Health, r.Reason), text(r.Path))
 	}
+	if p := s.Peers; p != nil {
+		fmt.Fprintf(t, "%s\t\t\t\t\t%s\t%s\t%s\t\t%s of %s up\t\n", peersLevel, count(p.Reads), size(p.Bytes), count(p.Failovers), count(p.Up), count(p.Roster.Nodes-1))
+	}
 	r := s.Source
 	fmt.Fprintf(t, "%s\t\t\t\t\t%s\t%s\t%s\t\t%s\t%s\n", sourceLevel,
 		count(r.Reads), size(r.Bytes), count(r.Errors), "-", text(r.Path))
@@ -225,6 +228,9 @@ func printStatus(w io.Writer, s control.Status) error {
 	}
 	if s.Plan.StreamCount > 0 {
 		fmt.Fprintf(t, "plan\t%s\n", planSummary(s.Plan))
+	}
+	if s.Peers != nil {
+		fmt.Fprintf(t, "peers\t%s\n", peersLine(*s.Peers))
 	}
 	fmt.Fprintf(t, "scrub\t%s\n", scrubStatus(s.Scrub))
 	operations, total := byKind(&s, "source_operations_total")
@@ -316,14 +322,27 @@ func opensLine(s control.Status) string {
 	return fmt.Sprintf("%s, %s from a tier; %s open now", count(total), percent(local, total), count(s.OpenHandles))
 }
 
-// sourceLevel is the name of the source as a level.
-const sourceLevel = "source"
+// The names of the source and of the other nodes as levels.
+const (
+	sourceLevel = "source"
+	peersLevel  = "peers"
+)
+
+// peersLine returns what passed between this node and the others.
+func peersLine(p control.Peers) string {
+	return fmt.Sprintf("%s of %s: %s read from others, %s, %s; %s served to others, %s from copies in flight",
+		cmp.Or(text(p.Self), "none"), plural(p.Roster.Nodes, "node", "nodes"), size(p.Bytes), plural(p.Failovers, "failover", "failovers"),
+		plural(p.Misses, "miss", "misses"), size(p.ServedBytes), plural(p.Joined, "request", "requests"))
+}
 
 // levels lists the tiers, the source, and the other levels under which opens are counted.
 func levels(s control.Status) []string {
 	var names []string
 	for _, t := range s.Tiers {
 		names = append(names, t.Name)
+	}
+	if s.Peers != nil {
+		names = append(names, peersLevel)
 	}
 	names = append(names, sourceLevel)
 	for _, level := range slices.Sorted(maps.Keys(s.Opens)) {

@@ -16,6 +16,7 @@
 //	                           them. Responds with a placement.PlanResult
 //	GET  /v1/plan              responds with a Plan
 //	DELETE /v1/plan            drops stream=, or the whole plan without it
+//	GET  /v1/peers             responds with a PeerReport, after it asked each node
 //	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once; with
 //	                           ?abort=true also while the mount is in use
 //	GET  /metrics              responds with the metrics, for Prometheus
@@ -80,6 +81,10 @@ type Daemon interface {
 
 	// DropPlans drops the whole plan.
 	DropPlans()
+
+	// Peers asks each node of the roster about itself. Nodes that do not answer have a Problem.
+	// Without peers, the report has no nodes.
+	Peers(ctx context.Context) (PeerReport, error)
 
 	// Shutdown starts the shutdown of the daemon, and does not wait for its end. With abort, it
 	// ends the mount in all mount namespaces: requests in flight and later ones fail.

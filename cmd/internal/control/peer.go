@@ -15,15 +15,15 @@ type peerKey struct{}
 
 // withPeer adds the user at the other end of a connection to a Unix socket to ctx.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
-	if uid, err := peer(c); err == nil {
+	if uid, err := peerUser(c); err == nil {
 		return context.WithValue(ctx, peerKey{}, uid)
 	}
 	return ctx
 }
 
-// peer returns the user who has connected to a Unix socket, as the user namespace of this process
+// peerUser returns the user who has connected to a Unix socket, as the user namespace of this process
 // sees that user.
-func peer(c net.Conn) (uid int, err error) {
+func peerUser(c net.Conn) (uid int, err error) {
 	unixConn, ok := c.(*net.UnixConn)
 	if !ok {
 		return 0, errors.ErrUnsupported

@@ -77,6 +77,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/scrub", s.scrub)
+	mux.HandleFunc("GET /v1/peers", s.peers)
 	mux.HandleFunc("GET /v1/plan", s.getPlan)
 	mux.HandleFunc("DELETE /v1/plan", s.dropPlan)
 	mux.HandleFunc("POST /v1/shutdown", s.shutdown)

@@ -52,6 +52,7 @@ type Status struct {
 
 	Source               Source                      `json:"source" help:"The storage that holds the whole dataset."`
 	Tiers                []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
+	Peers                *Peers                      `json:"peers,omitempty" help:"The nodes that share their tiers. Absent without peers."`
 	Sweep                metadata.SweepCounters      `json:"sweep" help:"The background comparison of what is in use with the source (mount.consistency)."`
 	Fills                placement.Fills             `json:"fills" help:"Copies in flight."`
 	Placement            placement.Counters          `json:"placement" help:"Copies that have ended."`
@@ -157,6 +158,11 @@ func (s *Status) check() error {
 	for i, t := range s.Tiers {
 		if err := t.check(); err != nil {
 			return fmt.Errorf("tiers[%d]: %w", i, err)
+		}
+	}
+	if s.Peers != nil {
+		if err := s.Peers.check(); err != nil {
+			return fmt.Errorf("peers: %w", err)
 		}
 	}
 	for level, h := range s.ReadLatency {

@@ -64,6 +64,7 @@ func TestDecodeStatusRefuses(t *testing.T) {
 		"missing counts": func(s *control.Status) {
 			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{1}}
 		},
+		"peers without a roster": func(s *control.Status) { s.Peers = &control.Peers{} },
 		"bounds descend": func(s *control.Status) {
 			s.ReadLatency["ram"] = control.Histogram{LeSeconds: []float64{2, 1}, Counts: []uint64{0, 0}}
 		},

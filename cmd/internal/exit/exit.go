@@ -19,6 +19,7 @@ const (
 	Fuse       Code = 6 // FUSE is missing, or the system does not permit what was requested
 	NotMounted Code = 7 // no Milkweed is mounted there, or it does not answer
 	Incomplete Code = 8 // some files failed, copies were corrupt, or the work was interrupted
+	Peers      Code = 9 // the peers cannot be used: their roster, their secret, or the address
 )
 
 // An Error is an error for the user, with a remedy and the exit code.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/drivers/peer"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -56,6 +57,13 @@ func sample(context.Context) control.Status {
 				Level: 2, Name: "ssd", QuotaBytes: 200, UsedBytes: 10, Files: 1,
 				TierCounters: tiers.TierCounters{Reads: 2, Bytes: 20, Errors: 9},
 				Health:       control.Down, Reason: "it is gone", PassthroughReason: "it is stacked",
+			},
+		},
+		Peers: &control.Peers{
+			Roster: control.Roster{Hash: "00ff", Nodes: 3}, Self: "node1", Serving: true, Up: 1, Reads: 9, Bytes: 900,
+			Nodes: []control.Peer{
+				{Name: "node2", Up: true, Counters: peer.Counters{Reads: 8, Bytes: 800}},
+				{Name: "node3", Counters: peer.Counters{Reads: 1, Bytes: 100, Failovers: 1, Misses: peer.Misses{Full: 2}}},
 			},
 		},
 		Fills:       placement.Fills{InFlight: 2, InFlightBytes: 30, Queued: 5},
@@ -154,6 +162,31 @@ milkweed_tier_used_bytes{tier="ssd"} 10
 		"milkweed_opened_bytes_total", "milkweed_opens_total", "milkweed_placements_total", "milkweed_prefetched_files_total",
 		"milkweed_read_duration_seconds", "milkweed_reader_wait_seconds_total", "milkweed_reader_waits_total", "milkweed_source_idle_handles", "milkweed_source_operations_total",
 		"milkweed_source_passthrough", "milkweed_tier_health", "milkweed_tier_passthrough", "milkweed_tier_used_bytes")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Each node has metrics of its own, and there are sums.
+func TestCollectPeers(t *testing.T) {
+	want := `
+# HELP milkweed_peer_read_bytes_total Bytes of files received from the node.
+# TYPE milkweed_peer_read_bytes_total counter
+milkweed_peer_read_bytes_total{peer="node2"} 800
+milkweed_peer_read_bytes_total{peer="node3"} 100
+# HELP milkweed_peer_up Whether reads use the node. One that has failed is skipped until it answers again.
+# TYPE milkweed_peer_up gauge
+milkweed_peer_up{peer="node2"} 1
+milkweed_peer_up{peer="node3"} 0
+# HELP milkweed_peers_info Always 1. The labels are the hash of the roster and the name of this node in it.
+# TYPE milkweed_peers_info gauge
+milkweed_peers_info{roster="00ff",self="node1"} 1
+# HELP milkweed_peers_read_bytes_total Bytes of files received from other nodes.
+# TYPE milkweed_peers_read_bytes_total counter
+milkweed_peers_read_bytes_total 900
+`
+	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want),
+		"milkweed_peer_read_bytes_total", "milkweed_peer_up", "milkweed_peers_info", "milkweed_peers_read_bytes_total")
 	if err != nil {
 		t.Error(err)
 	}

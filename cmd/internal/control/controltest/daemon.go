@@ -15,6 +15,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/drivers/blob"
+	"github.com/milkweedfs/milkweed/drivers/peer"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -24,6 +25,7 @@ type Daemon struct {
 	PID        int                         // of Status; 0 is that of this process
 	Bucket     bool                        // whether the source of Status is a bucket
 	MountPoint string                      // of Status
+	Peered     bool                        // whether Status and Peers have nodes
 	Locations  map[string]control.Location // results of Where, by name
 	Steps      []control.Progress          // the progress that Warmup reports
 	StepEvery  time.Duration               // the duration of each of Steps
@@ -129,7 +131,41 @@ func (d *Daemon) Status(context.Context) control.Status {
 			Hidden:   7,
 		}
 	}
+	if d.Peered {
+		s.Peers = peers()
+	}
 	return s
+}
+
+// peers returns the nodes of a job.
+func peers() *control.Peers {
+	const mib = 1 << 20
+	p := &control.Peers{Roster: control.Roster{Hash: "00112233445566778899aabbccddeeff", Nodes: 3}, Self: "node1", Serving: true}
+	p.Nodes = []control.Peer{
+		{Name: "node2", Address: "10.0.0.2:7440", Up: true, Counters: peer.Counters{Reads: 50, Bytes: 40 * mib, ServedReads: 30, ServedBytes: 20 * mib, Joined: 2}},
+		{Name: "node3", Address: "10.0.0.3:7440", Counters: peer.Counters{Reads: 7, Bytes: 6 * mib, Failovers: 1, Misses: peer.Misses{Full: 4, Unreachable: 1}}},
+	}
+	for _, n := range p.Nodes {
+		p.Add(n)
+	}
+	return p
+}
+
+// Peers implements control.Daemon.
+func (d *Daemon) Peers(context.Context) (control.PeerReport, error) {
+	const mib = 1 << 20
+	if !d.Peered {
+		return control.PeerReport{}, nil
+	}
+	p := peers()
+	return control.PeerReport{Roster: p.Roster, Self: p.Self, Nodes: []control.PeerAnswer{
+		{
+			Peer: control.Peer{Name: "node1", Address: "10.0.0.1:7440", Up: true}, Self: true, Milkweed: "1.2.3",
+			UsedBytes: 100 * mib, QuotaBytes: 1200 * mib, Files: 90, PeerBytes: 46 * mib, SourceBytes: 300 * mib,
+		},
+		{Peer: p.Nodes[0], Milkweed: "1.2.3", UsedBytes: 90 * mib, QuotaBytes: 1200 * mib, Files: 80, ClockAhead: 0.25, PeerBytes: 20 * mib, SourceBytes: 200 * mib},
+		{Peer: p.Nodes[1], Problem: "connection refused"},
+	}}, nil
 }
 
 // Where implements control.Daemon.
