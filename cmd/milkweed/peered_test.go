@@ -59,6 +59,9 @@ source +400 `)
 	if !want.MatchString(out) {
 		t.Errorf("got\n%s\nwithout %s", out, want)
 	}
+	if want := "LATENCY, BANDWIDTH, FILL, TIERS and PEERS are times"; !strings.Contains(out, want) {
+		t.Errorf("got\n%s\nwithout %s", out, want)
+	}
 	if want := "peers      node1 of 3 nodes: 46 MiB read from others, 1 failover, 5 misses; 20 MiB served to others, 2 requests from copies in flight\n"; !strings.Contains(out, want) {
 		t.Errorf("got\n%s\nwithout %s", out, want)
 	}

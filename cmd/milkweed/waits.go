@@ -21,6 +21,9 @@ func (d *daemon) waits(w placement.Waits) []control.Wait {
 		wait(sourceLevel, control.Bandwidth, w.Bandwidth),
 		wait(fillLevel, control.FillCause, w.Fill),
 	}
+	if d.peers.node != nil {
+		all = append(all, wait(peersLevel, control.PeersCause, w.Peers))
+	}
 	for i, t := range d.levels.Tiers() {
 		all = append(all, wait(t.Name(), control.TierCause, w.Tiers[i]))
 	}
@@ -37,6 +40,9 @@ func (d *daemon) epoch(e placement.Epoch) control.Epoch {
 		Began: e.Began, Seconds: e.Took.Seconds(), Ended: e.Ended, Mixed: e.Mixed, Files: e.Files,
 		Opens: []control.EpochOpens{{Level: fillLevel, Opens: e.Fills.Files, Bytes: e.Fills.Bytes}},
 	}
+	if d.peers.node != nil {
+		all.Opens = append(all.Opens, control.EpochOpens{Level: peersLevel, Opens: e.Peers.Files, Bytes: e.Peers.Bytes})
+	}
 	for l := range len(d.levels.Tiers()) + 1 {
 		o := e.Opens[l]
 		all.Opens = append(all.Opens, control.EpochOpens{Level: d.levels.Name(tiers.Level(l)), Opens: o.Files, Bytes: o.Bytes})
@@ -52,20 +58,26 @@ const shownEpochs = 4
 
 // printWaits prints how long readers waited in the last epochs, and since the start of the daemon.
 func printWaits(w io.Writer, s control.Status) {
-	fmt.Fprintln(w, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES OPENED\tLATENCY\tBANDWIDTH\tFILL\tTIERS")
+	causes := []string{control.Latency, control.Bandwidth, control.FillCause, control.TierCause}
+	columns, words := "LATENCY\tBANDWIDTH\tFILL\tTIERS", "LATENCY, BANDWIDTH, FILL and TIERS"
+	if s.Peers != nil {
+		causes = append(causes, control.PeersCause)
+		columns, words = columns+"\tPEERS", "LATENCY, BANDWIDTH, FILL, TIERS and PEERS"
+	}
+	fmt.Fprintln(w, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES OPENED\t"+columns)
 	mixed := false
 	for i := max(0, len(s.Epochs)-shownEpochs); i < len(s.Epochs); i++ {
 		e := s.Epochs[i]
 		mixed = mixed || e.Mixed
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", epochName(s, i), e.Began.Local().Format(time.TimeOnly),
-			rounded(e.Seconds), count(e.Files), opened(e), waited(e.Waits))
+			rounded(e.Seconds), count(e.Files), opened(e), waited(e.Waits, causes))
 	}
 	var all []control.EpochWait
 	for _, wait := range s.Waits {
 		all = append(all, control.EpochWait(wait))
 	}
-	fmt.Fprintf(w, "all\t\t\t\t\t%s\n", waited(all))
-	fmt.Fprintln(w, "LATENCY, BANDWIDTH, FILL and TIERS are times that readers waited, summed over the readers.")
+	fmt.Fprintf(w, "all\t\t\t\t\t%s\n", waited(all, causes))
+	fmt.Fprintln(w, words+" are times that readers waited, summed over the readers.")
 	if mixed {
 		fmt.Fprintln(w, "mixed: not recognizable as an epoch. Files were opened again before others were opened.")
 	}
@@ -100,10 +112,10 @@ func opened(e control.Epoch) string {
 	return strings.Join(parts, ", ")
 }
 
-// waited returns the columns of printWaits for waits.
-func waited(all []control.EpochWait) string {
+// waited returns the columns of printWaits for waits, one for each cause.
+func waited(all []control.EpochWait, causes []string) string {
 	var columns []string
-	for _, cause := range []string{control.Latency, control.Bandwidth, control.FillCause, control.TierCause} {
+	for _, cause := range causes {
 		sum := 0.0
 		for _, w := range all {
 			if w.Cause == cause {

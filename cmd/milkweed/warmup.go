@@ -21,7 +21,8 @@ func newWarmup() *cobra.Command {
 All paths are in one mount. Without PATH, warmup copies the whole dataset; this
 needs exactly one mount. Files that have a copy in a tier are not copied again.
 Files that no tier accepts, because it has no room or is not healthy, are
-skipped.
+skipped. With peers, each node copies its own files, and files of other nodes as
+far as its own leave room: run warmup on all nodes.
 
 The progress is a bar on a terminal. In a log it is a line every 10 seconds,
 with the rate; and with the share and the time left, when all directories are
@@ -36,7 +37,8 @@ Warmup exits with 8 if files could not be copied or if it was stopped. With
 --json it prints the result as one object: files_total, files_done,
 files_skipped, files_failed, bytes_total, bytes_done, bytes_skipped,
 bytes_failed, and errors[], which has the path and the error of the first files
-that failed.`,
+that failed. With peers it has files_elsewhere and bytes_elsewhere, which are on
+other nodes.`,
 		Example: `  milkweed warmup
   milkweed warmup /mnt/imagenet/val /mnt/imagenet/train/n01440764`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -122,6 +124,9 @@ func summary(p control.Progress, took time.Duration) string {
 	if p.FilesSkipped > 0 {
 		line += fmt.Sprintf("; %s (%s) skipped, because no tier has room", files(p.FilesSkipped), size(p.BytesSkipped))
 	}
+	if p.FilesElsewhere > 0 {
+		line += fmt.Sprintf("; %s (%s) on other nodes", files(p.FilesElsewhere), size(p.BytesElsewhere))
+	}
 	if p.FilesFailed > 0 {
 		line += fmt.Sprintf("; %s (%s) failed", files(p.FilesFailed), size(p.BytesFailed))
 	}
@@ -150,8 +155,8 @@ func outcome(p control.Progress, err error) error {
 
 // warmupStep returns the progress p for a display. While directories are listed, it has no total.
 func warmupStep(p control.Progress) step {
-	s := step{bytes: p.BytesDone + p.BytesSkipped + p.BytesFailed, state: p}
-	ended := p.FilesDone + p.FilesSkipped + p.FilesFailed
+	s := step{bytes: p.BytesDone + p.BytesSkipped + p.BytesElsewhere + p.BytesFailed, state: p}
+	ended := p.FilesDone + p.FilesSkipped + p.FilesElsewhere + p.FilesFailed
 	if p.Scanning {
 		s.text = fmt.Sprintf("listing: %s (%s) found so far, %s done", files(p.FilesTotal), size(p.BytesTotal), count(ended))
 		return s

@@ -92,18 +92,20 @@ type Daemon interface {
 }
 
 // Progress is the state of a warm-up. At its end, FilesTotal is the sum of FilesDone,
-// FilesSkipped and FilesFailed, and BytesTotal is the sum of the corresponding sizes.
+// FilesSkipped, FilesElsewhere and FilesFailed, and BytesTotal is the sum of the corresponding sizes.
 type Progress struct {
-	Scanning     bool        `json:"scanning"`         // directories are still being listed, and the totals grow
-	FilesTotal   int64       `json:"files_total"`      // files found so far
-	FilesDone    int64       `json:"files_done"`       // of them, files with a copy in a tier
-	FilesSkipped int64       `json:"files_skipped"`    // of them, files for which no tier has room
-	FilesFailed  int64       `json:"files_failed"`     // of them, files that could not be copied
-	BytesTotal   int64       `json:"bytes_total"`      // sizes of the files found so far
-	BytesDone    int64       `json:"bytes_done"`       // of them, sizes of the files done
-	BytesSkipped int64       `json:"bytes_skipped"`    // of them, sizes of the files skipped
-	BytesFailed  int64       `json:"bytes_failed"`     // of them, sizes of the files failed
-	Errors       []FileError `json:"errors,omitempty"` // of the first files that failed
+	Scanning       bool        `json:"scanning"`                  // directories are still being listed, and the totals grow
+	FilesTotal     int64       `json:"files_total"`               // files found so far
+	FilesDone      int64       `json:"files_done"`                // of them, files with a copy in a tier
+	FilesSkipped   int64       `json:"files_skipped"`             // of them, files for which no tier has room
+	FilesElsewhere int64       `json:"files_elsewhere,omitempty"` // of them, files that other nodes hold, and for which this one has no room to spare
+	FilesFailed    int64       `json:"files_failed"`              // of them, files that could not be copied
+	BytesTotal     int64       `json:"bytes_total"`               // sizes of the files found so far
+	BytesDone      int64       `json:"bytes_done"`                // of them, sizes of the files done
+	BytesSkipped   int64       `json:"bytes_skipped"`             // of them, sizes of the files skipped
+	BytesElsewhere int64       `json:"bytes_elsewhere,omitempty"` // of them, sizes of the files elsewhere
+	BytesFailed    int64       `json:"bytes_failed"`              // of them, sizes of the files failed
+	Errors         []FileError `json:"errors,omitempty"`          // of the first files that failed
 }
 
 // A FileError describes a file that could not be copied, or a name that could not be compared.

@@ -4,18 +4,19 @@ import "time"
 
 // A Wait is how long readers waited at one level for one cause.
 type Wait struct {
-	Level   string  `json:"level" label:"level" help:"What they waited for: source, the name of a tier, or fill for what another reader or a worker had requested before."`
-	Cause   string  `json:"cause" label:"cause" help:"latency, until the source answers; bandwidth, for the rest of a read at the source; fill; or tier."`
+	Level   string  `json:"level" label:"level" help:"What they waited for: source, the name of a tier, fill for what another reader or a worker had requested before, or peers."`
+	Cause   string  `json:"cause" label:"cause" help:"latency, until the source answers; bandwidth, for the rest of a read at the source; fill; tier; or peers."`
 	Waits   int64   `json:"waits" metric:"reader_waits_total" help:"Number of waits. A read at the source may count as a wait for its latency and as one for its bandwidth."`
 	Seconds float64 `json:"seconds" metric:"reader_wait_seconds_total" help:"Duration of all waits. Requests of the kernel that wait at the same time count each."`
 }
 
 // The causes of waits.
 const (
-	Latency   = "latency"
-	Bandwidth = "bandwidth"
-	FillCause = "fill"
-	TierCause = "tier"
+	Latency    = "latency"
+	Bandwidth  = "bandwidth"
+	FillCause  = "fill"
+	TierCause  = "tier"
+	PeersCause = "peers"
 )
 
 // An Epoch is one pass of a job over its files.
