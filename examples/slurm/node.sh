@@ -1,6 +1,7 @@
 #!/bin/bash
 # node.sh runs on each node of the step. It mounts the dataset, trains, unmounts and
-# removes the copies, also if the job is cancelled or reaches its time limit.
+# removes the copies, also if the job is cancelled or reaches its time limit. Its arguments
+# are passed to milkweed mount.
 set -euo pipefail
 
 # Some sites do not create a scratch folder for each job.
@@ -15,14 +16,14 @@ mkdir -p "$data"
 finish() {
 	milkweed status || true     # prints the use of each tier to the output of the job
 	milkweed umount "$data" || fusermount3 -u -z "$data" || true
-	rm -rf "/dev/shm/milkweed-$SLURM_JOB_ID"
+	rm -rf "/dev/shm/milkweed-$SLURM_JOB_ID" "/tmp/milkweed-$SLURM_JOB_ID.key"
 	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
 }
 trap finish EXIT
 # Slurm sends SIGTERM to every process of the step, and SIGKILL after 30 s (KillWait).
 trap 'exit 143' TERM
 
-milkweed mount -c hpc-node.toml     # returns when the mount is ready
+milkweed mount -c hpc-node.toml "$@"     # returns when the mount is ready
 
 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \
 	--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:29500" \
