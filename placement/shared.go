@@ -117,15 +117,10 @@ func isForPeer(ctx context.Context) bool { return ctx.Value(peerKey{}) != nil }
 // A shared is a file that another node reads.
 type shared struct{ file *file }
 
-// A checksummer is a copy with the checksums of its blocks.
-type checksummer interface {
-	Checksums(first, n int64) ([]uint32, error)
-}
-
 var (
 	_ drivers.Object       = (*shared)(nil)
 	_ drivers.BackingFiler = (*shared)(nil)
-	_ checksummer          = (*shared)(nil)
+	_ drivers.Checksummer  = (*shared)(nil)
 )
 
 // ReadAt implements drivers.Object. It repeats a read that matches drivers.ErrRetry by itself, unless
@@ -147,7 +142,7 @@ func (s *shared) Checksums(first, n int64) ([]uint32, error) {
 		return nil, errors.ErrUnsupported
 	}
 	defer v.leave()
-	if c, ok := drivers.As[checksummer](v.Object); ok && !v.atSource() {
+	if c, ok := drivers.As[drivers.Checksummer](v.Object); ok && !v.atSource() {
 		return c.Checksums(first, n)
 	}
 	return nil, errors.ErrUnsupported
