@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/enclosure"
 	"github.com/milkweedfs/milkweed/cmd/internal/torture"
 	"github.com/milkweedfs/milkweed/fs/faultdisk"
 )
@@ -45,10 +46,6 @@ func run(args []string) (code int, err error) {
 		role = args[0]
 	}
 	switch role {
-	case "init":
-		return initialize(args[1:])
-	case "inside":
-		return 0, torturing(args[1:])
 	case "disk":
 		return 0, disk(args[1:])
 	case "read":
@@ -56,12 +53,16 @@ func run(args []string) (code int, err error) {
 	case "share":
 		return 0, torture.ServeSharer(args[1:], os.Stdout)
 	}
-	if _, err := parse(args); errors.Is(err, flag.ErrHelp) {
+	o, err := parse(args)
+	if errors.Is(err, flag.ErrHelp) {
 		return 0, nil
 	} else if err != nil {
 		return 2, err
 	}
-	return enter(args)
+	return enclosure.Run("milkweed-torture-", func(folder string) (int, error) {
+		o.Folder = folder
+		return 0, torturing(o)
+	})
 }
 
 // disk is the process of a fault disk. Its arguments are the file of the image, its size,
@@ -132,12 +133,7 @@ func (o options) replay(s *torture.Summary) string {
 		os.Args[0], o.Seed, o.FileSystem, o.groups, o.Files, o.Readers, s.Cycles+1)
 }
 
-func torturing(args []string) error {
-	o, err := parse(args)
-	if err != nil {
-		return err
-	}
-	o.Folder = os.Getenv(folderEnv)
+func torturing(o options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fmt.Fprintf(os.Stderr, "seed %d, %v on %s\n", o.Seed, o.Duration, o.FileSystem)
