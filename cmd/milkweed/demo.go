@@ -165,6 +165,7 @@ unmounts when that ends.`,
 		},
 	}
 	addSpeed(c, &speed)
+	c.Flags().BoolVar(&speed.Direct, "direct", false, "let the kernel cache no pages")
 	return c
 }
 

@@ -31,6 +31,11 @@ type Config struct {
 	// each use, as a client with close-to-open consistency does. Attributes are cached for
 	// attrTTL at least.
 	TTL time.Duration
+
+	// Direct keeps the kernel from caching pages, so that each read of a file causes READs. With
+	// caches, several clients on one machine would share the pages, as clients on several machines
+	// do not.
+	Direct bool
 }
 
 // attrTTL is the least TTL of attributes. It is not 0, so that a program that opens a file and calls
@@ -81,6 +86,7 @@ func Mount(folder, point, source, fsType string, config Config) (*PFS, error) {
 	f := &fileSystem{
 		RawFileSystem: fs.NewNodeFS(root, &fs.Options{EntryTimeout: &config.TTL, NegativeTimeout: &config.TTL, AttrTimeout: &attrs}),
 		latency:       config.Latency,
+		direct:        config.Direct,
 		bandwidth:     limit.NewRate(config.BytesPerSecond),
 	}
 	server, err := fuse.NewServer(f, point, &fuse.MountOptions{
@@ -124,6 +130,7 @@ func (p *PFS) Wait() { p.server.Wait() }
 type fileSystem struct {
 	fuse.RawFileSystem
 	latency   time.Duration
+	direct    bool
 	bandwidth *limit.Rate
 	use       Use // updated atomically
 }
@@ -147,7 +154,11 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	f.begin(&f.use.Opens)
-	return f.RawFileSystem.Open(cancel, in, out)
+	status := f.RawFileSystem.Open(cancel, in, out)
+	if f.direct {
+		out.OpenFlags |= fuse.FOPEN_DIRECT_IO
+	}
+	return status
 }
 
 // Read waits for the bytes that the file has, before it returns them.

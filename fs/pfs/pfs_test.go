@@ -76,3 +76,22 @@ func TestListing(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
+
+// Two programs that have a file open at the same time share the pages that the kernel caches. With
+// Direct there are none, and each program reads the file from the PFS.
+func TestDirect(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		p, point := mounted(t, pfs.Config{TTL: time.Hour, Direct: direct})
+		script := `exec 3< "$1/d/e/00" 4< "$1/d/e/00"; cat <&3; cat <&4`
+		if out, err := exec.Command("bash", "-c", script, "bash", point).CombinedOutput(); err != nil || string(out) != "contentcontent" {
+			t.Fatalf("%v: %s", err, out)
+		}
+		want := int64(len("content"))
+		if direct {
+			want *= 2
+		}
+		if got := p.Use().Bytes; got != want {
+			t.Errorf("direct %v: %d bytes were read, want %d", direct, got, want)
+		}
+	}
+}
