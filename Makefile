@@ -44,6 +44,11 @@ test-pfs: deps
 test-posix: deps
 	$(GOTEST) -count=1 -run '^TestPosix' ./cmd/milkweed
 
+# Runs the tests of peers: daemons on nodes in network namespaces.
+.PHONY: test-peers
+test-peers: deps
+	$(GOTEST) -count=1 -run '^TestCluster' ./cmd/internal/peertest
+
 .PHONY: deps
 deps:
 	@GO='$(GO)' .ci/deps.sh

@@ -70,6 +70,7 @@ type Result struct {
 	Seconds float64  `json:"seconds"`
 	Files   int64    `json:"files,omitempty"` // files read; of Epoch only
 	Bytes   int64    `json:"bytes"`           // bytes read
+	Stall   float64  `json:"stall,omitempty"` // seconds that the longest open or read took; of Epoch only
 	Wrong   []string `json:"wrong,omitempty"` // the first errors of an Epoch
 	Error   string   `json:"error,omitempty"` // why the task failed
 	Done    bool     `json:"done,omitempty"`  // false in a report of progress
@@ -186,6 +187,7 @@ func sum(results []Result) Result {
 		all.Seconds = max(all.Seconds, r.Seconds)
 		all.Files += r.Files
 		all.Bytes += r.Bytes
+		all.Stall = max(all.Stall, r.Stall)
 		all.Wrong = append(all.Wrong, r.Wrong...)
 	}
 	return all

@@ -93,6 +93,9 @@ func TestEpochNamesWrongFiles(t *testing.T) {
 	if !got.Done || got.Files != 3 || len(got.Wrong) != 1 || !strings.Contains(got.Wrong[0], files[1].Name) {
 		t.Errorf("got %+v", got)
 	}
+	if got.Stall <= 0 || got.Stall > got.Seconds {
+		t.Errorf("a stall of %v s in %v s", got.Stall, got.Seconds)
+	}
 }
 
 // A NumPy archive is read whole, and closed.

@@ -28,8 +28,9 @@ func Serve(in io.Reader, out io.Writer) error {
 
 // A worker does tasks.
 type worker struct {
-	buf  []byte
-	file *os.File // the file of the last extent; nil if it is closed
+	buf   []byte
+	file  *os.File      // the file of the last extent; nil if it is closed
+	stall time.Duration // the longest open or read of scan
 }
 
 // run does a task and calls progress with intermediate results.
@@ -108,6 +109,7 @@ func (w *worker) epoch(t Task, progress func(Result)) (r Result, err error) {
 		return r, err
 	}
 	reported := time.Now()
+	w.stall = 0
 	for _, file := range t.Files {
 		_, err := w.compare(filepath.Join(t.Folder, file.Name), file, true, func(n int) {
 			r.Bytes += int64(n)
@@ -117,6 +119,7 @@ func (w *worker) epoch(t Task, progress func(Result)) (r Result, err error) {
 			}
 		})
 		r.Files++
+		r.Stall = w.stall.Seconds()
 		if err != nil && len(r.Wrong) < maxWrong {
 			r.Wrong = append(r.Wrong, err.Error())
 		}
@@ -166,14 +169,18 @@ func (w *worker) copy(from, to string) (int64, error) {
 // scan reads a file from beginning to end, calls f with each block, and returns
 // the size. With drop it then drops the pages of the file.
 func (w *worker) scan(path string, drop bool, f func([]byte) error) (int64, error) {
+	start := time.Now()
 	file, err := os.Open(path)
+	w.stalled(start)
 	if err != nil {
 		return 0, err
 	}
 	defer file.Close()
 	size := int64(0)
 	for {
+		start := time.Now()
 		n, err := file.Read(w.buf)
+		w.stalled(start)
 		size += int64(n)
 		if err == io.EOF {
 			break
@@ -190,6 +197,9 @@ func (w *worker) scan(path string, drop bool, f func([]byte) error) (int64, erro
 	}
 	return size, nil
 }
+
+// stalled records the time that an operation took.
+func (w *worker) stalled(start time.Time) { w.stall = max(w.stall, time.Since(start)) }
 
 // random reads count blocks. The offsets are the same in each call.
 func (w *worker) random(path string, size int64, count int) (int64, error) {
