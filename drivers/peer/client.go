@@ -200,6 +200,18 @@ func (h *health) pinged(ok bool, now time.Time) {
 	}
 }
 
+// retry reports whether the peer is skipped, and no ping is in progress. Then the caller sends one,
+// although the pause has not passed, and calls pinged.
+func (h *health) retry() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.skipped || h.pinging {
+		return false
+	}
+	h.pinging = true
+	return true
+}
+
 // fail records a failure. It reports whether the peer was used until now, and is skipped from now on.
 func (h *health) fail(now time.Time) bool {
 	h.mu.Lock()
@@ -231,15 +243,45 @@ func (p *peer) usable() bool {
 	believed := n.cfg.Up == nil || n.cfg.Up(p.name)
 	ok, ping := p.health.use(believed, time.Now())
 	if ping {
-		n.wg.Go(func() {
-			err := panics.Do(func() error {
-				_, err := p.ping(n.ctx, "")
-				return err
-			})
-			p.health.pinged(err == nil, time.Now())
-		})
+		p.pingLater()
 	}
 	return ok
+}
+
+// pingLater sends the ping that health has requested, in the background.
+func (p *peer) pingLater() {
+	n := p.node
+	n.wg.Go(func() {
+		err := panics.Do(func() error {
+			_, err := p.ping(n.ctx, "")
+			return err
+		})
+		alone := n.isAlone()
+		p.health.pinged(err == nil, time.Now())
+		if err == nil && alone {
+			n.rejoin()
+		}
+	})
+}
+
+// isAlone reports whether all peers are skipped.
+func (n *Node) isAlone() bool {
+	for i, p := range n.peers {
+		if i != n.self && p.health.isUp() {
+			return false
+		}
+	}
+	return true
+}
+
+// rejoin pings all peers that are skipped. All were, and one answers again: most likely, this node was
+// cut off. Until the others are used, their files would be read elsewhere, and from the source.
+func (n *Node) rejoin() {
+	for _, p := range n.peers {
+		if p.index != n.self && p.health.retry() {
+			p.pingLater()
+		}
+	}
 }
 
 // note counts the miss err, and skips the peer if it has failed. It returns err.

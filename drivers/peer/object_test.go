@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -336,4 +337,35 @@ func TestHint(t *testing.T) {
 		r.wantContent(r.open(name), data)
 		return r.stats(0, 1).Reads > 0
 	})
+}
+
+// When one of the other nodes answers again after all of them were skipped, the rest are pinged at
+// once, and not after their pauses: it was this node that was cut off.
+func TestNodeWasCutOff(t *testing.T) {
+	empty := func() *memory { return newMemory(make(map[string][]byte)) }
+	r := newRig(t, empty(), nil, empty(), empty(), empty())
+	now := time.Now()
+	for i, p := range r.nodes[0].peers[1:] {
+		p.health.fail(now)
+		if i > 0 {
+			p.health.until = now.Add(time.Hour)
+		}
+	}
+	for _, p := range r.nodes[0].peers[2:] {
+		if p.usable() {
+			t.Fatalf("%s is used", p.name)
+		}
+	}
+	eventually(t, "all nodes are used", func() bool {
+		r.nodes[0].peers[1].usable()
+		return r.nodes[0].peers[2].health.isUp() && r.nodes[0].peers[3].health.isUp()
+	})
+
+	r.nodes[0].peers[1].health.fail(now.Add(-time.Minute))
+	r.nodes[0].peers[2].health.fail(now)
+	r.nodes[0].peers[2].health.until = now.Add(time.Hour)
+	eventually(t, "the first node is used again", r.nodes[0].peers[1].usable)
+	if p := r.nodes[0].peers[2]; p.usable() {
+		t.Errorf("%s is used before the end of its pause, while another node was used all the time", p.name)
+	}
 }
