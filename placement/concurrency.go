@@ -131,12 +131,11 @@ const (
 
 // newController makes a controller whose limit is first at the start, and at most max.
 func newController(first, max int) *controller {
-	least := float64(min(first, max)) / 4 * blockSize
 	return &controller{
 		max:      float64(max),
 		limit:    float64(min(first, max)),
-		least:    least,
-		bytes:    least,
+		least:    blockSize,
+		bytes:    float64(first) * blockSize,
 		starting: true,
 		interval: minProbeInterval,
 		ratio:    1,

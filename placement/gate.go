@@ -53,16 +53,17 @@ const startBlocks = 4
 
 // newGate makes the gate of a number of background workers for a source.
 func newGate(workers int, source drivers.Profile) *gate {
-	first, most := startBlocks, workers
+	control := newController(startBlocks, workers)
 	if stride := blocks(source.Stride); stride > 1 {
-		most = streamBlocks
+		most := streamBlocks
 		if source.Concurrency > 0 {
 			most = source.Concurrency * stride
 		}
-		first = most / 2 // a stream takes long, and with it the rise of the limit
+		control = newController(most/2, most) // a stream takes long, and with it the rise of the limit
+		control.least = control.bytes
 	}
 	return &gate{
-		control: newController(first, most),
+		control: control,
 		demands: newBuffers(max(16, min(2*workers, 64))),
 		blocks:  newBuffers(workers),
 		reads:   newStalls(readStall, maxStallReads),

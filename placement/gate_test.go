@@ -46,14 +46,14 @@ func TestGateAdmits(t *testing.T) {
 
 // Requests are admitted while fewer bytes are in flight than the limit.
 func TestGateAdmitsBytes(t *testing.T) {
-	g := newGate(8, drivers.Profile{}) // 4 blocks, 1 MiB
-	for _, l := range []load{{1, 1<<20 - 1}, {1, 1 << 20}} {
+	g := newGate(8, drivers.Profile{}) // 4 blocks
+	for _, l := range []load{{1, 4<<20 - 1}, {1, 1 << 20}} {
 		if !g.admit(l) {
 			t.Errorf("%+v is not admitted", l)
 		}
 	}
 	if g.admit(load{1, 1}) {
-		t.Error("a request is admitted while 2 MiB are in flight")
+		t.Error("a request is admitted while 5 MiB are in flight")
 	}
 	if g.leave(load{1, 1 << 20}); !g.admit(load{1, 1}) {
 		t.Error("no request is admitted after the end of another one")
