@@ -82,8 +82,10 @@ func (n *Node) Listen(address string, files Files) (*Server, error) {
 		IdleTimeout:       serverIdleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(n.cfg.Log.Handler(), slog.LevelDebug),
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ConnState:         s.listener.changed,
+
+		DisableGeneralOptionsHandler: true, // it waits for a body
+		BaseContext:                  func(net.Listener) context.Context { return ctx },
+		ConnState:                    s.listener.changed,
 	}
 	s.wg.Go(func() {
 		defer panics.Contain()
@@ -166,8 +168,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler) // ends the connection without a message
 		}
 	}()
+	if r.ContentLength != 0 { // no request of a peer has a body, and net/http would wait for it
+		http.NewResponseController(w).SetReadDeadline(time.Now())
+		panic(http.ErrAbortHandler)
+	}
 	c := &call{server: s, w: w, ctx: r.Context()}
 	if err := c.accept(r); err != nil {
+		w.Header()["Connection"] = []string{"close"} // otherwise, strangers could keep all connections
 		c.refuse(err)
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"errors"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -82,6 +83,31 @@ func TestRequestsAreAuthenticated(t *testing.T) {
 		if got, body := status(req, req.header(req.mac(secret))); got != http.StatusUnauthorized || !strings.Contains(body, text) {
 			t.Errorf("a request from a clock %v off: status %d, %s", shift, got, body)
 		}
+	}
+}
+
+// A client without the secret does not keep its connection, whatever it announces.
+func TestStrangersKeepNoConnection(t *testing.T) {
+	r, _, _, _, _ := threeNodes(t, 1000)
+	for name, text := range map[string]string{
+		"refused":     "GET /v1/file HTTP/1.1\r\nHost: b\r\n\r\n",
+		"with a body": "GET /v1/file HTTP/1.1\r\nHost: b\r\nContent-Length: 10\r\n\r\n",
+		"with chunks": "GET /v1/file HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"of no file":  "OPTIONS * HTTP/1.1\r\nHost: b\r\nContent-Length: 10\r\n\r\n",
+		"of HTTP/2":   "PRI * HTTP/2.0\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := net.Dial("tcp", r.nodes[0].peers[1].address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			io.WriteString(c, text)
+			c.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the connection is kept")
+			}
+		})
 	}
 }
 
