@@ -54,7 +54,7 @@ func (p *peer) verify(r *request, resp *http.Response, body string) (*answerLine
 	if err != nil {
 		return nil, &miss{broken, err}
 	}
-	if s := p.node.cfg.Secret; s != nil && !equal(line.mac, line.proof(s, r.nonce, resp.StatusCode, resp.Header, body)) {
+	if s := p.node.cfg.Secret; s != nil && !equal(line.mac, line.proof(s, r, resp.StatusCode, resp.Header, body)) {
 		return nil, &miss{unproven, fmt.Errorf("the answer of %s (status %d) is not signed with the secret of this node", p.name, resp.StatusCode)}
 	}
 	return line, nil

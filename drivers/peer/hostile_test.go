@@ -27,7 +27,7 @@ func resign(req *http.Request, rec *httptest.ResponseRecorder, change func(*answ
 	if change != nil {
 		change(line)
 	}
-	line.mac = line.proof(secret, r.nonce, rec.Code, rec.Header(), "")
+	line.mac = line.proof(secret, r, rec.Code, rec.Header(), "")
 	setLine(rec, line)
 }
 

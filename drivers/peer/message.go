@@ -143,13 +143,15 @@ func (a *answerLine) words() string {
 	return strings.Join([]string{protocol, a.clock, a.state, a.sums}, " ")
 }
 
-// proof returns the MAC of an answer to the request with a nonce. h has the other fields of the
-// answer. body is that of an answer other than a range of a file, whose content the checksums cover.
-func (a *answerLine) proof(s *Secret, nonce string, status int, h http.Header, body string) string {
+// proof returns the MAC of an answer to r. It covers all of r: each node numbers its requests to each
+// other node from 1, so that nonces differ between requests to one node only. h has the other fields
+// of the answer. body is that of an answer other than a range of a file, whose content the checksums
+// cover.
+func (a *answerLine) proof(s *Secret, r *request, status int, h http.Header, body string) string {
 	if s == nil {
 		return noMAC
 	}
-	return s.mac("answer", nonce, strconv.Itoa(status), h.Get("Content-Range"), h.Get("Content-Length"), h.Get("ETag"), a.words(), body)
+	return s.mac("answer", r.path, r.name, r.rng, r.version, r.words(), strconv.Itoa(status), h.Get("Content-Range"), h.Get("Content-Length"), h.Get("ETag"), a.words(), body)
 }
 
 // parseAnswerLine parses hAnswer.

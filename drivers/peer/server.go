@@ -287,7 +287,7 @@ func (c *call) writeHeader(status int, line answerLine, body string) {
 	h := c.w.Header()
 	h["Date"] = nil
 	if c.req != nil {
-		line.mac = line.proof(c.server.node.cfg.Secret, c.req.nonce, status, h, body)
+		line.mac = line.proof(c.server.node.cfg.Secret, c.req, status, h, body)
 	}
 	h[hAnswer] = []string{line.words() + " " + line.mac}
 	http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(sendTimeout))

@@ -86,6 +86,32 @@ func TestRequestsAreAuthenticated(t *testing.T) {
 	}
 }
 
+// The MAC of an answer is of one request: that of another node or file is not used, although
+// each node numbers its requests to each other node from 1.
+func TestAnswersAreOfTheRequest(t *testing.T) {
+	r, _, _, name, data := threeNodes(t, 1000)
+	for what, change := range map[string]func(*request){
+		"node": func(r *request) { r.to = "c" }, "name": func(r *request) { r.name = "dir/other" },
+		"range": func(r *request) { r.rng = "bytes=0-99" }, "path": func(r *request) { r.path = infoPath },
+	} {
+		p := r.nodes[0].peers[1]
+		req := p.request(filePath, name)
+		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
+		resp, err := p.roundTrip(t.Context(), p.node.transport, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if _, err := p.verify(req, resp, ""); err != nil {
+			t.Fatal(err)
+		}
+		change(req)
+		if _, err := p.verify(req, resp, ""); Cause(err) != "unproven" {
+			t.Errorf("an answer for another %s: %v", what, err)
+		}
+	}
+}
+
 // A client without the secret does not keep its connection, whatever it announces.
 func TestStrangersKeepNoConnection(t *testing.T) {
 	r, _, _, _, _ := threeNodes(t, 1000)
