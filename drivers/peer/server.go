@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -21,7 +22,9 @@ import (
 )
 
 const (
-	// maxConnections bounds the connections of a server. Further ones wait in the kernel.
+	// maxConnections bounds the connections of a server. Further ones wait in the kernel. They also
+	// take at most a quarter of the descriptors of the process: a stranger can have connections, and
+	// the mount needs descriptors.
 	maxConnections = 16384
 
 	// maxBuffers bounds the blocks in memory that a server sends or waits for. Further requests
@@ -72,7 +75,7 @@ func (n *Node) Listen(address string, files Files) (*Server, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
 		node: n, files: files, cancel: cancel,
-		listener: newListener(inner.(*net.TCPListener), maxConnections, ctx.Done()),
+		listener: newListener(inner.(*net.TCPListener), connections(), ctx.Done()),
 		buffers:  newBuffers(maxBuffers),
 		requests: make(map[string]*atomic.Bool),
 	}
@@ -126,6 +129,15 @@ type listener struct {
 	*net.TCPListener
 	slots  chan struct{} // has an element for each connection, and for Accept
 	closed <-chan struct{}
+}
+
+// connections returns the number of connections that a server may have.
+func connections() int {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		l.Cur = 1024
+	}
+	return int(min(maxConnections, l.Cur/4))
 }
 
 // newListener makes a listener with at most max connections. When closed is, Accept fails.

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -262,6 +263,25 @@ func TestClose(t *testing.T) {
 		return c.Err()
 	}
 	r.wantContent(r.open(name), data)
+}
+
+// Connections leave descriptors for the mount.
+func TestConnectionsLeaveDescriptors(t *testing.T) {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		t.Fatal(err)
+	}
+	for _, limit := range []uint64{256, 1024, min(l.Cur, 65536)} {
+		low := syscall.Rlimit{Cur: limit, Max: l.Max}
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
+		r, _, _, _, _ := threeNodes(t, 1000)
+		if got, want := cap(r.servers[1].listener.slots), int(limit/4); got > want {
+			t.Errorf("with %d descriptors: %d connections, want at most %d", limit, got, want)
+		}
+	}
 }
 
 // A server has a bounded number of connections. Further ones wait, and are served then.
