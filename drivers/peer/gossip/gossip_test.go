@@ -492,6 +492,33 @@ func TestManyMembers(t *testing.T) {
 	}
 }
 
+// Connections of strangers are closed if there are many, and do not take the descriptors of the mount.
+func TestStreamsAreBounded(t *testing.T) {
+	g := newGroup(t, 2)
+	name := nodeName(0)
+	g.start(g.config(name))
+	var kept atomic.Int32
+	var all sync.WaitGroup
+	defer all.Wait()
+	for range 2 * maxStreams {
+		c, err := net.Dial("tcp", g.addrs[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		all.Go(func() {
+			c.SetReadDeadline(time.Now().Add(streamTimeout / 2))
+			if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				kept.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if got := kept.Load(); got > maxStreams || got == 0 {
+		t.Errorf("%d connections at the same time, want 1 to %d", got, maxStreams)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -82,6 +82,18 @@ func (t *transport) localAddress(targets []string) (netip.AddrPort, error) {
 	return netip.AddrPort{}, err
 }
 
+// maxStreams is the number of connections with which further ones of others are closed. memberlist
+// has no bound, and waits for streamTimeout before it knows whether a client has the key. A node that
+// is not served tries again later.
+const maxStreams = 32
+
+// isCrowded reports whether there are maxStreams connections.
+func (t *transport) isCrowded() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.conns) >= maxStreams
+}
+
 // relay passes the connections that others open on to memberlist. After interrupt it also drops
 // what nobody else may receive, so that NetTransport can end.
 func (t *transport) relay() {
@@ -92,6 +104,10 @@ func (t *transport) relay() {
 	for {
 		select {
 		case c := <-t.NetTransport.StreamCh():
+			if t.isCrowded() {
+				c.Close()
+				continue
+			}
 			c = t.track(c)
 			select {
 			case t.streams <- c:
