@@ -276,7 +276,7 @@ func checkPeers(ctx context.Context, cfg *config.Config) []check.Finding {
 	if p.node == nil {
 		return nil
 	}
-	g := check.PeerGroup{This: p.node.Info(), Nodes: p.nodes.Len()}
+	g := check.PeerGroup{This: p.node.Info(), Nodes: p.nodes.Len(), Secret: p.secret != nil}
 	if c.Serve {
 		g.Listen = p.listen()
 	}

@@ -1,14 +1,17 @@
 package check
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers/peer"
 )
@@ -18,6 +21,7 @@ type PeerGroup struct {
 	This    peer.Info // what this node says about itself
 	Nodes   int       // of the roster
 	Listen  string    // the address of this node; "" if it serves nobody
+	Secret  bool      // whether there is one
 	Answers []PeerAnswer
 }
 
@@ -87,6 +91,9 @@ func (h host) peerAddress(g PeerGroup) []Finding {
 	if g.Listen == "" || mounted {
 		return nil
 	}
+	if a, err := net.ResolveTCPAddr("tcp", g.Listen); err == nil && !g.Secret && !a.IP.IsLoopback() {
+		return problem(exit.Peers, "peers", config.SecretRemedy, "other machines can reach %s, and there is no secret", g.Listen)
+	}
 	if err := h.listen(g.Listen); err != nil {
 		return problem(exit.Peers, "peers", "Choose another port for all nodes of this job, such as -o peers_listen=:7450.",
 			"cannot listen on %s: %w", g.Listen, reason(err))
@@ -149,8 +156,14 @@ func rootOf(err error) string {
 	if e, ok := errors.AsType[unix.Errno](err); ok {
 		return e.Error()
 	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "it does not answer in time"
+	}
 	text := err.Error()
-	return text[strings.LastIndex(text, ": ")+1:]
+	if i := strings.LastIndex(text, ": "); i >= 0 {
+		return text[i+2:]
+	}
+	return text
 }
 
 // someNames lists names, at most four of them.

@@ -121,7 +121,7 @@ func TestPeerFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.Close)
-	g := PeerGroup{This: n.Info(), Nodes: r.Len(), Listen: at[0]}
+	g := PeerGroup{This: n.Info(), Nodes: r.Len(), Listen: at[0], Secret: true}
 	for _, node := range r.Nodes() {
 		info, err := n.Ask(t.Context(), node.Name)
 		g.Answers = append(g.Answers, PeerAnswer{Name: node.Name, Address: node.Address, Info: info, Err: err})
@@ -174,17 +174,33 @@ func TestPeerAddressInUse(t *testing.T) {
 	h := thisHost()
 	h.listen = func(string) error { return &net.OpError{Op: "listen", Err: unix.EADDRINUSE} }
 	this := peer.Info{Name: "a"}
-	findings := h.peers(PeerGroup{This: this, Nodes: 1, Listen: ":7440"})
+	findings := h.peers(PeerGroup{This: this, Nodes: 1, Listen: ":7440", Secret: true})
 	if findings[0].Status != Problem || findings[0].Detail != "cannot listen on :7440: address already in use" {
 		t.Errorf("got %+v", findings)
 	}
-	findings = h.peers(PeerGroup{This: this, Nodes: 1, Listen: ":7440", Answers: []PeerAnswer{{Name: "a", Info: this}}})
+	findings = h.peers(PeerGroup{This: this, Nodes: 1, Listen: ":7440", Secret: true, Answers: []PeerAnswer{{Name: "a", Info: this}}})
 	if len(findings) != 1 || findings[0].Status != OK {
 		t.Errorf("of a mounted node: %+v", findings)
 	}
-	for _, err := range []error{fmt.Errorf("dial: %w", unix.ETIMEDOUT), errors.New("dial: lookup z: no such host")} {
-		if f := faultOf(this, PeerAnswer{Name: "b", Err: err}); f.status != Warning || f.remedy == "" {
+	for text, err := range map[string]error{
+		"connection timed out":       fmt.Errorf("dial: %w", unix.ETIMEDOUT),
+		"no such host":               errors.New("dial: lookup z: no such host"),
+		"it does not answer in time": fmt.Errorf("dial: %w", context.DeadlineExceeded),
+	} {
+		if f := faultOf(this, PeerAnswer{Name: "b", Err: err}); f.status != Warning || f.remedy == "" || f.detail != text {
 			t.Errorf("%v: %+v", err, f)
+		}
+	}
+}
+
+// Without a secret, an address that others can reach is a problem, as it is to mount.
+func TestPeersWithoutSecret(t *testing.T) {
+	h := thisHost()
+	h.listen = func(string) error { return nil }
+	for address, want := range map[string]Status{":7440": Problem, "192.0.2.1:7440": Problem, "127.0.0.1:7440": OK} {
+		findings := h.peers(PeerGroup{This: peer.Info{Name: "a"}, Nodes: 1, Listen: address})
+		if got := findings[0]; got.Status != want || want == Problem && !strings.Contains(got.Remedy, "keygen") {
+			t.Errorf("%s: %+v", address, got)
 		}
 	}
 }
