@@ -65,7 +65,7 @@ func TestPeerExamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		write("bin/scontrol", "#!/bin/sh\necho node1\n")
-		write("bin/sbcast", "#!/bin/sh\nshift 2\nexec cp -p \"$@\"\n")
+		write("bin/sbcast", "#!/bin/sh\n[ \"$1\" = --preserve ] && shift && [ ! -e \"$2\" ] && exec cp -p \"$@\"\n")
 		write("bin/srun", "#!/bin/sh\nshift\nexec \"$@\"\n")
 		write("bin/torchrun", "#!/bin/sh\necho torchrun >>\"$LOG\"\n")
 		write("bin/milkweed", `#!/bin/sh
@@ -87,7 +87,7 @@ esac
 		if err != nil {
 			t.Fatal(err)
 		}
-		key := "/tmp/milkweed-" + job + ".key"
+		key := "/tmp/milkweed-" + job + "-0.key"
 		want := "peers keygen\nmount -c hpc-node.toml --peers slurm --peers-secret " + key + "\nmode 600\ntorchrun\nstatus\numount " + dir + "/scratch/imagenet\n"
 		if string(log) != want {
 			t.Errorf("got\n%s\nwant\n%s", log, want)

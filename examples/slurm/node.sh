@@ -16,7 +16,7 @@ mkdir -p "$data"
 finish() {
 	milkweed status || true     # prints the use of each tier to the output of the job
 	milkweed umount "$data" || fusermount3 -u -z "$data" || true
-	rm -rf "/dev/shm/milkweed-$SLURM_JOB_ID" "/tmp/milkweed-$SLURM_JOB_ID.key"
+	rm -rf "/dev/shm/milkweed-$SLURM_JOB_ID" "/tmp/milkweed-$SLURM_JOB_ID-"*.key
 	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
 }
 trap finish EXIT
