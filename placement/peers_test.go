@@ -661,6 +661,20 @@ func TestSecondChoiceTakesOver(t *testing.T) {
 	}
 }
 
+// A file that is placed on request, and whose owner turns out to be down, is placed from the source.
+func TestPlaceWithoutTheOwner(t *testing.T) {
+	c := newCluster(t, alike(3, 1<<30)...)
+	name := c.nameWith(0, 1)
+	c.mem.Put(name, random(7, 3<<20))
+	second := c.nodes[1]
+	second.listAll()
+	second.known()
+	c.nodes[0].kill()
+	if got, err := second.handler.Place(t.Context(), second.entry(name)); got != Placed || err != nil {
+		t.Errorf("got %v, %v; want Placed", got, err)
+	}
+}
+
 // Two nodes that believe each other to be down, and up again, all the time, never wait for each other.
 func TestNodesNeverWaitInCircles(t *testing.T) {
 	c := newCluster(t, alike(2, 1<<30)...)

@@ -102,7 +102,10 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 			err = f.blocks.failure()
 		}
 		f.release()
-		if err != nil {
+		switch {
+		case err == errTakenOver: // the next fill is there already
+			continue
+		case err != nil:
 			return Failed, err
 		}
 		return Placed, nil
