@@ -155,20 +155,21 @@ func (h *Handler) takeOver(ctx context.Context, e *metadata.Entry, rank int) err
 	if err := waitFor(ctx, f.started); err != nil {
 		return err
 	}
-	if f.err == nil && h.succeed(f, newFill(h, e, rank, false)) {
+	if f.err == nil && h.succeed(f, rank) {
 		f.discard(errTakenOver)
 	}
 	return nil
 }
 
-// succeed puts next in the place of f, which has started, and reports success: f has not ended, and is
-// not complete. next begins when f has ended. The caller discards f.
-func (h *Handler) succeed(f, next *fill) bool {
+// succeed puts a fill from the source in the place of f, which has started, and reports success: f has
+// not ended, and is not complete. The new fill begins when f has ended. The caller discards f.
+func (h *Handler) succeed(f *fill, rank int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ctx.Err() != nil || h.fills[f.entry] != f || !f.blocks.fail(errTakenOver) {
 		return false
 	}
+	next := newFill(h, f.entry, rank, false)
 	next.forOpen, next.begun = true, true
 	h.fills[f.entry] = next
 	h.wg.Go(func() {
