@@ -171,6 +171,13 @@ func (m *blockMap) fail(err error) bool {
 	return true
 }
 
+// isOpen reports whether fail would close the map.
+func (m *blockMap) isOpen() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err == nil && m.missing > 0
+}
+
 // close closes the map with an error in any case.
 func (m *blockMap) close(err error) {
 	m.mu.Lock()

@@ -675,6 +675,28 @@ func TestPlaceWithoutTheOwner(t *testing.T) {
 	}
 }
 
+// A request of another node never joins a fill that reads from a third one, also if that has begun after
+// the request.
+func TestRequestsJoinNoFillFromPeers(t *testing.T) {
+	c := newCluster(t, alike(3, 1<<30)...)
+	name := c.nameWith(0, 1)
+	c.mem.Put(name, random(7, 3<<20))
+	owner, second := c.nodes[0], c.nodes[1]
+	second.listAll()
+	second.known()
+	owner.hang.Store(true)
+	h, e := second.handler, second.entry(name)
+	f, first, err := h.claim(e, 1, forReader)
+	second.check(err)
+	defer f.release()
+	if !first || !f.foreign {
+		t.Fatal("no fill from the owner has begun")
+	}
+	if other, _, err := h.claim(e, 1, forPeer); err != errForeign {
+		t.Errorf("got %v, %v; want %v", other, err, errForeign)
+	}
+}
+
 // Two nodes that believe each other to be down, and up again, all the time, never wait for each other.
 func TestNodesNeverWaitInCircles(t *testing.T) {
 	c := newCluster(t, alike(2, 1<<30)...)

@@ -32,6 +32,9 @@ var (
 	// errElsewhere: other nodes place the file, and this one has no room to spare for it.
 	errElsewhere = errors.New("other nodes place the file")
 
+	// errForeign: the fill reads from another node, and another node requests the file here.
+	errForeign = errors.New("the file is being read from another node")
+
 	// errTakenOver: another node needs the file, and this one reads it from the source from now on.
 	errTakenOver = errors.New("another node needs the file")
 
@@ -149,15 +152,15 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 			return nil, err
 		}
 	}
-	if why == forPeer {
-		if err := h.takeOver(ctx, e, rank); err != nil {
-			return nil, err
-		}
-	}
 	if h.objectStore && why != forBackground { // readers that open files count as waiting, too
 		defer h.gate.demand().done()
 	}
 	f, first, err := h.claim(e, rank, why)
+	for err == errForeign { // again if a reader of this node was faster
+		if err = h.takeOver(ctx, e, rank); err == nil {
+			f, first, err = h.claim(e, rank, why)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -189,6 +192,8 @@ func (h *Handler) claim(e *metadata.Entry, rank int, why purpose) (f *fill, firs
 		return nil, false, errStopped
 	case f != nil && why != forBackground && f.unreadable.Load():
 		return nil, false, errBackoff
+	case f != nil && why == forPeer && f.foreign && f.blocks.isOpen():
+		return nil, false, errForeign
 	case f != nil:
 		if why != forBackground { // a fill in the background may still be queued
 			h.beginNow(f)
