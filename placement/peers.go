@@ -148,6 +148,12 @@ func (h *Handler) takeOver(ctx context.Context, e *metadata.Entry, rank int) err
 		h.mu.Unlock()
 		return nil
 	}
+	if f.windowed { // the new fill needs room outside of the window
+		if err := h.mayCopy(e, rank, forPeer); err != nil {
+			h.mu.Unlock()
+			return err
+		}
+	}
 	h.beginNow(f)
 	f.refs.Acquire()
 	h.mu.Unlock()

@@ -697,6 +697,25 @@ func TestRequestsJoinNoFillFromPeers(t *testing.T) {
 	}
 }
 
+// A request for a file that is being copied to the window leaves the copy there if there is no other room.
+func TestRequestsLeaveTheWindow(t *testing.T) {
+	opts := alike(3, 1<<30)
+	opts[1].quotas, opts[1].window = []int64{9 << 20}, 8<<20
+	c := newCluster(t, opts...)
+	name := c.nameWith(0, 1)
+	data := random(7, 3<<20)
+	c.mem.Put(name, data)
+	owner, second := c.nodes[0], c.nodes[1]
+	owner.hang.Store(true)
+	_, err := second.handler.Plan(PlanPart{Lead: 4}, []string{name})
+	second.check(err)
+	second.eventually("a copy is in the window", func() bool { return second.handler.WindowStats().Files == 1 })
+	_, err = second.serve(context.Background(), name, second.entry(name).Info(), 1, 0, len(data))
+	if got := second.handler.WindowStats().Files; !errors.Is(err, drivers.ErrFull) || got != 1 {
+		t.Errorf("got %v, and %d copies in the window", err, got)
+	}
+}
+
 // Two nodes that believe each other to be down, and up again, all the time, never wait for each other.
 func TestNodesNeverWaitInCircles(t *testing.T) {
 	c := newCluster(t, alike(2, 1<<30)...)
