@@ -847,6 +847,34 @@ func TestSpareRoom(t *testing.T) {
 	}
 }
 
+// A plan tells the room that its files need when those of each stream were looked up. Further epochs of
+// one stream do not stand for another stream.
+func TestPlanIsSeen(t *testing.T) {
+	p := newPlan()
+	add := func(stream string, epoch int64) *planStream {
+		if _, err := p.add(PlanPart{Stream: stream, Epoch: epoch}, []string{stream + "1", stream + "2"}); err != nil {
+			t.Fatal(err)
+		}
+		return p.streams[stream]
+	}
+	a, b := add("a", 0), add("b", 0)
+	add("a", 1)
+	saw := func(s *planStream) {
+		for i := range int64(2) {
+			p.saw(use{stream: s, place: place{i: i}}, 1000, 1<<30, true)
+		}
+	}
+	saw(a)
+	saw(a)
+	if p.isSeen() {
+		t.Error("nothing of the second stream was looked up")
+	}
+	saw(b)
+	if !p.isSeen() {
+		t.Error("all files were looked up")
+	}
+}
+
 // Warmup places the files of the node, and then others if there is room.
 func TestWarmupWithPeers(t *testing.T) {
 	for _, tt := range []struct {
