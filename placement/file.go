@@ -307,14 +307,25 @@ func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Obj
 // Info describes the version that is open.
 func (f *file) Info() drivers.Info { return f.entry.Info() }
 
-// awaitFirst waits for the first block, if the file is read in a fill.
+// awaitFirst waits for the first block, if the file is read in a fill whose open does not find out
+// that the source has another version. If another fill takes over, it waits for that.
 func (f *file) awaitFirst(ctx context.Context) error {
-	v := f.current.Load()
-	if v == nil || v.fill == nil || !v.enter() {
-		return nil
+	for {
+		v := f.current.Load()
+		if v == nil || v.fill == nil || !f.handler.objectStore && !v.fill.foreign || !v.enter() {
+			return nil
+		}
+		err := v.fill.awaitFirst(ctx)
+		v.leave()
+		if err != nil || v.fill.blocks.failure() != errTakenOver {
+			return err
+		}
+		v.failed.Store(true)
+		if v, err = f.enterView(ctx); err != nil {
+			return err
+		}
+		v.leave()
 	}
-	defer v.leave()
-	return v.fill.awaitFirst(ctx)
 }
 
 // leaveFailed makes the file move to another view if it is read in a fill that has failed: the

@@ -17,12 +17,13 @@ import (
 //
 // The error of Open is the source's. It matches drivers.ErrChanged if the source has another
 // version; e is stale then, and the caller looks the name up again. After the open it would be
-// too late for that. If the source is a drivers.VersionOpener, its open succeeds in any case;
-// therefore Open waits for the first block of a fill from a source of drivers.LatencyRequest.
+// too late for that. If the source is a drivers.VersionOpener, its open succeeds in any case, and so
+// does that of the peers; therefore Open waits for the first block of a fill from a source of
+// drivers.LatencyRequest or from the peers.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)
 	err := h.opened(ctx, f, fresh, 0)
-	if err == nil && h.objectStore {
+	if err == nil {
 		err = f.awaitFirst(ctx)
 	}
 	if err != nil {

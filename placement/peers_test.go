@@ -560,6 +560,28 @@ func TestPeersFollowChanges(t *testing.T) {
 	})
 }
 
+// A node opens a version that the source no longer has, and would copy it from the owner: the open fails,
+// so that the name is looked up again. A read would be too late for that.
+func TestOpenOfAnOldVersion(t *testing.T) {
+	for rank, n := range []int{1, 2} {
+		c := newCluster(t, alike(3, 1<<30)...)
+		name := c.nameWith(0, 1)
+		c.mem.Put(name, random(1, 5000))
+		node := c.nodes[n]
+		node.listAll()
+		node.known()
+		e := node.entry(name)
+		c.mem.Put(name, random(2, 6000))
+		obj, err := node.handler.Open(t.Context(), e)
+		if err == nil {
+			obj.Close()
+		}
+		if !errors.Is(err, drivers.ErrChanged) || !e.Stale() {
+			t.Errorf("choice %d: got %v, want %v", rank+1, err, drivers.ErrChanged)
+		}
+	}
+}
+
 // A request for another version than that of the source is a miss, and so are those that this node is
 // not to answer.
 func TestOpenSharedMisses(t *testing.T) {
