@@ -17,9 +17,9 @@ type Peers interface {
 	Rank(name string) int
 
 	// OpenVersion opens the version of a file that info describes, at the choices that come before
-	// this node or, if this node is the owner, at those after it. It makes no request before the
-	// first read unless it must. The Object turns to the next choice when one fails or has no room,
-	// and in the end to what source opens, once. Its errors are those of source.
+	// this node or, if this node is the owner, at those after it. It neither makes a request nor
+	// calls source before the first read. The Object turns to the next choice when one fails or has
+	// no room, and in the end to what source opens, once. Its errors are those of source.
 	OpenVersion(ctx context.Context, name string, info drivers.Info,
 		source func(context.Context) (drivers.Object, error)) (drivers.Object, error)
 }

@@ -40,16 +40,19 @@ type owner struct {
 	refused atomic.Int64 // when the peer lacked the file, in nanoseconds since 1970
 }
 
-// OpenVersion opens the version of a file that info describes. It makes no request. Each read is
-// served by the owner of the file, or else by the second choice. If neither has the file, it
-// is served by what source opens, which is called when it is first needed and, unless it
-// fails, once. Errors are those of the source; if it no longer has the file, they match ErrChanged.
+// OpenVersion opens the version of a file that info describes. It makes no request for a regular
+// file. Each read is served by the owner of the file, or else by the second choice. If neither has
+// the file, it is served by what source opens, which is called when it is first needed and, unless
+// it fails, once. Errors are those of the source; if it no longer has the file, they match ErrChanged.
 func (n *Node) OpenVersion(ctx context.Context, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
 	o := &object{node: n, name: name, info: info, open: source, opening: make(chan struct{}, 1)}
-	if !info.IsRegular() || len(name) > maxName {
+	if !info.IsRegular() {
 		if _, err := o.atSource(ctx); err != nil {
 			return nil, err
 		}
+		return o, nil
+	}
+	if len(name) > maxName { // no request can name it
 		return o, nil
 	}
 	owners := n.cfg.Roster.Owners(name, choices)

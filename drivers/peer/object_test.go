@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,6 +44,19 @@ func TestReadsFromOwner(t *testing.T) {
 	if served.ServedReads != 2 || served.ServedBytes != int64(len(data)) || served.Joined != 0 {
 		t.Errorf("the owner counts %+v", served)
 	}
+}
+
+// A file whose name is too long for a request comes from the source, which is not opened before the
+// first read.
+func TestLongName(t *testing.T) {
+	r, _, _, _, _ := threeNodes(t, 1)
+	name, data := strings.Repeat("n/", maxName/2)+"n", content(1000)
+	put(name, data, r.source)
+	o := r.open(name)
+	if r.source.opened() != 0 {
+		t.Error("the open has opened the source")
+	}
+	r.wantContent(o, data)
 }
 
 // Reads of any range return the right bytes, by several readers at once.
