@@ -192,23 +192,6 @@ func (m *blockMap) failure() error {
 	return m.err
 }
 
-// isFetching reports whether a block is in flight.
-func (m *blockMap) isFetching() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.flights) > 0
-}
-
-// presentEnd returns the number of the first block from b on that is not present.
-func (m *blockMap) presentEnd(b int) int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for b < len(m.states) && m.states[b] == present {
-		b++
-	}
-	return int64(b)
-}
-
 // copied returns the number of blocks that are present.
 func (m *blockMap) copied() int {
 	m.mu.Lock()

@@ -35,8 +35,6 @@ type peers struct {
 	ahead *readahead.Pool // of files that are read from the peers
 	spare spare
 	opens Opens // of files that were read from the peers, without a fill
-
-	resolving resolving
 }
 
 // The bounds of fills from the peers.
@@ -192,30 +190,4 @@ func (h *Handler) peerOpens() Opens {
 		return Opens{}
 	}
 	return h.peers.opens.load()
-}
-
-// A resolving counts the requests of other nodes whose names are being looked up. The zero value has
-// none.
-type resolving struct {
-	mu    panics.Mutex // guards the following
-	names map[string]int
-}
-
-// add changes the count of a name.
-func (r *resolving) add(name string, n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.names == nil {
-		r.names = make(map[string]int)
-	}
-	if r.names[name] += n; r.names[name] == 0 {
-		delete(r.names, name)
-	}
-}
-
-// has reports whether a name is being looked up.
-func (r *resolving) has(name string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.names[name] > 0
 }

@@ -959,38 +959,6 @@ func TestWindowHoldsFilesOfPeers(t *testing.T) {
 	})
 }
 
-// A node says that it waits for the source while it does.
-func TestWaitsForSource(t *testing.T) {
-	c := newCluster(t, alike(2, 1<<30)...)
-	name := c.nameWith(0, 1)
-	data := random(3, 3000)
-	c.mem.Put(name, data)
-	owner, other := c.nodes[0], c.nodes[1]
-	if owner.handler.WaitsForSource(name) {
-		t.Error("it waits before the first request")
-	}
-	ops := []drivertest.Op{drivertest.OpStat, drivertest.OpOpen, drivertest.OpRead}
-	owner.from.Reset()
-	for _, op := range ops {
-		owner.from.Add(drivertest.Rule{Op: op, Hang: true})
-	}
-	var reader sync.WaitGroup
-	reader.Go(func() { other.wantFile(name, data) })
-	for _, op := range ops {
-		owner.eventually("the source is requested", func() bool { return owner.from.Hung() > 0 && owner.from.Count(op) > 0 })
-		if !owner.handler.WaitsForSource(name) {
-			t.Errorf("%s: it does not wait", op)
-		}
-		owner.from.Release()
-	}
-	owner.from.Clear()
-	reader.Wait()
-	owner.settled()
-	if owner.handler.WaitsForSource(name) {
-		t.Error("it waits after the last request")
-	}
-}
-
 // A copy that fails while another node reads it is read from the source from there on.
 func TestSharedCopyFails(t *testing.T) {
 	c := newCluster(t, alike(2, 1<<30)...)
@@ -1004,9 +972,6 @@ func TestSharedCopyFails(t *testing.T) {
 	n.check(err)
 	defer obj.Close()
 	n.wantAt(obj, 0, 1<<20, data)
-	if got := obj.(*shared).Available(0); got != int64(len(data)) {
-		t.Errorf("%d bytes of a copy are available", got)
-	}
 	n.to[0].Add(drivertest.Rule{Op: drivertest.OpRead, Err: errTier})
 	n.wantAt(obj, 1<<20, 1<<20, data)
 	n.wantAt(obj, 0, len(data), data)

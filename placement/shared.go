@@ -53,8 +53,6 @@ func (h *Handler) resolveShared(ctx context.Context, name string, want drivers.I
 	if h.peers == nil || !drivers.ValidName(name) {
 		return nil, fmt.Errorf("%q: %w", name, fs.ErrNotExist)
 	}
-	h.peers.resolving.add(name, 1)
-	defer h.peers.resolving.add(name, -1)
 	e, err := h.names.Resolve(ctx, name)
 	if err == nil && !isVersion(e, want) {
 		e, err = h.names.Confirm(ctx, e)
@@ -90,22 +88,6 @@ func (h *Handler) openShared(ctx context.Context, e *metadata.Entry) (*shared, e
 		v.leave()
 	}
 	return &shared{f}, nil
-}
-
-// WaitsForSource reports whether a read of a file that another node has requested may be waiting for
-// the source. It makes no request.
-func (h *Handler) WaitsForSource(name string) bool {
-	if h.peers == nil || h.peers.resolving.has(name) {
-		return h.peers != nil
-	}
-	e := h.names.CachedCopy(h.names.CopyName(name))
-	if e == nil {
-		return false
-	}
-	h.mu.Lock()
-	f := h.fills[e]
-	h.mu.Unlock()
-	return f != nil && !f.foreign && (!isClosed(f.started) || f.blocks.isFetching())
 }
 
 // peerKey is the context key of requests of other nodes.
@@ -161,25 +143,6 @@ func (s private) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 			return copy(p, buf[:n]), err
 		}
 	}
-}
-
-// Available returns how many bytes from off on can be read without waiting for the source.
-func (s *shared) Available(off int64) int64 {
-	v := s.file.current.Load()
-	if v == nil || !v.enter() {
-		return 0
-	}
-	defer v.leave()
-	size := s.file.entry.Size()
-	switch {
-	case off >= size:
-		return 0
-	case v.fill != nil:
-		return max(0, min(v.fill.blocks.presentEnd(int(off/blockSize))*blockSize, size)-off)
-	case v.atSource():
-		return 0
-	}
-	return size - off
 }
 
 // BackingFile implements drivers.BackingFiler.
