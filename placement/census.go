@@ -15,8 +15,8 @@ import (
 // Placed copies are never evicted, so that a copy of another node's file must not take room that
 // this node needs for files which it is to place for all. The spare room is what the tiers have
 // left minus what the unplaced files need of which this node is the owner or a further choice: the
-// second choice places what an owner has no room for. It is known when all directories are listed, and
-// the sizes of these files are known; or when each file of a plan was looked up.
+// second choice places what an owner has no room for. It is known when all directories are listed,
+// and the sizes of these files are known; or when each file of a plan was looked up.
 //
 // A census counts the files anew, by their entries, in the background. Between two of them, a copy
 // of such a file changes the room that is left and the need alike, and the spare room remains as it
@@ -138,7 +138,7 @@ type census struct {
 	spent   int64 // requests
 
 	ranked, owned, further idSet // entries by rank: known, 0, and more than 0
-	failed                 idSet // entries of which the source has returned an error: they count as empty
+	failed                 idSet // entries of which the source has returned an error: they count as empty until they are known
 
 	// The result of the pass in progress.
 	largest  int64 // file that a tier could hold
@@ -200,7 +200,7 @@ func (c *census) run(ctx context.Context) (changed bool) {
 func (c *census) count(e *metadata.Entry) {
 	h := c.handler
 	switch {
-	case c.failed.has(e.ID()):
+	case c.failed.has(e.ID()) && (e.Unknown() || e.IsDir() && !h.names.IsListed(e)): // it may be known since
 		return
 	case e.IsDir():
 		if !h.names.IsListed(e) {
