@@ -92,7 +92,7 @@ func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64) 
 func (f *fill) readCopy(p []byte, off int64) error {
 	if n, err := f.copy.ReadAt(p, off); n < len(p) {
 		f.unreadable.Store(f.blocks.complete.Load())
-		f.fail(err)
+		f.failCopy(err)
 		return fmt.Errorf("%w: %w", errFailed, err)
 	}
 	return nil
@@ -189,8 +189,10 @@ func (f *fill) fetchBlock(in *inflow, fl *flight, buf []byte) error {
 		if ofSource && isFinal(err) {
 			f.refused.Store(&err)
 		}
-		f.fail(err)
-		if !ofSource {
+		if ofSource {
+			f.fail(err)
+		} else {
+			f.failCopy(err)
 			err = fmt.Errorf("%w: %w", errFailed, err)
 		}
 	}

@@ -295,6 +295,15 @@ func (f *fill) fail(cause error) {
 	}
 }
 
+// failCopy is fail for an error that is not the source's. That a copy has changed, as a truncated one
+// has, says nothing about the source.
+func (f *fill) failCopy(cause error) {
+	if errors.Is(cause, drivers.ErrChanged) {
+		cause = fmt.Errorf("copy: %v", cause)
+	}
+	f.fail(cause)
+}
+
 // discard ends a fill without a copy.
 func (f *fill) discard(cause error) {
 	f.blocks.close(cause)

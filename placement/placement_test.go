@@ -360,6 +360,26 @@ func TestTierFailsMidway(t *testing.T) {
 	}
 }
 
+// A copy that was truncated while a file is read in its fill is left, and the file stays what it is:
+// that the copy has changed says nothing about the source.
+func TestCopyOfAFillChanges(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
+	data := r.put("f", 3<<20)
+	obj := r.open("f")
+	defer obj.Close()
+	r.wantAt(obj, 0, len(data), data)
+	r.settled()
+	e := r.entry("f")
+	r.to[0].Add(drivertest.Rule{Op: drivertest.OpReadBack, Err: drivers.ErrChanged})
+	r.wantAt(obj, 0, len(data), data)
+	if r.to[0].Count(drivertest.OpReadBack) == 0 {
+		t.Error("the copy of the fill was not read")
+	}
+	if e.Stale() {
+		t.Error("the entry is stale")
+	}
+}
+
 // A failure to read a copy back during its commit does not discard the copy. Readers wait for
 // the end of the commit.
 func TestReadBackFailsDuringCommit(t *testing.T) {
