@@ -139,9 +139,10 @@ func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
 
 // hasSpareRoom reports whether the tiers have room for a file that may never be opened, of a
 // dataset of a number of files and bytes, by estimate. That is so if the dataset and all known
-// files, or all files of this node, fit into the tiers, or else while less than half of the tiers is used: placed copies are
-// never evicted, and such a file must not take the room of one that the job does read. A job that
-// reads some of the files, which fit into half of the room, has all of them placed.
+// files, or all files of this node, fit into the tiers, or else while less than half of the tiers
+// is used: placed copies are never evicted, and such a file must not take the room of one that the
+// job does read. A job that reads some of the files, which fit into half of the room, has all of
+// them placed.
 //
 // Workers that check at the same time may each take room for one more file.
 func (h *Handler) hasSpareRoom(size, files, bytes int64) bool {
