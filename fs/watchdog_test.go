@@ -23,8 +23,7 @@ func TestStuckRequests(t *testing.T) {
 		s.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
 		cmd := childCommand("hash", s.in("f"))
 		s.check(cmd.Start())
-		s.eventually("a request is in flight", func() bool { return s.mount.Stuck(0).Requests > 0 })
-		time.Sleep(10 * time.Millisecond)
+		s.eventually("a request hangs", func() bool { return s.mount.Stuck(10*time.Millisecond).Requests > 0 })
 		if got := s.mount.Stuck(time.Hour); got.Requests != 0 || got.Oldest < 10*time.Millisecond || got.Abandoned != 0 {
 			t.Errorf("one request hangs, got %+v", got)
 		}
