@@ -14,6 +14,7 @@ import (
 // The rules of scattered.
 const (
 	minOpens     = 16      // files of a subtree opened out of order before others of it are prefetched
+	fewOpens     = 4       // the same, beside a directory that the job has read in no order
 	minTouched   = 8       // subdirectories with opened files that make a directory one dataset
 	maxScattered = 4 << 20 // size of files that are prefetched before all others of the subtree
 
@@ -122,6 +123,7 @@ type subtree struct {
 	read     int64 // the size of the opened files
 	unread   int64 // the size of files that were prefetched and not opened
 	touched  int   // subdirectories with opened files
+	example  bool  // a job has read a third of a subdirectory in no order
 	since    int   // files that were opened before the first one of these, in all subtrees
 
 	files  int // files of the directories that are listed
@@ -267,14 +269,23 @@ func (d *subtree) count() float64 {
 	return max(n, float64(d.opened))
 }
 
-// fraction returns which part of the files of d was opened. It leaves out the first minOpens files:
-// three of a directory of five mean nothing.
+// needed returns how many files of d must be opened out of order before others are prefetched. A job
+// that has read a third of one directory is likely to read the next one beside it.
+func (d *subtree) needed() int {
+	if d.parent != nil && d.parent.example {
+		return fewOpens
+	}
+	return minOpens
+}
+
+// fraction returns which part of the files of d was opened. It leaves out the first files, which are
+// needed: three of a directory of five mean nothing.
 func (d *subtree) fraction() float64 {
 	n := d.count()
 	if n == 0 {
 		return 0
 	}
-	return max(0, float64(d.opened-minOpens)/n)
+	return max(0, float64(d.opened-d.needed())/n)
 }
 
 // mean returns the mean size of the files of d that were opened.
@@ -286,6 +297,9 @@ func (p *scattered) announce(d *subtree) bool {
 	var outer *subtree
 	for _, s := range d.around() {
 		p.load(s)
+		if s.parent != nil && s.isShuffled() && s.fraction() >= 1./3 {
+			s.parent.example = true
+		}
 		if s.isShuffled() && (outer == nil || p.concentrates(s, outer)) {
 			p.push(s)
 		}
@@ -295,7 +309,7 @@ func (p *scattered) announce(d *subtree) bool {
 }
 
 // isShuffled reports whether a job reads d in no order.
-func (d *subtree) isShuffled() bool { return d.shuffled >= minOpens && 2*d.shuffled >= d.opened }
+func (d *subtree) isShuffled() bool { return d.shuffled >= d.needed() && 2*d.shuffled >= d.opened }
 
 // concentrates reports whether s, since its first open, has been read at least twice as densely as
 // the subtree outer around it.

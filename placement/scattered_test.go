@@ -243,6 +243,29 @@ func TestDirectoryAfterDirectory(t *testing.T) {
 	})
 }
 
+// Beside a directory of which a job has read a third in no order, few opens in another one are enough.
+func TestNextDirectory(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true})
+	newShuffled(r, 3, 100, 1000)
+	p := newScattered(r.names, requestWaste, func(int64, int64, int64) bool { return true })
+	read := func(dir, files int) (predicted int) {
+		for i := range files {
+			p.opened(r.entry(fmt.Sprintf("d%04d/%05d", dir, i*77%100)), false, true)
+			for e := p.next(); e != nil; e = p.next() {
+				predicted++
+			}
+		}
+		return predicted
+	}
+	if got := read(2, fewOpens+1); got != 0 {
+		t.Errorf("got %d files of the first directory predicted, want none", got)
+	}
+	read(0, minOpens+34)
+	if got := read(1, fewOpens+1); got == 0 {
+		t.Error("got no files of the next directory predicted")
+	}
+}
+
 // Two jobs at a time read two datasets in no order. Both are prefetched, each in proportion to what
 // its job opens.
 func TestTwoShuffledJobs(t *testing.T) {
