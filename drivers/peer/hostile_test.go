@@ -283,10 +283,10 @@ func TestLiveNodeThatWaits(t *testing.T) {
 	}))
 	defer server.Close()
 	r.setAddress(1, strings.TrimPrefix(server.URL, "http://"))
-	b.before = func(context.Context, int64) error {
+	b.beforeRead(func(context.Context, int64) error {
 		eventually(t, "more pings than a stuck node has", func() bool { return pings.Load() > maxStalls })
 		return nil
-	}
+	})
 	r.wantContent(r.open(name), data)
 	if got := r.stats(0, 1); got.Reads != 1 || got.Failovers != 0 {
 		t.Errorf("counters: %+v", got)

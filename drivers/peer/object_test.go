@@ -98,10 +98,10 @@ func TestReadersShareABlock(t *testing.T) {
 		readers sync.WaitGroup
 		arrived atomic.Int64
 	)
-	b.before = func(context.Context, int64) error { // the other readers wait, or come later
+	b.beforeRead(func(context.Context, int64) error { // the other readers wait, or come later
 		eventually(t, "all readers", func() bool { return arrived.Load() == 16 })
 		return nil
-	}
+	})
 	for i := range 16 {
 		readers.Go(func() {
 			p := make([]byte, 1000)
@@ -251,7 +251,7 @@ func TestReadEndsWithContext(t *testing.T) {
 	r, b, _, name, data := threeNodes(t, 1<<20)
 	b.copies = false
 	release, blocked := make(chan struct{}), make(chan struct{}, 10)
-	b.before = func(ctx context.Context, _ int64) error {
+	b.beforeRead(func(ctx context.Context, _ int64) error {
 		blocked <- struct{}{}
 		select {
 		case <-release:
@@ -259,7 +259,7 @@ func TestReadEndsWithContext(t *testing.T) {
 			return ctx.Err()
 		}
 		return nil
-	}
+	})
 	o := r.open(name)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -282,13 +282,13 @@ func TestNodeIsGone(t *testing.T) {
 	r, b, _, name, data := threeNodes(t, 4<<20)
 	b.copies = false // so that there is a request for each block
 	var reads atomic.Int64
-	b.before = func(c context.Context, _ int64) error {
+	b.beforeRead(func(c context.Context, _ int64) error {
 		if reads.Add(1) == 3 {
 			r.servers[1].server.Close()
 			<-c.Done()
 		}
 		return nil
-	}
+	})
 	o := r.open(name)
 	r.wantContent(o, data)
 	if got := r.stats(0, 1); got.Bytes != 2<<20 || got.Misses.Broken+got.Misses.Unreachable != 1 || got.Failovers != 1 {
@@ -306,7 +306,7 @@ func TestNodeIsGone(t *testing.T) {
 		t.Errorf("the owner was asked again: %+v", got)
 	}
 
-	b.before = nil
+	b.beforeRead(nil)
 	address := r.nodes[0].peers[1].address
 	again, err := r.nodes[1].Listen(address, b)
 	if err != nil {

@@ -48,13 +48,13 @@ func infoOf(name string, data []byte) drivers.Info {
 
 // memory is a Files, and a source, that holds files in memory.
 type memory struct {
-	mu    sync.Mutex
-	files map[string][]byte
-	opens int
+	mu     sync.Mutex
+	files  map[string][]byte
+	opens  int
+	before func(ctx context.Context, off int64) error // is called before each read; nil: nothing is
 
-	before func(ctx context.Context, off int64) error // is called before each read, if it is set
-	refuse error                                      // of OpenShared
-	copies bool                                       // Objects have stored checksums
+	refuse error // of OpenShared
+	copies bool  // Objects have stored checksums
 }
 
 func newMemory(files map[string][]byte) *memory { return &memory{files: files} }
@@ -85,6 +85,13 @@ func (m *memory) source(name string, info drivers.Info) func(context.Context) (d
 	return func(ctx context.Context) (drivers.Object, error) { return m.OpenShared(ctx, name, info, 0) }
 }
 
+// beforeRead sets what is called before each read. Requests of clients that have gone may still read.
+func (m *memory) beforeRead(f func(ctx context.Context, off int64) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.before = f
+}
+
 // opened returns how often files were opened.
 func (m *memory) opened() int {
 	m.mu.Lock()
@@ -102,8 +109,11 @@ func (o *memoryObject) Info() drivers.Info { return o.info }
 func (o *memoryObject) Close() error       { return nil }
 
 func (o *memoryObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if o.memory.before != nil {
-		if err := o.memory.before(ctx, off); err != nil {
+	o.memory.mu.Lock()
+	before := o.memory.before
+	o.memory.mu.Unlock()
+	if before != nil {
+		if err := before(ctx, off); err != nil {
 			return 0, err
 		}
 	}

@@ -216,17 +216,17 @@ func TestClientGoesAway(t *testing.T) {
 	b.copies = false
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
-	b.before = func(c context.Context, _ int64) error {
+	b.beforeRead(func(c context.Context, _ int64) error {
 		cancel()
 		<-c.Done()
 		ended <- c.Err()
 		return c.Err()
-	}
+	})
 	if _, err := r.open(name).ReadAt(ctx, make([]byte, 1000), 0); err == nil {
 		t.Error("the read succeeds")
 	}
 	<-ended
-	b.before = nil
+	b.beforeRead(nil)
 	r.wantContent(r.open(name), data)
 	eventually(t, "all buffers are returned", func() bool { return len(r.servers[1].buffers) == maxBuffers })
 	eventually(t, "no request is left", func() bool {
@@ -241,13 +241,13 @@ func TestPanicOfARequest(t *testing.T) {
 	r, b, _, name, data := threeNodes(t, 1000)
 	b.copies = false
 	before := panics.Count()
-	b.before = func(context.Context, int64) error { panic("test") }
+	b.beforeRead(func(context.Context, int64) error { panic("test") })
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	r.wantContent(r.open(name), data)
 	if got := panics.Count() - before; got != 1 {
 		t.Errorf("%d panics, want 1", got)
 	}
-	b.before = nil
+	b.beforeRead(nil)
 	if _, err := r.nodes[0].Ask(context.Background(), "b"); err != nil {
 		t.Errorf("after the panic: %v", err)
 	}
@@ -257,11 +257,11 @@ func TestPanicOfARequest(t *testing.T) {
 func TestClose(t *testing.T) {
 	r, b, _, name, data := threeNodes(t, 1000)
 	b.copies = false
-	b.before = func(c context.Context, _ int64) error {
+	b.beforeRead(func(c context.Context, _ int64) error {
 		go r.servers[1].Close()
 		<-c.Done()
 		return c.Err()
-	}
+	})
 	r.wantContent(r.open(name), data)
 }
 
