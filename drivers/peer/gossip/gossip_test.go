@@ -49,6 +49,11 @@ type group struct {
 	tune  func(*memberlist.Config)
 }
 
+// patient lets a live node that does not run for a second on a busy machine stay alive.
+func patient(c *memberlist.Config) {
+	c.ProbeInterval, c.ProbeTimeout = 300*time.Millisecond, 150*time.Millisecond
+}
+
 // newGroup returns a group of nodes a, b and so on, of which none is started.
 func newGroup(t *testing.T, n int) *group {
 	g := &group{t: t, label: t.Name(), key: key, addrs: make(map[string]string)}
@@ -164,6 +169,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 
 func TestJoin(t *testing.T) {
 	g := newGroup(t, 4)
+	g.tune = patient
 	all := g.startAll()
 	a := all["n00"]
 	if !a.Up("n01") || !a.Up("n00") || !a.Up("unknown") {
@@ -211,6 +217,7 @@ func TestLeave(t *testing.T) {
 // A node whose process dies is down after a while.
 func TestDeath(t *testing.T) {
 	g := newGroup(t, 4)
+	g.tune = patient
 	all := g.startAll()
 	all["n03"].die()
 	for _, name := range []string{"n00", "n01", "n02"} {
@@ -225,6 +232,7 @@ func TestDeath(t *testing.T) {
 // found dead.
 func TestRestartAtOnce(t *testing.T) {
 	g := newGroup(t, 3)
+	g.tune = patient
 	all := g.startAll()
 	all["n02"].die()
 	again := g.start(g.config("n02"))
@@ -337,6 +345,7 @@ func TestPartition(t *testing.T) {
 // All works over TCP if no UDP packet arrives.
 func TestWithoutUDP(t *testing.T) {
 	g := newGroup(t, 3)
+	g.tune = patient
 	all := make(map[string]*Members)
 	for name := range g.addrs {
 		c := g.config(name)
@@ -351,7 +360,7 @@ func TestWithoutUDP(t *testing.T) {
 	all["n02"].die()
 	eventually(t, "n00 finds n02 down", func() bool { return !all["n00"].Up("n02") })
 	eventually(t, "n01 finds n02 down", func() bool { return !all["n01"].Up("n02") })
-	for range 20 { // rounds of probes, in which a node that UDP cannot reach would be found dead
+	for range 60 { // rounds of probes, in which a node that UDP cannot reach would be found dead
 		time.Sleep(50 * time.Millisecond)
 		if !all["n00"].Up("n01") || !all["n01"].Up("n00") {
 			t.Fatal("a live node is down")
