@@ -55,7 +55,7 @@ func TestHandOver(t *testing.T) {
 		})
 	}
 	waiters.Wait()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		missing, double := 0, 0
 		for i := range owners {
 			switch n := owners[i].Load(); {

@@ -66,12 +66,16 @@ func TestBroken(t *testing.T) {
 			c.lock.Lock()
 			close(locked)
 		}()
+		wait := 30 * time.Second
+		if c.broken {
+			wait = 100 * time.Millisecond
+		}
 		select {
 		case <-locked:
 			if c.broken {
 				t.Error("the lock is released")
 			}
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(wait):
 			if !c.broken {
 				t.Error("the lock stays locked")
 			}
