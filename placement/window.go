@@ -139,9 +139,6 @@ func (w *planWindow) hasRoom(t *tiers.Tier, size int64, u use) bool {
 	defer w.mu.Unlock()
 	overtakes := func(other use) bool { return other.stream == u.stream && other.compare(u.place) < 0 }
 	if len(w.copies) < w.files && t.FitsWindow(size) && !slices.ContainsFunc(w.waiting, overtakes) && !w.isPromised(u) {
-		if w.first != nil && *w.first == u {
-			w.first = nil
-		}
 		return true
 	}
 	w.waiting = append(w.waiting, u)
@@ -167,6 +164,9 @@ func (w *planWindow) poke() {
 func (w *planWindow) add(f *fill, u use) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.first != nil && *w.first == u {
+		w.first = nil
+	}
 	if !w.handler.has(f) { // otherwise its end calls remove later
 		return
 	}
@@ -340,39 +340,55 @@ func (w *planWindow) resume() {
 
 // relieve is called each stallTime. If uses have waited since the last call without a drop, it
 // drops the copies that other streams need last, up to a sixteenth of the window, as far as they
-// are needed later than the first of these uses.
+// are needed later than the first of these uses for which there is such a copy.
 func (w *planWindow) relieve() {
-	first, next, stalled := w.stalled()
-	if !stalled {
-		return
-	}
-	size, _ := w.tier().Window()
-	var freed int64
-	any := func(*windowed) bool { return true }
-	for c := w.last(first, next); c != nil && freed <= size/16 && w.drop(c, any); c = w.last(first, next) {
-		freed += c.fill.size
-	}
-	if freed > 0 {
-		atomic.AddInt64(&w.counters.Stalled, 1)
+	for _, u := range w.stalled() {
+		if w.makeRoom(u) {
+			atomic.AddInt64(&w.counters.Stalled, 1)
+			return
+		}
 	}
 }
 
-// stalled reports whether uses have waited since the last call without a drop, the first of them,
-// and how many opens that is ahead of the job.
-func (w *planWindow) stalled() (first use, next int64, stalled bool) {
+// stalled returns the uses that wait, the first one first, if no copy was dropped since the last call.
+func (w *planWindow) stalled() (waiting []use) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.first = nil
-	stalled, w.dropped = len(w.waiting) > 0 && !w.dropped, false
-	if !stalled {
-		return use{}, 0, false
+	stalled := len(w.waiting) > 0 && !w.dropped
+	if w.dropped = false; !stalled {
+		return nil
 	}
 	p := w.handler.plan
-	first = slices.MinFunc(w.waiting, func(a, b use) int { return cmp.Compare(p.ahead(a), p.ahead(b)) })
-	next = p.ahead(first)
-	w.first = &first
+	waiting = w.waiting
+	slices.SortFunc(waiting, func(a, b use) int { return cmp.Compare(p.ahead(a), p.ahead(b)) })
+	w.first = &waiting[0]
 	w.resume() // a stream may be gone, or a tier have room
-	return first, next, true
+	return waiting
+}
+
+// makeRoom is relieve for the use u, and reports whether it has dropped a copy.
+func (w *planWindow) makeRoom(u use) bool {
+	next := w.handler.plan.ahead(u)
+	c := w.last(u, next)
+	if c == nil {
+		return false
+	}
+	w.promise(u)
+	size, _ := w.tier().Window()
+	var freed int64
+	any := func(*windowed) bool { return true }
+	for ; c != nil && freed <= size/16 && w.drop(c, any); c = w.last(u, next) {
+		freed += c.fill.size
+	}
+	return freed > 0
+}
+
+// promise keeps the room for u, and for earlier uses.
+func (w *planWindow) promise(u use) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.first = &u
 }
 
 // last returns the copy of another stream than that of first that is needed last, if that is after
