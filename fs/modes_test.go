@@ -161,7 +161,7 @@ func (s *stack) testOpenModes(t *testing.T, name, way1, way2 string, stage1, sta
 	for _, h := range []*held{h1, h2, h3} {
 		h.close()
 	}
-	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+	s.closed()
 	byKernel = s.handler.Stats().Passthrough[1].Files
 	h4 := hold(t, s.in(name))
 	if got, want := h4.read(0, int64(len(data))), hash(data); got != want {
@@ -171,7 +171,7 @@ func (s *stack) testOpenModes(t *testing.T, name, way1, way2 string, stage1, sta
 	if got := s.handler.Stats().Passthrough[1].Files - byKernel; got != 1 {
 		t.Errorf("opens that the kernel reads by itself after all handles are closed: got %d, want 1", got)
 	}
-	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+	s.closed()
 }
 
 // openBetween copies a file of 3 blocks, and opens it at two stages of the copy: before it, while
@@ -190,7 +190,7 @@ func (s *stack) openBetween(name, way1, way2 string, stage1, stage2 int) (h1, h2
 			s.from.Clear()
 			if stage1 == 2 {
 				sh(s.t, `cat "$1" > /dev/null`, s.in(name))
-				s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+				s.closed()
 			}
 			s.settled()
 		}
@@ -322,7 +322,7 @@ func TestFilesThatStayAtTheSource(t *testing.T) {
 		s.epoch(1)
 		s.forgetPages()
 	}
-	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+	s.closed()
 	st, src := s.handler.Stats(), s.levels.Source().Stats()
 	if got := st.Passthrough[tiers.AtSource].Files; got == 0 {
 		t.Error("no open of a file at the source was in passthrough")
@@ -368,6 +368,7 @@ func TestPassthroughOfChangedCopy(t *testing.T) {
 	})
 	s.epoch(1)
 	s.settled()
+	s.closed() // until then, the daemon reads the file
 	s.epoch(2)
 	if s.handler.Stats().Passthrough[1].Files == 0 {
 		t.Error("the copy was not opened in passthrough")

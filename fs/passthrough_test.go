@@ -79,7 +79,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			for _, h := range handles {
 				h.close()
 			}
-			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+			s.closed()
 			s.end()
 		},
 		"detached": func(s *stack, handles []*held) {
@@ -116,7 +116,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			}, func(source string) { write(t, source, "f", 3<<20, 1) })
 			s.epoch(1)
 			s.settled()
-			s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 })
+			s.closed()
 			var handles []*held
 			for range 3 {
 				handles = append(handles, hold(t, s.in("f")))

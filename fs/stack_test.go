@@ -537,6 +537,13 @@ func (s *stack) settled() {
 	})
 }
 
+// closed waits until all files are closed. The kernel sends RELEASE after the close, and a file is in
+// use until that has ended.
+func (s *stack) closed() {
+	s.t.Helper()
+	s.eventually("all files are closed", func() bool { return s.mount.OpenFiles() == 0 && s.mount.Stuck(0).Requests == 0 })
+}
+
 // eventually waits until f is true.
 func (s *stack) eventually(what string, f func() bool) {
 	s.t.Helper()
