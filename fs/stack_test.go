@@ -339,6 +339,7 @@ type stack struct {
 	names   *metadata.Container
 	handler *placement.Handler
 	mount   *fs.Mount
+	dev     uint64 // of the mount
 
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -461,7 +462,25 @@ func (s *stack) start() {
 	}
 	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Xattrs: s.opts.xattrs, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
 	s.check(err)
+	s.dev = s.device()
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
+}
+
+// device returns the device number of the mount.
+func (s *stack) device() uint64 {
+	s.t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	s.check(err)
+	for line := range strings.Lines(string(mounts)) {
+		var major, minor uint32
+		if f := strings.Fields(line); f[4] == s.point {
+			_, err := fmt.Sscanf(f[2], "%d:%d", &major, &minor)
+			s.check(err)
+			return unix.Mkdev(major, minor)
+		}
+	}
+	s.t.Fatal("not mounted: ", s.point)
+	return 0
 }
 
 // end unmounts the dataset, if it is mounted, and shuts the stack down.
@@ -476,6 +495,11 @@ func (s *stack) end() {
 	if err := s.mount.Unmount(); err != nil {
 		s.t.Errorf("unmount: %v", err)
 		s.mount.Detach()
+	}
+	select {
+	case <-s.mount.Ended():
+	case <-time.After(10 * time.Second): // a mount namespace of another program has a copy of the mount
+		s.check(fs.Abort(s.dev))
 	}
 	s.shut()
 }
