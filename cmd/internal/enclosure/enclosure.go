@@ -9,10 +9,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/fs"
 )
 
 // An enclosed program has three processes before it has any other:
@@ -95,6 +99,9 @@ func initialize(folder string) (code int, err error) {
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return 1, fmt.Errorf("mount /proc: %w", err)
 	}
+	if err := detachMounts(); err != nil {
+		return 1, err
+	}
 	inside, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{
 		Env:   append(os.Environ(), roleEnv+"=inside:"+folder),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
@@ -113,6 +120,21 @@ func initialize(folder string) (code int, err error) {
 		return 1, fmt.Errorf("%s was ended by a signal: %v", os.Args[0], status.Signal())
 	}
 	return status.ExitStatus(), nil
+}
+
+// detachMounts detaches the copies that the namespace has of mounts of Milkweed. With a copy, a
+// mount would be in use after it was unmounted outside, and its daemon would not end.
+func detachMounts() error {
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(table) {
+		if m.Type == fs.Type {
+			unix.Unmount(m.Point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		}
+	}
+	return nil
 }
 
 // waitFor collects processes that end until pid has ended, or until there is none.

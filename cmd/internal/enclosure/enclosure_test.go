@@ -5,15 +5,23 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/fs"
 )
 
 // enclosedEnv is an environment variable for the test binary. If it is set, the binary is an
-// enclosed program that starts a process, and waits.
+// enclosed program that starts a process, prints its folder and whether the path in the variable
+// is a mount point, and waits.
 const enclosedEnv = "MILKWEED_TEST_ENCLOSED"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(enclosedEnv) == "" {
+	point := os.Getenv(enclosedEnv)
+	if point == "" {
 		os.Exit(m.Run())
 	}
 	code, err := Run("milkweed-enclosure-", func(folder string) (int, error) {
@@ -22,7 +30,12 @@ func TestMain(m *testing.M) {
 		if err := child.Start(); err != nil {
 			return 1, err
 		}
-		fmt.Println(folder)
+		table, err := mounts.Read(mounts.Self)
+		if err != nil {
+			return 1, err
+		}
+		_, mounted := table.At(point)
+		fmt.Println(folder, mounted)
 		io.Copy(io.Discard, os.Stdin)
 		return 7, nil
 	})
@@ -32,49 +45,108 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// When the first process is killed or the program ends, all processes end, also those in a session
-// of their own. The folder is removed at the end of the program.
-func TestRun(t *testing.T) {
+func needRoot(t *testing.T) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		if os.Getenv("CI") == "true" {
 			t.Fatal("the test needs root")
 		}
 		t.Skip("the test needs root")
 	}
+}
+
+// An enclosed is an enclosed program that waits.
+type enclosed struct {
+	cmd     *exec.Cmd
+	stdin   io.Closer
+	stdout  io.Reader
+	folder  string
+	mounted bool // whether point is a mount point there
+}
+
+// start starts the program with the path of a mount point.
+func start(t *testing.T, point string) *enclosed {
+	t.Helper()
+	e := &enclosed{cmd: exec.Command("/proc/self/exe")}
+	e.cmd.Env = append(os.Environ(), enclosedEnv+"="+point, "TMPDIR="+t.TempDir())
+	e.cmd.Stderr = os.Stderr
+	stdin, err := e.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := e.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.stdin, e.stdout = stdin, stdout
+	if err := e.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fscanln(stdout, &e.folder, &e.mounted); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// wait waits until no process of the program is left.
+func (e *enclosed) wait(t *testing.T) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, e.stdout); err != nil { // it ends when no process has it open
+		t.Error(err)
+	}
+	e.stdin.Close()
+	e.cmd.Wait()
+}
+
+// When the first process is killed or the program ends, all processes end, also those in a session
+// of their own. The folder is removed at the end of the program.
+func TestRun(t *testing.T) {
+	needRoot(t)
 	for _, kill := range []bool{true, false} {
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), enclosedEnv+"=1", "TMPDIR="+t.TempDir())
-		cmd.Stderr = os.Stderr
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		var folder string
-		if _, err := fmt.Fscanln(stdout, &folder); err != nil {
-			t.Fatal(err)
-		}
+		e := start(t, "/")
 		if kill {
-			cmd.Process.Kill()
+			e.cmd.Process.Kill()
 		} else {
-			stdin.Close()
+			e.stdin.Close()
 		}
-		if _, err := io.Copy(io.Discard, stdout); err != nil { // it ends when no process has it open
-			t.Error(err)
-		}
-		stdin.Close()
-		cmd.Wait()
-		if got := cmd.ProcessState.ExitCode(); !kill && got != 7 {
+		e.wait(t)
+		if got := e.cmd.ProcessState.ExitCode(); !kill && got != 7 {
 			t.Errorf("exit code %d, want 7", got)
 		}
-		if _, err := os.Stat(folder); !kill && !os.IsNotExist(err) {
+		if _, err := os.Stat(e.folder); !kill && !os.IsNotExist(err) {
 			t.Errorf("the folder is left: %v", err)
 		}
+	}
+}
+
+// An enclosure has no copies of the mounts of Milkweed, and has copies of others.
+func TestMountsOfOthers(t *testing.T) {
+	needRoot(t)
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	for kind, c := range map[string]struct {
+		options string
+		want    bool
+	}{
+		fs.Type: {fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device.Fd()), false},
+		"tmpfs": {"size=4096", true},
+	} {
+		point, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("none", point, kind, 0, c.options); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(point, unix.MNT_DETACH)
+		e := start(t, point)
+		if e.mounted != c.want {
+			t.Errorf("a mount of type %s is in the enclosure: %v, want %v", kind, e.mounted, c.want)
+		}
+		e.stdin.Close()
+		e.wait(t)
 	}
 }
