@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/enclosure"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
@@ -22,9 +23,22 @@ func TestMain(m *testing.M) {
 	if tree := os.Getenv(treeEnv); tree != "" {
 		os.Exit(testTree(tree))
 	}
-	code := m.Run()
-	if dir, err := programFolder(); err == nil {
-		os.RemoveAll(dir)
+	tests := func(string) (int, error) {
+		code := m.Run()
+		if dir, err := programFolder(); err == nil {
+			os.RemoveAll(dir)
+		}
+		return code, nil
+	}
+	if os.Geteuid() != 0 {
+		code, _ := tests("")
+		os.Exit(code) // the tests that mount skip
+	}
+	// Tests of other packages make mount namespaces. If one had a copy of a mount of these tests, the
+	// mount would be in use after it was unmounted, and its daemon would not end.
+	code, err := enclosure.Run("milkweed-tests-", tests)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Exit(code)
 }
