@@ -133,7 +133,7 @@ func TestNothingLeft(t *testing.T) {
 
 			s.epoch(1)
 			s.epoch(2)
-			s.eventually("files are closed", func() bool { return s.settled().OpenHandles == 0 })
+			s.closed()
 			s.eventually(fmt.Sprintf("at most %d descriptors", descriptors), func() bool { return d.descriptors() <= descriptors })
 			s.eventually(fmt.Sprintf("at most %v goroutines", goroutines), func() bool { return d.scrape()["go_goroutines"] <= goroutines })
 
@@ -206,7 +206,7 @@ func TestMetrics(t *testing.T) {
 	d := serveInForeground(s, "1MiB", "2MiB")
 	s.epoch(1)
 	s.epoch(2)
-	status := s.settled()
+	status := s.closed()
 	got := d.scrape()
 	want := map[string]float64{
 		"milkweed_ready":                                                  1,

@@ -91,6 +91,7 @@ func TestModeAuto(t *testing.T) {
 func TestNamesAreKept(t *testing.T) {
 	s := newSite(t)
 	varied(s)
+	s.age()
 	names := s.dir + "/names"
 	s.mountWith("metadata_snapshot="+names, "64MiB")
 	want := s.must("find", s.point, "-printf", "%p %s %t %m\n")
@@ -153,13 +154,12 @@ func TestSourceIsOpenedOnce(t *testing.T) {
 	for epoch := range 3 {
 		s.epoch(epoch)
 	}
-	status := s.settled()
+	status := s.closed()
 	if got := status.Source.Opens; got != 200 {
 		t.Errorf("opens at the source in three epochs of 200 files: got %d, want 200", got)
 	}
-	if got, want := status.Source.IdleHandles, 200-status.Placement.Placed; got != want {
-		t.Errorf("idle handles: got %d, want %d", got, want)
-	}
+	want := 200 - status.Placement.Placed
+	s.eventually(fmt.Sprintf("%d idle handles", want), func() bool { return s.status().Source.IdleHandles == want })
 	d.cmd.Process.Signal(unix.SIGTERM)
 	d.wait()
 	s.wantNothing()

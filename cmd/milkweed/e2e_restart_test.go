@@ -40,7 +40,7 @@ func TestRestartWithoutSource(t *testing.T) {
 	for i := range 1000 {
 		s.write(fmt.Sprintf("class%d/%03d.jpg", i%10, i), 1000)
 	}
-	time.Sleep(time.Second / 4) // a snapshot stores when a directory was listed to a tenth of a second
+	s.age()
 	words := s.mountWords("64MiB")
 	s.milkweed(words...)
 	s.milkweed("warmup", s.point)
@@ -172,6 +172,7 @@ func TestPlaceOfSnapshot(t *testing.T) {
 
 	s.mount("64MiB") // without the disk
 	s.write("d/g", 1000)
+	s.age()
 	s.epoch(2)
 	s.umount()
 	s.check(os.Chtimes(s.snapshot(1), time.Unix(1, 0), time.Unix(1, 0))) // the time in the file counts

@@ -451,6 +451,22 @@ func (s *site) settled() control.Status {
 	return status
 }
 
+// closed waits until no copy is in flight and no file is open, and returns the status. The kernel
+// tells the daemon that a file was closed after close(2) has returned.
+func (s *site) closed() control.Status {
+	s.t.Helper()
+	var status control.Status
+	s.eventually("files are closed", func() bool {
+		status = s.settled()
+		return status.OpenHandles == 0
+	})
+	return status
+}
+
+// age waits until the times of the directories of the source are so old that a metadata snapshot
+// proves by them what their names are. It stores to a tenth of a second when a directory was listed.
+func (s *site) age() { time.Sleep(time.Second / 4) }
+
 // eventually waits until f returns true. After 30 s the test fails.
 func (s *site) eventually(what string, f func() bool) {
 	s.t.Helper()
