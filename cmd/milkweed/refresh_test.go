@@ -57,9 +57,8 @@ func TestRefreshWithFailures(t *testing.T) {
 func TestRefreshInterrupted(t *testing.T) {
 	point := served(t, &controltest.Daemon{Refreshes: []control.Refreshed{{Names: 5}}, StepEvery: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(500*time.Millisecond, cancel)
-	var out, stderr bytes.Buffer
-	err := run(ctx, []string{"milkweed", "refresh", point}, &out, &stderr)
+	var out bytes.Buffer
+	err := run(ctx, []string{"milkweed", "refresh", point}, &out, onWrite(cancel)) // it prints its progress
 	wantCode(t, err, exit.Incomplete)
 }
 
@@ -130,8 +129,11 @@ func TestConsistency(t *testing.T) {
 	s.milkweed(append(s.mountWords("64MiB"), "--consistency", "2s")...)
 	s.must("sh", "-c", `cat "$1"/d/f >/dev/null && ls "$1"/d && ! stat "$1"/d/new`, "sh", s.point)
 	s.settled()
-	s.write("d/new", 2000)
-	s.check(os.WriteFile(s.source+"/d/f", []byte("rewritten"), 0o644))
+	// Each by a rename: between a creation and a write, the sweep would see another version.
+	s.write("../new", 2000)
+	s.write("../f", 3000)
+	s.check(os.Rename(s.dir+"/new", s.source+"/d/new"))
+	s.check(os.Rename(s.dir+"/f", s.source+"/d/f"))
 	s.eventually("the changes are seen", func() bool {
 		return s.run("diff", s.source+"/d/f", s.point+"/d/f").code == 0 && s.run("diff", s.source+"/d/new", s.point+"/d/new").code == 0
 	})
