@@ -261,8 +261,9 @@ func (c *cluster) lose(lost *node, part float64, l loss) {
 		return float64(u.Sub(start).Bytes) >= part*float64(c.content.size())
 	})
 	before := lost.status().Source.Bytes
+	others := c.namesWithout(lost) // before the loss: afterwards, the others fetch what they miss
 	l.lose(lost)
-	held := c.heldOnlyBy(lost)
+	held := lost.held(others)
 	var stall float64
 	for _, j := range jobs {
 		stall = max(stall, j.want().Stall)
@@ -300,16 +301,23 @@ func (c *cluster) lose(lost *node, part float64, l loss) {
 	}
 }
 
-// heldOnlyBy returns the bytes of the copies, complete or not, that only this node has.
-func (c *cluster) heldOnlyBy(lost *node) (held int64) {
+// namesWithout returns the names of the copies, complete or not, that nodes other than lost have.
+func (c *cluster) namesWithout(lost *node) map[string]bool {
 	c.t.Helper()
-	others := make(map[string]bool)
+	names := make(map[string]bool)
 	for _, n := range c.nodes {
 		if n != lost {
-			n.copies(func(name string, _ int64) { others[name] = true })
+			n.copies(func(name string, _ int64) { names[name] = true })
 		}
 	}
-	lost.copies(func(name string, size int64) {
+	return names
+}
+
+// held returns the bytes of the copies, complete or not, that only this node has, given the names of
+// those of the others.
+func (n *node) held(others map[string]bool) (held int64) {
+	n.c.t.Helper()
+	n.copies(func(name string, size int64) {
 		if !others[name] {
 			held += size
 		}
