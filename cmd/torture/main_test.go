@@ -60,9 +60,15 @@ func wantNothing(t *testing.T, temp string) {
 	if left, _ := os.ReadDir(temp); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	loops, err := exec.Command("losetup", "--all").Output()
-	if err != nil || strings.Contains(string(loops), temp) {
-		t.Errorf("loop devices: %s, %v", loops, err)
+	// The kernel may detach a loop device a moment after the last process that has it mounted ends.
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		loops, err := exec.Command("losetup", "--all").Output()
+		if err == nil && !strings.Contains(string(loops), temp) {
+			return
+		}
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("loop devices: %s, %v", loops, err)
+		}
 	}
 }
 
