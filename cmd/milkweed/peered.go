@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +28,7 @@ import (
 
 // A peering is the part of a daemon that shares its tiers with other nodes:
 //
-//  1. openPeers reads the secret, resolves the roster, and finds this node in it.
+//  1. openPeers reads the secret, resolves the roster, and finds this node and its group in it.
 //  2. The tiers get the node, through which files of other nodes are read.
 //  3. When the placement works, and before the mount, start serves the other nodes, and tells them
 //     that this one is up.
@@ -39,9 +40,9 @@ type peering struct {
 	config  config.Peers
 	dataset string
 	secret  *peer.Secret // nil: none
-	nodes   *roster.Roster
-	self    roster.Node // the zero value if this node is not in the roster
-	node    *peer.Node  // nil: no peers
+	nodes   roster.Group // the nodes that form one cache
+	self    roster.Node  // the zero value if this node is not in the roster
+	node    *peer.Node   // nil: no peers
 	server  *peer.Server
 	members atomic.Pointer[gossip.Members] // nil: no gossip
 }
@@ -66,18 +67,23 @@ func openPeers(ctx context.Context, c config.Peers, dataset string, about func()
 			return p, peersError(err, config.SecretRemedy)
 		}
 	}
-	if p.nodes, err = resolveRoster(ctx, c, log); err != nil {
+	all, err := resolveRoster(ctx, c, log)
+	if err != nil {
 		return p, err
 	}
-	i, err := p.nodes.Find(roster.This(c.Name, c.Listen))
+	this := roster.This(c.Name, c.Listen)
+	i, err := all.Find(this)
 	switch {
 	case err == nil:
-		p.self = p.nodes.Nodes()[i]
+		p.self = all.Nodes()[i]
 	case c.Serve || c.Name != "":
 		return p, peersError(fmt.Errorf("peers: %w", err), "Set peers.name to the name by which the roster has this node, or correct the roster, which must be the same on all nodes.")
+	default: // the group of some node, so that such nodes are spread over the groups
+		i = all.Owner(strings.Join(this.Hosts, " "))
 	}
+	p.nodes = all.Group(c.Group, i)
 	p.node, err = peer.New(peer.Config{
-		Roster: p.nodes, Self: p.self.Name, Dataset: dataset, Secret: p.secret, Up: p.up, About: about, Log: log,
+		Roster: p.nodes.Roster, Self: p.self.Name, Dataset: dataset, Secret: p.secret, Up: p.up, About: about, Log: log,
 	})
 	if err != nil {
 		return p, peersError(err, "Correct peers.roster.")
@@ -155,7 +161,7 @@ func (p *peering) start(files peer.Files, log *slog.Logger) error {
 			log.Warn("no gossip between the nodes: each notices by itself when another one is down", "err", err)
 		}
 	}
-	log.Info("sharing the tiers", "roster", p.nodes.Hash(), "nodes", p.nodes.Len(), "self", p.self.Name, "serve", p.config.Serve)
+	log.Info("sharing the tiers", "roster", p.nodes.Hash(), "nodes", p.nodes.Len(), "group", p.nodes.Number, "groups", p.nodes.Of, "self", p.self.Name, "serve", p.config.Serve)
 	return nil
 }
 
@@ -276,7 +282,7 @@ func checkPeers(ctx context.Context, cfg *config.Config) []check.Finding {
 	if p.node == nil {
 		return nil
 	}
-	g := check.PeerGroup{This: p.node.Info(), Nodes: p.nodes.Len(), Secret: p.secret != nil}
+	g := check.PeerGroup{This: p.node.Info(), Nodes: p.nodes.Len(), Number: p.nodes.Number, Groups: p.nodes.Of, Secret: p.secret != nil}
 	if c.Serve {
 		g.Listen = p.listen()
 	}
@@ -317,7 +323,7 @@ func (d *daemon) peerStatus() *control.Peers {
 		return nil
 	}
 	s := &control.Peers{
-		Roster: control.Roster{Hash: p.nodes.Hash(), Nodes: int64(p.nodes.Len())},
+		Roster: p.roster(),
 		Self:   p.self.Name, Serving: p.config.Serve, Nodes: []control.Peer{},
 	}
 	for _, n := range p.node.Stats() {
@@ -333,6 +339,11 @@ func (d *daemon) peerStatus() *control.Peers {
 	return s
 }
 
+// roster describes the group of this node.
+func (p *peering) roster() control.Roster {
+	return control.Roster{Hash: p.nodes.Hash(), Nodes: int64(p.nodes.Len()), Group: int64(p.nodes.Number), Groups: int64(p.nodes.Of)}
+}
+
 func peerOf(n peer.NodeStats) control.Peer {
 	return control.Peer{Name: n.Name, Address: n.Address, Up: n.Up, Counters: n.Counters}
 }
@@ -343,7 +354,7 @@ func (d *daemon) Peers(ctx context.Context) (control.PeerReport, error) {
 	if p.node == nil {
 		return control.PeerReport{}, nil
 	}
-	r := control.PeerReport{Roster: control.Roster{Hash: p.nodes.Hash(), Nodes: int64(p.nodes.Len())}, Self: p.self.Name}
+	r := control.PeerReport{Roster: p.roster(), Self: p.self.Name}
 	for _, n := range p.node.Stats() {
 		a := control.PeerAnswer{Peer: peerOf(n)}
 		if a.Self = n.Name == p.self.Name; a.Self {

@@ -1,14 +1,24 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/peer"
 )
 
@@ -35,6 +45,120 @@ func TestPeersJSON(t *testing.T) {
 	var r control.PeerReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Nodes) != 3 || strings.Count(out, "\n") != 1 {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// With groups, the header and the status name that of this node.
+func TestGroupIsShown(t *testing.T) {
+	r := control.PeerReport{Roster: control.Roster{Hash: "00112233445566778899", Nodes: 32, Group: 2, Groups: 4}, Self: "node40"}
+	var out bytes.Buffer
+	if err := printPeers(&out, "/mnt", r); err != nil {
+		t.Fatal(err)
+	}
+	if want := "/mnt: group 2 of 4, 32 nodes, this one is node40; "; !strings.HasPrefix(out.String(), want) {
+		t.Errorf("got %s, want %s", &out, want)
+	}
+	if got, want := peersLine(control.Peers{Roster: r.Roster, Self: r.Self}), "node40 of group 2 of 4, 32 nodes: "; !strings.HasPrefix(got, want) {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A pattern is a Files that has every file, with a pattern as content.
+type pattern struct{ opens atomic.Int64 }
+
+func (p *pattern) OpenShared(_ context.Context, _ string, want drivers.Info, _ int) (drivers.Object, error) {
+	p.opens.Add(1)
+	return patternObject{want}, nil
+}
+
+type patternObject struct{ info drivers.Info }
+
+func (o patternObject) Info() drivers.Info { return o.info }
+func (o patternObject) Close() error       { return nil }
+func (o patternObject) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return strings.NewReader(strings.Repeat("x", int(o.info.Size))).ReadAt(p, off)
+}
+
+// Nodes read from those of their group only. A node that is not in the roster, and serves nobody,
+// uses one of the groups.
+func TestGroupsOfPeers(t *testing.T) {
+	const nodes, size, reads = 5, 2, 40 // groups of 1, 2 and 2 nodes
+	var list, names []string
+	for i := range nodes {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		names = append(names, fmt.Sprintf("n%d", nodes-i))
+		list = append(list, names[i]+"="+l.Addr().String())
+		l.Close()
+	}
+	open := func(name string, serve bool) *peering {
+		t.Helper()
+		c := config.Peers{Roster: strings.Join(list, ","), Name: name, Serve: serve, Group: size, Wait: time.Second}
+		p, err := openPeers(t.Context(), c, "dataset", nil, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.close)
+		return p
+	}
+	var all []*peering
+	var served []*pattern
+	for _, name := range names {
+		p, files := open(name, true), new(pattern)
+		if err := p.start(files, slog.New(slog.DiscardHandler)); err != nil {
+			t.Fatal(err)
+		}
+		all, served = append(all, p), append(served, files)
+	}
+	groups := []int64{1, 2, 2, 3, 3}
+	read := func(p *peering) (fromSource int64) {
+		t.Helper()
+		source := new(pattern)
+		for i := range reads {
+			name, info := fmt.Sprintf("f%d", i), drivers.Info{Mode: 0o100444, Size: 100, Mtime: time.Unix(1, 0)}
+			o, err := p.node.OpenVersion(t.Context(), name, info, func(ctx context.Context) (drivers.Object, error) {
+				return source.OpenShared(ctx, name, info, 0)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer o.Close()
+			if _, err := o.ReadAt(t.Context(), make([]byte, info.Size), 0); err != nil && err != io.EOF {
+				t.Fatal(err)
+			}
+		}
+		return source.opens.Load()
+	}
+	for i, p := range all {
+		if got, want := p.roster(), groups[i]; got.Group != want || got.Groups != 3 || got.Nodes != min(want, 2) {
+			t.Errorf("%s is in %+v, want group %d of 3", names[i], got, want)
+		}
+		for _, s := range served {
+			s.opens.Store(0)
+		}
+		fromSource := read(p)
+		for j, s := range served {
+			want := int64(0)
+			if j != i && groups[j] == groups[i] {
+				want = reads
+			}
+			if got := s.opens.Load(); got != want {
+				t.Errorf("%s has read %d files from %s, want %d", names[i], got, names[j], want)
+			}
+		}
+		if want := int64(0); groups[i] != 1 && fromSource != want || groups[i] == 1 && fromSource != reads {
+			t.Errorf("%s, of group %d, has read %d files from the source", names[i], groups[i], fromSource)
+		}
+	}
+	outside := open("", false)
+	if got := outside.roster(); outside.self.Name != "" || got.Groups != 3 || got.Hash != all[map[int64]int{1: 0, 2: 1, 3: 3}[got.Group]].nodes.Hash() {
+		t.Errorf("a node outside of the roster uses %+v", got)
+	}
+	if got := read(outside); got != 0 {
+		t.Errorf("a node outside of the roster has read %d files from the source", got)
 	}
 }
 

@@ -36,7 +36,9 @@ the configuration. The roster must be the same on all nodes. It is one of
                      of Kubernetes; the mount waits until there are peers.min
 
 Each file has one node that reads it from the source, which the hash of its name
-and the roster determine. All other nodes read it from there.
+and the roster determine. All other nodes read it from there. With peers.group,
+the roster is divided into groups, each of which does so by itself, and peers
+shows the group of this node.
 
 The columns READ and SERVED are the bytes that this node has read from the node
 and has served to it. FAILOVERS counts files of which the rest was read
@@ -110,6 +112,15 @@ func showPeers(ctx context.Context, w io.Writer, point string, asJSON bool) erro
 	return printPeers(w, point, r)
 }
 
+// members describes the nodes of a group.
+func members(r control.Roster) string {
+	nodes := plural(r.Nodes, "node", "nodes")
+	if r.Groups > 1 {
+		return fmt.Sprintf("group %s of %s, %s", count(r.Group), count(r.Groups), nodes)
+	}
+	return nodes
+}
+
 // printPeers prints the nodes in a table.
 func printPeers(w io.Writer, point string, r control.PeerReport) error {
 	self, answers := "this node is not one of them", int64(0)
@@ -121,7 +132,7 @@ func printPeers(w io.Writer, point string, r control.PeerReport) error {
 			answers++
 		}
 	}
-	fmt.Fprintf(w, "%s: %s, %s; %s of them up; roster %.12s\n\n", text(point), plural(r.Roster.Nodes, "node", "nodes"), self, count(answers), r.Roster.Hash)
+	fmt.Fprintf(w, "%s: %s, %s; %s of them up; roster %.12s\n\n", text(point), members(r.Roster), self, count(answers), r.Roster.Hash)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NODE\tHOLDS\tOF\tFILES\tFROM SOURCE\tREAD\tSERVED\tFAILOVERS\tADDRESS\tSTATE")
 	for _, n := range r.Nodes {

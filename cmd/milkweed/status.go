@@ -331,7 +331,7 @@ const (
 // peersLine returns what passed between this node and the others.
 func peersLine(p control.Peers) string {
 	return fmt.Sprintf("%s of %s: %s read from others, %s, %s; %s served to others, %s from copies in flight",
-		cmp.Or(text(p.Self), "none"), plural(p.Roster.Nodes, "node", "nodes"), size(p.Bytes), plural(p.Failovers, "failover", "failovers"),
+		cmp.Or(text(p.Self), "none"), members(p.Roster), size(p.Bytes), plural(p.Failovers, "failover", "failovers"),
 		plural(p.Misses, "miss", "misses"), size(p.ServedBytes), plural(p.Joined, "request", "requests"))
 }
 

@@ -19,7 +19,9 @@ import (
 // A PeerGroup is the nodes that share their tiers, as this node sees them.
 type PeerGroup struct {
 	This    peer.Info // what this node says about itself
-	Nodes   int       // of the roster
+	Nodes   int       // of the group
+	Number  int       // of the group, from 1
+	Groups  int       // into which the roster is divided
 	Listen  string    // the address of this node; "" if it serves nobody
 	Secret  bool      // whether there is one
 	Answers []PeerAnswer
@@ -80,8 +82,12 @@ func (h host) peers(g PeerGroup) []Finding {
 	if g.This.Name != "" {
 		self = "this node is " + g.This.Name
 	}
-	return append(findings, ok(name, "%d nodes in the roster %.12s, %s; %d of %d others that were asked are mounted and agree",
-		g.Nodes, g.This.Roster, self, good, asked)...)
+	group := ""
+	if g.Groups > 1 {
+		group = fmt.Sprintf("group %d of %d, ", g.Number, g.Groups)
+	}
+	return append(findings, ok(name, "%s%d nodes in the roster %.12s, %s; %d of %d others that were asked are mounted and agree",
+		group, g.Nodes, g.This.Roster, self, good, asked)...)
 }
 
 // peerAddress checks the address on which this node is to serve others. A mount of this node may
@@ -125,7 +131,7 @@ func faultOf(this peer.Info, a PeerAnswer) fault {
 			"Mount the same SOURCE, by the same path, on all nodes. Jobs with different datasets need different ports: set peers.listen.", Problem}
 	case i.Roster != this.Roster:
 		return fault{fmt.Sprintf("its roster has the hash %.12s, and that of this node %.12s", i.Roster, this.Roster),
-			"Give all nodes the same roster: the same names and weights.", Problem}
+			"Give all nodes the same roster: the same names and weights, with peers.group in the same order, and the same peers.group.", Problem}
 	case a.Ahead.Abs() > maxClockSkew:
 		return fault{"its clock differs by more than " + maxClockSkew.String(), "Synchronize the clocks, such as with chrony.", Warning}
 	}

@@ -154,6 +154,15 @@ func TestPeerFaults(t *testing.T) {
 	}
 }
 
+// The finding about all nodes names the group.
+func TestPeerGroupIsNamed(t *testing.T) {
+	g := PeerGroup{This: peer.Info{Name: "a", Roster: "r"}, Nodes: 32, Number: 2, Groups: 4}
+	findings := Peers(g)
+	if want := "group 2 of 4, 32 nodes in the roster r, this node is a; "; len(findings) != 1 || !strings.HasPrefix(findings[0].Detail, want) {
+		t.Errorf("got %+v, want %q", findings, want)
+	}
+}
+
 // The clocks of nodes must agree, and nodes with the same fault have one finding.
 func TestPeerClocks(t *testing.T) {
 	this := peer.Info{Name: "a", Dataset: "d", Roster: "r"}

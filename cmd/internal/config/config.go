@@ -111,6 +111,7 @@ type Peers struct {
 	Gossip     bool          // whether the nodes tell each other which of them are up
 	Min        int           // the number of nodes of a roster that is discovered
 	Wait       time.Duration // the longest wait for a roster that is discovered
+	Group      int           // the largest number of nodes that form one cache; 0 for all
 }
 
 // Scrub is the configuration of the scheduled scrubs, which verify all copies.

@@ -288,6 +288,13 @@ var keys = []Key{
 		remedy:  `A duration is a number with a unit, such as "30s" or "5m".`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Peers.Wait) },
 	},
+	{
+		Table: "peers", Name: "group", Type: integerType, Unit: "nodes", Default: "`0`, one group", Bounds: fmt.Sprintf("0 to %d", maxNodes),
+		Option:  "peers_group",
+		Meaning: "The largest number of nodes that form one cache. The roster is divided, in its order, into as few groups as possible, of nearly equal size. It must be the same on all nodes.",
+		remedy:  fmt.Sprintf("Use a number of nodes, at most %d; 0 is one group.", maxNodes),
+		field:   func(c *Config, _ *Tier) flag.Value { return (*nodesValue)(&c.Peers.Group) },
+	},
 
 	{
 		Table: "scrub", Name: "interval", Type: durationType, Bounds: "0 or more", Default: "`0s`, no scheduled scrubs",

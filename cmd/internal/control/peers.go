@@ -38,6 +38,9 @@ type Peers struct {
 type Roster struct {
 	Hash  string `json:"hash" metric:"peers_info" labels:"roster" help:"Hash of the names and weights of the nodes. Nodes with another hash do not serve this one." family:"Always 1. The labels are the hash of the roster and the name of this node in it."`
 	Nodes int64  `json:"nodes" metric:"peers_nodes" help:"Number of nodes."`
+
+	Group  int64 `json:"group" help:"Number of the group of this node, from 1. Hash and nodes are those of the group."`
+	Groups int64 `json:"groups" help:"Number of groups (peers.group). Each forms a cache of its own."`
 }
 
 // A Peer is another node, and the traffic with it.
@@ -121,7 +124,7 @@ func (c *Client) Peers(ctx context.Context) (PeerReport, error) {
 }
 
 func (p *Peers) check() error {
-	if p.Roster.Hash == "" || p.Roster.Nodes < 1 {
+	if p.Roster.Hash == "" || p.Roster.Nodes < 1 || p.Roster.Group < 1 || p.Roster.Group > p.Roster.Groups {
 		return errors.New("no roster")
 	}
 	return nil

@@ -25,13 +25,14 @@ type Node struct {
 // A Roster is an immutable list of nodes. Its methods may be called concurrently.
 type Roster struct {
 	nodes   []Node    // sorted by name
+	listed  []int     // indexes of the nodes, in the order in which New got them
 	seeds   []uint64  // of the nodes, see seed
 	inverse []float64 // 1 / weight of the nodes; nil if all weights are equal
 	hash    string
 }
 
-// New returns a roster of nodes, whose order does not matter. There is at least one and at most
-// MaxNodes. Names and addresses are unique, names are visible ASCII, and no weight is negative.
+// New returns a roster of nodes, whose order matters to Group only. There is at least one and at
+// most MaxNodes. Names and addresses are unique, names are visible ASCII, and no weight is negative.
 func New(nodes []Node) (*Roster, error) {
 	if len(nodes) == 0 {
 		return nil, errors.New("the roster has no nodes")
@@ -64,9 +65,15 @@ func New(nodes []Node) (*Roster, error) {
 		}
 		addresses[n.Address] = n.Name
 	}
+	r.listed = make([]int, len(nodes))
+	for i, n := range nodes {
+		r.listed[i], _ = slices.BinarySearchFunc(r.nodes, n.Name, byName)
+	}
 	r.prepare()
 	return r, nil
 }
+
+func byName(n Node, name string) int { return strings.Compare(n.Name, name) }
 
 var errTooMany = fmt.Errorf("more than %d nodes", MaxNodes)
 

@@ -140,7 +140,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 // peers returns the nodes of a job.
 func peers() *control.Peers {
 	const mib = 1 << 20
-	p := &control.Peers{Roster: control.Roster{Hash: "00112233445566778899aabbccddeeff", Nodes: 3}, Self: "node1", Serving: true}
+	p := &control.Peers{Roster: control.Roster{Hash: "00112233445566778899aabbccddeeff", Nodes: 3, Group: 1, Groups: 1}, Self: "node1", Serving: true}
 	p.Nodes = []control.Peer{
 		{Name: "node2", Address: "10.0.0.2:7440", Up: true, Counters: peer.Counters{Reads: 50, Bytes: 40 * mib, ServedReads: 30, ServedBytes: 20 * mib, Joined: 2}},
 		{Name: "node3", Address: "10.0.0.3:7440", Counters: peer.Counters{Reads: 7, Bytes: 6 * mib, Failovers: 1, Misses: peer.Misses{Full: 4, Unreachable: 1}}},
