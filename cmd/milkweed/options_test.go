@@ -177,11 +177,12 @@ func TestLoadOptions(t *testing.T) {
 		t.Errorf("got %+v, want mode stateless and metadata snapshot %s", c.Mount, snapshot)
 	}
 	c, _, err = load(t, "--tier", "ram:/dev/shm/milkweed-test:1GiB", "--peers", "n1,n2:7441", "--peers-secret", "/job.key", source, point,
-		"-o", "peers_name=n2,peers_listen=:7441,peers_serve=false,peers_gossip=false,peers_min=2,peers_wait=3s,peers_group=4,metadata_snapshot="+snapshot)
+		"-o", "peers_name=n2,peers_listen=:7441,peers_serve=false,peers_gossip=false,peers_min=2,peers_wait=3s,peers_group=4,peers_tls_cert=/tls.crt,peers_tls_key=/tls.key,peers_tls_ca=/ca.crt,metadata_snapshot="+snapshot)
 	if err != nil {
 		t.Fatal(err)
 	}
-	peers := config.Peers{Roster: "n1,n2:7441", Name: "n2", Listen: ":7441", SecretFile: "/job.key", Min: 2, Wait: 3 * time.Second, Group: 4}
+	peers := config.Peers{Roster: "n1,n2:7441", Name: "n2", Listen: ":7441", SecretFile: "/job.key", Min: 2, Wait: 3 * time.Second, Group: 4,
+		TLSCert: "/tls.crt", TLSKey: "/tls.key", TLSCA: "/ca.crt"}
 	if c.Peers != peers {
 		t.Errorf("got %+v, want %+v", c.Peers, peers)
 	}

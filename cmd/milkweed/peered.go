@@ -28,7 +28,7 @@ import (
 
 // A peering is the part of a daemon that shares its tiers with other nodes:
 //
-//  1. openPeers reads the secret, resolves the roster, and finds this node and its group in it.
+//  1. openPeers reads the secret and the certificate, resolves the roster, and finds this node and its group in it.
 //  2. The tiers get the node, through which files of other nodes are read.
 //  3. When the placement works, and before the mount, start serves the other nodes, and tells them
 //     that this one is up.
@@ -67,6 +67,12 @@ func openPeers(ctx context.Context, c config.Peers, dataset string, about func()
 			return p, peersError(err, config.SecretRemedy)
 		}
 	}
+	var secure *peer.TLS
+	if c.TLSCert != "" {
+		if secure, err = peer.ReadTLS(c.TLSCert, c.TLSKey, c.TLSCA); err != nil {
+			return p, peersError(fmt.Errorf("peers: %w", err), "Correct peers.tls_cert, peers.tls_key and peers.tls_ca.")
+		}
+	}
 	all, err := resolveRoster(ctx, c, log)
 	if err != nil {
 		return p, err
@@ -83,10 +89,10 @@ func openPeers(ctx context.Context, c config.Peers, dataset string, about func()
 	}
 	p.nodes = all.Group(c.Group, i)
 	p.node, err = peer.New(peer.Config{
-		Roster: p.nodes.Roster, Self: p.self.Name, Dataset: dataset, Secret: p.secret, Up: p.up, About: about, Log: log,
+		Roster: p.nodes.Roster, Self: p.self.Name, Dataset: dataset, Secret: p.secret, TLS: secure, Up: p.up, About: about, Log: log,
 	})
 	if err != nil {
-		return p, peersError(err, "Correct peers.roster.")
+		return p, peersError(err, "Correct peers.roster, or the certificate in peers.tls_cert.")
 	}
 	return p, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"time"
@@ -128,21 +127,13 @@ func (a *answer) fill(p []byte) (sum uint32, err error) {
 
 // failure returns the *miss that an error of the answer stands for, or the error of ctx.
 func (a *answer) failure(ctx context.Context, err error) error {
-	var (
-		m    *miss
-		dial *net.OpError
-	)
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
-	case errors.As(err, &m):
-		return m
-	case errors.As(context.Cause(a.watch.ctx), &m):
-		return m
-	case errors.As(err, &dial) && dial.Op == "dial":
-		return &miss{unreachable, err}
 	}
-	return &miss{broken, fmt.Errorf("%s: %w", a.peer.name, err)}
+	if stuck, ok := errors.AsType[*miss](context.Cause(a.watch.ctx)); ok && Cause(err) == "" {
+		return stuck
+	}
+	return a.peer.missOf(err, broken)
 }
 
 // close ends the answer. Its connection is used again if the answer was read to its end.

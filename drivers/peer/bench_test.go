@@ -65,8 +65,8 @@ func cpuTime() time.Duration {
 }
 
 // benchRig returns an Object of a file of size bytes that another node has placed, and a plain server
-// with a file of the same content, both in memory.
-func benchRig(b *testing.B, size int) (o drivers.Object, client *http.Client, url string) {
+// with a file of the same content, both in memory. change is as for newRig.
+func benchRig(b *testing.B, size int, change func(*Config)) (o drivers.Object, client *http.Client, url string) {
 	dir, err := os.MkdirTemp("/dev/shm", "milkweed-bench")
 	if err != nil {
 		b.Fatal(err)
@@ -81,7 +81,7 @@ func benchRig(b *testing.B, size int) (o drivers.Object, client *http.Client, ur
 	if err := os.WriteFile(filepath.Join(dir, "f"), data, 0o600); err != nil {
 		b.Fatal(err)
 	}
-	r := newRig(b, newMemory(map[string][]byte{"f": data}), nil, posixFiles{store})
+	r := newRig(b, newMemory(map[string][]byte{"f": data}), change, posixFiles{store})
 	plain := httptest.NewServer(http.FileServer(http.Dir(dir)))
 	b.Cleanup(plain.Close)
 	transport := &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}
@@ -106,7 +106,7 @@ func BenchmarkRemoteFile(b *testing.B) {
 	const size = 256 << 20
 	for name, readers := range map[string]int{"readers=1": 1, "readers=4": 4} {
 		b.Run(name, func(b *testing.B) {
-			o, client, url := benchRig(b, size)
+			o, client, url := benchRig(b, size, nil)
 			atOnce := func(f func(buf []byte) error) func() error {
 				return func() error {
 					var (
@@ -154,11 +154,37 @@ func BenchmarkRemoteFile(b *testing.B) {
 	}
 }
 
+// BenchmarkTLS reads a placed file of another node in a stream, with TLS against without.
+func BenchmarkTLS(b *testing.B) {
+	const size = 256 << 20
+	ca := newAuthority(b)
+	secure, _, _ := benchRig(b, size, func(c *Config) {
+		f := filesIn(b.TempDir())
+		ca.issue(f, []string{c.Self}, nil, ca)
+		c.TLS = readTLS(b, f)
+	})
+	plain, _, _ := benchRig(b, size, nil)
+	buf := make([]byte, 1<<20)
+	stream := func(o drivers.Object) func() error {
+		return func() error {
+			s, err := o.(drivers.Streamer).Stream(context.Background(), 0, size)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{s}, buf)
+			return err
+		}
+	}
+	b.SetBytes(size)
+	against(b, 1, []string{"plain"}, stream(secure), stream(plain))
+}
+
 // BenchmarkSmallRemoteFile opens and reads a placed file of 110 KB of another node, against a plain GET
 // request.
 func BenchmarkSmallRemoteFile(b *testing.B) {
 	const size = 110_000
-	o, client, url := benchRig(b, size)
+	o, client, url := benchRig(b, size, nil)
 	buf := make([]byte, size)
 	against(b, 1000, []string{"plain"}, func() error {
 		_, err := o.ReadAt(context.Background(), buf, 0)

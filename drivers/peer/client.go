@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,8 +39,12 @@ func (p *peer) request(path, name string) *request {
 
 // roundTrip sends a request, and returns the answer when its header has arrived.
 func (p *peer) roundTrip(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
+	u := r.url(p.address)
+	if p.node.cfg.TLS != nil {
+		u.Scheme = "https"
+	}
 	req := (&http.Request{
-		Method: http.MethodGet, URL: r.url(p.address), Host: p.address, Header: r.header(r.mac(p.node.cfg.Secret)),
+		Method: http.MethodGet, URL: u, Host: p.address, Header: r.header(r.mac(p.node.cfg.Secret)),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}).WithContext(ctx)
 	return via.RoundTrip(req)
@@ -71,6 +77,7 @@ var causes = map[int]cause{
 	http.StatusMisdirectedRequest:  misdirected,
 	http.StatusConflict:            otherRoster,
 	http.StatusUpgradeRequired:     otherProtocol,
+	http.StatusForbidden:           otherTLS,
 }
 
 // readError reads an answer with an error, which is a *miss. It closes the body.
@@ -79,6 +86,9 @@ func (p *peer) readError(r *request, resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
 		return &miss{broken, err}
+	}
+	if p.node.cfg.TLS == nil && strings.HasPrefix(string(body), plainRefusal) {
+		return &miss{otherTLS, fmt.Errorf("%s: %w", p.name, ErrTLS)}
 	}
 	if _, err := p.verify(r, resp, string(body)); err != nil {
 		return err
@@ -90,12 +100,27 @@ func (p *peer) readError(r *request, resp *http.Response) error {
 	return &miss{c, fmt.Errorf("%s answers: %s", p.name, body)}
 }
 
+// missOf returns the miss that an error of a connection stands for. other is the cause if the error
+// does not say it.
+func (p *peer) missOf(err error, other cause) *miss {
+	if m, ok := errors.AsType[*miss](err); ok {
+		return m
+	}
+	if isAlert(err) {
+		return &miss{otherTLS, fmt.Errorf("%s refuses the certificate of this node: %w", p.name, err)}
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		other = unreachable
+	}
+	return &miss{other, fmt.Errorf("%s: %w", p.name, err)}
+}
+
 // ask sends a request whose answer is not of a file, and returns the answer, whose MAC is right. It
 // fails when ctx is done.
 func (p *peer) ask(ctx context.Context, r *request) (*answerLine, []byte, error) {
 	resp, err := p.roundTrip(ctx, p.node.probes, r)
 	if err != nil {
-		return nil, nil, &miss{unreachable, err}
+		return nil, nil, p.missOf(err, unreachable)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, nil, p.readError(r, resp)
@@ -127,21 +152,19 @@ func (p *peer) ping(ctx context.Context, nonce string) (state string, err error)
 // Ask returns what a node reports of itself. The difference of the clocks is known to the duration of
 // the request. If the node refuses the request, the error says why.
 func (n *Node) Ask(ctx context.Context, name string) (Info, error) {
-	for _, p := range n.peers {
-		if p.name != name {
-			continue
-		}
-		_, body, err := p.ask(ctx, p.request(infoPath, ""))
-		if err != nil {
-			return Info{}, fmt.Errorf("peer %s: %w", name, err)
-		}
-		var i Info
-		if err := json.Unmarshal(body, &i); err != nil {
-			return Info{}, fmt.Errorf("peer %s: %w", name, err)
-		}
-		return i, nil
+	p := n.named(name)
+	if p == nil {
+		return Info{}, fmt.Errorf("peer %s: the roster does not name it", name)
 	}
-	return Info{}, fmt.Errorf("peer %s: the roster does not name it", name)
+	_, body, err := p.ask(ctx, p.request(infoPath, ""))
+	if err != nil {
+		return Info{}, fmt.Errorf("peer %s: %w", name, err)
+	}
+	var i Info
+	if err := json.Unmarshal(body, &i); err != nil {
+		return Info{}, fmt.Errorf("peer %s: %w", name, err)
+	}
+	return i, nil
 }
 
 const (

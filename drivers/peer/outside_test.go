@@ -34,7 +34,7 @@ func TestOutside(t *testing.T) {
 
 // The name of a cause is that of its counter.
 func TestCause(t *testing.T) {
-	for c := absent; c <= otherProtocol; c++ {
+	for c := absent; c <= otherTLS; c++ {
 		var m Misses
 		*m.counter(c) = 1
 		field, _ := reflect.TypeFor[Misses]().FieldByNameFunc(func(name string) bool {

@@ -20,6 +20,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -47,6 +49,7 @@ type Config struct {
 	Self    string  // the name of this node in the roster; "": it is not in it, and serves nobody
 	Dataset string  // the dataset and the job; nodes of another one are refused
 	Secret  *Secret // nil: there is none, and all nodes are on this machine
+	TLS     *TLS    // nil: connections are plain
 
 	// Up reports whether a node is believed to be alive. It is a hint, and may be nil.
 	Up func(name string) bool
@@ -105,9 +108,23 @@ func New(cfg Config) (*Node, error) {
 	if n.self < 0 && cfg.Self != "" {
 		return nil, fmt.Errorf("peers: this node is %q, which the roster does not name; set peers.name, or correct the roster", cfg.Self)
 	}
-	n.transport, n.probes = newTransport(cfg.Secret, maxRequests), newTransport(cfg.Secret, maxPings)
+	if cfg.TLS != nil && n.self >= 0 {
+		if err := certifies(n.identity().certificate.Leaf, n.peers[n.self]); err != nil {
+			return nil, fmt.Errorf("peers: the certificate is not for this node: %w", err)
+		}
+	}
+	n.transport, n.probes = n.newTransport(maxRequests), n.newTransport(maxPings)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n, nil
+}
+
+// named returns the peer with a name, or nil. Peers are in the order of their names.
+func (n *Node) named(name string) *peer {
+	i, ok := slices.BinarySearchFunc(n.peers, name, func(p *peer, name string) int { return strings.Compare(p.name, name) })
+	if !ok {
+		return nil
+	}
+	return n.peers[i]
 }
 
 // Close ends pings, and closes idle connections. Objects are closed before.
@@ -150,15 +167,16 @@ const (
 )
 
 // newTransport makes a pool of connections, of which a peer has at most number.
-func newTransport(secret *Secret, number int) *http.Transport {
+func (n *Node) newTransport(number int) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	dialer := &net.Dialer{Timeout: connectTimeout, KeepAlive: 15 * time.Second}
-	if secret == nil {
+	if n.cfg.Secret == nil {
 		dialer.Control = func(_, address string, _ syscall.RawConn) error { return checkLoopback(address) }
 	}
 	return &http.Transport{
 		DialContext:            dialer.DialContext,
+		DialTLSContext:         n.dialTLS(dialer.DialContext),
 		MaxConnsPerHost:        number,
 		MaxIdleConnsPerHost:    number,
 		IdleConnTimeout:        idleTimeout,

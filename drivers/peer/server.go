@@ -90,9 +90,13 @@ func (n *Node) Listen(address string, files Files) (*Server, error) {
 		BaseContext:                  func(net.Listener) context.Context { return ctx },
 		ConnState:                    s.listener.changed,
 	}
+	var accepted net.Listener = s.listener
+	if n.cfg.TLS != nil {
+		accepted = n.listenTLS(accepted)
+	}
 	s.wg.Go(func() {
 		defer panics.Contain()
-		s.server.Serve(s.listener)
+		s.server.Serve(accepted)
 	})
 	return s, nil
 }
@@ -244,6 +248,12 @@ func (c *call) accept(r *http.Request) error {
 	if err := c.authenticate(mac); err != nil {
 		return err
 	}
+	sender := c.server.node.named(req.from)
+	if r.TLS != nil && sender != nil {
+		if err := certifies(r.TLS.PeerCertificates[0], sender); err != nil {
+			return refuse(http.StatusForbidden, "the certificate is not for %s: %w", req.from, err)
+		}
+	}
 	if path == infoPath {
 		return nil
 	}
@@ -259,13 +269,11 @@ func (c *call) accept(r *http.Request) error {
 		c.from = c.server.node.outside
 		return nil
 	}
-	for _, p := range c.server.node.peers {
-		if p.name == req.from {
-			c.from = p
-			return nil
-		}
+	if sender == nil {
+		return refuse(http.StatusUnauthorized, "the roster of %s does not name %q", cfg.Self, req.from)
 	}
-	return refuse(http.StatusUnauthorized, "the roster of %s does not name %q", cfg.Self, req.from)
+	c.from = sender
+	return nil
 }
 
 // authenticate checks the MAC of the request, its expiry, and that it is new. Without a secret, it

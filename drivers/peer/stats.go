@@ -43,6 +43,7 @@ type Misses struct {
 	Misdirected int64 `json:"misdirected" metric:"peer_misses_total" labels:"cause=misdirected" help:"The address is that of another node or dataset."`
 	Roster      int64 `json:"roster" metric:"peer_misses_total" labels:"cause=roster" help:"The node has another roster."`
 	Protocol    int64 `json:"protocol" metric:"peer_misses_total" labels:"cause=protocol" help:"The node has another version of the protocol."`
+	TLS         int64 `json:"tls" metric:"peer_misses_total" labels:"cause=tls" help:"One of the two nodes does not use TLS, or one refuses the certificate of the other."`
 }
 
 // Stats returns the counters of all nodes, in the order of the roster.
@@ -75,6 +76,7 @@ const (
 	misdirected
 	otherRoster
 	otherProtocol
+	otherTLS
 )
 
 // ofNode reports whether the cause is a failure of the node.
@@ -84,7 +86,7 @@ func (c cause) ofNode() bool { return c >= unreachable }
 func (m *Misses) counter(c cause) *int64 {
 	return [...]*int64{
 		&m.Absent, &m.Changed, &m.Full, &m.Failed, &m.Unreachable, &m.Stuck, &m.Broken, &m.Corrupt,
-		&m.Unproven, &m.Refused, &m.Misdirected, &m.Roster, &m.Protocol,
+		&m.Unproven, &m.Refused, &m.Misdirected, &m.Roster, &m.Protocol, &m.TLS,
 	}[c]
 }
 

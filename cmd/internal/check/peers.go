@@ -145,6 +145,13 @@ func unanswered(a PeerAnswer) fault {
 		return fault{"no mount serves its port", "Mount there, with the same roster. Before the first mount of a job this is as it should be.", Warning}
 	case cause == "protocol":
 		return fault{"it has another version of the protocol", "Run the same release of Milkweed on all nodes.", Problem}
+	case errors.Is(a.Err, peer.ErrPlain):
+		return fault{peer.ErrPlain.Error(), tlsRemedy, Problem}
+	case errors.Is(a.Err, peer.ErrTLS):
+		return fault{peer.ErrTLS.Error(), tlsRemedy, Problem}
+	case cause == "tls":
+		return fault{"its certificate or that of this node is refused: " + rootOf(a.Err),
+			"Give each node a certificate for its name or address in the roster, and all nodes the same authorities in peers.tls_ca.", Problem}
 	case cause == "refused" || cause == "unproven":
 		text := a.Err.Error()
 		if strings.Contains(text, "clock") {
@@ -156,6 +163,8 @@ func unanswered(a PeerAnswer) fault {
 	}
 	return fault{rootOf(a.Err), "The log of its daemon may say more.", Warning}
 }
+
+const tlsRemedy = "Set peers.tls_cert, peers.tls_key and peers.tls_ca on all nodes, or on none."
 
 // rootOf returns the innermost text of an error, which is the same for all nodes with that error.
 func rootOf(err error) string {

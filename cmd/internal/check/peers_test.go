@@ -154,6 +154,16 @@ func TestPeerFaults(t *testing.T) {
 	}
 }
 
+// A node with TLS and one without have a finding of their own.
+func TestPeersWithAndWithoutTLS(t *testing.T) {
+	for _, err := range []error{peer.ErrPlain, peer.ErrTLS} {
+		f := faultOf(peer.Info{Name: "a"}, PeerAnswer{Name: "b", Err: fmt.Errorf("peer b: %w", err)})
+		if f.status != Problem || f.detail != err.Error() || !strings.Contains(f.remedy, "on all nodes, or on none") {
+			t.Errorf("%v: %+v", err, f)
+		}
+	}
+}
+
 // The finding about all nodes names the group.
 func TestPeerGroupIsNamed(t *testing.T) {
 	g := PeerGroup{This: peer.Info{Name: "a", Roster: "r"}, Nodes: 32, Number: 2, Groups: 4}

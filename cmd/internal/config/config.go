@@ -111,6 +111,9 @@ type Peers struct {
 	Gossip     bool          // whether the nodes tell each other which of them are up
 	Min        int           // the number of nodes of a roster that is discovered
 	Wait       time.Duration // the longest wait for a roster that is discovered
+	TLSCert    string        // the file with the certificate of this node; "" for plain connections
+	TLSKey     string        // the file with its key
+	TLSCA      string        // the file with the authorities of all certificates
 	Group      int           // the largest number of nodes that form one cache; 0 for all
 }
 

@@ -261,6 +261,28 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Peers.SecretFile) },
 	},
 	{
+		Table: "peers", Name: "tls_cert", Type: pathType, Default: "`\"\"`, no TLS",
+		Option:  "peers_tls_cert",
+		Meaning: "The file with the certificate of this node, in PEM, for clients and servers and for the name or the address of the node in the roster. The nodes then encrypt what they send, and verify each other. Files that change are read again.",
+		remedy:  `A certificate is a file, such as tls_cert = "/run/milkweed/tls.crt"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Peers.TLSCert) },
+	},
+	{
+		Table: "peers", Name: "tls_key", Type: pathType, Default: "`\"\"`; required with `tls_cert`",
+		Option:  "peers_tls_key",
+		Bounds:  "readable by its owner only",
+		Meaning: "The file with the key of `tls_cert`, in PEM.",
+		remedy:  `A key is a file, such as tls_key = "/run/milkweed/tls.key"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Peers.TLSKey) },
+	},
+	{
+		Table: "peers", Name: "tls_ca", Type: pathType, Default: "`\"\"`; required with `tls_cert`",
+		Option:  "peers_tls_ca",
+		Meaning: "The file with the certificates of the authorities that have signed those of all nodes, in PEM.",
+		remedy:  `The authorities are a file, such as tls_ca = "/run/milkweed/ca.crt"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Peers.TLSCA) },
+	},
+	{
 		Table: "peers", Name: "serve", Type: booleanType, Bounds: "`true` or `false`",
 		Option:  "peers_serve",
 		Meaning: "Whether this node serves others. A node that does not should not be in the roster, so that it owns no files.",

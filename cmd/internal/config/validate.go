@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -120,6 +121,12 @@ func (c *Config) validatePeers() error {
 	p := c.Peers
 	if p.Roster == "" {
 		return nil
+	}
+	files := map[string]string{"peers.tls_cert": p.TLSCert, "peers.tls_key": p.TLSKey, "peers.tls_ca": p.TLSCA}
+	for _, key := range slices.Sorted(maps.Keys(files)) {
+		if files[key] == "" && p.TLSCert+p.TLSKey+p.TLSCA != "" {
+			return c.invalid(key, "is missing", "Set peers.tls_cert, peers.tls_key and peers.tls_ca, or none of them.")
+		}
 	}
 	switch {
 	case p.Min == 0 && strings.HasPrefix(p.Roster, rosterDNS):

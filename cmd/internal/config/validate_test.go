@@ -94,6 +94,12 @@ func TestValidate(t *testing.T) {
 		{"no secret", func(c *Config) { c.Peers.Roster, c.Peers.Listen = "a,b", ":7440" }, `peers.listen: other machines can reach :7440, and there is no secret`},
 		{"no secret on loopback", func(c *Config) { c.Peers.Roster, c.Peers.Listen = "a,b", "[::1]:7440" }, ""},
 		{"no secret, serves nobody", func(c *Config) { c.Peers.Roster, c.Peers.Listen, c.Peers.Serve = "a,b", ":7440", false }, ""},
+		{"TLS", func(c *Config) {
+			c.Peers.Roster, c.Peers.TLSCert, c.Peers.TLSKey, c.Peers.TLSCA = "a,b", "/c", "/k", "/a"
+		}, ""},
+		{"TLS without authorities", func(c *Config) { c.Peers.Roster, c.Peers.TLSCert, c.Peers.TLSKey = "a,b", "/c", "/k" }, `peers.tls_ca: is missing`},
+		{"TLS without a key", func(c *Config) { c.Peers.Roster, c.Peers.TLSCert, c.Peers.TLSCA = "a,b", "/c", "/a" }, `peers.tls_key: is missing`},
+		{"authorities without a certificate", func(c *Config) { c.Peers.Roster, c.Peers.TLSCA = "a,b", "/a" }, `peers.tls_cert: is missing`},
 		{"secret", func(c *Config) { c.Peers.Roster, c.Peers.Listen, c.Peers.SecretFile = "a,b", ":7440", "/x" }, ""},
 		{"mount point around all", func(c *Config) { c.Mount.Point = dir }, `mount.point: "$" contains the source "$/source"`},
 	}
