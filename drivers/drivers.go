@@ -13,6 +13,7 @@ package drivers
 import (
 	"context"
 	"errors"
+	"hash/crc32"
 	"io"
 	"strings"
 )
@@ -124,6 +125,12 @@ func IsBackground(ctx context.Context) bool {
 // ChecksumBlock is the number of bytes that one checksum covers. It is also the unit in which
 // files are copied.
 const ChecksumBlock = 1 << 20
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Checksum adds p to a checksum of a block, which begins as 0: a CRC-32C (Castagnoli). It is that of
+// records on tiers, and of blocks that nodes send each other.
+func Checksum(sum uint32, p []byte) uint32 { return crc32.Update(sum, castagnoli, p) }
 
 // Errors of an Object or of its open, to be tested with errors.Is.
 var (

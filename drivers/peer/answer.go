@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"net/http"
 	"strconv"
@@ -116,7 +115,7 @@ const piece = 256 << 10
 func (a *answer) fill(p []byte) (sum uint32, err error) {
 	for n := 0; n < len(p); {
 		m, err := a.body.Read(p[n:min(len(p), n+piece)])
-		sum = crc32.Update(sum, castagnoli, p[n:n+m])
+		sum = drivers.Checksum(sum, p[n:n+m])
 		a.watch.received.Add(int64(m))
 		if n += m; n < len(p) && err != nil {
 			return 0, err

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/peer/roster"
 )
 
@@ -153,7 +154,7 @@ func TestMisbehavingPeers(t *testing.T) {
 			body := content(3<<20 + 100 + 1)[:3<<20+100]
 			var sums []uint32
 			for off := 0; off < len(body); off += block {
-				sums = append(sums, checksum(body[off:min(off+block, len(body))]))
+				sums = append(sums, drivers.Checksum(0, body[off:min(off+block, len(body))]))
 			}
 			line, _ := parseAnswerLine(rec.Header().Get(hAnswer))
 			line.sums = encodeChecksums(sums)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -256,11 +255,6 @@ const regular = 0o100000
 
 // blocksOf returns the number of blocks of n bytes.
 func blocksOf(n int64) int64 { return (n + block - 1) / block }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// checksum returns the checksum of a block.
-func checksum(p []byte) uint32 { return crc32.Checksum(p, castagnoli) }
 
 // encodeChecksums returns the word of hAnswer for checksums.
 func encodeChecksums(sums []uint32) string {

@@ -126,7 +126,7 @@ type summedObject struct{ *memoryObject }
 func (o summedObject) Checksums(first, n int64) ([]uint32, error) {
 	var sums []uint32
 	for b := first; b < first+n; b++ {
-		sums = append(sums, checksum(o.data[b*block:min((b+1)*block, int64(len(o.data)))]))
+		sums = append(sums, drivers.Checksum(0, o.data[b*block:min((b+1)*block, int64(len(o.data)))]))
 	}
 	return sums, nil
 }

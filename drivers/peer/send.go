@@ -112,7 +112,7 @@ func (t *transfer) sendBlocks(sums []uint32) error {
 		p := buf[:n]
 		if sums == nil {
 			t.span.n, end = n, off+n
-			sums = []uint32{checksum(p)}
+			sums = []uint32{drivers.Checksum(0, p)}
 			count(&t.from.counters.Joined, 1)
 		}
 		if off == t.span.off {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // format is the version of the layout on disk. This package reads and writes only this one.
@@ -33,7 +35,7 @@ func newMarker(source string) marker {
 // sum returns the checksum of the other fields.
 func (m marker) sum() uint32 {
 	m.Checksum = 0
-	return checksum(encode(m))
+	return drivers.Checksum(0, encode(m))
 }
 
 // errLaterFormat is the error of decodeMarker for a marker that is not damaged.

@@ -3,7 +3,6 @@ package posix
 import (
 	"encoding/binary"
 	"errors"
-	"hash/crc32"
 	"hash/fnv"
 	"time"
 
@@ -38,11 +37,6 @@ const (
 	removedSize  = -1               // size of a record of a removed copy
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// checksum returns the checksum of a block.
-func checksum(block []byte) uint32 { return crc32.Checksum(block, castagnoli) }
-
 // nameHash returns the hash of a name that is stored in records. It only has to differ
 // between the names of a dataset that an administrator may exchange by mistake.
 func nameHash(name string) uint64 {
@@ -74,7 +68,7 @@ func (r *record) appendTo(b []byte) []byte {
 	for _, sum := range r.sums {
 		b = le.AppendUint32(b, sum)
 	}
-	return le.AppendUint32(b, checksum(b[start:]))
+	return le.AppendUint32(b, drivers.Checksum(0, b[start:]))
 }
 
 func appendTime(b []byte, t time.Time) []byte {
@@ -107,7 +101,7 @@ func decodeRecord(b []byte) (r record, n int64, err error) {
 	if n > int64(len(b)) {
 		return record{}, n, errShortRecord
 	}
-	if le.Uint32(b[n-4:]) != checksum(b[:n-4]) {
+	if le.Uint32(b[n-4:]) != drivers.Checksum(0, b[:n-4]) {
 		return record{}, 0, errNoRecord
 	}
 	r = record{inode: le.Uint64(b[4:]), name: le.Uint64(b[12:])}

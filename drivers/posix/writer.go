@@ -143,7 +143,7 @@ func (w *writer) sum(p []byte, off int64) {
 		n := min(end-off, int64(len(p)))
 		whole := n == end-start
 		if whole {
-			w.sums[block] = checksum(p[:n])
+			w.sums[block] = drivers.Checksum(0, p[:n])
 		}
 		w.summed[block].Store(whole)
 		p, off = p[n:], off+n
@@ -304,7 +304,7 @@ func (w *writer) sumRest() error {
 		if _, err := w.ReadAt(p, off); err != nil {
 			return err
 		}
-		w.sums[i] = checksum(p)
+		w.sums[i] = drivers.Checksum(0, p)
 	}
 	return nil
 }
