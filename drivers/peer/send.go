@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -96,11 +95,11 @@ func (t *transfer) send() error {
 
 // sendBlocks sends the blocks by way of memory. Without checksums, it sends the first block only.
 func (t *transfer) sendBlocks(sums []uint32) error {
-	buf, err := t.server.buffers.get(t.ctx)
+	buf, err := t.server.buffers.get(t.ctx, t.from)
 	if err != nil {
 		return err
 	}
-	defer func() { t.server.buffers.put(buf) }()
+	defer func() { t.server.buffers.put(t.from, buf) }()
 	for off, end := t.span.off, t.span.off+t.span.n; off < end; off += block {
 		n := min(block, end-off)
 		if err := t.read(&buf, n, off); err != nil {
@@ -156,31 +155,3 @@ func (t *transfer) start(sums []uint32) {
 	count(&t.from.counters.ServedReads, 1)
 	count(&t.from.counters.ServedBytes, t.span.n)
 }
-
-// buffers are a bounded number of buffers of one block.
-type buffers chan *[block]byte
-
-// newBuffers makes buffers, none of which takes memory before its first use.
-func newBuffers(n int) buffers {
-	b := make(buffers, n)
-	for range n {
-		b <- nil
-	}
-	return b
-}
-
-// get waits for a buffer.
-func (b buffers) get(ctx context.Context) (*[block]byte, error) {
-	select {
-	case buf := <-b:
-		if buf == nil {
-			buf = new([block]byte)
-		}
-		return buf, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-// put returns a buffer.
-func (b buffers) put(buf *[block]byte) { b <- buf }

@@ -27,8 +27,8 @@ const (
 	// the mount needs descriptors.
 	maxConnections = 16384
 
-	// maxBuffers bounds the blocks in memory that a server sends or waits for. Further requests
-	// for blocks that it cannot send from a file wait.
+	// maxBuffers bounds the blocks in memory that a server sends or waits for, see buffers. Further
+	// requests for blocks that it cannot send from a file wait.
 	maxBuffers = 128
 
 	// sendTimeout bounds the time in which a client must take an answer.
@@ -45,7 +45,7 @@ type Server struct {
 	listener *listener
 	server   http.Server
 	replays  replays
-	buffers  buffers
+	buffers  *buffers
 
 	mu       panics.Mutex            // guards the following
 	requests map[string]*atomic.Bool // by nonce, of requests for files: whether they wait for the content

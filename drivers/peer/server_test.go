@@ -228,12 +228,57 @@ func TestClientGoesAway(t *testing.T) {
 	<-ended
 	b.beforeRead(nil)
 	r.wantContent(r.open(name), data)
-	eventually(t, "all buffers are returned", func() bool { return len(r.servers[1].buffers) == maxBuffers })
+	eventually(t, "all buffers are returned", func() bool { return r.servers[1].buffers.idle() == maxBuffers })
 	eventually(t, "no request is left", func() bool {
 		r.servers[1].mu.Lock()
 		defer r.servers[1].mu.Unlock()
 		return len(r.servers[1].requests) == 0
 	})
+}
+
+// A node whose requests all wait, and hold buffers, leaves some to the other nodes.
+func TestOnePeerLeavesBuffers(t *testing.T) {
+	r, b, _, name, data := threeNodes(t, 1000)
+	b.copies = false
+	waits := make(chan struct{})
+	var first atomic.Bool // of the requests of a
+	first.Store(true)
+	b.before = func(ctx context.Context, _ int64) error {
+		if first.Load() {
+			<-waits
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	server := r.servers[1]
+	waiting := func() int {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		return len(server.requests)
+	}
+	p := r.nodes[0].peers[1]
+	for range 2 * maxBuffers { // more than the client has in flight, as if it had closed connections
+		req := p.request(filePath, name)
+		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
+		all.Go(func() {
+			if resp, err := p.roundTrip(ctx, &http.Transport{DisableKeepAlives: true}, req); err == nil {
+				resp.Body.Close()
+			}
+		})
+	}
+	eventually(t, "the requests of a wait", func() bool { return waiting() == 2*maxBuffers })
+	first.Store(false)
+	r.nodes[2].peers[1].address = p.address
+	a, err := r.nodes[2].peers[1].get(context.Background(), name, infoOf(name, data), 0, span{0, 1000})
+	if err != nil {
+		t.Error(err)
+	} else {
+		a.close()
+	}
+	close(waits)
+	cancel()
+	all.Wait()
 }
 
 // A panic costs one request.
