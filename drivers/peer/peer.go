@@ -113,7 +113,8 @@ func New(cfg Config) (*Node, error) {
 			return nil, fmt.Errorf("peers: the certificate is not for this node: %w", err)
 		}
 	}
-	n.transport, n.probes = n.newTransport(maxRequests), n.newTransport(maxPings)
+	n.transport = n.newTransport(maxRequests, descriptors(maxIdleRequests, 8))
+	n.probes = n.newTransport(maxPings, descriptors(maxIdlePings, 64))
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n, nil
 }
@@ -157,6 +158,11 @@ const (
 	// maxPings is the number of pings in flight to one peer.
 	maxPings = 8
 
+	// These bound the connections to all peers that have no request, for requests and for pings.
+	// They also take at most an eighth and a 64th of the descriptors of the process.
+	maxIdleRequests = 1024
+	maxIdlePings    = 64
+
 	// connectTimeout bounds a connection attempt.
 	connectTimeout = 500 * time.Millisecond
 
@@ -166,8 +172,18 @@ const (
 	serverIdleTimeout = 2 * time.Minute
 )
 
-// newTransport makes a pool of connections, of which a peer has at most number.
-func (n *Node) newTransport(number int) *http.Transport {
+// descriptors returns most or, if that is less, a part of the descriptors that this process may have.
+func descriptors(most, parts uint64) int {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		l.Cur = 1024
+	}
+	return int(max(1, min(most, l.Cur/parts)))
+}
+
+// newTransport makes a pool of connections, of which a peer has at most number. At most idle, of all
+// peers, are kept while they have no request.
+func (n *Node) newTransport(number, idle int) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	dialer := &net.Dialer{Timeout: connectTimeout, KeepAlive: 15 * time.Second}
@@ -179,6 +195,7 @@ func (n *Node) newTransport(number int) *http.Transport {
 		DialTLSContext:         n.dialTLS(dialer.DialContext),
 		MaxConnsPerHost:        number,
 		MaxIdleConnsPerHost:    number,
+		MaxIdleConns:           idle,
 		IdleConnTimeout:        idleTimeout,
 		MaxResponseHeaderBytes: maxHeader,
 		DisableCompression:     true,

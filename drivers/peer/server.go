@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -75,7 +74,7 @@ func (n *Node) Listen(address string, files Files) (*Server, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
 		node: n, files: files, cancel: cancel,
-		listener: newListener(inner.(*net.TCPListener), connections(), ctx.Done()),
+		listener: newListener(inner.(*net.TCPListener), descriptors(maxConnections, 4), ctx.Done()),
 		buffers:  newBuffers(maxBuffers),
 		requests: make(map[string]*atomic.Bool),
 	}
@@ -133,15 +132,6 @@ type listener struct {
 	*net.TCPListener
 	slots  chan struct{} // has an element for each connection, and for Accept
 	closed <-chan struct{}
-}
-
-// connections returns the number of connections that a server may have.
-func connections() int {
-	var l syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
-		l.Cur = 1024
-	}
-	return int(min(maxConnections, l.Cur/4))
 }
 
 // newListener makes a listener with at most max connections. When closed is, Accept fails.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -326,6 +327,57 @@ func TestConnectionsLeaveDescriptors(t *testing.T) {
 		if got, want := cap(r.servers[1].listener.slots), int(limit/4); got > want {
 			t.Errorf("with %d descriptors: %d connections, want at most %d", limit, got, want)
 		}
+	}
+}
+
+// A client of many nodes keeps few connections without requests, for files and for pings.
+func TestIdleConnectionsAreBounded(t *testing.T) {
+	const limit, peers = 1024, 300
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: limit, Max: l.Max}); err != nil {
+		t.Fatal(err)
+	}
+	n := newRig(t, nil, nil).nodes[0]
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp4", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open atomic.Int64
+	server := http.Server{
+		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				open.Add(1)
+			case http.StateClosed:
+				open.Add(-1)
+			}
+		},
+	}
+	go server.Serve(listener)
+	defer server.Close()
+	for what, tt := range map[string]struct {
+		transport *http.Transport
+		want      int64
+	}{"files": {n.transport, limit / 8}, "pings": {n.probes, limit / 64}} {
+		for i := range peers {
+			address := fmt.Sprintf("127.0.%d.%d:%d", 1+i/200, 1+i%200, listener.Addr().(*net.TCPAddr).Port)
+			resp, err := tt.transport.RoundTrip(&http.Request{Method: http.MethodGet, URL: new(request).url(address), Header: http.Header{}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+		eventually(t, fmt.Sprintf("%d connections for %s", tt.want, what), func() bool { return open.Load() == tt.want })
+		tt.transport.CloseIdleConnections()
+		eventually(t, "no connection", func() bool { return open.Load() == 0 })
 	}
 }
 
