@@ -36,7 +36,7 @@ func (p *peer) get(ctx context.Context, name string, info drivers.Info, rank int
 	r := p.request(filePath, name)
 	r.rng, r.version, r.rank = s.rangeHeader(), versionTag(info), strconv.Itoa(rank)
 	a := &answer{peer: p, watch: newWatch(ctx, p, r.nonce)}
-	resp, err := p.roundTrip(a.watch.ctx, p.node.transport, r)
+	resp, err := p.exchange(a.watch.ctx, p.node.transport, r)
 	if err == nil {
 		a.body = resp.Body
 		err = a.check(r, resp, info, s)

@@ -23,6 +23,7 @@ type peer struct {
 	address  string
 	slots    chan struct{} // has an element for each request in flight
 	sequence atomic.Uint64 // of the last nonce
+	instance atomic.Value  // string: of the peer, when it was last asked
 	counters Counters      // updated atomically
 	health   health
 }
@@ -30,14 +31,38 @@ type peer struct {
 // request returns a request for name to the peer.
 func (p *peer) request(path, name string) *request {
 	cfg := &p.node.cfg
+	instance, _ := p.instance.Load().(string)
 	return &request{
-		path: path, name: name, dataset: cfg.Dataset, roster: cfg.Roster.Hash(),
+		instance: instance,
+		path:     path, name: name, dataset: cfg.Dataset, roster: cfg.Roster.Hash(),
 		from: cfg.Self, to: p.name,
 		nonce: nonce(p.node.instance, p.sequence.Add(1)), expiry: timestamp(time.Now().Add(lifetime)),
 	}
 }
 
-// roundTrip sends a request, and returns the answer when its header has arrived.
+// exchange sends a request, and returns the answer when its header has arrived. A peer that does not
+// know whether the request was received before its start refuses it and tells its instance. The
+// request is then sent again, with that.
+func (p *peer) exchange(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
+	resp, err := p.roundTrip(ctx, via, r)
+	if err != nil || resp.StatusCode != http.StatusPreconditionRequired {
+		return resp, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, err
+	}
+	line, err := p.verify(r, resp, string(body))
+	if err != nil {
+		return nil, err
+	}
+	p.instance.Store(line.state)
+	r.instance = line.state
+	return p.roundTrip(ctx, via, r)
+}
+
+// roundTrip sends a request once.
 func (p *peer) roundTrip(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
 	u := r.url(p.address)
 	if p.node.cfg.TLS != nil {
@@ -118,7 +143,7 @@ func (p *peer) missOf(err error, other cause) *miss {
 // ask sends a request whose answer is not of a file, and returns the answer, whose MAC is right. It
 // fails when ctx is done.
 func (p *peer) ask(ctx context.Context, r *request) (*answerLine, []byte, error) {
-	resp, err := p.roundTrip(ctx, p.node.probes, r)
+	resp, err := p.exchange(ctx, p.node.probes, r)
 	if err != nil {
 		return nil, nil, p.missOf(err, unreachable)
 	}

@@ -43,11 +43,12 @@ const (
 // that are separated by spaces, since the time for a small file depends on the number of fields.
 const (
 	// hRequest has the version of the protocol, the dataset, the hash of the roster, the sender, the
-	// destination, the rank, the nonce, the expiry in milliseconds since 1970, and the MAC.
+	// destination, the instance of the destination, the rank, the nonce, the expiry in milliseconds
+	// since 1970, and the MAC.
 	hRequest = "Milkweed-Request"
 
 	// hAnswer has the version of the protocol, the clock of the server as the expiry, the state of
-	// the request that a ping names, the CRC-32C of each block, big-endian and in base64, and the MAC.
+	// the request that a ping names or, with status 428, the instance of the server, the CRC-32C of each block, big-endian and in base64, and the MAC.
 	hAnswer = "Milkweed-Answer"
 )
 
@@ -66,18 +67,19 @@ type request struct {
 	dataset  string
 	roster   string
 	from, to string
+	instance string // of to, as its nonces begin; "" if the sender does not know it
 	rank     string
 	nonce    string
 	expiry   string
 }
 
 // requestWords is the number of words of hRequest without the MAC.
-const requestWords = 8
+const requestWords = 9
 
 // words returns hRequest without the MAC.
 func (r *request) words() string {
 	return strings.Join([]string{protocol, url.QueryEscape(r.dataset), r.roster, url.QueryEscape(r.from), url.QueryEscape(r.to),
-		r.rank, r.nonce, r.expiry}, " ")
+		r.instance, r.rank, r.nonce, r.expiry}, " ")
 }
 
 // mac returns the MAC of the request.
@@ -118,8 +120,8 @@ func parseRequest(path string, query url.Values, h http.Header) (r *request, mac
 	}
 	return &request{
 		path: path, name: query.Get("name"), rng: h.Get("Range"), version: h.Get("If-Match"),
-		dataset: words[1], roster: words[2], from: words[3], to: words[4], rank: words[5], nonce: words[6], expiry: words[7],
-	}, words[8], nil
+		dataset: words[1], roster: words[2], from: words[3], to: words[4], instance: words[5], rank: words[6], nonce: words[7], expiry: words[8],
+	}, words[9], nil
 }
 
 // An otherVersion is the error for a message of another version of the protocol.

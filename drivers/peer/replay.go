@@ -24,7 +24,7 @@ const (
 	maxInstances = 1 << 16
 )
 
-// newInstance returns a random name for one life of a client.
+// newInstance returns a random name for one life of a Node.
 func newInstance() string {
 	b := make([]byte, 16)
 	rand.Read(b)

@@ -190,6 +190,13 @@ func newRig(t testing.TB, source *memory, change func(*Config), files ...Files) 
 // setAddress sets the address of a node.
 func (r *rig) setAddress(i int, address string) { r.nodes[0].peers[i].address = address }
 
+// introduce tells the first node the instance of node i, so that its first request is not refused.
+func (r *rig) introduce(i int) *peer {
+	p := r.nodes[0].peers[i]
+	p.instance.Store(r.nodes[i].instance)
+	return p
+}
+
 // hostile replaces the server of node i by one that calls f with what that would answer.
 func (r *rig) hostile(i int, f func(w http.ResponseWriter, req *http.Request, answer *httptest.ResponseRecorder)) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -207,6 +214,7 @@ func (r *rig) hostile(i int, f func(w http.ResponseWriter, req *http.Request, an
 		server.Close()
 	})
 	r.setAddress(i, strings.TrimPrefix(server.URL, "http://"))
+	r.introduce(i)
 }
 
 // owned returns a name whose owners are the nodes with the given indexes, in this order.

@@ -266,7 +266,8 @@ func (c *call) accept(r *http.Request) error {
 	return nil
 }
 
-// authenticate checks the MAC of the request, its expiry, and that it is new. Without a secret, it
+// authenticate checks the MAC of the request, its expiry, that it is for this instance of the node, and
+// that it is new. Requests that an earlier instance has received are not known. Without a secret, it
 // checks nothing.
 func (c *call) authenticate(mac string) error {
 	s := c.server.node.cfg.Secret
@@ -283,6 +284,9 @@ func (c *call) authenticate(mac string) error {
 	now := time.Now()
 	if left := expiry.Sub(now); left < 0 || left > 2*lifetime {
 		return refuse(http.StatusUnauthorized, "the clock of %s is %v ahead of that of %s", c.server.node.cfg.Self, (lifetime - left).Round(time.Second), c.req.from)
+	}
+	if c.req.instance != c.server.node.instance {
+		return refuse(http.StatusPreconditionRequired, "the request is not for this start of %s", c.server.node.cfg.Self)
 	}
 	if err := c.server.replays.admit(c.req.nonce, expiry, now); err != nil {
 		return refuse(http.StatusUnauthorized, "%w", err)
@@ -327,7 +331,11 @@ func (c *call) refuse(err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		status = http.StatusNotFound
 	}
-	c.reply(status, answerLine{}, err.Error())
+	line := answerLine{}
+	if status == http.StatusPreconditionRequired {
+		line.state = c.server.node.instance
+	}
+	c.reply(status, line, err.Error())
 }
 
 // The states of a request, as a ping reports them.

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +34,7 @@ import (
 func TestRequestsAreAuthenticated(t *testing.T) {
 	r, b, _, name, data := threeNodes(t, 1000)
 	put("dir/other", data, b)
-	p := r.nodes[0].peers[1]
+	p := r.introduce(1)
 	good := func() *request {
 		req := p.request(filePath, name)
 		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
@@ -62,9 +63,10 @@ func TestRequestsAreAuthenticated(t *testing.T) {
 		"version": func(r *request) { r.version = `"1 2.3 "` }, "dataset": func(r *request) { r.dataset = "x" },
 		"roster": func(r *request) { r.roster = "x" }, "from": func(r *request) { r.from = "c" },
 		"to": func(r *request) { r.to = "c" }, "rank": func(r *request) { r.rank = "1" },
-		"nonce":  func(r *request) { r.nonce = nonce(newInstance(), 1) },
-		"expiry": func(r *request) { r.expiry = timestamp(time.Now().Add(lifetime + time.Second)) },
-		"path":   func(r *request) { r.path = pingPath },
+		"instance": func(r *request) { r.instance = newInstance() },
+		"nonce":    func(r *request) { r.nonce = nonce(newInstance(), 1) },
+		"expiry":   func(r *request) { r.expiry = timestamp(time.Now().Add(lifetime + time.Second)) },
+		"path":     func(r *request) { r.path = pingPath },
 	} {
 		req := good()
 		mac := req.mac(secret)
@@ -88,6 +90,48 @@ func TestRequestsAreAuthenticated(t *testing.T) {
 	}
 }
 
+// A request that a server has received is refused after its restart, too. Clients repeat theirs.
+func TestReplayAfterRestart(t *testing.T) {
+	r, _, _, name, data := threeNodes(t, 1000)
+	p := r.nodes[0].peers[1]
+	send := func(h http.Header, u *url.URL) int {
+		t.Helper()
+		resp, err := p.node.transport.RoundTrip(&http.Request{Method: http.MethodGet, URL: u, Header: h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		io.Copy(io.Discard, resp.Body)
+		return resp.StatusCode
+	}
+	r.wantContent(r.open(name), data)
+	req := p.request(filePath, name)
+	req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
+	h := req.header(req.mac(secret))
+	if got := send(h, req.url(p.address)); got != http.StatusPartialContent {
+		t.Fatalf("a valid request: status %d", got)
+	}
+	r.servers[1].Close()
+	again, err := New(r.nodes[1].cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	s, err := again.Listen("127.0.0.1:0", r.servers[1].files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	r.setAddress(1, s.Addr().String())
+	if got := send(h, req.url(p.address)); got != http.StatusPreconditionRequired {
+		t.Errorf("a replayed request after the restart: status %d", got)
+	}
+	r.wantContent(r.open(name), data)
+	if got := r.stats(0, 1); got.Reads != 2 || got.Failovers != 0 || (got.Misses != Misses{}) {
+		t.Errorf("counters: %+v", got)
+	}
+}
+
 // The MAC of an answer is of one request: that of another node or file is not used, although
 // each node numbers its requests to each other node from 1.
 func TestAnswersAreOfTheRequest(t *testing.T) {
@@ -96,7 +140,7 @@ func TestAnswersAreOfTheRequest(t *testing.T) {
 		"node": func(r *request) { r.to = "c" }, "name": func(r *request) { r.name = "dir/other" },
 		"range": func(r *request) { r.rng = "bytes=0-99" }, "path": func(r *request) { r.path = infoPath },
 	} {
-		p := r.nodes[0].peers[1]
+		p := r.introduce(1)
 		req := p.request(filePath, name)
 		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"
 		resp, err := p.roundTrip(t.Context(), p.node.transport, req)
@@ -142,7 +186,7 @@ func TestStrangersKeepNoConnection(t *testing.T) {
 // A request that is not one of the protocol is refused, and the next one is served.
 func TestBadRequests(t *testing.T) {
 	r, _, _, name, data := threeNodes(t, 1000)
-	p := r.nodes[0].peers[1]
+	p := r.introduce(1)
 	for _, change := range []func(*request){
 		func(r *request) { r.path = "/v1/unknown" },
 		func(r *request) { r.rng = "" },
@@ -258,7 +302,7 @@ func TestOnePeerLeavesBuffers(t *testing.T) {
 		defer server.mu.Unlock()
 		return len(server.requests)
 	}
-	p := r.nodes[0].peers[1]
+	p := r.introduce(1)
 	for range 2 * maxBuffers { // more than the client has in flight, as if it had closed connections
 		req := p.request(filePath, name)
 		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"

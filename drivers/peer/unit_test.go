@@ -127,7 +127,7 @@ func TestFormats(t *testing.T) {
 		}
 	}
 	r := &request{path: filePath, name: "caf\xe9 &=%\n", rng: "bytes=0-1", version: `"1 2.3 "`, dataset: "a/b c",
-		roster: "r", from: "ä b", to: "c", rank: "1", nonce: "n", expiry: "5"}
+		roster: "r", from: "ä b", to: "c", instance: "i", rank: "1", nonce: "n", expiry: "5"}
 	u := r.url("h:1")
 	got, mac, err := parseRequest(u.Path, u.Query(), r.header("mac"))
 	if err != nil || *got != *r || mac != "mac" {
@@ -138,7 +138,7 @@ func TestFormats(t *testing.T) {
 // Whatever a header has, it is refused, or means what it says.
 func FuzzHeaders(f *testing.F) {
 	f.Add("bytes=0-1048575", "bytes 0-5/6", `"5 1.000000002 v"`, "AAAAAA==", "00000000000000000000000000000000-5", "name=a", "1 5 waiting AAAA mac")
-	f.Add("bytes=9223372036854775807-9223372036854775807", "bytes 5-4/1", `"`, "", "-", "%", "1 d%20e r a b 0 00000000000000000000000000000000-5 5 mac")
+	f.Add("bytes=9223372036854775807-9223372036854775807", "bytes 5-4/1", `"`, "", "-", "%", "1 d%20e r a b i 0 00000000000000000000000000000000-5 5 mac")
 	f.Fuzz(func(t *testing.T, rng, contentRange, version, sums, n, query, line string) {
 		if s, err := parseRange(rng); err == nil && (s.off < 0 || s.off%block != 0 || s.n < 1 || s.n > maxRange || s.off+s.n < 0) {
 			t.Errorf("range %q: %+v", rng, s)
