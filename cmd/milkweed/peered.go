@@ -178,7 +178,7 @@ func (p *peering) join(log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	c := gossip.Config{Label: p.dataset + "/" + p.nodes.Hash(), Name: p.self.Name, Bind: bind, Others: make(map[string]string), Log: log}
+	c := gossip.Config{Label: p.dataset + "/" + p.nodes.Hash(), Name: p.self.Name, Bind: bind, Others: make(map[string]string), Joined: p.node.Joined, Log: log}
 	if p.secret != nil {
 		c.Key = p.secret.GossipKey()
 	}

@@ -211,11 +211,11 @@ type health struct {
 	answered time.Time // the last answer or ping
 }
 
-// isUp reports whether the peer was not skipped when it was last needed.
-func (h *health) isUp() bool {
+// isUp reports whether the peer would be used now.
+func (h *health) isUp(believed bool, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !h.skipped
+	return !h.skipped && (believed || now.Sub(h.answered) <= trust)
 }
 
 // use reports whether the peer may be used. If it may not, but a ping is due, ping is true: the
@@ -287,13 +287,28 @@ func (h *health) succeed(now time.Time) {
 
 // usable reports whether reads use the peer now. If a ping is due, it sends one in the background.
 func (p *peer) usable() bool {
-	n := p.node
-	believed := n.cfg.Up == nil || n.cfg.Up(p.name)
-	ok, ping := p.health.use(believed, time.Now())
+	ok, ping := p.health.use(p.believed(), time.Now())
 	if ping {
 		p.pingLater()
 	}
 	return ok
+}
+
+// believed reports whether the peer is believed to be alive.
+func (p *peer) believed() bool {
+	up := p.node.cfg.Up
+	return up == nil || up(p.name)
+}
+
+// isUp reports whether reads would use the peer now.
+func (p *peer) isUp() bool { return p.health.isUp(p.believed(), time.Now()) }
+
+// Joined says that a node may be up again. If reads do not use it, it is pinged now, in the background,
+// and not when a read needs it. Joined is not called after Close.
+func (n *Node) Joined(name string) {
+	if p := n.named(name); p != nil && p.index != n.self && p.health.retry() {
+		p.pingLater()
+	}
 }
 
 // pingLater sends the ping that health has requested, in the background.
@@ -315,7 +330,7 @@ func (p *peer) pingLater() {
 // isAlone reports whether all peers are skipped.
 func (n *Node) isAlone() bool {
 	for i, p := range n.peers {
-		if i != n.self && p.health.isUp() {
+		if i != n.self && p.health.isUp(true, time.Now()) {
 			return false
 		}
 	}

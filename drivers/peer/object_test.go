@@ -353,6 +353,32 @@ func TestHint(t *testing.T) {
 	})
 }
 
+// The state of a node is what gossip says, before a read needs the node: one that is believed to be
+// dead is down, and one that has failed is up again soon after it has joined.
+func TestStateFollowsGossip(t *testing.T) {
+	var dead atomic.Bool
+	r := newRig(t, nil, func(cfg *Config) { cfg.Up = func(string) bool { return !dead.Load() } }, newMemory(nil))
+	up := func() bool { return r.nodes[0].Stats()[1].Up }
+	if !up() {
+		t.Error("the node is down at the beginning")
+	}
+	dead.Store(true)
+	if up() {
+		t.Error("the node is up, and gossip says that it is dead")
+	}
+	dead.Store(false)
+	p := r.nodes[0].peers[1]
+	p.health.fail(time.Now())
+	p.health.until = time.Now().Add(time.Hour)
+	if up() {
+		t.Error("the node is up after a failure")
+	}
+	r.nodes[0].Joined("b")
+	eventually(t, "the node is up", up)
+	r.nodes[0].Joined("unknown")
+	r.nodes[0].Joined("a")
+}
+
 // When one of the other nodes answers again after all of them were skipped, the rest are pinged at
 // once, and not after their pauses: it was this node that was cut off.
 func TestNodeWasCutOff(t *testing.T) {
@@ -372,7 +398,7 @@ func TestNodeWasCutOff(t *testing.T) {
 	}
 	eventually(t, "all nodes are used", func() bool {
 		r.nodes[0].peers[1].usable()
-		return r.nodes[0].peers[2].health.isUp() && r.nodes[0].peers[3].health.isUp()
+		return r.nodes[0].peers[2].isUp() && r.nodes[0].peers[3].isUp()
 	})
 
 	r.nodes[0].peers[1].health.fail(now.Add(-time.Minute))

@@ -51,7 +51,7 @@ func (n *Node) Stats() []NodeStats {
 	var all []NodeStats
 	for _, p := range n.peers {
 		all = append(all, NodeStats{
-			Name: p.name, Address: p.address, Up: p.index == n.self || p.health.isUp(),
+			Name: p.name, Address: p.address, Up: p.index == n.self || p.isUp(),
 			Counters: drivers.Snapshot(&p.counters),
 		})
 	}

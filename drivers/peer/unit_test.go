@@ -83,7 +83,7 @@ func TestPausesGrow(t *testing.T) {
 		h.pinged(false, now)
 	}
 	h.pinged(true, now)
-	if ok, _ := h.use(true, now); !ok || !h.isUp() {
+	if ok, _ := h.use(true, now); !ok || !h.isUp(true, now) {
 		t.Error("not used after a successful ping")
 	}
 	h.fail(now)
@@ -111,6 +111,23 @@ func TestBeliefs(t *testing.T) {
 	}
 	if ok, ping := h.use(false, now.Add(trust+1)); ok || !ping {
 		t.Errorf("later: used %v, ping %v; want a ping", ok, ping)
+	}
+}
+
+// A peer that is believed to be dead is not up, before a read needs it; nor is one that has failed.
+func TestIsUp(t *testing.T) {
+	var h health
+	now := time.Now()
+	if !h.isUp(true, now) || h.isUp(false, now) {
+		t.Error("a new peer is up exactly if it is believed to be alive")
+	}
+	h.succeed(now)
+	if !h.isUp(false, now.Add(trust)) || h.isUp(false, now.Add(trust+1)) {
+		t.Error("an answer is trusted for some time")
+	}
+	h.fail(now)
+	if h.isUp(true, now) {
+		t.Error("a peer that has failed is up")
 	}
 }
 

@@ -36,6 +36,10 @@ type Config struct {
 	Key    []byte            // encrypts all messages, KeySize bytes; empty: none, on loopback only
 	Log    *slog.Logger
 
+	// Joined is called when another node appears. It may be nil. It must not block, or call methods
+	// of Members. It is not called when Close has returned.
+	Joined func(name string)
+
 	// For tests.
 	tune  func(*memberlist.Config)
 	drops func(network, address string) bool // whether messages to an address are lost
@@ -52,6 +56,7 @@ type Members struct {
 	list      *memberlist.Memberlist // set by run; nil if the network was never ready
 
 	mu    sync.Mutex     // guards the following
+	ended bool           // Joined is not called any more
 	up    map[string]int // how many members live, by the name of their node; a node that restarts has two
 	stats Stats
 }
@@ -66,7 +71,7 @@ type Stats struct {
 
 const (
 	// probeInterval is long, because a node under load answers late, and a wrong hint costs more
-	// than a late one: the data path notices a dead node itself.
+	// than a late one (consul#916): the data path notices a dead node itself.
 	probeInterval = 2 * time.Second
 
 	// streamTimeout bounds a connection to a member.
@@ -164,6 +169,9 @@ func (m *Members) Stats() Stats {
 // must be called once. A goroutine that waits for the answer to a probe, or for DNS, ends with that:
 // a probe takes up to 16 s.
 func (m *Members) Close() {
+	m.mu.Lock()
+	m.ended = true
+	m.mu.Unlock()
 	m.cancel()
 	m.transport.interrupt()
 	<-m.done

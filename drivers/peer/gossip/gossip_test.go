@@ -194,6 +194,25 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// Joined is told each other node when it appears, and when it is back.
+func TestJoined(t *testing.T) {
+	g := newGroup(t, 2)
+	c := g.config("n00")
+	joined := make(chan string, 10)
+	c.Joined = func(name string) { joined <- name }
+	g.start(c)
+	for range 2 {
+		m, err := Join(g.config("n01"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := <-joined; got != "n01" {
+			t.Errorf("%s has joined, want n01", got)
+		}
+		m.Close()
+	}
+}
+
 // A node that leaves is down at once, and again up when it is back.
 func TestLeave(t *testing.T) {
 	g := newGroup(t, 3)

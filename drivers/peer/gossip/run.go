@@ -18,7 +18,8 @@ import (
 )
 
 // run joins the other nodes, and joins them again while some are missing, until ctx is done. After
-// a partition, memberlist contacts the members that it has found dead for half a minute only.
+// a partition, memberlist contacts the members that it has found dead for half a minute only. It also
+// does not repair by itself that a node is taken for dead after many have restarted (memberlist#311).
 func (m *Members) run(ctx context.Context) {
 	resolved := make(map[string]string) // addresses of nodes, by name
 	logged := false
@@ -63,11 +64,12 @@ func (m *Members) create(targets []string) error {
 	return err
 }
 
-// settings returns the configuration of memberlist. Nodes have no metadata.
+// settings returns the configuration of memberlist. Nodes have no metadata and send no messages of
+// their own, for which packets have no space in a large group (memberlist#299).
 func (m *Members) settings(advertise netip.AddrPort) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	// A process that starts again is another member: its predecessor may still be taken for alive,
-	// or be found dead later (memberlist#157).
+	// at another address (memberlist#157), or be found dead later.
 	c.Name = m.config.Name + separator + rand.Text()
 	c.Label = m.label
 	c.Transport = m.transport
@@ -167,6 +169,9 @@ func (e events) change(n *memberlist.Node, by int) {
 	case name == e.m.config.Name:
 	case by > 0:
 		e.m.stats.Joined++
+		if joined := e.m.config.Joined; joined != nil && !e.m.ended {
+			joined(name)
+		}
 	default:
 		e.m.stats.Lost++
 	}
