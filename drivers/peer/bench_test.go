@@ -176,7 +176,6 @@ func BenchmarkTLS(b *testing.B) {
 			return err
 		}
 	}
-	b.SetBytes(size)
 	against(b, 1, []string{"plain"}, stream(secure), stream(plain))
 }
 
