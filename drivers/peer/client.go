@@ -40,9 +40,8 @@ func (p *peer) request(path, name string) *request {
 	}
 }
 
-// exchange sends a request, and returns the answer when its header has arrived. A peer that does not
-// know whether the request was received before its start refuses it and tells its instance. The
-// request is then sent again, with that.
+// exchange sends a request, and returns the answer when its header has arrived. A peer refuses a
+// request that does not name its instance, and names it in the answer. The request is then sent again.
 func (p *peer) exchange(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
 	resp, err := p.roundTrip(ctx, via, r)
 	if err != nil || resp.StatusCode != http.StatusPreconditionRequired {

@@ -48,7 +48,8 @@ const (
 	hRequest = "Milkweed-Request"
 
 	// hAnswer has the version of the protocol, the clock of the server as the expiry, the state of
-	// the request that a ping names or, with status 428, the instance of the server, the CRC-32C of each block, big-endian and in base64, and the MAC.
+	// the request that a ping names or, with status 428, the instance of the server, the CRC-32C of
+	// each block, big-endian and in base64, and the MAC.
 	hAnswer = "Milkweed-Answer"
 )
 

@@ -120,11 +120,11 @@ func readTLS(t testing.TB, f files) *TLS {
 	return s
 }
 
-// again makes s look at its files at the next connection.
-func (s *TLS) again() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.checked = time.Time{}
+// again makes t look at its files at the next connection.
+func (t *TLS) again() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.checked = time.Time{}
 }
 
 // A secureRig is a client a and a server b, with TLS.
