@@ -49,6 +49,11 @@ test-posix: deps
 test-peers: deps
 	$(GOTEST) -count=1 -run '^TestCluster' ./cmd/internal/peertest
 
+# Simulates jobs on up to 10,000 nodes, and rewrites the tables of docs/scale.md.
+.PHONY: scale
+scale:
+	GOGC=50 $(GO) test -timeout 60m -count=1 -v -run '^TestTables$$' ./cmd/internal/scale -update
+
 .PHONY: deps
 deps:
 	@GO='$(GO)' .ci/deps.sh
