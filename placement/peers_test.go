@@ -808,7 +808,7 @@ func TestPeersAreNotTheSource(t *testing.T) {
 		t.Error("the controller of the peers has observed none")
 	}
 	st := n.handler.Stats()
-	if st.PeerOpens.Files != 1 || st.Opens[0].Files != 0 || st.FillOpens.Files != 1 || st.Waited.Latency.Count > 10 || st.Waited.Peers.Count == 0 {
+	if st.PeerOpens.Files != 1 || st.Opens[0].Files != 0 || st.FillOpens.Files != 1 || st.Waited.Latency.Count > 10 || st.Waited.Peers.Count == 0 || st.Waits.Count == 0 {
 		t.Errorf("got %+v", st)
 	}
 	if n.entry(large).Level() == tiers.AtSource {

@@ -62,9 +62,9 @@ func (o *Opens) add(size int64) {
 // Stats returns the counters and the present state.
 func (h *Handler) Stats() Stats {
 	n := len(h.levels.Tiers()) + 1
-	queued, stalled := h.queue.len(), h.gate.stalled()
+	queued, stalled, waits := h.queue.len(), h.gate.stalled(), h.gate.waits.Load()
 	if p := h.peers; p != nil {
-		queued, stalled = queued+p.queue.len(), stalled+p.gate.stalled()
+		queued, stalled, waits = queued+p.queue.len(), stalled+p.gate.stalled(), waits.Plus(p.gate.waits.Load())
 	}
 	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
 	s := Stats{
@@ -83,7 +83,7 @@ func (h *Handler) Stats() Stats {
 		Passthrough: passthrough[:n],
 		FillOpens:   drivers.Snapshot(&h.fillOpens),
 		PeerOpens:   h.peerOpens(),
-		Waits:       h.gate.waits.Load(),
+		Waits:       waits,
 		Waited:      h.waited(),
 	}
 	s.Epochs, s.EpochsEnded = h.epochs.list()

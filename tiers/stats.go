@@ -47,6 +47,14 @@ func (h *Histogram) Load() Latency {
 	return l
 }
 
+// Plus returns the sum of l and m.
+func (l Latency) Plus(m Latency) Latency {
+	for i, n := range m.Buckets {
+		l.Buckets[i] += n
+	}
+	return Latency{l.Buckets, l.Count + m.Count, l.Sum + m.Sum}
+}
+
 // TierCounters count what a tier has done since the daemon started. They only grow.
 //
 // The tags of a counter are its documentation: json is its name in the JSON of the status,
