@@ -252,6 +252,9 @@ func (f *fill) newInflow(ctx context.Context, blocks int) *inflow {
 			in.ctx = drivers.Background(f.ctx)
 		}
 	}
+	if f.foreign {
+		in.ctx = context.WithValue(in.ctx, fillKey{}, f)
+	}
 	return in
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/milkweedfs/milkweed/drivers"
-	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/readahead"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -120,10 +119,19 @@ func (h *Handler) openAtPeers(ctx context.Context, e *metadata.Entry) (drivers.O
 	})
 }
 
+// fillKey is the context key of the fill from the peers that makes a request.
+type fillKey struct{}
+
 // withoutPeers opens a file that no other node serves. If this node is a further choice, it takes
-// the place of the owner, and fills the file for the other nodes, too.
+// the place of the owner, and fills the file for the other nodes, too. A background request of a fill
+// fails with errTakenOver: the fill that takes over waits for its turn.
 func (h *Handler) withoutPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	if rank := h.rank(e); rank > 0 {
+		f, _ := ctx.Value(fillKey{}).(*fill)
+		if f != nil && drivers.IsBackground(ctx) && h.mayCopy(e, rank, forPeer) == nil && h.succeed(f, rank, false) {
+			f.discard(errTakenOver)
+			return nil, errTakenOver
+		}
 		o, err := h.openShared(context.WithValue(ctx, peerKey{}, true), e)
 		if err == nil {
 			return private{o}, nil
@@ -159,28 +167,35 @@ func (h *Handler) takeOver(ctx context.Context, e *metadata.Entry, rank int) err
 	if err := waitFor(ctx, f.started); err != nil {
 		return err
 	}
-	if f.err == nil && h.succeed(f, rank) {
+	if f.err == nil && h.succeed(f, rank, true) {
 		f.discard(errTakenOver)
 	}
 	return nil
 }
 
 // succeed puts a fill from the source in the place of f, which has started, and reports success: f has
-// not ended, and is not complete. The new fill begins when f has ended. The caller discards f.
-func (h *Handler) succeed(f *fill, rank int) bool {
+// not ended, and is not complete. The new fill begins when f has ended: at once if now is set, or else
+// in its turn. The caller discards f.
+func (h *Handler) succeed(f *fill, rank int, now bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ctx.Err() != nil || h.fills[f.entry] != f || !f.blocks.fail(errTakenOver) {
 		return false
 	}
 	next := newFill(h, f.entry, rank, false)
-	next.forOpen, next.begun = true, true
-	h.fills[f.entry] = next
-	h.wg.Go(func() {
-		defer panics.Contain()
+	next.forOpen = now
+	begin := next.begin
+	next.begin = func() {
 		<-f.ended
-		next.begin()
-	})
+		begin()
+	}
+	h.fills[f.entry] = next
+	if now {
+		h.beginNow(next)
+	} else {
+		next.prefetched = f.prefetched
+		next.queue.addNew(next)
+	}
 	return true
 }
 

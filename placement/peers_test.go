@@ -683,7 +683,8 @@ func TestSecondChoiceTakesOver(t *testing.T) {
 	}
 }
 
-// A file that is placed on request, and whose owner turns out to be down, is placed from the source.
+// A file that is placed on request, and whose owner turns out to be down, is placed from the source, in
+// the background.
 func TestPlaceWithoutTheOwner(t *testing.T) {
 	c := newCluster(t, alike(3, 1<<30)...)
 	name := c.nameWith(0, 1)
@@ -694,6 +695,9 @@ func TestPlaceWithoutTheOwner(t *testing.T) {
 	c.nodes[0].kill()
 	if got, err := second.handler.Place(t.Context(), second.entry(name)); got != Placed || err != nil {
 		t.Errorf("got %v, %v; want Placed", got, err)
+	}
+	if got, reads := c.source.demand, len(c.source.spans()); got != 0 || reads != 3 {
+		t.Errorf("%d of %d reads of the source were not in the background", got, reads)
 	}
 }
 

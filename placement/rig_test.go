@@ -291,9 +291,10 @@ type recorder struct {
 	*drivertest.Mem
 	t testing.TB
 
-	mu    sync.Mutex // guards the following
-	open  int
-	reads []span
+	mu     sync.Mutex // guards the following
+	open   int
+	reads  []span
+	demand int // ReadAts that are not in the background
 }
 
 // A span is the range of one read.
@@ -473,6 +474,11 @@ func (s *recordedStream) Close() error {
 func (o *recordedObject) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	defer o.use("read")()
 	o.recorder.note(o.name, off, int64(len(p)))
+	if !drivers.IsBackground(ctx) {
+		o.recorder.mu.Lock()
+		o.recorder.demand++
+		o.recorder.mu.Unlock()
+	}
 	return o.Object.ReadAt(ctx, p, off)
 }
 
