@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/readahead"
@@ -29,11 +30,12 @@ import (
 // opened.
 type peers struct {
 	tiers.Peers
-	gate  *gate
-	queue *queue
-	ahead *readahead.Pool // of files that are read from the peers
-	spare spare
-	opens Opens // of files that were read from the peers, without a fill
+	started time.Time
+	gate    *gate
+	queue   *queue
+	ahead   *readahead.Pool // of files that are read from the peers
+	spare   spare
+	opens   Opens // of files that were read from the peers, without a fill
 }
 
 // The bounds of fills from the peers.
@@ -49,7 +51,7 @@ var peerProfile = drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 
 func newPeers(p tiers.Peers, workers int, ahead int64) *peers {
 	g := newGate(min(workers, peerWorkers), drivers.Profile{})
 	return &peers{
-		Peers: p, gate: g, queue: newQueue(g, nil, nil, nil),
+		Peers: p, started: time.Now(), gate: g, queue: newQueue(g, nil, nil, nil),
 		ahead: readahead.NewPool(ahead, peerProfile),
 		spare: newSpare(),
 	}

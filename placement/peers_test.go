@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -621,6 +622,51 @@ func TestOpenSharedMisses(t *testing.T) {
 	}
 	if got := c.sourceBytes(); got != 0 {
 		t.Errorf("the source served %d bytes", got)
+	}
+}
+
+// A request that comes before the tiers were scanned waits for that, for a bounded time. Then it fails
+// with an error that the other node does not take for a lack of room.
+func TestOpenSharedBeforeScan(t *testing.T) {
+	for _, scans := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			log := slog.New(slog.DiscardHandler)
+			source := drivertest.NewMem(0)
+			source.Put("a", []byte("x"))
+			info, _ := source.Stat(t.Context(), "a")
+			configs := []tiers.Config{{Name: "ram", Store: drivertest.NewMem(0), Quota: tiers.Quota{Bytes: 1 << 20}}}
+			levels, err := tiers.New(source, configs, tiers.Options{Peers: fixedRank{}}, log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := New(levels, names, Config{Workers: 2}, log)
+			ctx, stop := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			running.Go(func() { h.Run(ctx) })
+			time.AfterFunc(time.Second, func() {
+				if scans {
+					running.Go(func() { levels.Run(ctx) })
+				}
+			})
+			began := time.Now()
+			obj, err := h.OpenShared(ctx, "a", info, 0)
+			took := time.Since(began)
+			switch {
+			case scans && err != nil:
+				t.Errorf("a tier was scanned after a second: %v", err)
+			case scans:
+				obj.Close()
+			case took != maxScanWait || err == nil || errors.Is(err, drivers.ErrFull) || errors.Is(err, fs.ErrNotExist):
+				t.Errorf("no tier was scanned: got %v after %v", err, took)
+			}
+			stop()
+			running.Wait()
+			names.Close()
+		})
 	}
 }
 

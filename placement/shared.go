@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -21,7 +23,7 @@ import (
 //
 // If there is no room, the error matches drivers.ErrFull; if the source has another version,
 // drivers.ErrChanged; if there is no copy, and this node is not to make one now, fs.ErrNotExist.
-// Other errors are those of the source or of ctx. If a copy fails, ReadAt of the Object continues in
+// Other errors are those of the source or of ctx, or say that the tiers have not been scanned yet. If a copy fails, ReadAt of the Object continues in
 // another one, in a fill or at the source. While the Object reads a copy, it has a backing file and
 // checksums.
 func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info, rank int) (drivers.Object, error) {
@@ -35,6 +37,9 @@ func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info
 			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 		}
 	}
+	if err := h.awaitRoom(ctx, e); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	o, err := h.openShared(ctx, e)
 	switch {
 	case errors.Is(err, errNoRoom):
@@ -45,6 +50,34 @@ func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info
 		return nil, err
 	}
 	return o, nil
+}
+
+// maxScanWait bounds how long after the start the requests of other nodes wait for the scan of the
+// tiers. Later, the second choice is faster, although it then keeps the files.
+const maxScanWait = 5 * time.Second
+
+// errNotScanned: the tiers may have room when they have been scanned.
+var errNotScanned = errors.New("the tiers have not been scanned yet")
+
+// awaitRoom waits for the scan of the tiers if e has no copy, and nothing else is known to have room for
+// one. The error is errNotScanned, or ctx's.
+func (h *Handler) awaitRoom(ctx context.Context, e *metadata.Entry) error {
+	unscanned := func() bool {
+		return slices.ContainsFunc(h.levels.Tiers(), func(t *tiers.Tier) bool { return !t.Scanned() })
+	}
+	if e.Level() != tiers.AtSource || h.Fits(e.Size()) || !unscanned() {
+		return nil
+	}
+	wait, cancel := context.WithDeadline(ctx, h.peers.started.Add(maxScanWait))
+	defer cancel()
+	h.levels.WaitScanned(wait) // not for a tier that is down
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case wait.Err() != nil && unscanned() && !h.Fits(e.Size()):
+		return errNotScanned
+	}
+	return nil
 }
 
 // resolveShared returns the entry of the version that another node requests. If this node knows
