@@ -14,8 +14,12 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// refusalTTL is how long an Object does not ask a peer again that lacks the file or has no room.
-const refusalTTL = 10 * time.Second
+// refusalTTL is how long an Object does not ask a peer again that lacks the file or has no room, and
+// failureTTL the same of one that could not read the file, or is not ready.
+const (
+	refusalTTL = 10 * time.Second
+	failureTTL = time.Second
+)
 
 // An object is a file that is read from the peers that own it, or else from the source.
 type object struct {
@@ -37,7 +41,7 @@ var (
 type owner struct {
 	*peer
 	rank    int
-	refused atomic.Int64 // when the peer lacked the file, in nanoseconds since 1970
+	refused atomic.Int64 // until when the peer is not asked, in nanoseconds since 1970
 }
 
 // OpenVersion opens the version of a file that info describes. It makes no request for a regular
@@ -110,7 +114,7 @@ var errNoPeer = errors.New("no peer has the file")
 func (o *object) get(ctx context.Context, s span, from int) (a *answer, by int, err error) {
 	for by = from; by < len(o.owners); by++ {
 		w := &o.owners[by]
-		if time.Since(time.Unix(0, w.refused.Load())) < refusalTTL || !w.usable() {
+		if time.Now().UnixNano() < w.refused.Load() || !w.usable() {
 			continue
 		}
 		a, err := w.get(ctx, o.name, o.info, w.rank, s)
@@ -122,7 +126,11 @@ func (o *object) get(ctx context.Context, s span, from int) (a *answer, by int, 
 			return nil, 0, context.Cause(ctx)
 		}
 		if m := (*miss)(nil); errors.As(err, &m) && !m.cause.ofNode() {
-			w.refused.Store(time.Now().UnixNano())
+			ttl := refusalTTL
+			if m.cause == failed {
+				ttl = failureTTL
+			}
+			w.refused.Store(time.Now().Add(ttl).UnixNano())
 		}
 	}
 	return nil, 0, errNoPeer

@@ -213,6 +213,24 @@ func TestOrderOfPlaces(t *testing.T) {
 	}
 }
 
+// A node that could not read the file, or is not ready, is asked again after a second.
+func TestFailureIsForgotten(t *testing.T) {
+	r, b, _, name, data := threeNodes(t, 1000)
+	b.refuse = errors.New("not ready")
+	o := r.open(name).(*object)
+	before := time.Now()
+	r.wantContent(o, data)
+	if got := time.Unix(0, o.owners[0].refused.Load()); got.After(time.Now().Add(failureTTL)) || got.Before(before) {
+		t.Errorf("the owner is asked again after %v", got.Sub(before))
+	}
+	b.refuse = nil
+	o.owners[0].refused.Store(time.Now().UnixNano())
+	r.wantContent(o, data)
+	if got := r.stats(0, 1).Reads; got != 1 {
+		t.Errorf("the owner was read %d times, want 1", got)
+	}
+}
+
 // A node that is an owner itself does not ask itself.
 func TestOwnersAskEachOther(t *testing.T) {
 	source, b := newMemory(map[string][]byte{}), newMemory(map[string][]byte{})
