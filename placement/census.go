@@ -16,7 +16,8 @@ import (
 // this node needs for files which it is to place for all. The spare room is what the tiers have
 // left minus what the unplaced files need of which this node is the owner or a further choice: the
 // second choice places what an owner has no room for. It is known when all directories are listed,
-// and the sizes of these files are known; or when each file of a plan was looked up.
+// and the sizes of these files are known. A plan does not suffice: it may name only the files that
+// the job of this node reads, while the node owns files that others read.
 //
 // A census counts the files anew, by their entries, in the background. Between two of them, a copy
 // of such a file changes the room that is left and the need alike, and the spare room remains as it
@@ -187,8 +188,7 @@ func (c *census) run(ctx context.Context) (changed bool) {
 			return false
 		}
 	}
-	known := c.complete || h.plan.isSeen()
-	changed = h.peers.spare.set(known, h.left, c.ownNeed, c.need, c.max)
+	changed = h.peers.spare.set(c.complete, h.left, c.ownNeed, c.need, c.max)
 	if c.ask(ctx) {
 		h.peers.spare.want()
 		changed = true

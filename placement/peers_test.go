@@ -919,31 +919,27 @@ func TestSpareRoom(t *testing.T) {
 	}
 }
 
-// A plan tells the room that its files need when those of each stream were looked up. Further epochs of
-// one stream do not stand for another stream.
-func TestPlanIsSeen(t *testing.T) {
-	p := newPlan()
-	add := func(stream string, epoch int64) *planStream {
-		if _, err := p.add(PlanPart{Stream: stream, Epoch: epoch}, []string{stream + "1", stream + "2"}); err != nil {
-			t.Fatal(err)
-		}
-		return p.streams[stream]
-	}
-	a, b := add("a", 0), add("b", 0)
-	add("a", 1)
-	saw := func(s *planStream) {
-		for i := range int64(2) {
-			p.saw(use{stream: s, place: place{i: i}}, 1000, 1<<30, true)
+// A plan does not tell the room that the files of a node need: it may name those that the job of this node
+// reads, while the node owns files that only other nodes read.
+func TestPlanIsNoCensus(t *testing.T) {
+	const size = 16 << 10
+	c := newCluster(t, alike(4, 20*size)...)
+	c.put(60, func(int) int { return size })
+	n := c.nodes[0]
+	var foreign []string
+	for _, name := range c.names() {
+		if slices.Index(c.choices(name), 0) < 0 {
+			foreign = append(foreign, name)
 		}
 	}
-	saw(a)
-	saw(a)
-	if p.isSeen() {
-		t.Error("nothing of the second stream was looked up")
-	}
-	saw(b)
-	if !p.isSeen() {
-		t.Error("all files were looked up")
+	_, err := n.handler.Plan(PlanPart{}, foreign)
+	n.check(err)
+	n.eventually("the plan was looked up", func() bool {
+		return n.handler.PlanStreams()[0].Lead == int64(len(foreign))
+	})
+	(&census{handler: n.handler}).run(context.Background())
+	if n.handler.peers.spare.isKnown() {
+		t.Error("the room to spare is taken for known")
 	}
 }
 

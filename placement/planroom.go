@@ -82,18 +82,6 @@ func (p *plan) files() (n int64) {
 	return n
 }
 
-// isSeen reports whether each file of the plan was looked up: of each stream, those of one epoch.
-func (p *plan) isSeen() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.streams {
-		if s.found.entries < s.longest {
-			return false
-		}
-	}
-	return len(p.streams) > 0
-}
-
 // leavesRoom reports whether a file of some size is not placed, because smaller files of the plan
 // need the room.
 func (h *Handler) leavesRoom(size int64) bool {
