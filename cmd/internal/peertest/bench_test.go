@@ -31,18 +31,23 @@ func BenchmarkPeersColdEpoch(b *testing.B) {
 		name    string
 		content func() (content, error)
 		rate    int64
-	}{{"small,100MB", many, 100e6}, {"small,25MB", small, 25e6}, {"large,100MB", large, 100e6}, {"large,25MB", large, 25e6}} {
+	}{{"small,100MB", many, 100e6}, {"small,25MB", small, 25e6}, {"small,10MB", small, 10e6}, {"small,5MB", small, 5e6}, {"large,100MB", large, 100e6}, {"large,25MB", large, 25e6}} {
 		b.Run(test.name, func(b *testing.B) {
 			speed := simpfs.Speed{Latency: time.Millisecond, BytesPerSecond: test.rate}
 			alone := newCluster(b, shape{nodes: nodes, content: test.content, source: speed, link: 4 * test.rate})
 			shared := newCluster(b, shape{content: test.content, source: speed, network: alone.network})
-			var without, with, ofFloor []float64
+			floor := float64(shared.content.size()) / float64(test.rate)
+			var without, with, ofFloor, cpu []float64
 			for i := 0; b.Loop(); i++ {
-				without = append(without, alone.coldEpoch())
-				with = append(with, shared.coldEpoch(shared.peers()...))
+				seconds, _ := alone.coldEpoch()
+				without = append(without, seconds)
+				seconds, used := shared.coldEpoch(shared.peers()...)
+				with, cpu = append(with, seconds), append(cpu, used)
 				ofFloor = append(ofFloor, nodes*with[i]/without[i])
 			}
 			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(floor, "s-of-source")
+			b.ReportMetric(median(cpu), "cpu-s")
 			b.ReportMetric(median(without), "s-without-peers")
 			b.ReportMetric(median(with), "s-with-peers")
 			b.ReportMetric(median(ofFloor), "of-floor")
@@ -56,8 +61,8 @@ func median(v []float64) float64 {
 }
 
 // coldEpoch returns the seconds of an epoch that begins with empty tiers, with 4 readers on each
-// node. args are those of mount.
-func (c *cluster) coldEpoch(args ...string) (seconds float64) {
+// node, and the CPU time of the daemons. args are those of mount.
+func (c *cluster) coldEpoch(args ...string) (seconds, cpu float64) {
 	c.t.Helper()
 	for _, n := range c.nodes {
 		left, err := filepath.Glob(n.tier + "/*")
@@ -75,8 +80,9 @@ func (c *cluster) coldEpoch(args ...string) (seconds float64) {
 		seconds = max(seconds, j.want().Seconds)
 	}
 	c.settle()
+	cpu = c.cpu()
 	c.umount()
-	return seconds
+	return seconds, cpu
 }
 
 // BenchmarkPeersRemote compares, in turn, reading files that another node holds with requests to a
