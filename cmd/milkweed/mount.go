@@ -78,7 +78,8 @@ consistency=DURATION, mode=MODE, metadata_snapshot=PLACE, plan=FILE,
 window=QUOTA, source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
 scrub_interval=DURATION, scrub_rate=SIZE, peers=ROSTER, peers_secret=FILE,
 peers_name=NAME, peers_listen=ADDRESS, peers_serve=BOOL, peers_gossip=BOOL,
-peers_min=N, peers_wait=DURATION, metrics=ADDRESS, log_level=LEVEL,
+peers_min=N, peers_wait=DURATION, peers_group=N, peers_tls_cert=FILE,
+peers_tls_key=FILE, peers_tls_ca=FILE, metrics=ADDRESS, log_level=LEVEL,
 log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
 ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
 no effect here; noexec forbids executing files of the mount. The mount is
