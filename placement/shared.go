@@ -23,9 +23,9 @@ import (
 //
 // If there is no room, the error matches drivers.ErrFull; if the source has another version,
 // drivers.ErrChanged; if there is no copy, and this node is not to make one now, fs.ErrNotExist.
-// Other errors are those of the source or of ctx, or say that the tiers have not been scanned yet. If a copy fails, ReadAt of the Object continues in
-// another one, in a fill or at the source. While the Object reads a copy, it has a backing file and
-// checksums.
+// Other errors are those of the source or of ctx, or say that the tiers have not been scanned yet.
+// If a copy fails, ReadAt of the Object continues in another one, in a fill or at the source. While
+// the Object reads a copy, it has a backing file and checksums.
 func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info, rank int) (drivers.Object, error) {
 	ctx = context.WithValue(ctx, peerKey{}, true)
 	e, err := h.resolveShared(ctx, name, want)
@@ -59,8 +59,8 @@ const maxScanWait = 5 * time.Second
 // errNotScanned: the tiers may have room when they have been scanned.
 var errNotScanned = errors.New("the tiers have not been scanned yet")
 
-// awaitRoom waits for the scan of the tiers if e has no copy, and nothing else is known to have room for
-// one. The error is errNotScanned, or ctx's.
+// awaitRoom waits for the scan of the tiers if e has no copy, and nothing else is known to have
+// room for one. The error is errNotScanned, or ctx's.
 func (h *Handler) awaitRoom(ctx context.Context, e *metadata.Entry) error {
 	unscanned := func() bool {
 		return slices.ContainsFunc(h.levels.Tiers(), func(t *tiers.Tier) bool { return !t.Scanned() })

@@ -100,8 +100,8 @@ func get(client *http.Client, url string, buf []byte) error {
 	return err
 }
 
-// BenchmarkRemoteFile reads a placed file of another node, in streams as fills do and in reads of 1 MiB,
-// against GET requests of the file to a plain server, which uses sendfile.
+// BenchmarkRemoteFile reads a placed file of another node, in streams as fills do and in reads of 1
+// MiB, against GET requests of the file to a plain server, which uses sendfile.
 func BenchmarkRemoteFile(b *testing.B) {
 	const size = 256 << 20
 	for name, readers := range map[string]int{"readers=1": 1, "readers=4": 4} {
@@ -179,8 +179,8 @@ func BenchmarkTLS(b *testing.B) {
 	against(b, 1, []string{"plain"}, stream(secure), stream(plain))
 }
 
-// BenchmarkSmallRemoteFile opens and reads a placed file of 110 KB of another node, against a plain GET
-// request.
+// BenchmarkSmallRemoteFile opens and reads a placed file of 110 KB of another node, against a plain
+// GET request.
 func BenchmarkSmallRemoteFile(b *testing.B) {
 	const size = 110_000
 	o, client, url := benchRig(b, size, nil)

@@ -49,7 +49,8 @@ func TestBuffersAreShared(t *testing.T) {
 	}
 }
 
-// A buffer that is returned goes to a request that waits. One that is cancelled leaves nothing behind.
+// A buffer that is returned goes to a request that waits. One that is cancelled leaves nothing
+// behind.
 func TestBuffersAreHandedOn(t *testing.T) {
 	b, p := newBuffers(3), new(peer)
 	buf, err := b.get(context.Background(), p)

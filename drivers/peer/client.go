@@ -41,7 +41,8 @@ func (p *peer) request(path, name string) *request {
 }
 
 // exchange sends a request, and returns the answer when its header has arrived. A peer refuses a
-// request that does not name its instance, and names it in the answer. The request is then sent again.
+// request that does not name its instance, and names it in the answer. The request is then sent
+// again.
 func (p *peer) exchange(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
 	resp, err := p.roundTrip(ctx, via, r)
 	if err != nil || resp.StatusCode != http.StatusPreconditionRequired {
@@ -302,8 +303,8 @@ func (p *peer) believed() bool {
 // isUp reports whether reads would use the peer now.
 func (p *peer) isUp() bool { return p.health.isUp(p.believed(), time.Now()) }
 
-// Joined says that a node may be up again. If reads do not use it, it is pinged now, in the background,
-// and not when a read needs it. Joined is not called after Close.
+// Joined says that a node may be up again. If reads do not use it, it is pinged now, in the
+// background, and not when a read needs it. Joined is not called after Close.
 func (n *Node) Joined(name string) {
 	if p := n.named(name); p != nil && p.index != n.self && p.health.retry() {
 		p.pingLater()
@@ -336,8 +337,8 @@ func (n *Node) isAlone() bool {
 	return true
 }
 
-// rejoin pings all peers that are skipped. All were, and one answers again: most likely, this node was
-// cut off. Until the others are used, their files would be read elsewhere, and from the source.
+// rejoin pings all peers that are skipped. All were, and one answers again: most likely, this node
+// was cut off. Until the others are used, their files would be read elsewhere, and from the source.
 func (n *Node) rejoin() {
 	for _, p := range n.peers {
 		if p.index != n.self && p.health.retry() {

@@ -47,7 +47,8 @@ type owner struct {
 // OpenVersion opens the version of a file that info describes. It makes no request for a regular
 // file. Each read is served by the owner of the file, or else by the second choice. If neither has
 // the file, it is served by what source opens, which is called when it is first needed and, unless
-// it fails, once. Errors are those of the source; if it no longer has the file, they match ErrChanged.
+// it fails, once. Errors are those of the source; if it no longer has the file, they match
+// ErrChanged.
 func (n *Node) OpenVersion(ctx context.Context, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
 	o := &object{node: n, name: name, info: info, open: source, opening: make(chan struct{}, 1)}
 	if !info.IsRegular() {

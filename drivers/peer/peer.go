@@ -37,9 +37,9 @@ type Files interface {
 	// the second choice. The content is that of a copy or of a fill, which OpenShared may start,
 	// from the source and never from another node.
 	//
-	// The error matches drivers.ErrFull if no tier has room for the file, fs.ErrNotExist if there is no
-	// copy and this node does not own the file with that rank, and drivers.ErrChanged if
-	// the source has another version. ReadAt of the Object waits for blocks that are in flight.
+	// The error matches drivers.ErrFull if no tier has room for the file, fs.ErrNotExist if there
+	// is no copy and this node does not own the file with that rank, and drivers.ErrChanged if the
+	// source has another version. ReadAt of the Object waits for blocks that are in flight.
 	OpenShared(ctx context.Context, name string, want drivers.Info, rank int) (drivers.Object, error)
 }
 

@@ -266,9 +266,9 @@ func (c *call) accept(r *http.Request) error {
 	return nil
 }
 
-// authenticate checks the MAC of the request, its expiry, that it is for this instance of the node, and
-// that it is new. Requests that an earlier instance has received are not known. Without a secret, it
-// checks nothing.
+// authenticate checks the MAC of the request, its expiry, that it is for this instance of the node,
+// and that it is new. Requests that an earlier instance has received are not known. Without a
+// secret, it checks nothing.
 func (c *call) authenticate(mac string) error {
 	s := c.server.node.cfg.Secret
 	if s == nil {

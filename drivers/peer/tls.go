@@ -61,8 +61,8 @@ type stamp struct {
 // reloadPause is the least time between two looks at the files.
 const reloadPause = time.Second
 
-// identity returns the content of the files. After an error, which is that of files that have changed,
-// it is the earlier one, if there is one.
+// identity returns the content of the files. After an error, which is that of files that have
+// changed, it is the earlier one, if there is one.
 func (t *TLS) identity(now time.Time) (*identity, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

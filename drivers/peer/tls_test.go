@@ -269,8 +269,8 @@ func TestReadTLS(t *testing.T) {
 	}
 }
 
-// Certificates and authorities that are replaced are used for the next connections, without a restart.
-// Files that cannot be used change nothing.
+// Certificates and authorities that are replaced are used for the next connections, without a
+// restart. Files that cannot be used change nothing.
 func TestTLSIsReadAgain(t *testing.T) {
 	s := newSecureRig(t, nil)
 	next := newAuthority(t)
