@@ -263,8 +263,9 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	return f
 }
 
-// saw records a planned file.
+// saw records a planned file: the plan does not return this use again.
 func (h *Handler) saw(u use, e *metadata.Entry) {
+	h.window.settled(u)
 	size, own := e.Size(), h.rank(e) == 0
 	quota, _ := h.room()
 	h.plan.saw(u, size, quota, own)

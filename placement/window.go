@@ -147,9 +147,23 @@ func (w *planWindow) hasRoom(t *tiers.Tier, size int64, u use) bool {
 	return false
 }
 
-// isPromised reports whether the room is for a use that comes before u. w.mu must be held.
+// isPromised reports whether the room is for a use that comes before u. A use that the job has
+// passed does not come any more. w.mu must be held.
 func (w *planWindow) isPromised(u use) bool {
-	return w.first != nil && *w.first != u && w.handler.plan.ahead(u) > w.handler.plan.ahead(*w.first)
+	if w.first == nil || *w.first == u {
+		return false
+	}
+	first := w.handler.plan.ahead(*w.first)
+	return first >= 0 && first < w.handler.plan.ahead(u)
+}
+
+// settled ends the promise of room for a use: it got room, or needs none.
+func (w *planWindow) settled(u use) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.first != nil && *w.first == u {
+		w.first = nil
+	}
 }
 
 // poke makes run look for copies that are to be dropped.
@@ -164,9 +178,6 @@ func (w *planWindow) poke() {
 func (w *planWindow) add(f *fill, u use) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.first != nil && *w.first == u {
-		w.first = nil
-	}
 	if !w.handler.has(f) { // otherwise its end calls remove later
 		return
 	}
