@@ -105,9 +105,9 @@ func TestModel(t *testing.T) {
 func TestConstants(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"client.go":        {"firstPause = time.Second ", "maxPause   = 30 * time.Second ", "const pingTimeout = time.Second\n"},
-		"object.go":        {"const refusalTTL = 10 * time.Second\n"},
+		"object.go":        {"refusalTTL = 10 * time.Second\n"},
 		"peer.go":          {"choices = 2\n", "connectTimeout = 500 * time.Millisecond\n", "idleTimeout       = 90 * time.Second\n"},
-		"server.go":        {"maxConnections = 16384\n", "min(maxConnections, l.Cur/4)"},
+		"server.go":        {"maxConnections = 16384\n", "descriptors(maxConnections, 4)"},
 		"watch.go":         {"stall       = 700 * time.Millisecond\n"},
 		"gossip/gossip.go": {"probeInterval = 2 * time.Second\n", "maxTargets = 4\n"},
 		"gossip/run.go":    {"c := memberlist.DefaultLANConfig()\n", "c.GossipInterval = 500 * time.Millisecond\n", "c.EnableCompression = false\n"},
