@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -668,6 +669,42 @@ func TestOpenSharedBeforeScan(t *testing.T) {
 			names.Close()
 		})
 	}
+}
+
+// A tier whose scan fails does not make a node without room say that it may have room later.
+func TestOpenSharedBesideFailedScan(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		log := slog.New(slog.DiscardHandler)
+		source := drivertest.NewMem(0)
+		source.Put("a", make([]byte, 100))
+		info, _ := source.Stat(t.Context(), "a")
+		broken := drivertest.NewFaults(drivertest.NewMem(0))
+		broken.Add(drivertest.Rule{Op: drivertest.OpReadDir, Err: syscall.EIO})
+		configs := []tiers.Config{
+			{Name: "ram", Store: drivertest.NewMem(0), Quota: tiers.Quota{Bytes: 1}},
+			{Name: "ssd", Store: broken, Quota: tiers.Quota{Bytes: 1 << 20}},
+		}
+		levels, err := tiers.New(source, configs, tiers.Options{Peers: fixedRank{}}, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names, err := metadata.New(t.Context(), levels, metadata.Options{TTL: time.Hour}, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := New(levels, names, Config{Workers: 2}, log)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { h.Run(ctx) })
+		running.Go(func() { levels.Run(ctx) })
+		time.Sleep(2 * maxScanWait)
+		if _, err := h.OpenShared(ctx, "a", info, 0); !errors.Is(err, drivers.ErrFull) {
+			t.Errorf("got %v, want %v", err, drivers.ErrFull)
+		}
+		stop()
+		running.Wait()
+		names.Close()
+	})
 }
 
 // known waits until a node knows its spare room.

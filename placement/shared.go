@@ -59,25 +59,27 @@ const maxScanWait = 5 * time.Second
 // errNotScanned: the tiers may have room when they have been scanned.
 var errNotScanned = errors.New("the tiers have not been scanned yet")
 
-// awaitRoom waits for the scan of the tiers if e has no copy, and nothing else is known to have
-// room for one. The error is errNotScanned, or ctx's.
+// awaitRoom waits for the scan of the tiers if e has neither a copy nor a fill, and nothing else is known
+// to have room for one. The error is errNotScanned, or ctx's.
 func (h *Handler) awaitRoom(ctx context.Context, e *metadata.Entry) error {
-	unscanned := func() bool {
-		return slices.ContainsFunc(h.levels.Tiers(), func(t *tiers.Tier) bool { return !t.Scanned() })
-	}
-	if e.Level() != tiers.AtSource || h.Fits(e.Size()) || !unscanned() {
+	if e.Level() != tiers.AtSource || e.Claimed() || e.Unverified() || h.Fits(e.Size()) || !h.scanning() {
 		return nil
 	}
 	wait, cancel := context.WithDeadline(ctx, h.peers.started.Add(maxScanWait))
 	defer cancel()
-	h.levels.WaitScanned(wait) // not for a tier that is down
+	h.levels.WaitScanned(wait)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case wait.Err() != nil && unscanned() && !h.Fits(e.Size()):
+	case h.scanning() && !h.Fits(e.Size()):
 		return errNotScanned
 	}
 	return nil
+}
+
+// scanning reports whether the scan of a tier is awaited.
+func (h *Handler) scanning() bool {
+	return slices.ContainsFunc(h.levels.Tiers(), (*tiers.Tier).Scanning)
 }
 
 // resolveShared returns the entry of the version that another node requests. If this node knows

@@ -214,6 +214,16 @@ func (t *Tier) Scanned() bool {
 	}
 }
 
+// Scanning reports whether the first scan has not ended, and the tier is not down.
+func (t *Tier) Scanning() bool {
+	select {
+	case <-t.tried:
+		return false
+	default:
+		return t.health.readable()
+	}
+}
+
 // Accepts reports whether the tier has been scanned, and is healthy enough to be filled.
 func (t *Tier) Accepts() bool { return t.Scanned() && t.health.writable() }
 
