@@ -59,8 +59,8 @@ const maxScanWait = 5 * time.Second
 // errNotScanned: the tiers may have room when they have been scanned.
 var errNotScanned = errors.New("the tiers have not been scanned yet")
 
-// awaitRoom waits for the scan of the tiers if e has neither a copy nor a fill, and nothing else is known
-// to have room for one. The error is errNotScanned, or ctx's.
+// awaitRoom waits for the scan of the tiers if e has neither a copy nor a fill, and nothing else is
+// known to have room for one. The error is errNotScanned, or ctx's.
 func (h *Handler) awaitRoom(ctx context.Context, e *metadata.Entry) error {
 	if e.Level() != tiers.AtSource || e.Claimed() || e.Unverified() || h.Fits(e.Size()) || !h.scanning() {
 		return nil

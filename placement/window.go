@@ -361,7 +361,8 @@ func (w *planWindow) relieve() {
 	}
 }
 
-// stalled returns the uses that wait, the first one first, if no copy was dropped since the last call.
+// stalled returns the uses that wait, the first one first, if no copy was dropped since the last
+// call.
 func (w *planWindow) stalled() (waiting []use) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -180,7 +180,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c := &call{server: s, w: w, ctx: r.Context()}
 	if err := c.accept(r); err != nil {
-		w.Header()["Connection"] = []string{"close"} // otherwise, strangers could keep all connections
+		if r := (*refusal)(nil); !errors.As(err, &r) || r.status != http.StatusPreconditionRequired {
+			w.Header()["Connection"] = []string{"close"} // otherwise, strangers could keep all connections
+		}
 		c.refuse(err)
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,15 +19,17 @@ import (
 )
 
 // A TLS is the certificate of this node, and the authorities whose certificates other nodes have.
-// Files that have changed are read again before the next connection, so that certificates can be
-// renewed while the node runs. If they cannot be used, the earlier ones stay in use.
+// Files that have changed are read again, so that certificates can be renewed while the node runs. If
+// they cannot be used, the earlier ones stay in use.
 type TLS struct {
-	paths [3]string // of the certificate, its key, and the authorities
+	paths   [3]string // of the certificate, its key, and the authorities
+	current atomic.Pointer[identity]
 
 	mu      panics.Mutex // guards the following
 	checked time.Time    // when the files were last looked at
-	stamps  [3]stamp     // of the files then
-	current *identity
+	looking bool         // a goroutine looks at them
+	stamps  [3]stamp     // of the files that are in use
+	refused [3]stamp     // of those that could not be used
 }
 
 // An identity is the content of the files of a TLS.
@@ -38,16 +41,13 @@ type identity struct {
 // ReadTLS reads the files of a TLS, which are PEM: a certificate for clients and servers, its key, to
 // which only its owner has access, and the certificates of authorities, one of which has signed it.
 func ReadTLS(cert, key, ca string) (*TLS, error) {
-	t := &TLS{paths: [3]string{cert, key, ca}}
-	id, err := t.identity(time.Now())
+	t := &TLS{paths: [3]string{cert, key, ca}, checked: time.Now()}
+	t.stamps = t.stat()
+	id, err := t.read()
 	if err != nil {
 		return nil, err
 	}
-	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-		if err := id.verify([]*x509.Certificate{id.certificate.Leaf}, usage); err != nil {
-			return nil, fmt.Errorf("certificate %s: %w", cert, err)
-		}
-	}
+	t.current.Store(id)
 	return t, nil
 }
 
@@ -61,35 +61,84 @@ type stamp struct {
 // reloadPause is the least time between two looks at the files.
 const reloadPause = time.Second
 
-// identity returns the content of the files. After an error, which is that of files that have
-// changed, it is the earlier one, if there is one.
-func (t *TLS) identity(now time.Time) (*identity, error) {
+// identity returns the certificate and the authorities that are in use. It does not wait for the file
+// system of the files, which may hang: another goroutine looks whether they have changed. report gets
+// the reason why they cannot be used, once for each change.
+func (t *TLS) identity(now time.Time, report func(error)) *identity {
+	t.mu.Lock()
+	due := !t.looking && now.Sub(t.checked) >= reloadPause
+	if due {
+		t.looking, t.checked = true, now
+	}
+	t.mu.Unlock()
+	if due {
+		go func() {
+			defer panics.Contain()
+			t.reload(report)
+		}()
+	}
+	return t.current.Load()
+}
+
+// reload reads the files again if they have changed.
+func (t *TLS) reload(report func(error)) {
+	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.looking = false
+	}()
+	stamps := t.stat()
+	t.mu.Lock()
+	same := stamps == t.stamps
+	t.mu.Unlock()
+	if same {
+		return
+	}
+	id, err := t.read()
+	if t.settle(stamps, id, err) {
+		report(err)
+	}
+}
+
+// settle records the result of read, and reports whether err is one of a change that is new.
+func (t *TLS) settle(stamps [3]stamp, id *identity, err error) (failed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if now.Sub(t.checked) < reloadPause {
-		return t.current, nil
+	if err == nil {
+		t.stamps = stamps
+		t.current.Store(id)
+		return false
 	}
-	t.checked = now
-	var stamps [3]stamp // before the content, which may change again
+	failed = stamps != t.refused
+	t.refused = stamps
+	return failed
+}
+
+// stat returns the stamps of the files. It is called before read: the content may change again.
+func (t *TLS) stat() (stamps [3]stamp) {
 	for i, path := range t.paths {
 		var st syscall.Stat_t
 		if syscall.Stat(path, &st) == nil {
 			stamps[i] = stamp{st.Ino, st.Size, st.Mtim, st.Ctim}
 		}
 	}
-	if t.current != nil && stamps == t.stamps {
-		return t.current, nil
-	}
-	t.stamps = stamps
-	id, err := t.read()
-	if err == nil {
-		t.current = id
-	}
-	return t.current, err
+	return stamps
 }
 
-// read reads the files.
+// read reads the files, and checks the certificate.
 func (t *TLS) read() (*identity, error) {
+	id, err := t.parse()
+	if err != nil {
+		return nil, err
+	}
+	if err := id.check(); err != nil {
+		return nil, fmt.Errorf("certificate %s: %w", t.paths[0], err)
+	}
+	return id, nil
+}
+
+// parse reads the files.
+func (t *TLS) parse() (*identity, error) {
 	const maxFile = 1 << 20
 	var texts [3][]byte
 	for i, path := range t.paths {
@@ -118,6 +167,25 @@ func (t *TLS) read() (*identity, error) {
 	return id, nil
 }
 
+// check returns an error unless an authority has signed the certificate of this node, for both
+// usages.
+func (id *identity) check() error {
+	var chain []*x509.Certificate
+	for _, der := range id.certificate.Certificate {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			return err
+		}
+		chain = append(chain, c)
+	}
+	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		if err := id.verify(chain, usage); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // verify returns an error unless an authority has signed a certificate for a usage. The certificates
 // after the first are intermediate ones.
 func (id *identity) verify(certs []*x509.Certificate, usage x509.ExtKeyUsage) error {
@@ -142,18 +210,16 @@ func certifies(c *x509.Certificate, p *peer) error {
 	return err
 }
 
-// identity returns the identity of this node. It logs files that cannot be used.
+// identity returns the identity of this node. Files that cannot be used are logged.
 func (n *Node) identity() *identity {
-	id, err := n.cfg.TLS.identity(time.Now())
-	if err != nil {
+	return n.cfg.TLS.identity(time.Now(), func(err error) {
 		n.cfg.Log.Warn("the certificate of this node has changed and cannot be used", "err", err)
-	}
-	return id
+	})
 }
 
 // tlsConfig returns what clients and servers have in common. Sessions are not resumed, so that each
 // connection verifies the certificates, and records have their full size from the beginning.
-func (id *identity) tlsConfig() *tls.Config {
+func tlsConfig() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true}
 }
 
@@ -161,7 +227,7 @@ func (id *identity) tlsConfig() *tls.Config {
 func (n *Node) listenTLS(inner net.Listener) net.Listener {
 	return tls.NewListener(inner, &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		id := n.identity()
-		c := id.tlsConfig()
+		c := tlsConfig()
 		c.Certificates = []tls.Certificate{id.certificate}
 		c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, id.authorities
 		return c, nil
@@ -186,7 +252,7 @@ func (n *Node) dialTLS(dial func(ctx context.Context, network, address string) (
 		ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 		defer cancel()
 		defer context.AfterFunc(n.ctx, cancel)()
-		c := id.tlsConfig()
+		c := tlsConfig()
 		// Without a server name, the name and the address of the node are compared.
 		c.InsecureSkipVerify = true
 		c.VerifyConnection = func(s tls.ConnectionState) error {

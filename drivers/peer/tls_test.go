@@ -34,8 +34,20 @@ func newAuthority(t testing.TB) *authority {
 		t.Fatal(err)
 	}
 	a := &authority{t: t, key: key}
-	a.cert = a.sign(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, key)
+	a.cert = a.signAuthority(key)
 	return a
+}
+
+// signAuthority signs the certificate of an authority.
+func (a *authority) signAuthority(key *ecdsa.PrivateKey) *x509.Certificate {
+	return a.sign(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, key)
+}
+
+// intermediate returns an authority whose certificate a has signed.
+func (a *authority) intermediate() *authority {
+	b := newAuthority(a.t)
+	b.cert = a.signAuthority(b.key)
+	return b
 }
 
 // sign signs a certificate for key. The first is that of the authority itself.
@@ -120,11 +132,19 @@ func readTLS(t testing.TB, f files) *TLS {
 	return s
 }
 
-// again makes t look at its files at the next connection.
-func (t *TLS) again() {
+// again makes t look at its files now.
+func (t *TLS) again() { t.reload(func(error) {}) }
+
+// force makes t use its files, although this node itself would refuse most of them.
+func (t *TLS) force() {
+	id, err := t.parse()
+	if err != nil {
+		panic(err)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.checked = time.Time{}
+	t.current.Store(id)
+	t.checked = time.Now().Add(time.Hour)
 }
 
 // A secureRig is a client a and a server b, with TLS.
@@ -206,7 +226,7 @@ func TestTLSRefuses(t *testing.T) {
 			t.Run(tt.name+" of "+map[string]string{"a": "the client", "b": "the server"}[node], func(t *testing.T) {
 				s := newSecureRig(t, nil)
 				tt.issue(s.ca, s.files[node], node)
-				s.nodes[i].cfg.TLS.again()
+				s.nodes[i].cfg.TLS.force()
 				s.wantContent(s.open(s.name), s.data)
 				err := s.ask()
 				got := s.stats(0, 1)
@@ -227,6 +247,7 @@ func TestTLSRefuses(t *testing.T) {
 // can read.
 func TestReadTLS(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
+	between := ca.intermediate()
 	f := filesIn(t.TempDir())
 	for _, tt := range []struct {
 		name string
@@ -234,6 +255,11 @@ func TestReadTLS(t *testing.T) {
 		text string // of the error
 	}{
 		{"good", func() { ca.issue(f, []string{"b"}, nil, other, ca) }, ""},
+		{"of an intermediate authority", func() {
+			between.issue(f, []string{"b"}, nil, ca)
+			appendFile(t, f.cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: between.cert.Raw}))
+		}, ""},
+		{"of one that is missing", func() { between.issue(f, []string{"b"}, nil, ca) }, "unknown authority"},
 		{"of another authority", func() { ca.issue(f, []string{"b"}, nil, other) }, "unknown authority"},
 		{"expired", func() {
 			ca.issue(f, []string{"b"}, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, ca)
@@ -266,6 +292,19 @@ func TestReadTLS(t *testing.T) {
 	if n, err := New(cfg); err == nil {
 		n.Close()
 		t.Error("a certificate of another node: no error")
+	}
+}
+
+// appendFile appends data to a file.
+func appendFile(t *testing.T, path string, data []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -343,7 +382,7 @@ func TestTLSStrangers(t *testing.T) {
 		"of another authority": func(c net.Conn) {
 			other, f := newAuthority(t), filesIn(t.TempDir())
 			other.issue(f, []string{"a"}, nil, other)
-			cert := readTLS(t, f).current.certificate
+			cert := readTLS(t, f).current.Load().certificate
 			tls.Client(c, &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 				return &cert, nil
 			}}).Handshake()
