@@ -10,6 +10,9 @@
 // and a reader has at most as many bytes prefetched as it has read, and none before it has read
 // one chunk: what it then leaves unread is less than what it has read.
 //
+// A read of a whole file is one request, into the buffer of the reader: a request on a goroutine of
+// its own, and a copy, would delay the reader of a small file.
+//
 // The requests are those of demand reads, since a reader is about to need the bytes. They do not
 // pass the gate of background work. Only the memory bounds them.
 package readahead
@@ -121,8 +124,11 @@ func (o *object) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 || want <= 0 || ctx.Err() != nil {
 		return o.Object.ReadAt(ctx, p, off)
 	}
-	o.window.addReads(1)
-	defer o.window.addReads(-1)
+	readsAll := o.window.begin() && want == o.size
+	defer o.window.end()
+	if readsAll {
+		return o.Object.ReadAt(ctx, p, off)
+	}
 	o.advance(off, want)
 	for n := int64(0); n < want; {
 		c, length := o.find(off+n, want-n)

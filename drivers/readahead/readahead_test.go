@@ -251,6 +251,46 @@ func TestReadersOfOneFile(t *testing.T) {
 	})
 }
 
+// A read of a whole file is one request, and takes no memory of the pool. A reader that reads a part of
+// a small file first has all of it requested, and a read of the whole file shares that request.
+func TestWholeFile(t *testing.T) {
+	const size = 110_000
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(size)
+		pool := NewPool(poolSize, bucket)
+		o := wrap(t, pool, s)
+		s.before = func(context.Context, int64) error {
+			if got := pool.taken.Load(); got > 0 {
+				t.Errorf("a read of the whole file takes %d chunks of memory", got)
+			}
+			return nil
+		}
+		for range 2 {
+			newReader(t, s, o, 0).read(size)
+		}
+		if reads, fetched := s.reads.Load(), s.fetched.Load(); reads != 2 || fetched != 2*size {
+			t.Errorf("2 reads of %d bytes: %d requests for %d bytes", size, reads, fetched)
+		}
+
+		s.reads.Store(0)
+		hang := make(chan struct{})
+		s.before = func(context.Context, int64) error {
+			<-hang
+			return nil
+		}
+		var readers sync.WaitGroup
+		for _, n := range []int64{4096, size} {
+			readers.Go(func() { newReader(t, s, o, 0).read(n) })
+			synctest.Wait()
+		}
+		close(hang)
+		readers.Wait()
+		if got := s.reads.Load(); got != 1 {
+			t.Errorf("a part of the file and all of it, at the same time: %d requests, want 1", got)
+		}
+	})
+}
+
 // A failed request fails the reads that need its bytes. Later reads make another attempt.
 func TestFailedRequest(t *testing.T) {
 	each(t, func(t *testing.T, profile drivers.Profile) {

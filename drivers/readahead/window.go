@@ -64,11 +64,20 @@ type window struct {
 	closed   bool
 }
 
-// addReads adds delta to the number of reads in progress.
-func (w *window) addReads(delta int) {
+// begin begins a read. It reports whether no other is in progress, and nothing is in the window. The
+// caller calls end.
+func (w *window) begin() (first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reads += delta
+	w.reads++
+	return w.reads == 1 && len(w.chunks) == 0
+}
+
+// end ends a read.
+func (w *window) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reads--
 }
 
 // advance records a read of n bytes at offset off, and starts the runs that it makes useful.
