@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -86,8 +87,9 @@ func (c *cluster) coldEpoch(args ...string) (seconds, cpu float64) {
 }
 
 // BenchmarkPeersRemote compares, in turn, reading files that another node holds with requests to a
-// plain HTTP server for the same files on the same link. The server sends them with sendfile(2). The
-// CPU time is that of the two daemons.
+// plain HTTP server for the same files on the same link, and with reading files that the node holds
+// itself. The server is a process of its own, as the daemons are, and sends the files with
+// sendfile(2). The CPU time is that of the two daemons.
 func BenchmarkPeersRemote(b *testing.B) {
 	for _, test := range []struct {
 		name    string
@@ -100,9 +102,10 @@ func BenchmarkPeersRemote(b *testing.B) {
 			c.mount(c.peers()...)
 			c.epoch(1)
 			server := holder.serve(filepath.Join(holder.tier, config.DatasetID(c.source), "files"))
-			var direct, remote, ofHTTP, cpu []float64
+			var direct, local, remote, ofHTTP, cpu []float64
 			for i := 0; b.Loop(); i++ {
 				direct = append(direct, user.fetch(server))
+				local = append(local, holder.read())
 				before := c.cpu()
 				remote = append(remote, user.read())
 				cpu = append(cpu, c.cpu()-before)
@@ -113,6 +116,7 @@ func BenchmarkPeersRemote(b *testing.B) {
 			b.ReportMetric(bytes/1e6/median(direct), "MB/s-http")
 			b.ReportMetric(bytes/1e6/median(remote), "MB/s-peers")
 			b.ReportMetric(1e6*median(direct)/files, "µs/file-http")
+			b.ReportMetric(1e6*median(local)/files, "µs/file-local")
 			b.ReportMetric(1e6*median(remote)/files, "µs/file-peers")
 			b.ReportMetric(median(ofHTTP), "time-of-http")
 			b.ReportMetric(median(cpu)/bytes*1e9, "cpu-s/GB")
@@ -121,14 +125,33 @@ func BenchmarkPeersRemote(b *testing.B) {
 	}
 }
 
-// serve serves a folder by HTTP on the node and returns its URL.
+// serve serves a folder by HTTP on the node, in a process of its own, and returns its URL.
 func (n *node) serve(folder string) (url string) {
 	l, err := n.listen(n.Address + ":0")
 	n.c.check(err)
-	server := &http.Server{Handler: http.FileServer(http.Dir(folder))}
-	go server.Serve(l)
-	n.c.t.Cleanup(func() { server.Close() })
+	defer l.Close()
+	socket, err := l.(*net.TCPListener).File()
+	n.c.check(err)
+	defer socket.Close()
+	self, err := os.Executable()
+	n.c.check(err)
+	cmd := exec.Command(self)
+	cmd.Env, cmd.ExtraFiles, cmd.Stderr = append(os.Environ(), serveEnv+"="+folder), []*os.File{socket}, os.Stderr
+	n.c.check(cmd.Start())
+	n.c.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
 	return "http://" + l.Addr().String() + "/"
+}
+
+// serveFolder serves a folder at the socket that serve has passed.
+func serveFolder(folder string) error {
+	l, err := net.FileListener(os.NewFile(3, "socket"))
+	if err != nil {
+		return err
+	}
+	return http.Serve(l, http.FileServer(http.Dir(folder)))
 }
 
 // fetch returns the seconds that it takes to request all files from a server, one after the other.

@@ -37,10 +37,15 @@ import (
 const (
 	folderEnv  = "MILKWEED_TEST_FOLDER"  // the folder of the tests, on a tmpfs
 	programEnv = "MILKWEED_TEST_PROGRAM" // the program without the race detector
+	serveEnv   = "MILKWEED_TEST_SERVE"   // of a process that node.serve has started: the folder
 )
 
 // TestMain runs the tests in an enclosure, so that they leave nothing behind.
 func TestMain(m *testing.M) {
+	if folder := os.Getenv(serveEnv); folder != "" {
+		fmt.Fprintln(os.Stderr, serveFolder(folder))
+		os.Exit(1)
+	}
 	if program := os.Getenv(programEnv); program != "" { // started by package simpfs or reader
 		fmt.Fprintln(os.Stderr, syscall.Exec(program, os.Args, os.Environ()))
 		os.Exit(1)

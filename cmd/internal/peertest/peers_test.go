@@ -198,6 +198,25 @@ func TestClusterSharesItsRoom(t *testing.T) {
 	c.umount()
 }
 
+// A small file of another node takes one request to that node.
+func TestClusterRequestsFilesOnce(t *testing.T) {
+	c := newCluster(t, shape{nodes: 2})
+	user := c.nodes[1]
+	user.quota = 1 // its own files go to the other node, too
+	c.mount(c.peers()...)
+	c.epoch(1)
+	before := user.counts()
+	c.wantSource("the files of the other node", c.use(func() { user.read() }), 0, 0)
+	after := user.counts()
+	if got, want := after.Reads-before.Reads, int64(len(c.content.files)); got != want {
+		t.Errorf("%d requests for %d files", got, want)
+	}
+	if got, want := after.Bytes-before.Bytes, c.content.size(); got != want {
+		t.Errorf("%d bytes for files of %d", got, want)
+	}
+	c.umount()
+}
+
 // longestStall is how long a read may take when a node is lost. The design needs less than 2 s, and
 // the machines of CI are slow; without failover, a read takes longer than this.
 const longestStall = 10 * time.Second
