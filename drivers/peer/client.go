@@ -42,7 +42,7 @@ func (p *peer) request(path, name string) *request {
 
 // exchange sends a request, and returns the answer when its header has arrived. A peer refuses a
 // request that does not name its instance, and names it in the answer. The request is then sent
-// again.
+// again, once.
 func (p *peer) exchange(ctx context.Context, via *http.Transport, r *request) (*http.Response, error) {
 	resp, err := p.roundTrip(ctx, via, r)
 	if err != nil || resp.StatusCode != http.StatusPreconditionRequired {
@@ -94,15 +94,16 @@ func (p *peer) verify(r *request, resp *http.Response, body string) (*answerLine
 // causes are the causes of the misses that the statuses of answers stand for; any other status is
 // one of a broken peer.
 var causes = map[int]cause{
-	http.StatusNotFound:            absent,
-	http.StatusPreconditionFailed:  changed,
-	http.StatusInsufficientStorage: full,
-	http.StatusBadGateway:          failed,
-	http.StatusUnauthorized:        refused,
-	http.StatusMisdirectedRequest:  misdirected,
-	http.StatusConflict:            otherRoster,
-	http.StatusUpgradeRequired:     otherProtocol,
-	http.StatusForbidden:           otherTLS,
+	http.StatusNotFound:             absent,
+	http.StatusPreconditionFailed:   changed,
+	http.StatusInsufficientStorage:  full,
+	http.StatusBadGateway:           failed,
+	http.StatusPreconditionRequired: restarting,
+	http.StatusUnauthorized:         refused,
+	http.StatusMisdirectedRequest:   misdirected,
+	http.StatusConflict:             otherRoster,
+	http.StatusUpgradeRequired:      otherProtocol,
+	http.StatusForbidden:            otherTLS,
 }
 
 // readError reads an answer with an error, which is a *miss. It closes the body.

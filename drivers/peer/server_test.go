@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -128,6 +129,32 @@ func TestReplayAfterRestart(t *testing.T) {
 	}
 	r.wantContent(r.open(name), data)
 	if got := r.stats(0, 1); got.Reads != 2 || got.Failovers != 0 || (got.Misses != Misses{}) {
+		t.Errorf("counters: %+v", got)
+	}
+}
+
+// An address that leads to two nodes in turn, or to one that starts again and again, is no fault of
+// the protocol.
+func TestInstancesInTurn(t *testing.T) {
+	r, _, _, name, data := threeNodes(t, 1000)
+	again, err := New(r.nodes[1].cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	s, err := again.Listen("127.0.0.1:0", r.servers[1].files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var requests atomic.Int64
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		[]*Server{r.servers[1], s}[(requests.Add(1)-1)%2].ServeHTTP(w, req)
+	}))
+	defer front.Close()
+	r.setAddress(1, strings.TrimPrefix(front.URL, "http://"))
+	r.wantContent(r.open(name), data)
+	if got := r.stats(0, 1); got.Reads != 0 || got.Failovers != 1 || (got.Misses != Misses{Restarting: 1}) {
 		t.Errorf("counters: %+v", got)
 	}
 }

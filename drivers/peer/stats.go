@@ -35,6 +35,7 @@ type Misses struct {
 	Full        int64 `json:"full" metric:"peer_misses_total" labels:"cause=full" help:"The node has no room for the file."`
 	Failed      int64 `json:"failed" metric:"peer_misses_total" labels:"cause=failed" help:"The node could not read the file, or is busy."`
 	Unreachable int64 `json:"unreachable" metric:"peer_misses_total" labels:"cause=unreachable" help:"No connection."`
+	Restarting  int64 `json:"restarting" metric:"peer_misses_total" labels:"cause=restarting" help:"The node was started anew again and again, or its address leads to several nodes in turn."`
 	Stuck       int64 `json:"stuck" metric:"peer_misses_total" labels:"cause=stuck" help:"The node is too slow, or does not respond."`
 	Broken      int64 `json:"broken" metric:"peer_misses_total" labels:"cause=broken" help:"The answer was cut short or is not of the protocol."`
 	Corrupt     int64 `json:"corrupt" metric:"peer_misses_total" labels:"cause=corrupt" help:"The bytes differ from their checksum, or are of another version."`
@@ -68,6 +69,7 @@ const (
 	full
 	failed
 	unreachable
+	restarting
 	stuck
 	broken
 	corrupt
@@ -85,7 +87,7 @@ func (c cause) ofNode() bool { return c >= unreachable }
 // counter returns the counter of a cause.
 func (m *Misses) counter(c cause) *int64 {
 	return [...]*int64{
-		&m.Absent, &m.Changed, &m.Full, &m.Failed, &m.Unreachable, &m.Stuck, &m.Broken, &m.Corrupt,
+		&m.Absent, &m.Changed, &m.Full, &m.Failed, &m.Unreachable, &m.Restarting, &m.Stuck, &m.Broken, &m.Corrupt,
 		&m.Unproven, &m.Refused, &m.Misdirected, &m.Roster, &m.Protocol, &m.TLS,
 	}[c]
 }
