@@ -17,7 +17,7 @@ func TestBuffersAreShared(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var all sync.WaitGroup
 		for range greedy {
-			p := new(peer)
+			p := holder{peer: new(peer)}
 			for range total {
 				all.Go(func() {
 					if buf, err := b.get(ctx, p); err == nil {
@@ -35,7 +35,7 @@ func TestBuffersAreShared(t *testing.T) {
 		if free := b.idle(); free < least || greedy == 1 && free > least {
 			t.Errorf("%d greedy peers leave %d of %d buffers, want %d", greedy, free, total, least)
 		}
-		p := new(peer)
+		p := holder{peer: new(peer)}
 		buf, err := b.get(context.Background(), p)
 		if err != nil {
 			t.Fatal(err)
@@ -52,12 +52,12 @@ func TestBuffersAreShared(t *testing.T) {
 // A buffer that is returned goes to a request that waits. One that is cancelled leaves nothing
 // behind.
 func TestBuffersAreHandedOn(t *testing.T) {
-	b, p := newBuffers(3), new(peer)
+	b, p := newBuffers(3), holder{peer: new(peer)}
 	buf, err := b.get(context.Background(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := new(peer)
+	other := holder{peer: new(peer)}
 	taken, err := b.get(context.Background(), other)
 	if err != nil {
 		t.Fatal(err)

@@ -95,11 +95,11 @@ func (t *transfer) send() error {
 
 // sendBlocks sends the blocks by way of memory. Without checksums, it sends the first block only.
 func (t *transfer) sendBlocks(sums []uint32) error {
-	buf, err := t.server.buffers.get(t.ctx, t.from)
+	buf, err := t.server.buffers.get(t.ctx, t.holder)
 	if err != nil {
 		return err
 	}
-	defer func() { t.server.buffers.put(t.from, buf) }()
+	defer func() { t.server.buffers.put(t.holder, buf) }()
 	for off, end := t.span.off, t.span.off+t.span.n; off < end; off += block {
 		n := min(block, end-off)
 		if err := t.read(&buf, n, off); err != nil {

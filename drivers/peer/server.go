@@ -202,7 +202,8 @@ type call struct {
 	w      http.ResponseWriter
 	ctx    context.Context
 	req    *request
-	from   *peer // nil before the request was accepted
+	from   *peer  // nil before the request was accepted
+	holder holder // of the buffers
 }
 
 // A refusal is an error with a status.
@@ -259,12 +260,14 @@ func (c *call) accept(r *http.Request) error {
 	}
 	if req.from == "" {
 		c.from = c.server.node.outside
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		c.holder = holder{c.from, host}
 		return nil
 	}
 	if sender == nil {
 		return refuse(http.StatusUnauthorized, "the roster of %s does not name %q", cfg.Self, req.from)
 	}
-	c.from = sender
+	c.from, c.holder = sender, holder{peer: sender}
 	return nil
 }
 

@@ -308,26 +308,42 @@ func TestClientGoesAway(t *testing.T) {
 	})
 }
 
-// A node whose requests all wait, and hold buffers, leaves some to the other nodes.
+// A node whose requests all wait, and hold buffers, leaves some to the other nodes. The same holds
+// for nodes that are not in the roster.
 func TestOnePeerLeavesBuffers(t *testing.T) {
-	r, b, _, name, data := threeNodes(t, 1000)
-	b.copies = false
+	for name, outside := range map[string]bool{"in the roster": false, "outside": true} {
+		t.Run(name, func(t *testing.T) { testOnePeerLeavesBuffers(t, outside) })
+	}
+}
+
+func testOnePeerLeavesBuffers(t *testing.T, outside bool) {
+	b := newMemory(make(map[string][]byte))
+	r := newRig(t, newMemory(nil), func(c *Config) {
+		if outside && c.Self != "b" {
+			c.Self = ""
+		}
+	}, b, nil)
+	r.nodes[2].transport.DialContext = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext
+	name, data := "f", content(1000)
+	put(name, data, b)
 	waits := make(chan struct{})
 	var first atomic.Bool // of the requests of a
 	first.Store(true)
+	var blocked atomic.Int64 // requests that hold buffers
 	b.before = func(ctx context.Context, _ int64) error {
 		if first.Load() {
+			blocked.Add(1)
 			<-waits
 		}
 		return nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	server := r.servers[1]
+	buffers := r.servers[1].buffers
 	waiting := func() int {
-		server.mu.Lock()
-		defer server.mu.Unlock()
-		return len(server.requests)
+		buffers.mu.Lock()
+		defer buffers.mu.Unlock()
+		return buffers.waiting.Len() + int(blocked.Load())
 	}
 	p := r.introduce(1)
 	for range 2 * maxBuffers { // more than the client has in flight, as if it had closed connections
@@ -342,7 +358,9 @@ func TestOnePeerLeavesBuffers(t *testing.T) {
 	eventually(t, "the requests of a wait", func() bool { return waiting() == 2*maxBuffers })
 	first.Store(false)
 	r.nodes[2].peers[1].address = p.address
-	a, err := r.nodes[2].peers[1].get(context.Background(), name, infoOf(name, data), 0, span{0, 1000})
+	bounded, stop := context.WithTimeout(context.Background(), 30*time.Second)
+	defer stop()
+	a, err := r.nodes[2].peers[1].get(bounded, name, infoOf(name, data), 0, span{0, 1000})
 	if err != nil {
 		t.Error(err)
 	} else {
