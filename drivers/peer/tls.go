@@ -237,6 +237,9 @@ func (n *Node) listenTLS(inner net.Listener) net.Listener {
 // handshakeTimeout bounds a handshake of a client.
 const handshakeTimeout = 5 * time.Second
 
+// alertTimeout bounds how long an alert is awaited after a failed write.
+const alertTimeout = time.Second
+
 // dialTLS is the DialTLSContext of a transport. dial connects.
 func (n *Node) dialTLS(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -275,8 +278,25 @@ func (n *Node) dialTLS(dial func(ctx context.Context, network, address string) (
 			}
 			return nil, err
 		}
-		return secure, nil
+		return refusable{secure}, nil
 	}
+}
+
+// A refusable is a connection whose server may still refuse the certificate of this node: it verifies
+// it after the handshake of the client has ended.
+type refusable struct{ *tls.Conn }
+
+// Write implements net.Conn. A write that fails because the server has refused the certificate
+// returns the alert, which may not have been read yet.
+func (c refusable) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		c.SetReadDeadline(time.Now().Add(alertTimeout))
+		if _, alert := c.Read(make([]byte, 1)); isAlert(alert) {
+			err = alert
+		}
+	}
+	return n, err
 }
 
 // The errors of requests between a node with TLS and one without.
@@ -288,8 +308,7 @@ var (
 // plainRefusal is the body with which net/http answers a request without TLS.
 const plainRefusal = "Client sent an HTTP request to an HTTPS server."
 
-// isAlert reports whether err is an alert of the other end of a TLS connection. A server verifies the
-// certificate of a client after the handshake of the client has ended.
+// isAlert reports whether err is an alert of the other end of a TLS connection.
 func isAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "remote error"

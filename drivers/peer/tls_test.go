@@ -243,6 +243,27 @@ func TestTLSRefuses(t *testing.T) {
 	}
 }
 
+// The reason of a server that refuses a certificate is known, also if the client learns by a failed
+// write that the connection has ended.
+func TestTLSRefusesBeforeAWrite(t *testing.T) {
+	s := newSecureRig(t, nil)
+	newAuthority(t).issue(s.files["a"], []string{"a"}, nil, s.ca)
+	s.nodes[0].cfg.TLS.force()
+	p := s.nodes[0].peers[1]
+	conn, err := s.nodes[0].transport.DialTLSContext(t.Context(), "tcp", p.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	eventually(t, "a write fails", func() bool {
+		_, err = io.WriteString(conn, "G")
+		return err != nil
+	})
+	if m := p.missOf(err, broken); m.cause != otherTLS {
+		t.Errorf("the cause is %d: %v", m.cause, err)
+	}
+}
+
 // A node does not start with a certificate that the others would refuse, or with a key that others
 // can read.
 func TestReadTLS(t *testing.T) {
