@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -667,6 +668,57 @@ func TestOpenSharedBeforeScan(t *testing.T) {
 			stop()
 			running.Wait()
 			names.Close()
+		})
+	}
+}
+
+// A node reads the copies that it has before its tiers are scanned, and does not make them again.
+func TestCopiesAreReadBeforeScan(t *testing.T) {
+	for _, peers := range []tiers.Peers{nil, fixedRank{}} {
+		bubble(t, func(t *testing.T) {
+			log := slog.New(slog.DiscardHandler)
+			content, store := drivertest.NewMem(0), drivertest.NewMem(0)
+			content.Put("a", make([]byte, 1000))
+			source := drivertest.NewFaults(content)
+			for _, scansFirst := range []bool{true, false} {
+				configs := []tiers.Config{{Name: "ram", Store: store, Quota: tiers.Quota{Bytes: 1 << 20}}}
+				levels, err := tiers.New(source, configs, tiers.Options{Peers: peers}, log)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				var running sync.WaitGroup
+				scan := func() {
+					running.Go(func() { levels.Run(ctx) })
+					levels.WaitScanned(ctx)
+				}
+				if scansFirst {
+					scan()
+				}
+				names, err := metadata.New(ctx, levels, metadata.Options{TTL: time.Hour}, log)
+				if err != nil {
+					t.Fatal(err)
+				}
+				h := New(levels, names, Config{Workers: 2}, log)
+				running.Go(func() { h.Run(ctx) })
+				e, err := names.Resolve(ctx, "a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := h.ReadAt(ctx, e, make([]byte, 1000), 0); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if !scansFirst {
+					scan()
+				}
+				if s := levels.Tiers()[0].Stats(); s.Files != 1 || source.Count(drivertest.OpRead) != 1 {
+					t.Errorf("%d copies, and %d reads of the source; want one of each", s.Files, source.Count(drivertest.OpRead))
+				}
+				stop()
+				running.Wait()
+				names.Close()
+			}
 		})
 	}
 }
