@@ -161,6 +161,14 @@ var (
 	ErrRetry = errors.New("the next read uses another place")
 )
 
+// CutUnit returns the name and the piece of a unit of ownership among peers. A unit is the name of a
+// file or, for a piece of a large file, that name, a zero byte, and the name of the piece. It reports
+// whether the name of the file is valid.
+func CutUnit(unit string) (name, piece string, valid bool) {
+	name, piece, _ = strings.Cut(unit, "\x00")
+	return name, piece, name != "." && ValidName(name)
+}
+
 // ValidName reports whether name has the form that the package comment defines.
 func ValidName(name string) bool {
 	if name == "." {

@@ -128,7 +128,7 @@ func (e *Entry) setLevel(n nameCopies) { e.setBits(e.levelBits(n)) }
 // levelBits returns the level of the fastest copy of the version of e. If there is none, but there
 // may be copies of other versions, it returns the bit unverified.
 func (e *Entry) levelBits(n nameCopies) uint32 {
-	if !e.IsRegular() || e.size == 0 {
+	if !e.IsRegular() || e.size == 0 || e.isReserved() {
 		return 0
 	}
 	for _, c := range n.copies {

@@ -28,7 +28,7 @@ type Entry struct {
 	// those of the root. The size and mtime of a regular file never change, and neither
 	// does the version.
 	size                   int64
-	mtime, ctime, atime    int64 // seconds
+	mtime, ctime, atime    int64 // seconds; of a piece, atime is its offset
 	mtimeN, ctimeN, atimeN uint32
 	mode, nlink, uid, gid  uint32
 	special                uint32 // see setSpecial
@@ -65,8 +65,9 @@ func (e *Entry) Name() string { return e.text[:e.nameLen] }
 // version returns the Version of the drivers.Info that the entry was made from.
 func (e *Entry) version() string { return e.text[e.nameLen:] }
 
-// Path returns the path from the root, "." for the root.
+// Path returns the path from the root, "." for the root. The path of a piece is that of its file.
 func (e *Entry) Path() string {
+	e = e.File()
 	if e.parent == nil {
 		return "."
 	}
@@ -88,9 +89,14 @@ func (e *Entry) Path() string {
 
 // CopyName returns the name of the file's copies in every tier. For a directory it is the
 // directory of these names. Every operation on a tier uses it instead of Path.
-func (e *Entry) CopyName() string { return e.Path() }
+func (e *Entry) CopyName() string {
+	if e.IsPiece() {
+		return piecesDir + "/" + e.Path() + "/" + e.Name()
+	}
+	return e.Path()
+}
 
-// Parent returns the directory of the entry, the root for the root.
+// Parent returns the directory of the entry, the root for the root, and the file for a piece.
 func (e *Entry) Parent() *Entry {
 	if e.parent == nil {
 		return e
@@ -126,7 +132,9 @@ func (e *Entry) bytes() int64 {
 }
 
 // placeable reports whether the entry can have copies. An empty file has no content to copy.
-func (e *Entry) placeable() bool { return e.IsRegular() && !e.Unknown() && e.size > 0 }
+func (e *Entry) placeable() bool {
+	return e.IsRegular() && !e.Unknown() && e.size > 0 && !e.isReserved()
+}
 
 // Info returns the attributes.
 func (e *Entry) Info() drivers.Info {
@@ -138,6 +146,9 @@ func (e *Entry) Info() drivers.Info {
 
 // info is Info; e.attributes must be held.
 func (e *Entry) info() drivers.Info {
+	if e.IsPiece() {
+		return e.pieceInfo()
+	}
 	return drivers.Info{
 		Name: e.Name(), Version: e.version(), Mode: e.mode, Nlink: e.nlink, UID: e.uid, GID: e.gid, Size: e.size,
 		Mtime: time.Unix(e.mtime, int64(e.mtimeN)),
@@ -148,7 +159,7 @@ func (e *Entry) info() drivers.Info {
 }
 
 // attributes returns the lock that guards the attributes.
-func (e *Entry) attributes() *panics.RWMutex { return &e.Parent().dir.mu }
+func (e *Entry) attributes() *panics.RWMutex { return &e.File().Parent().dir.mu }
 
 // set sets the attributes to those of info, which describes the same version, and reports whether
 // another one than the access time and the blocks has changed. e.attributes must be held, unless e
@@ -221,7 +232,8 @@ func (e *Entry) matches(info drivers.Info) bool {
 // sameVersion reports whether info, of the source or of a copy, describes the version of e.
 // It compares only attributes that both have; e.attributes must be held.
 func (e *Entry) sameVersion(info drivers.Info) bool {
+	f := e.File()
 	return info.SameVersion(drivers.Info{
-		Mode: e.kind, Size: e.size, Mtime: time.Unix(e.mtime, int64(e.mtimeN)), Version: e.version(),
+		Mode: e.kind, Size: e.size, Mtime: time.Unix(f.mtime, int64(f.mtimeN)), Version: f.version(),
 	})
 }

@@ -2,13 +2,14 @@ package metadata
 
 import "github.com/milkweedfs/milkweed/tiers"
 
-// Changed invalidates e: the caller has found that the source has another version of it, or
-// none. e becomes stale, and the next lookup of its name finds the new version.
+// Changed invalidates e, or the file of a piece: the caller has found that the source has another
+// version of it, or none. e becomes stale, and the next lookup of its name finds the new version.
 //
 // If names are found by listing, that lookup is a Stat of the single name, and the other
 // names of the listing stay cached. If so many names of the directory are invalidated that
 // a listing takes fewer requests, the directory is listed again.
 func (c *Container) Changed(e *Entry) {
+	e = e.File()
 	if e.parent == nil {
 		return
 	}
@@ -91,10 +92,11 @@ func (c *Container) retire(e *Entry) {
 // committed. The present entry of the name, and one that is made from an examination of the
 // tiers in progress, are then Unverified, so that the copy is found and removed.
 func (c *Container) LeftCopy(e *Entry) {
-	if e.parent == nil {
+	file := e.File()
+	if file.parent == nil {
 		return
 	}
-	dir := c.current(e.parent)
+	dir := c.current(file.parent)
 	if dir == nil {
 		return // it is gone, and with it all names below
 	}
@@ -102,7 +104,11 @@ func (c *Container) LeftCopy(e *Entry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.retired++
-	if now := d.get(e.Name()); now != nil && now != e {
+	now := d.get(file.Name())
+	if e.IsPiece() {
+		now = pieceOf(c.CachedPieces(now), e.Name())
+	}
+	if now != nil && now != e {
 		now.setBits(unverified)
 	}
 }
@@ -130,6 +136,7 @@ func (c *Container) current(dir *Entry) *Entry {
 // have no lookup count.
 func (c *Container) markStale(e *Entry) {
 	e.setBits(stale)
+	c.retirePieces(e)
 	if e.dir != nil {
 		e.dir.mu.Lock()
 		below := e.dir.all()

@@ -33,7 +33,8 @@ import (
 // A Container is the namespace of one dataset. Its methods may be called concurrently,
 // except Close.
 //
-// Lock order: a directory, then a directory inside it, the entry table or the outdated parts.
+// Lock order: a directory, then a directory inside it, the pieces or the outdated parts; the entry
+// table is last.
 type Container struct {
 	levels      *tiers.Hierarchy
 	source      *tiers.Source
@@ -46,6 +47,8 @@ type Container struct {
 	start       time.Time // the origin of now
 	root        *Entry
 	table       table
+	pieceSize   int64 // see Options
+	pieces      pieceTable
 	snapshot    *Snapshot     // nil: there is none
 	changes     atomic.Uint64 // see Changes
 	warned      atomic.Uint32 // time of the last warning about the source, by now; 0: none
@@ -73,6 +76,10 @@ type Options struct {
 	// in it has changed: the granularity of these times, and the difference between the clocks of
 	// the source and of this machine.
 	RacyWindow time.Duration
+
+	// PieceSize is the size of a file above which it is divided into pieces of this size. It is a
+	// multiple of drivers.ChecksumBlock; 0: no file is divided.
+	PieceSize int64
 }
 
 // New returns the namespace of the source of levels. It makes one request to the source,
@@ -83,8 +90,10 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		source: levels.Source(),
 		ttl:    opts.TTL,
 		racy:   opts.RacyWindow,
-		log:    log,
-		start:  time.Now().Add(-maxSnapshotAge),
+
+		pieceSize: opts.PieceSize,
+		log:       log,
+		start:     time.Now().Add(-maxSnapshotAge),
 	}
 	c.byListing = c.source.IsLister()
 	if !c.byListing {

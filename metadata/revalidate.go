@@ -115,9 +115,10 @@ func (c *Container) contentChanged(e *Entry) {
 	}
 }
 
-// Doubt makes e, a regular file, Doubtful, and then Outdated yield its content: what was read of
-// it before may be wrong.
+// Doubt makes e, a regular file or the file of a piece, Doubtful, and then Outdated yield its
+// content: what was read of it before may be wrong.
 func (c *Container) Doubt(e *Entry) {
+	e = e.File()
 	e.setBits(doubtful)
 	c.contentChanged(e)
 }

@@ -35,7 +35,7 @@ func (t *table) add(e *Entry) {
 		chunks = *p
 	}
 	i := int(e.id / uint64(len(chunk{})))
-	if i == len(chunks) {
+	for i >= len(chunks) {
 		grown := append(chunks, new(chunk)) // readers of the old slice do not read past its length
 		chunks = grown
 		t.chunks.Store(&grown)
@@ -46,6 +46,14 @@ func (t *table) add(e *Entry) {
 	if e.IsDir() {
 		t.addDir(e)
 	}
+}
+
+// newID returns an ID for a piece, which is not in the table.
+func (t *table) newID() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last++
+	return t.last
 }
 
 // addDir adds e to dirs; t.mu must be held.

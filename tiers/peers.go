@@ -9,17 +9,18 @@ import (
 // Peers are the other nodes of a job, which share their tiers. Names and attributes always come
 // from the source, and only content comes from peers. The methods may be called concurrently.
 //
-// Each file has an owner among the nodes, which reads it from the source for all of them, and
-// further choices in case the owner is down or has no room.
+// Each file, or each piece of a large file, has an owner among the nodes, which reads it from the
+// source for all of them, and further choices in case the owner is down or has no room. Its name is
+// that of drivers.CutUnit.
 type Peers interface {
-	// Rank returns the place of this node among the choices for a file: 0 for its owner, 1 for the
+	// Rank returns the place of this node among the choices for a file or piece: 0 for its owner, 1 for the
 	// second choice, and -1 if it is none. It makes no request, and never changes.
-	Rank(name string) int
+	Rank(unit string) int
 
-	// OpenVersion opens the version of a file that info describes, at the choices that come before
+	// OpenVersion opens the version of a file or piece that info describes, at the choices that come before
 	// this node or, if this node is the owner, at those after it. It neither makes a request nor
 	// calls source before the first read. The Object turns to the next choice when one fails or has
 	// no room, and in the end to what source opens, once. Its errors are those of source.
-	OpenVersion(ctx context.Context, name string, info drivers.Info,
+	OpenVersion(ctx context.Context, unit string, info drivers.Info,
 		source func(context.Context) (drivers.Object, error)) (drivers.Object, error)
 }

@@ -91,6 +91,16 @@ func (t *Tier) listCopies(ctx context.Context, dir string) ([]drivers.Info, erro
 	return infos, t.note(listing, err)
 }
 
+// ReadDirAny is ReadDir of a directory that is none of the source.
+func (t *Tier) ReadDirAny(ctx context.Context, dir CopyName) ([]drivers.Info, error) {
+	return t.ReadDir(ctx, string(dir))
+}
+
+// RemoveAny is Remove of a copy that was found in the tier.
+func (t *Tier) RemoveAny(ctx context.Context, name CopyName) error {
+	return t.Remove(ctx, string(name))
+}
+
 // OpenAny opens the copy of name, whichever version it is of. If it is damaged, the error
 // matches drivers.ErrCorrupt.
 func (t *Tier) OpenAny(ctx context.Context, name CopyName) (drivers.Object, error) {
