@@ -199,6 +199,13 @@ func (c *census) run(ctx context.Context) (changed bool) {
 // count counts an entry.
 func (c *census) count(e *metadata.Entry) {
 	h := c.handler
+	if h.names.HasPieces(e) && e.Level() == tiers.AtSource {
+		pieces, _ := h.names.Pieces(h.ctx, e)
+		for _, p := range pieces {
+			c.count(p)
+		}
+		return
+	}
 	switch {
 	case c.failed.has(e.ID()) && (e.Unknown() || e.IsDir() && !h.names.IsListed(e)): // it may be known since
 		return

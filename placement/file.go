@@ -73,6 +73,8 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	n, err := f.readView(ctx, v, p, off)
 	switch {
+	case v.inPieces:
+		return n, err
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
 	case v.atSource() && errors.Is(err, drivers.ErrShort):
@@ -81,20 +83,20 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return n, f.sourceError(ctx, err)
 	}
 	v.failed.Store(true)
-	f.handler.bad.add(f.entry, v.level)
+	f.handler.bad.add(v.copied, v.level)
 	f.handler.log.Debug("copy not readable", "path", f.entry.Path(), "err", err)
 	switch {
 	case errors.Is(err, drivers.ErrCorrupt), err == io.EOF:
-		f.handler.corrupt(f.entry, v.level, v.Object, err)
+		f.handler.corrupt(v.copied, v.level, v.copy(), err)
 	case errors.Is(err, drivers.ErrChanged): // another file has the name
-		f.entry.Demote(v.level)
+		v.copied.Demote(v.level)
 	}
 	return 0, fmt.Errorf("%w: %w", errFailed, err)
 }
 
 // readView is ReadAt in a copy or at the source. Reads of copies are measured by their tier.
 func (f *file) readView(ctx context.Context, v *view, p []byte, off int64) (int, error) {
-	if !v.atSource() || f.forPeer { // the other node records the wait
+	if !v.atSource() || v.inPieces || f.forPeer { // otherwise the wait is recorded elsewhere
 		return v.ReadAt(ctx, p, off)
 	}
 	start := time.Now()
@@ -132,11 +134,13 @@ func (f *file) readFill(ctx context.Context, v *view, p []byte, off int64) (int,
 // to a read ahead may overtake the reply that has the end; the kernel would then fill the file up
 // with zeros.
 func (f *file) readShort(ctx context.Context, v *view, n int, off int64, err error) (int, error) {
-	if n > 0 || off == 0 {
+	if n > 0 || off+f.entry.Offset() == 0 {
 		return n, io.EOF
 	}
-	if last, _ := v.ReadAt(ctx, make([]byte, 1), off-1); last == 1 {
-		return 0, io.EOF
+	if off > 0 {
+		if last, _ := v.ReadAt(ctx, make([]byte, 1), off-1); last == 1 {
+			return 0, io.EOF
+		}
 	}
 	return 0, err
 }
@@ -205,8 +209,15 @@ func (f *file) startMoving(ctx context.Context) error {
 func (f *file) choose(ctx context.Context) (*view, error) {
 	e, h := f.entry, f.handler
 	for range 4 { // the level may change meanwhile, but this must end
-		l := e.Level()
+		c := copied(e)
+		l := c.Level()
 		if l == tiers.AtSource {
+			if h.names.HasPieces(e) {
+				if h.findWhole(e) {
+					continue
+				}
+				return f.inPieces(ctx)
+			}
 			fill, err := h.join(ctx, e, f.purpose())
 			switch {
 			case err == nil:
@@ -218,24 +229,24 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 			}
 			return f.below(ctx, err)
 		}
-		if h.bad.has(e, l) {
+		if h.bad.has(c, l) {
 			return f.below(ctx, errBackoff)
 		}
 		start := time.Now()
-		obj, err := h.levels.Tier(l).Open(ctx, e.CopyName(), e.Info())
+		obj, err := h.levels.Tier(l).Open(ctx, c.CopyName(), c.Info())
 		if !f.forPeer {
 			h.waits.opens[l-1].Observe(time.Since(start))
 		}
 		if err == nil {
-			return &view{Object: obj, level: l}, nil
+			return &view{Object: sectionOf(obj, c, e), level: l, copied: c}, nil
 		}
 		switch {
 		case errors.Is(err, drivers.ErrChanged): // another file has the name; the next fill removes it
-			e.Demote(l)
+			c.Demote(l)
 		case errors.Is(err, drivers.ErrCorrupt):
-			h.corrupt(e, l, nil, err)
+			h.corrupt(c, l, nil, err)
 		case errors.Is(err, fs.ErrNotExist):
-			h.missing(e, l)
+			h.missing(c, l)
 		default: // the tier is not healthy; the copy may be
 			return f.below(ctx, errBackoff)
 		}
@@ -262,6 +273,17 @@ func (f *file) below(ctx context.Context, cause error) (*view, error) {
 		return f.atSource(ctx)
 	}
 	return f.atPeers(ctx)
+}
+
+// inPieces makes a view in the pieces of the file.
+func (f *file) inPieces(ctx context.Context) (*view, error) {
+	pieces, err := f.handler.names.Pieces(ctx, f.entry)
+	if err != nil {
+		return nil, err
+	}
+	v := sourceView(&pieced{f.handler, f.entry, pieces}, f.entry)
+	v.inPieces = true
+	return v, nil
 }
 
 // atPeers makes a view at the peers. The caller has sent to f.moving.
@@ -297,11 +319,15 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 // openSource opens e at the source, if that still has the version of e. A source that is a
 // drivers.VersionOpener may return the error of the wrong version later, from a read.
 func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
-	obj, err := h.levels.Source().OpenVersion(ctx, e.Path(), e.Info())
+	file := e.File()
+	obj, err := h.levels.Source().OpenVersion(ctx, file.Path(), file.Info())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {
 		h.names.Changed(e)
 	}
-	return obj, err
+	if err != nil {
+		return nil, err
+	}
+	return sectionOf(obj, file, e), nil
 }
 
 // Info describes the version that is open.
@@ -312,6 +338,9 @@ func (f *file) Info() drivers.Info { return f.entry.Info() }
 func (f *file) awaitFirst(ctx context.Context) error {
 	for {
 		v := f.current.Load()
+		if v != nil && v.inPieces {
+			return v.Object.(*pieced).awaitFirst(ctx)
+		}
 		if v == nil || v.fill == nil || !f.handler.objectStore && !v.fill.foreign || !v.enter() {
 			return nil
 		}
@@ -358,7 +387,7 @@ func (f *file) verify(ctx context.Context, v *view) error {
 // staysAtSource reports whether the file is read from the source, and no tier has room for it.
 func (f *file) staysAtSource() bool {
 	v := f.current.Load()
-	return v != nil && v.atSource() && f.handler.full(f.entry.Size())
+	return v != nil && v.atSource() && !v.inPieces && f.handler.full(f.entry.Size())
 }
 
 // outdated reports whether the file should be closed when it has no user: the source has failed, the

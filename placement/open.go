@@ -46,9 +46,7 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 		h.files.keep(f)
 	}
 	n, err := f.ReadAt(ctx, p, off)
-	if f.outdated() || f.staysAtSource() { // drop it from recentFiles: it is closed, or becomes idle
-		h.files.unkeep(f)
-	}
+	h.settleFile(f)
 	return n, err
 }
 
@@ -91,7 +89,12 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			return err
 		}
 	}
+	missing := v.fill != nil || v.level == tiers.AtSource
 	switch {
+	case v.inPieces:
+		if missing = h.countPieced(v.Object.(*pieced)); missing && fresh {
+			h.fillPieces(f.entry)
+		}
 	case v.fill != nil:
 		h.fillOpens.add(f.entry.Size())
 	case v.atPeers:
@@ -99,6 +102,6 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	default:
 		h.opens[v.level].add(f.entry.Size())
 	}
-	h.predict(f.entry, v.fill != nil || v.level == tiers.AtSource)
+	h.predict(f.entry, missing)
 	return nil
 }

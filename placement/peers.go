@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -21,6 +22,8 @@ import (
 //   - A fill for another node reads from the source, never from a third node: otherwise nodes
 //     could wait for each other. takeOver holds this.
 //
+// A file above 64 MiB is owned in pieces (pieces.go). What is said of files here is true of each piece.
+//
 // Fills from the peers load the network and the tiers of another node, and not the source. They have
 // a queue, a gate and workers of their own: requests to the peers take no turn of those to the
 // source, and the controller of one never measures the other.
@@ -35,7 +38,7 @@ type peers struct {
 	queue   *queue
 	ahead   *readahead.Pool // of files that are read from the peers
 	spare   spare
-	opens   Opens // of files that were read from the peers, without a fill
+	opens   Opens // of files that were read from the peers, or in pieces, without a fill
 }
 
 // The bounds of fills from the peers.
@@ -65,12 +68,22 @@ func (h *Handler) rank(e *metadata.Entry) int {
 	if h.peers == nil {
 		return 0
 	}
-	return h.peers.Rank(e.Path())
+	return h.peers.Rank(e.Unit())
 }
 
 // mayPrefetch reports whether this node may copy a file before it is opened.
 func (h *Handler) mayPrefetch(e *metadata.Entry) bool {
-	return h.peers == nil || h.rank(e) == 0 || h.peers.spare.isKnown()
+	if h.peers == nil {
+		return true
+	}
+	known := h.peers.spare.isKnown()
+	if !h.names.HasPieces(e) {
+		return known || h.rank(e) == 0
+	}
+	pieces := h.names.CachedPieces(e)
+	return pieces == nil || slices.ContainsFunc(pieces, func(p *metadata.Entry) bool {
+		return p.Level() == tiers.AtSource && !p.Claimed() && (known || h.rank(p) == 0)
+	})
 }
 
 // gateOf returns the gate of fills from the peers, or of those from the source.
@@ -116,7 +129,7 @@ func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
 
 // openAtPeers opens a file at the peers.
 func (h *Handler) openAtPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
-	return h.peers.OpenVersion(ctx, e.Path(), e.Info(), func(ctx context.Context) (drivers.Object, error) {
+	return h.peers.OpenVersion(ctx, e.Unit(), e.Info(), func(ctx context.Context) (drivers.Object, error) {
 		return h.withoutPeers(ctx, e)
 	})
 }

@@ -72,8 +72,15 @@ func isElsewhere(err error) bool {
 func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome, err error) {
 	outcome = Failed // if it panics
 	defer panics.Catch(&err)
+	if h.names.HasPieces(e) && e.Level() == tiers.AtSource {
+		pieces, err := h.names.Pieces(ctx, e)
+		if err != nil {
+			return Failed, err
+		}
+		return h.placePieces(ctx, pieces)
+	}
 	for {
-		if e.Level() != tiers.AtSource || e.Size() == 0 {
+		if copied(e).Level() != tiers.AtSource || e.Size() == 0 {
 			return Placed, nil
 		}
 		f, err := h.join(ctx, e, forBackground)

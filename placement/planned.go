@@ -224,8 +224,11 @@ func (h *Handler) nextPlanned() prediction {
 }
 
 // hasCopy reports whether a file of the plan has a copy, or one is being made. If that is in the
-// window, it is kept for u.
+// window, it is kept for u. A file with pieces has one if there is none that this node may copy.
 func (h *Handler) hasCopy(e *metadata.Entry, u use) bool {
+	if h.names.HasPieces(e) {
+		return e.Level() != tiers.AtSource || !h.mayPrefetch(e)
+	}
 	return e.Level() != tiers.AtSource || h.window.again(e, u) || e.Claimed()
 }
 
@@ -245,7 +248,7 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	case err != nil || !e.IsRegular():
 		return nil
 	}
-	if !h.hasCopy(e, u) && h.mayCopy(e, h.rank(e), forBackground) != nil {
+	if !h.names.HasPieces(e) && !h.hasCopy(e, u) && h.mayCopy(e, h.rank(e), forBackground) != nil {
 		f, held := h.withoutRoom(e, u)
 		if !held { // otherwise it is looked up again
 			h.saw(u, e)
@@ -266,9 +269,8 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 // saw records a planned file: the plan does not return this use again.
 func (h *Handler) saw(u use, e *metadata.Entry) {
 	h.window.settled(u)
-	size, own := e.Size(), h.rank(e) == 0
 	quota, _ := h.room()
-	h.plan.saw(u, size, quota, own)
+	h.plan.saw(u, e.Size(), quota, h.ownedBytes(e))
 }
 
 // maxMissing bounds plan.missing.

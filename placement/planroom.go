@@ -28,11 +28,9 @@ func class(size int64) int {
 	return 4*shift + int(size>>shift)
 }
 
-// add counts a file. It takes room if this node is to place it.
-func (s *sizeCounts) add(size int64, own bool) {
-	if own {
-		s.room[class(size)] += tiers.Footprint(1, size)
-	}
+// add counts a file, to which this node is to give some room.
+func (s *sizeCounts) add(size, own int64) {
+	s.room[class(size)] += own
 	s.files++
 }
 
@@ -58,8 +56,9 @@ func (s *sizeCounts) need(files, room int64) *need {
 // estimateEvery is how often the need is estimated: after so many files.
 const estimateEvery = 32
 
-// saw records the size of a planned file, and estimates the need if the tiers have some room in all.
-func (p *plan) saw(u use, size, room int64, own bool) {
+// saw records the size of a planned file, to which this node is to give the room own, and estimates the
+// need if the tiers have some room in all.
+func (p *plan) saw(u use, size, room, own int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	u.stream.found.entries++

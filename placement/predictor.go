@@ -118,6 +118,9 @@ func (h *Handler) listAhead(dir *metadata.Entry) {
 // prefetch claims e and returns its fill, which the caller begins. It returns nil if the file
 // is placed, or cannot be copied now. room is that in the window for the copy, or nil.
 func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
+	if h.names.HasPieces(e) {
+		return h.prefetchPieces(e)
+	}
 	if e.Level() != tiers.AtSource || e.Claimed() {
 		return nil
 	}

@@ -40,7 +40,7 @@ func newRacyFiles(window time.Duration) *racyFiles {
 
 // has reports whether e is racy now, and remembers it if so.
 func (r *racyFiles) has(e *metadata.Entry, now time.Time) bool {
-	if r.window == 0 || e.Stale() {
+	if e = e.File(); r.window == 0 || e.Stale() {
 		return false
 	}
 	info := e.Info()
@@ -92,7 +92,7 @@ func (r *racyFiles) ageOfContent(mtime, now time.Time) time.Duration {
 func (r *racyFiles) wait(e *metadata.Entry, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.until[e].Sub(now)
+	return r.until[e.File()].Sub(now)
 }
 
 // len returns the number of files that were read while they were racy, and were not settled yet.

@@ -71,6 +71,8 @@ type rigOptions struct {
 	window      int64 // tiers.Config.Window of the first tier
 
 	onDisk []drivers.Store // the tiers, instead of stores in memory
+
+	pieceSize int64 // metadata.Options.PieceSize
 }
 
 // newRig makes a rig and runs it until the test ends. The test fails if anything is open
@@ -119,7 +121,7 @@ func newRig(t testing.TB, opts rigOptions) *rig {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	r.ctx, r.stop = ctx, stop
-	r.names, err = metadata.New(ctx, r.levels, metadata.Options{TTL: opts.ttl}, log)
+	r.names, err = metadata.New(ctx, r.levels, metadata.Options{TTL: opts.ttl, PieceSize: opts.pieceSize}, log)
 	r.check(err)
 	r.handler = New(r.levels, r.names, Config{Workers: opts.workers, IdleHandles: opts.handles, RacyWindow: opts.racy, Passthrough: opts.passthrough, ReadAhead: opts.ahead}, log)
 	r.running.Go(func() { r.levels.Run(ctx) })

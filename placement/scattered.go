@@ -499,7 +499,7 @@ func (p *scattered) settle(e, now *metadata.Entry, ok bool) (more bool) {
 		return false
 	}
 	delete(p.pending, e)
-	if !ok && now.Size() > maxScattered {
+	if !ok && n <= maxScattered && now.Size() > maxScattered { // its size was not known
 		for s := d; s != nil; s = s.parent {
 			if s.begun {
 				s.large = append(s.large, now)

@@ -132,7 +132,20 @@ func (s *scrub) tier(ctx context.Context, t *tiers.Tier) error {
 	if err := t.Available(); err != nil {
 		return err
 	}
-	root := s.handler.names.CopyName(s.opts.Path)
+	roots := []tiers.CopyName{s.handler.names.CopyName(s.opts.Path)}
+	if s.opts.Path != "." { // which includes the copies of pieces
+		roots = append(roots, s.handler.names.PieceCopies(s.opts.Path))
+	}
+	for _, root := range roots {
+		if err := s.copies(ctx, t, root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copies verifies the copies at and below a name.
+func (s *scrub) copies(ctx context.Context, t *tiers.Tier, root tiers.CopyName) error {
 	return t.Copies(ctx, root, func(copies []tiers.CopyInfo) error {
 		s.update(func(r *ScrubReport) {
 			for _, c := range copies {

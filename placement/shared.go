@@ -13,9 +13,9 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// OpenShared opens the version of a file that another node of the job requests. want has its size,
-// modification time and Version, as that node knows them; rank is the place of this node among the
-// choices for the file, as that node sees it.
+// OpenShared opens the version of a file or piece that another node of the job requests. name is the
+// unit of drivers.CutUnit. want has its size, modification time and Version, as that node knows them;
+// rank is the place of this node among the choices for it, as that node sees it.
 //
 // The file is read from a copy, or in a fill while it is in flight. If there is neither, and rank is
 // right, a fill from the source starts. The request waits as a reader of this node does, but is none
@@ -33,7 +33,7 @@ func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info
 		return nil, err
 	}
 	if rank < 0 || rank != h.rank(e) {
-		if e.Level() == tiers.AtSource {
+		if copied(e).Level() == tiers.AtSource {
 			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 		}
 	}
@@ -85,20 +85,39 @@ func (h *Handler) scanning() bool {
 // resolveShared returns the entry of the version that another node requests. If this node knows
 // another version, it confirms that at the source.
 func (h *Handler) resolveShared(ctx context.Context, name string, want drivers.Info) (*metadata.Entry, error) {
-	if h.peers == nil || !drivers.ValidName(name) {
+	path, piece, valid := drivers.CutUnit(name)
+	if h.peers == nil || !valid {
 		return nil, fmt.Errorf("%q: %w", name, fs.ErrNotExist)
 	}
-	e, err := h.names.Resolve(ctx, name)
-	if err == nil && !isVersion(e, want) {
-		e, err = h.names.Confirm(ctx, e)
+	file, err := h.names.Resolve(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	e, err := h.unitOf(ctx, file, piece)
+	if err == nil && (e == nil || !isVersion(e, want)) {
+		if file, err = h.names.Confirm(ctx, file); err == nil {
+			e, err = h.unitOf(ctx, file, piece)
+		}
 	}
 	switch {
 	case err != nil:
 		return nil, err
-	case !isVersion(e, want):
-		return nil, fmt.Errorf("%s: %w", name, drivers.ErrChanged)
+	case e == nil || !isVersion(e, want):
+		return nil, fmt.Errorf("%q: %w", name, drivers.ErrChanged)
 	}
 	return e, nil
+}
+
+// unitOf returns the piece of a file that has a name, or the file itself if that is "". It returns nil
+// if the file, as this node knows it, is not divided so.
+func (h *Handler) unitOf(ctx context.Context, file *metadata.Entry, piece string) (*metadata.Entry, error) {
+	switch {
+	case piece != "":
+		return h.names.Piece(ctx, file, piece)
+	case h.names.HasPieces(file):
+		return nil, nil
+	}
+	return file, nil
 }
 
 // isVersion reports whether want describes e.

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // Progress is the progress of a Warmup. When the Warmup has ended, Placed, Skipped, Failed and
@@ -23,6 +24,14 @@ type Amount struct{ Files, Bytes int64 }
 func (a *Amount) add(bytes int64) {
 	a.Files++
 	a.Bytes += bytes
+}
+
+// addUnit adds a file, or a piece of one. The first piece counts as the file.
+func (a *Amount) addUnit(e *metadata.Entry) {
+	a.add(e.Size())
+	if e.Offset() > 0 {
+		a.Files--
+	}
 }
 
 // listAhead is how many files a Warmup lists before they are copied, so that its total is known
@@ -46,7 +55,7 @@ func (h *Handler) Warmup(
 		progress = Progress{Walking: true}
 		placers  sync.WaitGroup
 		files    = make(chan *metadata.Entry, listAhead)
-		foreign  []*metadata.Entry
+		foreign  []*metadata.Entry // files and pieces
 	)
 	update := func(f func()) {
 		mu.Lock()
@@ -59,14 +68,14 @@ func (h *Handler) Warmup(
 		update(func() {
 			switch outcome {
 			case Placed:
-				progress.Placed.add(e.Size())
+				progress.Placed.addUnit(e)
 			case Skipped:
-				progress.Skipped.add(e.Size())
+				progress.Skipped.addUnit(e)
 			case Failed:
-				progress.Failed.add(e.Size())
+				progress.Failed.addUnit(e)
 				failed(e, err)
 			case Elsewhere:
-				progress.Elsewhere.add(e.Size())
+				progress.Elsewhere.addUnit(e)
 			}
 		})
 	}
@@ -96,16 +105,24 @@ func (h *Handler) Warmup(
 			return nil
 		}
 		update(func() { progress.Found.add(e.Size()) })
-		if h.rank(e) != 0 {
-			foreign = append(foreign, e)
-			return nil
+		units := []*metadata.Entry{e}
+		if h.names.HasPieces(e) && e.Level() == tiers.AtSource {
+			if units, err = h.names.Pieces(ctx, e); err != nil {
+				return err
+			}
 		}
-		select {
-		case files <- e:
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		for _, u := range units {
+			if h.rank(u) != 0 {
+				foreign = append(foreign, u)
+				continue
+			}
+			select {
+			case files <- u:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		}
+		return nil
 	})
 	close(files)
 	update(func() { progress.Walking = false })

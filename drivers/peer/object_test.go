@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math/rand/v2"
@@ -43,6 +44,24 @@ func TestReadsFromOwner(t *testing.T) {
 	served := r.nodes[1].Stats()[0]
 	if served.ServedReads != 2 || served.ServedBytes != int64(len(data)) || served.Joined != 0 {
 		t.Errorf("the owner counts %+v", served)
+	}
+}
+
+// A piece of a file is read as a file is, by a name with a zero byte.
+func TestReadsOfPieces(t *testing.T) {
+	r, owner, _, _, _ := threeNodes(t, 1)
+	for i := 0; ; i++ {
+		unit := fmt.Sprintf("large\x00%d.99", i)
+		if r.nodes[0].cfg.Roster.Owners(unit, 1)[0] != 1 {
+			continue
+		}
+		data := content(2<<20 + 5)
+		put(unit, data, r.source, owner)
+		r.wantContent(r.open(unit), data)
+		if r.source.opened() != 0 || owner.opened() == 0 {
+			t.Error("the owner was not read")
+		}
+		return
 	}
 }
 

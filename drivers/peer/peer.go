@@ -32,10 +32,10 @@ import (
 
 // Files are the files that a Server serves.
 type Files interface {
-	// OpenShared opens the version of a file that another node requests. rank is the place of
-	// this node among the owners of the file, as that node computes it: 0 for the owner, 1 for
-	// the second choice. The content is that of a copy or of a fill, which OpenShared may start,
-	// from the source and never from another node.
+	// OpenShared opens the version of a file or piece that another node requests. name is the unit
+	// of drivers.CutUnit. rank is the place of this node among its owners, as that node computes
+	// it: 0 for the owner, 1 for the second choice. The content is that of a copy or of a fill,
+	// which OpenShared may start, from the source and never from another node.
 	//
 	// The error matches drivers.ErrFull if no tier has room for the file, fs.ErrNotExist if there
 	// is no copy and this node does not own the file with that rank, and drivers.ErrChanged if the

@@ -28,7 +28,7 @@ func (c *call) file() {
 		c.refuse(refuse(http.StatusBadRequest, "%w", err))
 		return
 	}
-	if !drivers.ValidName(c.req.name) || c.req.name == "." || rng.off >= want.Size {
+	if _, _, valid := drivers.CutUnit(c.req.name); !valid || rng.off >= want.Size {
 		c.refuse(refuse(http.StatusBadRequest, "%q has no bytes from offset %d", c.req.name, rng.off))
 		return
 	}

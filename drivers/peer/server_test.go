@@ -226,6 +226,8 @@ func TestBadRequests(t *testing.T) {
 		func(r *request) { r.name = "../etc/passwd" },
 		func(r *request) { r.name = "/etc/passwd" },
 		func(r *request) { r.name = "." },
+		func(r *request) { r.name = "../etc/passwd\x001.2" },
+		func(r *request) { r.name = "\x001.2" },
 	} {
 		req := p.request(filePath, name)
 		req.rng, req.version, req.rank = "bytes=0-999", versionTag(infoOf(name, data)), "0"

@@ -1,0 +1,282 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync/atomic"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// With peers, a large file is owned in pieces (metadata.Container.Pieces), so that it spreads over the
+// nodes. A piece is filled, copied, read and shared as a small file is. A reader of the file reads
+// each offset in the open file of its piece. The kernel gets no backing file: there is none of the
+// whole file.
+//
+// A copy of the whole file, which a mount without peers has made, is read instead of the pieces, and
+// the pieces are served from it.
+
+// PieceSize is the size of a file above which the nodes of a job own its pieces, and that of a piece.
+const PieceSize = 64 << 20
+
+// A pieced is a large file that is read in its pieces.
+type pieced struct {
+	handler *Handler
+	file    *metadata.Entry
+	pieces  []*metadata.Entry
+}
+
+var _ drivers.Object = (*pieced)(nil)
+
+// Info implements drivers.Object.
+func (o *pieced) Info() drivers.Info { return o.file.Info() }
+
+// Close implements drivers.Object. The files of the pieces are closed soon after they were last read.
+func (o *pieced) Close() error { return nil }
+
+// ReadAt implements drivers.Object. The errors are those of file.ReadAt.
+func (o *pieced) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	unit := o.handler.names.PieceSize()
+	n := 0
+	for n < len(p) {
+		i := (off + int64(n)) / unit
+		if i >= int64(len(o.pieces)) {
+			return n, io.EOF
+		}
+		e := o.pieces[i]
+		from := off + int64(n) - e.Offset()
+		want := p[n:min(len(p), n+int(max(0, e.Size()-from)))]
+		if len(want) == 0 {
+			return n, io.EOF
+		}
+		m, err := o.readPiece(ctx, e, want, from)
+		n += m
+		if err != nil && (err != io.EOF || m < len(want)) {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// readPiece reads from the open file of a piece, which stays open for further reads.
+func (o *pieced) readPiece(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error) {
+	f := o.acquire(e)
+	defer o.handler.files.release(f)
+	n, err := f.ReadAt(ctx, p, off)
+	o.handler.settleFile(f)
+	return n, err
+}
+
+// acquire returns the open file of a piece. The caller releases it.
+func (o *pieced) acquire(e *metadata.Entry) *file {
+	f, fresh := o.handler.files.acquire(o.handler, e)
+	if fresh {
+		f.stateless = true
+		o.handler.files.keep(f)
+	}
+	return f
+}
+
+// awaitFirst opens the first piece, so that an open of the file notices that the source has another
+// version as an open of a small file does.
+func (o *pieced) awaitFirst(ctx context.Context) error {
+	f := o.acquire(o.pieces[0])
+	defer o.handler.files.release(f)
+	v, err := f.enterView(ctx)
+	if err != nil {
+		return err
+	}
+	v.leave()
+	err = f.awaitFirst(ctx)
+	o.handler.settleFile(f)
+	return err
+}
+
+// level returns the level of the lowest copy of a piece, or AtSource if a piece has none.
+func (o *pieced) level() tiers.Level {
+	lowest := tiers.AtSource
+	for _, p := range o.pieces {
+		l := p.Level()
+		if l == tiers.AtSource {
+			return l
+		}
+		lowest = max(lowest, l)
+	}
+	return lowest
+}
+
+// settleFile closes an open file soon that is not worth keeping open after a read.
+func (h *Handler) settleFile(f *file) {
+	if f.outdated() || f.staysAtSource() { // drop it from recentFiles: it is closed, or becomes idle
+		h.files.unkeep(f)
+	}
+}
+
+// copied returns the entry whose copy has the content of e: e, or the file of a piece if that has a
+// copy.
+func copied(e *metadata.Entry) *metadata.Entry {
+	if file := e.File(); e.Level() == tiers.AtSource && file.Level() != tiers.AtSource {
+		return file
+	}
+	return e
+}
+
+// A section is a piece of an open file.
+type section struct {
+	drivers.Object
+	piece *metadata.Entry
+}
+
+var (
+	_ drivers.Object      = (*section)(nil)
+	_ drivers.Streamer    = (*section)(nil)
+	_ drivers.Verifier    = (*section)(nil)
+	_ drivers.Checksummer = (*section)(nil)
+)
+
+// sectionOf returns the part of o, an open file or copy, that e is. It is o unless e is a piece and of
+// is its file.
+func sectionOf(o drivers.Object, of, e *metadata.Entry) drivers.Object {
+	if of == e {
+		return o
+	}
+	return &section{o, e}
+}
+
+// Inner makes the optional methods apply only if the file has them.
+func (s *section) Inner() drivers.Object { return s.Object }
+
+// Info implements drivers.Object.
+func (s *section) Info() drivers.Info { return s.piece.Info() }
+
+// ReadAt implements drivers.Object.
+func (s *section) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	size := s.piece.Size()
+	if off >= size {
+		return 0, io.EOF
+	}
+	want := p[:min(int64(len(p)), size-off)]
+	n, err := s.Object.ReadAt(ctx, want, s.piece.Offset()+off)
+	if n == len(want) && (err == nil || err == io.EOF) {
+		err = nil
+		if n < len(p) {
+			err = io.EOF
+		}
+	}
+	return n, err
+}
+
+// Stream implements drivers.Streamer.
+func (s *section) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	o, ok := drivers.As[drivers.Streamer](s.Object)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return o.Stream(ctx, s.piece.Offset()+off, n)
+}
+
+// Verify implements drivers.Verifier.
+func (s *section) Verify(ctx context.Context) error {
+	o, ok := drivers.As[drivers.Verifier](s.Object)
+	if !ok {
+		return nil
+	}
+	return o.Verify(ctx)
+}
+
+// Checksums implements drivers.Checksummer. A piece begins at a block.
+func (s *section) Checksums(first, n int64) ([]uint32, error) {
+	o, ok := drivers.As[drivers.Checksummer](s.Object)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return o.Checksums(s.piece.Offset()/blockSize+first, n)
+}
+
+// prefetchPieces is prefetch of a file with pieces: it claims those that this node may copy. It queues
+// their fills, except the first, which it returns.
+func (h *Handler) prefetchPieces(e *metadata.Entry) (first *fill) {
+	pieces, err := h.names.Pieces(h.ctx, e)
+	if err != nil || e.Level() != tiers.AtSource {
+		return nil
+	}
+	for _, p := range pieces {
+		switch f := h.prefetch(p, nil); {
+		case f == nil:
+		case first == nil:
+			first = f
+		default:
+			f.queue.addNew(f)
+		}
+	}
+	return first
+}
+
+// fillPieces starts the copies of the pieces of an opened file that this node may copy. An open of a
+// small file starts its copy, too.
+func (h *Handler) fillPieces(e *metadata.Entry) {
+	if f := h.prefetchPieces(e); f != nil {
+		f.queue.addNew(f)
+	}
+}
+
+// findWhole examines the tiers for a copy of e, a file with pieces, as a whole, if there may be one:
+// no fill of the file does. It reports whether there is one.
+func (h *Handler) findWhole(e *metadata.Entry) bool {
+	if !e.Unverified() || !e.Claim() {
+		return false
+	}
+	found := h.recheck(e)
+	if !found {
+		e.Release()
+	}
+	return found
+}
+
+// placePieces is Place of a file with pieces. The outcome is that of the file as a whole: it is placed
+// when all of its pieces are.
+func (h *Handler) placePieces(ctx context.Context, pieces []*metadata.Entry) (outcome Outcome, err error) {
+	for _, p := range pieces {
+		one, err := h.Place(ctx, p)
+		if err != nil {
+			return one, err
+		}
+		if one != Placed {
+			outcome = one
+		}
+	}
+	return outcome, nil
+}
+
+// countPieced counts the open of a file that is read in pieces, and reports whether a piece has no copy
+// here.
+func (h *Handler) countPieced(o *pieced) (missing bool) {
+	l := o.level()
+	if l == tiers.AtSource {
+		h.peers.opens.add(o.file.Size())
+		atomic.AddInt64(&h.peers.spare.opens, int64(len(o.pieces)-1)) // each piece counts as a file
+		return true
+	}
+	h.opens[l].add(o.file.Size())
+	return false
+}
+
+// ownedBytes returns the room that this node is to give to a file.
+func (h *Handler) ownedBytes(e *metadata.Entry) (bytes int64) {
+	if !h.names.HasPieces(e) {
+		if h.rank(e) == 0 {
+			bytes = tiers.Footprint(1, e.Size())
+		}
+		return bytes
+	}
+	pieces, _ := h.names.Pieces(h.ctx, e)
+	for _, p := range pieces {
+		if h.rank(p) == 0 {
+			bytes += tiers.Footprint(1, p.Size())
+		}
+	}
+	return bytes
+}

@@ -1,0 +1,539 @@
+package placement
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// testPiece is the size of pieces in tests, unless it matters that pieces have several blocks.
+const testPiece = blockSize
+
+// divided returns the options of n nodes that divide files above testPiece.
+func divided(n int, quota int64) []rigOptions {
+	return slices.Repeat([]rigOptions{{quotas: []int64{quota}, pieceSize: testPiece}}, n)
+}
+
+// pieces returns the pieces of a file on a node.
+func (n *node) pieces(name string) []*metadata.Entry {
+	n.t.Helper()
+	all, err := n.names.Pieces(context.Background(), n.entry(name))
+	n.check(err)
+	return all
+}
+
+// pieceOwners returns the owners of the pieces of a file.
+func (c *cluster) pieceOwners(name string) (owners []int) {
+	for _, p := range c.nodes[0].pieces(name) {
+		owners = append(owners, c.choices(p.Unit())[0])
+	}
+	return owners
+}
+
+// copies returns the names of the copies that the node has, without the directories.
+func (n *node) copies() (names []string) {
+	n.t.Helper()
+	n.check(n.levels.Tiers()[0].Copies(context.Background(), ".", func(copies []tiers.CopyInfo) error {
+		for _, c := range copies {
+			names = append(names, string(c.Name))
+		}
+		return nil
+	}))
+	return names
+}
+
+// used returns the bytes that copies take on a node, with those in flight.
+func (n *node) used() (bytes int64) {
+	for _, t := range n.levels.Tiers() {
+		_, taken := t.Room()
+		bytes += taken
+	}
+	return bytes
+}
+
+// wantRoom waits until the only copies that take room on a node are those of the pieces of a file.
+// Until they are closed, copies that were removed take their room, too.
+func (n *node) wantRoom(name string) {
+	n.t.Helper()
+	n.eventually("the room of removed copies has returned", func() bool {
+		var want int64
+		for _, p := range n.pieces(name) {
+			if p.Level() != tiers.AtSource {
+				want += tiers.Allocated(p.Size())
+			}
+		}
+		return n.used() == want
+	})
+}
+
+// Large files are owned in pieces: all nodes read all files at once, and the owner of a piece reads it
+// from the source once.
+func TestPiecesAreReadOnce(t *testing.T) {
+	for _, size := range []int{4 * testPiece, 3*testPiece + 1, 3*testPiece - 1, testPiece + 1} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, divided(4, 1<<30)...)
+			c.put(2, func(i int) int { return size })
+			for _, node := range c.nodes {
+				node.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Millisecond})
+			}
+			c.epoch(1)
+			c.settle()
+			if got, want := c.sourceBytes(), c.bytes(); got != want {
+				t.Errorf("the source served %d bytes, want %d", got, want)
+			}
+			for name, data := range c.files {
+				for i, owner := range c.pieceOwners(name) {
+					n := c.nodes[owner]
+					p := n.pieces(name)[i]
+					if p.Level() == tiers.AtSource {
+						t.Errorf("the owner of piece %d of %s has no copy", i, name)
+					}
+					if want := min(testPiece, int64(len(data))-p.Offset()); p.Size() != want {
+						t.Errorf("piece %d has %d bytes, want %d", i, p.Size(), want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The pieces of one file are spread over the nodes.
+func TestPiecesAreSpread(t *testing.T) {
+	c := newCluster(t, divided(4, 1<<30)...)
+	data := random(1, 16*testPiece)
+	c.files["large"] = data
+	c.mem.Put("large", data)
+	c.epoch(1)
+	c.settle()
+	for i, n := range c.nodes {
+		if got := n.levels.Source().Stats().Bytes; got == 0 || got > int64(len(data))/2 {
+			t.Errorf("node %d has read %d of %d bytes from the source", i, got, len(data))
+		}
+		if n.served.Load() == 0 {
+			t.Errorf("node %d has served nothing", i)
+		}
+	}
+}
+
+// A file that is read in pieces reads as the source does at every boundary, and past its end.
+func TestReadsAcrossPieces(t *testing.T) {
+	const piece, size = 2 * blockSize, 3*2*blockSize + 12_345
+	opts := divided(3, 1<<30)
+	for i := range opts {
+		opts[i].pieceSize = piece
+	}
+	c := newCluster(t, opts...)
+	data := random(1, size)
+	c.mem.Put("large", data)
+	for _, n := range c.nodes {
+		obj := n.open("large")
+		for at := piece; at <= size; at += piece {
+			for _, off := range []int{at - 1, at, at + 1, at - 70_000} {
+				for _, length := range []int{1, 2, 128 << 10, piece + 2} {
+					n.wantAt(obj, off, min(length, size-off), data)
+				}
+			}
+		}
+		n.wantAt(obj, 0, size, data)
+		p := make([]byte, 100)
+		for {
+			m, err := obj.ReadAt(t.Context(), p, size-10)
+			if errors.Is(err, drivers.ErrRetry) {
+				continue
+			}
+			if m != 10 || err != io.EOF || !bytes.Equal(p[:10], data[size-10:]) {
+				t.Errorf("a read across the end: got %d, %v", m, err)
+			}
+			break
+		}
+		if m, err := obj.ReadAt(t.Context(), p, size); m != 0 || err != io.EOF {
+			t.Errorf("a read at the end: got %d, %v", m, err)
+		}
+		if _, ok := drivers.As[drivers.Splicer](obj); ok {
+			if _, _, err := obj.(drivers.Splicer).SpliceDescriptor(); !errors.Is(err, errors.ErrUnsupported) {
+				t.Errorf("a splice descriptor: got %v", err)
+			}
+		}
+		if _, err := obj.(drivers.BackingFiler).BackingFile(func(uintptr) error { return nil }); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("a backing file: got %v", err)
+		}
+		obj.Close()
+		e := n.entry("large")
+		got := make([]byte, 300_000)
+		for {
+			_, err := n.handler.ReadAt(t.Context(), e, got, piece-100_000)
+			if errors.Is(err, drivers.ErrRetry) {
+				continue
+			}
+			n.check(err)
+			break
+		}
+		if !bytes.Equal(got, data[piece-100_000:][:len(got)]) {
+			t.Error("a read without an open: wrong bytes")
+		}
+	}
+}
+
+// A file of at most one piece is owned, and copied, as a whole.
+func TestSmallFilesHaveNoPieces(t *testing.T) {
+	c := newCluster(t, divided(2, 1<<30)...)
+	c.mem.Put("small", random(1, testPiece))
+	n := c.nodes[0]
+	if all := n.pieces("small"); all != nil {
+		t.Errorf("got %d pieces", len(all))
+	}
+}
+
+// A node that was started again has the copies of its pieces.
+func TestPiecesSurviveRestart(t *testing.T) {
+	c := newCluster(t, divided(3, 1<<30)...)
+	c.put(4, func(i int) int { return 3*testPiece + i*1000 })
+	c.epoch(1)
+	c.settle()
+	before := c.sourceBytes()
+	if before != c.bytes() {
+		t.Fatalf("the source served %d bytes, want %d", before, c.bytes())
+	}
+	for _, n := range c.nodes {
+		used := n.used()
+		lost := n.levels.Source().Stats().Bytes
+		n.kill()
+		n.end()
+		n.start()
+		before -= lost
+		if got := n.used(); got != used || used == 0 {
+			t.Errorf("node %d: %d bytes are taken after the restart, want %d", n.index, got, used)
+		}
+	}
+	c.epoch(2)
+	c.settle()
+	if got := c.sourceBytes(); got != before || before != 0 {
+		t.Errorf("after the restart, the source served %d bytes", got)
+	}
+}
+
+// The copies of pieces of earlier versions are never served, and give their room back, whether or not
+// the size of the file has changed.
+func TestPiecesFollowChanges(t *testing.T) {
+	for _, tt := range []struct {
+		what    string
+		size    int
+		restart bool
+	}{
+		{"the same size", 4 * testPiece, false},
+		{"longer", 4*testPiece + 5, false},
+		{"shorter", 2*testPiece + 5, false},
+		{"the same size, while the nodes are down", 4 * testPiece, true},
+		{"shorter, while the nodes are down", 3 * testPiece, true},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, divided(3, 1<<30)...)
+			put := func(seed uint64, size int) {
+				c.files["large"] = random(seed, size)
+				c.mem.Put("large", c.files["large"])
+			}
+			put(1, 4*testPiece)
+			c.epoch(1)
+			c.settle()
+			if tt.restart {
+				for _, n := range c.nodes {
+					n.kill()
+					n.end()
+				}
+			}
+			put(2, tt.size)
+			for _, n := range c.nodes {
+				if tt.restart {
+					n.start()
+				} else {
+					n.names.Changed(n.entry("large"))
+				}
+			}
+			before := c.sourceBytes()
+			c.epoch(2)
+			c.settle()
+			if got := c.sourceBytes() - before; got != int64(tt.size) {
+				t.Errorf("the source served %d bytes of the new version, want %d", got, tt.size)
+			}
+			for _, n := range c.nodes {
+				n.wantRoom("large")
+				if got := int64(len(n.copies())); got != n.levels.Tiers()[0].Stats().Files {
+					t.Errorf("node %d has %d copies: %q", n.index, got, n.copies())
+				}
+			}
+		})
+	}
+}
+
+// A copy of a piece that is corrupt is removed and made again, and the reader gets right bytes.
+func TestCorruptPiece(t *testing.T) {
+	c := newCluster(t, divided(2, 1<<30)...)
+	c.files["large"] = random(1, 4*testPiece)
+	c.mem.Put("large", c.files["large"])
+	c.epoch(1)
+	c.settle()
+	n := c.nodes[0]
+	i := slices.IndexFunc(n.pieces("large"), func(p *metadata.Entry) bool { return p.Level() != tiers.AtSource })
+	if i < 0 {
+		t.Fatal("the node has no piece")
+	}
+	p := n.pieces("large")[i]
+	n.to[0].Add(drivertest.Rule{Op: drivertest.OpRead, Match: func(name string) bool { return name == p.CopyName() }, Times: 1, Err: drivers.ErrCorrupt})
+	n.wantFile("large", c.files["large"])
+	if got := n.levels.Tiers()[0].Stats().Corrupt; got != 1 {
+		t.Errorf("%d corrupt copies were found, want 1", got)
+	}
+	n.eventually("the corrupt copy is removed and made again", func() bool {
+		n.wantFile("large", c.files["large"])
+		return p.Level() != tiers.AtSource && !n.handler.bad.has(p, p.Level())
+	})
+	n.settled()
+	n.wantRoom("large")
+}
+
+// The owner of a piece is down: the second choice places it, once for all.
+func TestPieceWithoutItsOwner(t *testing.T) {
+	c := newCluster(t, divided(4, 1<<30)...)
+	data := random(1, 8*testPiece)
+	c.files["large"] = data
+	c.mem.Put("large", data)
+	lost := c.nodes[c.pieceOwners("large")[0]]
+	lost.kill()
+	c.epoch(1)
+	c.settle()
+	if got := c.sourceBytes(); got != int64(len(data)) {
+		t.Errorf("the source served %d bytes, want %d", got, len(data))
+	}
+}
+
+// A copy of a whole file, which a mount without peers has left, is read and served instead of pieces.
+func TestWholeCopyServesPieces(t *testing.T) {
+	opts := divided(3, 1<<30)
+	for i := range opts {
+		opts[i].pieceSize = 0
+	}
+	c := newCluster(t, opts...)
+	data := random(1, 4*testPiece+99)
+	c.files["large"] = data
+	c.mem.Put("large", data)
+	owner := c.nodes[c.choices("large")[0]]
+	owner.wantFile("large", data)
+	c.settle()
+	if owner.entry("large").Level() == tiers.AtSource {
+		t.Fatal("there is no copy")
+	}
+	for _, n := range c.nodes {
+		n.kill()
+		n.end()
+		n.opts.pieceSize = testPiece
+		n.start()
+	}
+	for i, p := range owner.pieces("large") {
+		obj, err := owner.handler.OpenShared(t.Context(), p.Unit(), p.Info(), c.nodes[owner.index].handler.rank(p))
+		owner.check(err)
+		owner.wantAt(obj, 0, int(p.Size()), data[i*testPiece:])
+		if _, err := obj.(drivers.BackingFiler).BackingFile(func(uintptr) error { return nil }); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("a piece of a whole copy has a backing file, of which the offsets differ: %v", err)
+		}
+		obj.Close()
+	}
+	owner.wantFile("large", data)
+	if got := owner.levels.Source().Stats().Bytes; got != 0 {
+		t.Errorf("the source served %d bytes", got)
+	}
+	owner.to[0].Add(drivertest.Rule{Op: drivertest.OpRead, Name: "large", Times: 1, Err: drivers.ErrCorrupt})
+	owner.wantFile("large", data)
+	if got := owner.levels.Tiers()[0].Stats().Corrupt; got != 1 {
+		t.Errorf("%d corrupt copies were found, want 1", got)
+	}
+}
+
+// A source may have names like those of the copies of pieces. Such files are not copied, and are read
+// right.
+func TestSourceNamesLikePieces(t *testing.T) {
+	c := newCluster(t, divided(2, 1<<30)...)
+	large := random(1, 3*testPiece)
+	c.mem.Put("large", large)
+	for _, n := range c.nodes {
+		n.wantFile("large", large)
+	}
+	c.settle()
+	info, err := c.mem.Stat(t.Context(), "large")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range c.nodes[0].pieces("large") {
+		name := p.CopyName()
+		if !strings.HasPrefix(name, ".milkweed-pieces/large/") {
+			t.Errorf("the copy of piece %d has the name %s", i, name)
+		}
+		other := random(uint64(100+i), testPiece)
+		c.mem.PutAt(name, other, info.Mtime)
+		for _, n := range c.nodes {
+			n.wantFile(name, other)
+			if n.entry(name).Level() != tiers.AtSource {
+				t.Errorf("%s has a copy", name)
+			}
+		}
+	}
+	for _, n := range c.nodes {
+		n.settled()
+		n.wantFile("large", large)
+	}
+}
+
+// A node refuses what is not a piece of the version that it knows.
+func TestOpenSharedRefusesPieces(t *testing.T) {
+	c := newCluster(t, divided(2, 1<<30)...)
+	c.mem.Put("large", random(1, 3*testPiece))
+	n := c.nodes[0]
+	p := n.pieces("large")[1]
+	for _, tt := range []struct {
+		unit string
+		info drivers.Info
+		want error
+	}{
+		{"large", n.entry("large").Info(), drivers.ErrChanged},
+		{"large\x001.7", p.Info(), drivers.ErrChanged},
+		{"large\x00-1." + fmt.Sprint(3*testPiece), p.Info(), drivers.ErrChanged},
+		{"large\x003." + fmt.Sprint(3*testPiece), p.Info(), drivers.ErrChanged},
+		{"large\x001." + fmt.Sprint(3*testPiece) + "\x00", p.Info(), drivers.ErrChanged},
+		{p.Unit(), n.pieces("large")[0].Info(), nil},
+		{"../large\x001.6", p.Info(), fs.ErrNotExist},
+		{"\x001.6", p.Info(), fs.ErrNotExist},
+	} {
+		obj, err := n.handler.OpenShared(t.Context(), tt.unit, tt.info, n.handler.rank(p))
+		if err == nil {
+			obj.Close()
+		}
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%q: got %v, want %v", tt.unit, err, tt.want)
+		}
+	}
+}
+
+// Warmup places the pieces that a node owns, and counts files as the user does.
+func TestWarmupOfPieces(t *testing.T) {
+	c := newCluster(t, divided(3, 1<<30)...)
+	c.put(3, func(i int) int { return 4*testPiece + i })
+	for _, n := range c.nodes {
+		var last Progress
+		n.check(n.handler.Warmup(context.Background(), []*metadata.Entry{n.names.Root()},
+			func(p Progress) { last = p }, func(e *metadata.Entry, err error) { t.Errorf("%s: %v", e.Path(), err) }))
+		if want := (Amount{3, c.bytes()}); last.Found != want || last.Placed != want {
+			t.Errorf("node %d: found %v, placed %v, want %v", n.index, last.Found, last.Placed, want)
+		}
+	}
+	c.settle()
+	if got := c.sourceBytes(); got != c.bytes() {
+		t.Errorf("the source served %d bytes, want %d", got, c.bytes())
+	}
+}
+
+// A scrub finds a corrupt copy of a piece, and makes it again.
+func TestScrubOfPieces(t *testing.T) {
+	opts := divided(2, 1<<30)
+	tier := t.TempDir()
+	store, err := posix.OpenStore(posix.StoreConfig{Tier: tier, Dataset: "data", Source: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	opts[0].onDisk = []drivers.Store{store}
+	c := newCluster(t, opts...)
+	c.files["d/large"] = random(1, 4*testPiece)
+	c.mem.Put("d/large", c.files["d/large"])
+	c.epoch(1)
+	c.settle()
+	n := c.nodes[0]
+	var placed []*metadata.Entry
+	for _, p := range n.pieces("d/large") {
+		if p.Level() != tiers.AtSource {
+			placed = append(placed, p)
+		}
+	}
+	disk := &disk{n.rig, []string{tier + "/data/files"}}
+	disk.flip(1, placed[0].CopyName(), 500_000)
+	for _, path := range []string{"d/large", "."} {
+		var last ScrubReport
+		n.check(n.handler.Scrub(context.Background(), ScrubOptions{Path: path}, func(r ScrubReport) { last = r }))
+		want := int64(0)
+		if path == "d/large" {
+			want = 1
+		}
+		if last.CopiesFound != int64(len(placed)) || last.CopiesCorrupt != want || last.Refetched != want {
+			t.Errorf("scrub of %s: %d found, %d corrupt, %d refetched; want %d, %d, %d",
+				path, last.CopiesFound, last.CopiesCorrupt, last.Refetched, len(placed), want, want)
+		}
+	}
+}
+
+// The room of pieces returns when the copies of a file are dropped.
+func TestRoomOfPiecesReturns(t *testing.T) {
+	c := newCluster(t, divided(2, 1<<30)...)
+	c.files["large"] = random(1, 5*testPiece)
+	c.mem.Put("large", c.files["large"])
+	c.epoch(1)
+	c.settle()
+	for _, n := range c.nodes {
+		for _, p := range n.pieces("large") {
+			_, err := n.handler.Retract(p)
+			n.check(err)
+		}
+		n.eventually("all room has returned", func() bool { return n.used() == 0 })
+	}
+	c.epoch(2)
+}
+
+// Large files that fit into the tiers of each node are on all of them in the end.
+func TestPiecesBecomeLocal(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, divided(3, 32*testPiece)...)
+		c.put(3, func(i int) int { return 4*testPiece + i })
+		for epoch := range uint64(3) {
+			c.epoch(epoch)
+			time.Sleep(10 * time.Second)
+		}
+		before := c.servedBytes()
+		c.epoch(4)
+		if got := c.servedBytes() - before; got != 0 {
+			t.Errorf("epoch 4: %d bytes between nodes", got)
+		}
+		if got, want := c.sourceBytes(), c.bytes(); got != want {
+			t.Errorf("the source served %d bytes, want %d", got, want)
+		}
+	})
+}
+
+// A dataset of one large file that fits on no node is on all of them together.
+func TestPiecesTogetherHoldTheFile(t *testing.T) {
+	c := newCluster(t, divided(4, 8*testPiece)...)
+	data := random(1, 14*testPiece)
+	c.files["large"] = data
+	c.mem.Put("large", data)
+	c.epoch(1)
+	c.settle()
+	before := c.sourceBytes()
+	if before != int64(len(data)) {
+		t.Errorf("epoch 1: the source served %d bytes, want %d", before, len(data))
+	}
+	c.epoch(2)
+	if got := c.sourceBytes() - before; got != 0 {
+		t.Errorf("epoch 2: the source served %d bytes", got)
+	}
+}
