@@ -198,7 +198,12 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.service = check.Decide(ctx, d.cfg, d.source, passthrough)
 	d.saved.opened = d.openSnapshot()
+	var pieceSize int64
+	if d.levels.Peers() != nil {
+		pieceSize = placement.PieceSize
+	}
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
+		PieceSize:   pieceSize,
 		TTL:         d.cfg.Mount.AttrTimeout,
 		Snapshot:    d.saved.opened,
 		SnapshotTTL: d.cfg.Mount.Consistency,

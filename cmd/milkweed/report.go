@@ -168,6 +168,18 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:
 		l.State, l.Reason = control.NotPlaced, "empty"
+	case d.names.HasPieces(e):
+		here := 0
+		pieces := d.names.CachedPieces(e)
+		for _, p := range pieces {
+			if p.Level() != tiers.AtSource {
+				here++
+			}
+		}
+		l.State, l.Reason = control.NotPlaced, "not opened yet; it is copied in ranges"
+		if len(pieces) > 0 {
+			l.Reason = fmt.Sprintf("%d of %d ranges are here", here, len(pieces))
+		}
 	case !d.handler.Fits(e.Size()):
 		l.State, l.Reason = control.NotPlaced, "no tier has room"
 		if d.someTierIsDown() {

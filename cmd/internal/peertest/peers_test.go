@@ -22,6 +22,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/dataset"
 	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
+	"github.com/milkweedfs/milkweed/drivers/peer/roster"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // once is the most that several nodes may read of the source, as a multiple of the dataset.
@@ -62,6 +64,29 @@ var large = sync.OnceValues(func() (content, error) {
 		files = append(files, dataset.File{Name: fmt.Sprintf("%d.tfrecord", i), Size: 16<<20 + int64(i)})
 	}
 	return write("large", files)
+})
+
+// single has one file, of which each of four nodes owns a piece, and a short piece.
+var single = sync.OnceValues(func() (content, error) {
+	nodes, err := roster.Parse("node[1-4]", 0)
+	if err != nil {
+		return content{}, err
+	}
+	r, err := roster.New(nodes)
+	if err != nil {
+		return content{}, err
+	}
+	const size = 4*placement.PieceSize + 12_345
+	for i := 0; ; i++ {
+		name := fmt.Sprintf("%d.tfrecord", i)
+		owners := make(map[int]bool)
+		for piece := range 4 {
+			owners[r.Owners(fmt.Sprintf("%s\x00%d.%d", name, piece, size), 1)[0]] = true
+		}
+		if len(owners) == 4 {
+			return write("single", []dataset.File{{Name: name, Size: size}})
+		}
+	}
 })
 
 // peers returns the arguments of `milkweed mount` that make the nodes share their tiers.
@@ -139,6 +164,23 @@ func TestClusterReadsTheSourceOnce(t *testing.T) {
 			c.umount()
 		})
 	}
+}
+
+// One large file is owned in pieces: the source serves each byte once, and each node reads a part of it
+// and serves that to the others. After a restart, the pieces are still there.
+func TestClusterSharesOneFile(t *testing.T) {
+	c := newCluster(t, shape{nodes: 4, content: single, quota: 0.5})
+	c.mount(c.peers()...)
+	c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), 1, once)
+	for _, n := range c.nodes {
+		if got := n.counts().ServedBytes; got < placement.PieceSize {
+			t.Errorf("%s has served %d bytes, want %d at least", n.Name, got, placement.PieceSize)
+		}
+	}
+	c.umount()
+	c.mount(c.peers()...)
+	c.wantSource("epoch 2, after a restart", c.use(func() { c.epoch(2) }), 0, 0)
+	c.umount()
 }
 
 // withoutGossip is an argument of a mount that detects lost nodes by failed requests only.
