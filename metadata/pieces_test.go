@@ -110,3 +110,23 @@ func TestPiecesOfATierThatFails(t *testing.T) {
 		t.Errorf("got %d pieces, %v", len(all), err)
 	}
 }
+
+// What was read of the pieces of a file is as doubtful as what was read of the file.
+func TestDoubtOfPieces(t *testing.T) {
+	w := newPieces(t)
+	w.source.Put("f", make([]byte, 3<<20))
+	e, err := w.Resolve(bg, "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := w.Pieces(bg, e)
+	if err != nil || len(all) != 3 {
+		t.Fatalf("got %d pieces, %v; want 3", len(all), err)
+	}
+	w.Doubt(e)
+	for i, p := range all {
+		if !p.ResolveDoubt() {
+			t.Errorf("piece %d is not doubtful", i)
+		}
+	}
+}

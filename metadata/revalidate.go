@@ -115,11 +115,14 @@ func (c *Container) contentChanged(e *Entry) {
 	}
 }
 
-// Doubt makes e, a regular file or the file of a piece, Doubtful, and then Outdated yield its
-// content: what was read of it before may be wrong.
+// Doubt makes e, a regular file or the file of a piece, Doubtful with its pieces, and then Outdated
+// yield its content: what was read of it before may be wrong.
 func (c *Container) Doubt(e *Entry) {
 	e = e.File()
 	e.setBits(doubtful)
+	for _, p := range c.CachedPieces(e) {
+		p.setBits(doubtful)
+	}
 	c.contentChanged(e)
 }
 
