@@ -266,6 +266,32 @@ func TestNextDirectory(t *testing.T) {
 	}
 }
 
+// A large file whose copy is not started, since there is no room for it, is not predicted again.
+func TestLargeFilesArePredictedOnce(t *testing.T) {
+	const files = 60
+	r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true})
+	data := make([]byte, maxScattered+1)
+	for i := range files {
+		r.mem.Put(fmt.Sprintf("d/%02d", i), data)
+	}
+	_, err := r.names.List(t.Context(), r.entry("d"))
+	r.check(err)
+	p := newScattered(r.names, requestWaste, func(int64, int64, int64) bool { return true })
+	predicted := make(map[*metadata.Entry]int)
+	for i := range files * 2 / 3 {
+		p.opened(r.entry(fmt.Sprintf("d/%02d", i*7%files)), false, true)
+		for e := p.next(); e != nil; e = p.next() {
+			if predicted[e]++; predicted[e] > 1 {
+				t.Fatalf("%s was predicted again", e.Path())
+			}
+			p.settle(e, e, false)
+		}
+	}
+	if len(predicted) == 0 {
+		t.Error("no file was predicted")
+	}
+}
+
 // Two jobs at a time read two datasets in no order. Both are prefetched, each in proportion to what
 // its job opens.
 func TestTwoShuffledJobs(t *testing.T) {
