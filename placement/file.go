@@ -77,7 +77,8 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return n, err
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
-	case v.atSource() && errors.Is(err, drivers.ErrShort):
+	case v.atSource() && errors.Is(err, drivers.ErrShort),
+		v.atPeers && err == io.EOF: // a file of this node reads the source for them
 		return f.readShort(ctx, v, n, off, err)
 	case v.atSource():
 		return n, f.sourceError(ctx, err)

@@ -54,11 +54,31 @@ func (o *pieced) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		}
 		m, err := o.readPiece(ctx, e, want, from)
 		n += m
-		if err != nil && (err != io.EOF || m < len(want)) {
+		switch {
+		case errors.Is(err, drivers.ErrShort):
+			return n, o.shortError(ctx, n, off, err)
+		case err != nil && (err != io.EOF || m < len(want)):
 			return n, err
 		}
 	}
 	return n, nil
+}
+
+// shortError is file.readShort of a file whose end at the source may be that of a piece: it returns the
+// error of a read at off that has returned n bytes and then err, which matches drivers.ErrShort.
+func (o *pieced) shortError(ctx context.Context, n int, off int64, err error) error {
+	if n > 0 {
+		return io.EOF
+	}
+	i := off / o.handler.names.PieceSize()
+	if i == 0 || off != o.pieces[i].Offset() {
+		return err
+	}
+	before := o.pieces[i-1]
+	if last, _ := o.readPiece(ctx, before, make([]byte, 1), before.Size()-1); last == 1 {
+		return io.EOF
+	}
+	return err
 }
 
 // readPiece reads from the open file of a piece, which stays open for further reads.

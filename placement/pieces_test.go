@@ -363,6 +363,61 @@ func TestWholeCopyServesPieces(t *testing.T) {
 	}
 }
 
+// A file that ends before its size reads with peers as TestShortFile says, on all nodes, in pieces or
+// not, and also if it ends between two pieces.
+func TestShortFileInPieces(t *testing.T) {
+	for _, tt := range []struct {
+		pieceSize int64
+		end       int
+	}{
+		{testPiece, 2 * testPiece}, {testPiece, 2*testPiece - 1}, {testPiece, 2*testPiece + 1}, {0, 2*testPiece + 1},
+	} {
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			t.Parallel()
+			opts := divided(2, 1<<30)
+			for i := range opts {
+				opts[i].pieceSize = tt.pieceSize
+			}
+			c := newCluster(t, opts...)
+			data := random(1, 5*testPiece)
+			c.mem.Put("large", data)
+			for _, n := range c.nodes {
+				n.from.Add(drivertest.Rule{Op: drivertest.OpRead, End: int64(tt.end)})
+			}
+			for _, n := range c.nodes {
+				obj := n.open("large")
+				wantShort(t, obj, data, tt.end)
+				obj.Close()
+			}
+		})
+	}
+}
+
+// wantShort checks reads of obj, which ends before its size.
+func wantShort(t *testing.T, obj drivers.Object, data []byte, end int) {
+	t.Helper()
+	read := func(length, off int) ([]byte, error) {
+		p := make([]byte, length)
+		for {
+			n, err := obj.ReadAt(t.Context(), p, int64(off))
+			if !errors.Is(err, drivers.ErrRetry) {
+				return p[:n], err
+			}
+		}
+	}
+	if got, err := read(testPiece, end-100); err != io.EOF || !bytes.Equal(got, data[end-100:end]) {
+		t.Errorf("across the end: got %d bytes and %v", len(got), err)
+	}
+	if got, err := read(100, end); err != io.EOF || len(got) != 0 {
+		t.Errorf("at the end: got %d bytes and %v", len(got), err)
+	}
+	for _, off := range []int{end + 10, 3 * testPiece, 4 * testPiece} {
+		if got, err := read(100, off); !errors.Is(err, drivers.ErrShort) || len(got) != 0 {
+			t.Errorf("at %d, after the end: got %d bytes and %v", off, len(got), err)
+		}
+	}
+}
+
 // A source may have names like those of the copies of pieces. Such files are not copied, and are read
 // right.
 func TestSourceNamesLikePieces(t *testing.T) {
