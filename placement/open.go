@@ -101,6 +101,9 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 		h.peers.opens.add(f.entry.Size())
 	default:
 		h.opens[v.level].add(f.entry.Size())
+		if fresh && h.names.HasPieces(f.entry) {
+			h.dropPieces(f.entry)
+		}
 	}
 	h.predict(f.entry, missing)
 	return nil

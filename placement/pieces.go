@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -254,6 +255,30 @@ func (h *Handler) findWhole(e *metadata.Entry) bool {
 		e.Release()
 	}
 	return found
+}
+
+// dropPieces drops the copies of the pieces of e, of which a copy of the whole file is open.
+func (h *Handler) dropPieces(e *metadata.Entry) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil {
+		return
+	}
+	h.wg.Go(func() {
+		defer panics.Contain()
+		pieces, err := h.names.Pieces(h.ctx, e)
+		for _, p := range pieces {
+			if p.Level() == tiers.AtSource {
+				continue
+			}
+			if _, err = h.Retract(p); err != nil {
+				break
+			}
+		}
+		if err != nil && h.ctx.Err() == nil {
+			h.log.Warn("ranges of a copied file not removed", "path", e.Path(), "err", err)
+		}
+	})
 }
 
 // placePieces is Place of a file with pieces. The outcome is that of the file as a whole: it is placed

@@ -363,6 +363,40 @@ func TestWholeCopyServesPieces(t *testing.T) {
 	}
 }
 
+// Of a file that has copies of pieces and one of the whole file, the pieces are dropped.
+func TestWholeCopyReplacesPieces(t *testing.T) {
+	c := newCluster(t, divided(2, 1<<30)...)
+	data := random(1, 4*testPiece+99)
+	c.files["large"] = data
+	c.mem.Put("large", data)
+	c.epoch(1)
+	c.settle()
+	n := c.nodes[c.choices("large")[0]]
+	restart := func(pieceSize int64) {
+		for _, n := range c.nodes {
+			n.kill()
+			n.end()
+			n.opts.pieceSize = pieceSize
+			n.start()
+		}
+	}
+	restart(0)
+	n.wantFile("large", data)
+	c.settle()
+	if got := n.copies(); !slices.Contains(got, "large") || len(got) < 2 {
+		t.Fatalf("got the copies %q, want some of pieces and one of the file", got)
+	}
+	restart(testPiece)
+	n.wantFile("large", data)
+	n.eventually("the pieces are dropped", func() bool {
+		return slices.Equal(n.copies(), []string{"large"}) && n.used() == tiers.Allocated(int64(len(data)))
+	})
+	n.wantFile("large", data)
+	if got := n.levels.Source().Stats().Bytes; got != 0 {
+		t.Errorf("the source served %d bytes", got)
+	}
+}
+
 // A file that ends before its size reads with peers as TestShortFile says, on all nodes, in pieces or
 // not, and also if it ends between two pieces.
 func TestShortFileInPieces(t *testing.T) {
