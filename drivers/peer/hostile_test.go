@@ -171,7 +171,7 @@ func TestMisbehavingPeers(t *testing.T) {
 			w.WriteHeader(http.StatusUnauthorized)
 		}},
 		{"another protocol", func(m Misses) int64 { return m.Protocol }, func(w http.ResponseWriter, _ *http.Request, rec *httptest.ResponseRecorder) {
-			w.Header().Set(hAnswer, "2 and something else")
+			w.Header().Set(hAnswer, strconv.Itoa(Protocol+1)+" and something else")
 			w.WriteHeader(http.StatusUpgradeRequired)
 		}},
 		{"an unknown status", func(m Misses) int64 { return m.Broken }, func(w http.ResponseWriter, req *http.Request, rec *httptest.ResponseRecorder) {

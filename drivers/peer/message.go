@@ -15,7 +15,8 @@ import (
 )
 
 // Protocol is the version of the protocol. Nodes of different versions refuse each other.
-const Protocol = 1
+// With version 1, a large file was owned as a whole.
+const Protocol = 2
 
 // The paths of requests.
 const (

@@ -154,8 +154,8 @@ func TestFormats(t *testing.T) {
 
 // Whatever a header has, it is refused, or means what it says.
 func FuzzHeaders(f *testing.F) {
-	f.Add("bytes=0-1048575", "bytes 0-5/6", `"5 1.000000002 v"`, "AAAAAA==", "00000000000000000000000000000000-5", "name=a", "1 5 waiting AAAA mac")
-	f.Add("bytes=9223372036854775807-9223372036854775807", "bytes 5-4/1", `"`, "", "-", "%", "1 d%20e r a b i 0 00000000000000000000000000000000-5 5 mac")
+	f.Add("bytes=0-1048575", "bytes 0-5/6", `"5 1.000000002 v"`, "AAAAAA==", "00000000000000000000000000000000-5", "name=a", "2 5 waiting AAAA mac")
+	f.Add("bytes=9223372036854775807-9223372036854775807", "bytes 5-4/1", `"`, "", "-", "%", "2 d%20e r a b i 0 00000000000000000000000000000000-5 5 mac")
 	f.Fuzz(func(t *testing.T, rng, contentRange, version, sums, n, query, line string) {
 		if s, err := parseRange(rng); err == nil && (s.off < 0 || s.off%block != 0 || s.n < 1 || s.n > maxRange || s.off+s.n < 0) {
 			t.Errorf("range %q: %+v", rng, s)
