@@ -66,9 +66,9 @@ var large = sync.OnceValues(func() (content, error) {
 	return write("large", files)
 })
 
-// single has one file, of which each of four nodes owns a piece, and a short piece.
+// single has one file, of which each of two nodes owns a piece, and a short piece.
 var single = sync.OnceValues(func() (content, error) {
-	nodes, err := roster.Parse("node[1-4]", 0)
+	nodes, err := roster.Parse("node[1-2]", 0)
 	if err != nil {
 		return content{}, err
 	}
@@ -76,14 +76,14 @@ var single = sync.OnceValues(func() (content, error) {
 	if err != nil {
 		return content{}, err
 	}
-	const size = 4*placement.PieceSize + 12_345
+	const size = 2*placement.PieceSize + 12_345
 	for i := 0; ; i++ {
 		name := fmt.Sprintf("%d.tfrecord", i)
 		owners := make(map[int]bool)
-		for piece := range 4 {
+		for piece := range 2 {
 			owners[r.Owners(fmt.Sprintf("%s\x00%d.%d", name, piece, size), 1)[0]] = true
 		}
-		if len(owners) == 4 {
+		if len(owners) == 2 {
 			return write("single", []dataset.File{{Name: name, Size: size}})
 		}
 	}
@@ -169,7 +169,7 @@ func TestClusterReadsTheSourceOnce(t *testing.T) {
 // One large file is owned in pieces: the source serves each byte once, and each node reads a part of it
 // and serves that to the others. After a restart, the pieces are still there.
 func TestClusterSharesOneFile(t *testing.T) {
-	c := newCluster(t, shape{nodes: 4, content: single, quota: 0.5})
+	c := newCluster(t, shape{nodes: 2, content: single, quota: 0.6})
 	c.mount(c.peers()...)
 	c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), 1, once)
 	for _, n := range c.nodes {
