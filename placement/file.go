@@ -152,6 +152,7 @@ func (f *file) readShort(ctx context.Context, v *view, n int, off int64, err err
 func (f *file) sourceError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && !f.broken.Swap(true) {
 		f.handler.log.Warn("source not readable", "path", f.entry.Path(), "err", err)
+		f.handler.sources.drop(f.entry.File())
 	}
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)
@@ -225,7 +226,7 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 				return &view{fill: fill, level: fill.tier.Level()}, nil
 			case errors.Is(err, errPublished):
 				continue
-			case f.source == nil && f.remote == nil && !isElsewhere(err):
+			case f.source == nil && f.remote == nil && !isElsewhere(err) && !h.sources.has(e.File()):
 				return nil, err
 			}
 			return f.below(ctx, err)
@@ -305,7 +306,7 @@ func (f *file) atPeers(ctx context.Context) (*view, error) {
 func (f *file) atSource(ctx context.Context) (*view, error) {
 	if f.source == nil {
 		start := time.Now()
-		obj, err := openSource(ctx, f.handler, f.entry)
+		obj, err := openForReader(ctx, f.handler, f.entry)
 		if !f.forPeer {
 			f.handler.waits.latency.Observe(time.Since(start))
 		}

@@ -26,6 +26,9 @@ func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 	if err == nil {
 		err = f.awaitFirst(ctx)
 	}
+	if err == nil {
+		err = f.holdSource(ctx)
+	}
 	if err != nil {
 		h.files.release(f)
 		return nil, err

@@ -155,7 +155,7 @@ func (h *Handler) withoutPeers(ctx context.Context, e *metadata.Entry) (drivers.
 			return nil, context.Cause(ctx)
 		}
 	}
-	return openSource(ctx, h, e)
+	return openForReader(ctx, h, e)
 }
 
 // takeOver replaces the fill of e, if it reads from the peers, by one that reads from the source:

@@ -78,7 +78,9 @@ func alike(n int, quota int64) []rigOptions {
 // start starts the node, or starts it again with what its tiers hold.
 func (n *node) start() {
 	opts := n.opts
-	opts.over = n.cluster.source
+	if opts.over == nil {
+		opts.over = n.cluster.source
+	}
 	opts.tier.Peers = nodePeers{n}
 	if n.rig != nil {
 		for _, s := range n.rig.stores {

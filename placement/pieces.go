@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"sync/atomic"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -30,7 +32,10 @@ type pieced struct {
 	pieces  []*metadata.Entry
 }
 
-var _ drivers.Object = (*pieced)(nil)
+var (
+	_ drivers.Object   = (*pieced)(nil)
+	_ drivers.Verifier = (*pieced)(nil)
+)
 
 // Info implements drivers.Object.
 func (o *pieced) Info() drivers.Info { return o.file.Info() }
@@ -114,6 +119,159 @@ func (o *pieced) awaitFirst(ctx context.Context) error {
 	err = f.awaitFirst(ctx)
 	o.handler.settleFile(f)
 	return err
+}
+
+// Verify implements drivers.Verifier, if a piece has no copy here.
+func (o *pieced) Verify(ctx context.Context) error {
+	if o.level() != tiers.AtSource {
+		return nil
+	}
+	source, err := openForReader(ctx, o.handler, o.file)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	v, ok := drivers.As[drivers.Verifier](source)
+	if !ok {
+		return nil
+	}
+	return v.Verify(ctx)
+}
+
+// holdTimeout bounds how long an open waits for a source that may not be needed.
+const holdTimeout = time.Second
+
+// holdSource opens the source of an open file of which pieces have no copy here, until the file is
+// closed. So the source still has the version when another file gets its name. If the source does not
+// respond, the pieces are read from other nodes. The error is that of an open that finds another
+// version, or none.
+func (f *file) holdSource(ctx context.Context) error {
+	v := f.current.Load()
+	if v == nil || !v.inPieces || v.Object.(*pieced).level() != tiers.AtSource {
+		return nil
+	}
+	if err := f.startMoving(ctx); err != nil {
+		return err
+	}
+	defer func() { <-f.moving }()
+	if f.source != nil {
+		return nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, holdTimeout)
+	defer cancel()
+	source, err := openForReader(bounded, f.handler, f.entry)
+	switch {
+	case err == nil:
+		f.source = source
+	case errors.Is(err, drivers.ErrChanged), errors.Is(err, fs.ErrNotExist):
+		return err
+	default:
+		f.handler.log.Debug("source not opened", "path", f.entry.Path(), "err", err)
+	}
+	return nil
+}
+
+// Sources are the files of the source that are read in pieces. All pieces of a file share one
+// descriptor, however many of them are open, and so do the handles of the file.
+type sources struct {
+	mu panics.Mutex // guards the following
+	of map[*metadata.Entry]*pieceSource
+}
+
+// A pieceSource is a file of the source that is read in pieces.
+type pieceSource struct {
+	users   int           // guarded by sources.mu
+	opening chan struct{} // of capacity 1; the goroutine that has sent to it may change object
+	object  drivers.Object
+}
+
+// has reports whether a file is open.
+func (s *sources) has(file *metadata.Entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of[file] != nil
+}
+
+// acquire returns the pieceSource of a file. The caller releases it.
+func (s *sources) acquire(file *metadata.Entry) *pieceSource {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.of[file]
+	if p == nil {
+		p = &pieceSource{opening: make(chan struct{}, 1)}
+		if s.of == nil {
+			s.of = make(map[*metadata.Entry]*pieceSource)
+		}
+		s.of[file] = p
+	}
+	p.users++
+	return p
+}
+
+// release ends a use. The last one closes the file.
+func (s *sources) release(file *metadata.Entry, p *pieceSource) {
+	s.mu.Lock()
+	p.users--
+	last := p.users == 0
+	if last && s.of[file] == p {
+		delete(s.of, file)
+	}
+	s.mu.Unlock()
+	if last && p.object != nil {
+		p.object.Close()
+	}
+}
+
+// drop makes the next acquire of a file open it again: the source has failed.
+func (s *sources) drop(file *metadata.Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, file)
+}
+
+// open opens the file, unless it is open.
+func (p *pieceSource) open(ctx context.Context, h *Handler, file *metadata.Entry) error {
+	select {
+	case p.opening <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-p.opening }()
+	if p.object != nil {
+		return nil
+	}
+	var err error
+	p.object, err = openSource(ctx, h, file)
+	return err
+}
+
+// A held is the use of a pieceSource.
+type held struct {
+	drivers.Object
+	release func()
+}
+
+// Unwrap makes the methods of the file apply.
+func (o *held) Unwrap() drivers.Object { return o.Object }
+
+// Close implements drivers.Object.
+func (o *held) Close() error {
+	o.release()
+	return nil
+}
+
+// openForReader is openSource for a reader, which may have many pieces of a file open.
+func openForReader(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
+	file := e.File()
+	if !h.names.HasPieces(file) {
+		return openSource(ctx, h, e)
+	}
+	p := h.sources.acquire(file)
+	if err := p.open(ctx, h, file); err != nil {
+		h.sources.release(file, p)
+		return nil, err
+	}
+	return sectionOf(&held{p.object, func() { h.sources.release(file, p) }}, file, e), nil
 }
 
 // level returns the level of the lowest copy of a piece, or AtSource if a piece has none.

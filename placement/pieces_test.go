@@ -626,3 +626,115 @@ func TestPiecesTogetherHoldTheFile(t *testing.T) {
 		t.Errorf("epoch 2: the source served %d bytes", got)
 	}
 }
+
+// A file that is open, and read in pieces of which some have no copy, keeps its version when another file
+// gets its name.
+func TestReplacedWhileOpenInPieces(t *testing.T) {
+	for name, quota := range map[string]int64{"room for all": 1 << 30, "no room": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, divided(2, quota)...)
+			old := random(1, 8*testPiece)
+			c.files["large"] = old
+			c.mem.Put("large", old)
+			var handles []drivers.Object
+			for _, n := range c.nodes {
+				o, err := n.handler.Open(context.Background(), n.entry("large"))
+				n.check(err)
+				defer o.Close()
+				handles = append(handles, o)
+			}
+			c.files["large"] = random(2, 8*testPiece)
+			c.mem.Put("large", c.files["large"])
+			for _, n := range c.nodes {
+				n.names.Changed(n.entry("large"))
+			}
+			c.nodes[0].wantFile("large", c.files["large"])
+			for i, o := range handles {
+				for off := int64(0); off < int64(len(old)); off += testPiece {
+					got, err := readRetry(o, off, testPiece)
+					if err != nil || !bytes.Equal(got, old[off:off+testPiece]) {
+						t.Fatalf("node %d, offset %d: %v, %d bytes", i, off, err, len(got))
+					}
+				}
+			}
+		})
+	}
+}
+
+// readRetry reads n bytes at an offset as package fs does.
+func readRetry(o drivers.Object, off, n int64) ([]byte, error) {
+	p := make([]byte, n)
+	for {
+		m, err := o.ReadAt(context.Background(), p, off)
+		if errors.Is(err, drivers.ErrRetry) {
+			continue
+		}
+		if err == io.EOF {
+			err = nil
+		}
+		return p[:m], err
+	}
+}
+
+// However many pieces of a file are read from the source, one descriptor is open there.
+func TestPiecesShareTheSource(t *testing.T) {
+	c := newCluster(t, divided(1, 1)...)
+	data := random(1, 40*testPiece)
+	c.files["large"] = data
+	c.mem.Put("large", data)
+	n := c.nodes[0]
+	for range 2 {
+		o, err := n.handler.Open(context.Background(), n.entry("large"))
+		n.check(err)
+		for i := range 40 {
+			off := int64(i*7%40) * testPiece
+			if got, err := readRetry(o, off, testPiece); err != nil || !bytes.Equal(got, data[off:off+testPiece]) {
+				t.Fatalf("offset %d: %v, %d bytes", off, err, len(got))
+			}
+		}
+		if got := c.source.opened(); got != 1 {
+			t.Errorf("%d descriptors of the source are open, want 1", got)
+		}
+		o.Close()
+	}
+}
+
+// A second open of a file that is read in pieces checks the version at the source, as that of a file in one
+// does. If all pieces have copies, it makes no request.
+func TestPiecesAreVerified(t *testing.T) {
+	for name, tt := range map[string]struct{ quota, want int64 }{"no room": {1, 1}, "room": {1 << 30, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			source := verifiable{drivertest.NewMem(0)}
+			opts := divided(1, tt.quota)
+			opts[0].over = source
+			c := newCluster(t, opts...)
+			data := random(1, 4*testPiece)
+			source.Put("large", data)
+			n := c.nodes[0]
+			first := n.open("large")
+			defer first.Close()
+			n.wantAt(first, 0, len(data), data)
+			c.settle()
+			before := n.from.Count(drivertest.OpVerify)
+			n.open("large").Close()
+			if got := n.from.Count(drivertest.OpVerify) - before; got != tt.want {
+				t.Errorf("the second open made %d checks, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+// A verifiable is a source whose files are drivers.Verifiers.
+type verifiable struct{ *drivertest.Mem }
+
+func (v verifiable) Open(ctx context.Context, name string) (drivers.Object, error) {
+	o, err := v.Mem.Open(ctx, name)
+	return unchanged{o}, err
+}
+
+type unchanged struct{ drivers.Object }
+
+// Verify implements drivers.Verifier.
+func (unchanged) Verify(context.Context) error { return nil }

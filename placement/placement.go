@@ -58,6 +58,7 @@ type Handler struct {
 	plan      *plan
 	window    *planWindow
 	files     *table
+	sources   sources         // of files that are read in pieces
 	ahead     *readahead.Pool // of files that are read from the source
 	bad       badCopies
 	racy      *racyFiles
