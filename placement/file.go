@@ -271,6 +271,8 @@ func (f *file) below(ctx context.Context, cause error) (*view, error) {
 	switch {
 	case f.forPeer && f.current.Load() == nil:
 		return nil, cause
+	case f.handler.names.HasPieces(f.entry): // its copy cannot be read, and nodes share only its pieces
+		return f.inPieces(ctx)
 	case f.handler.peers == nil, f.forPeer, errors.Is(cause, errRacy), errors.Is(cause, errStopped):
 		return f.atSource(ctx)
 	}

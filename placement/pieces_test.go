@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -321,17 +322,19 @@ func TestPieceWithoutItsOwner(t *testing.T) {
 	}
 }
 
-// A copy of a whole file, which a mount without peers has left, is read and served instead of pieces.
-func TestWholeCopyServesPieces(t *testing.T) {
+// withWholeCopy returns a cluster that divides files, and a node that has a copy of a large file as a
+// whole, which a mount without peers has left.
+func withWholeCopy(t *testing.T) (c *cluster, owner *node, data []byte) {
+	t.Helper()
 	opts := divided(3, 1<<30)
 	for i := range opts {
 		opts[i].pieceSize = 0
 	}
-	c := newCluster(t, opts...)
-	data := random(1, 4*testPiece+99)
+	c = newCluster(t, opts...)
+	data = random(1, 4*testPiece+99)
 	c.files["large"] = data
 	c.mem.Put("large", data)
-	owner := c.nodes[c.choices("large")[0]]
+	owner = c.nodes[c.choices("large")[0]]
 	owner.wantFile("large", data)
 	c.settle()
 	if owner.entry("large").Level() == tiers.AtSource {
@@ -343,6 +346,12 @@ func TestWholeCopyServesPieces(t *testing.T) {
 		n.opts.pieceSize = testPiece
 		n.start()
 	}
+	return c, owner, data
+}
+
+// A copy of a whole file, which a mount without peers has left, is read and served instead of pieces.
+func TestWholeCopyServesPieces(t *testing.T) {
+	c, owner, data := withWholeCopy(t)
 	for i, p := range owner.pieces("large") {
 		obj, err := owner.handler.OpenShared(t.Context(), p.Unit(), p.Info(), c.nodes[owner.index].handler.rank(p))
 		owner.check(err)
@@ -449,6 +458,25 @@ func wantShort(t *testing.T, obj drivers.Object, data []byte, end int) {
 		if got, err := read(100, off); !errors.Is(err, drivers.ErrShort) || len(got) != 0 {
 			t.Errorf("at %d, after the end: got %d bytes and %v", off, len(got), err)
 		}
+	}
+}
+
+// While a copy of a whole file cannot be read, the file is read in its pieces, which other nodes serve.
+func TestWholeCopyThatFails(t *testing.T) {
+	for _, op := range []drivertest.Op{drivertest.OpOpen, drivertest.OpRead} {
+		t.Run(string(op), func(t *testing.T) {
+			c, owner, data := withWholeCopy(t)
+			owner.to[0].Add(drivertest.Rule{Op: op, Name: "large", Err: syscall.EIO})
+			for _, n := range append([]*node{owner}, c.nodes...) {
+				n.wantFile("large", data)
+			}
+			if got := owner.levels.Source().Stats().Bytes; got != 0 {
+				t.Errorf("the node has read %d bytes from the source", got)
+			}
+			if got := c.sourceBytes(); got != int64(len(data)) {
+				t.Errorf("the source served %d bytes, want %d", got, len(data))
+			}
+		})
 	}
 }
 
