@@ -90,7 +90,8 @@ func (c *Container) retire(e *Entry) {
 
 // LeftCopy records that a tier holds a copy of e, which became stale while the copy was being
 // committed. The present entry of the name, and one that is made from an examination of the
-// tiers in progress, are then Unverified, so that the copy is found and removed.
+// tiers in progress, are then Unverified, so that the copy is found and removed. If e is a piece of a
+// file of another size than the present one, the next call of Pieces removes the copy.
 func (c *Container) LeftCopy(e *Entry) {
 	file := e.File()
 	if file.parent == nil {
@@ -106,7 +107,8 @@ func (c *Container) LeftCopy(e *Entry) {
 	d.retired++
 	now := d.get(file.Name())
 	if e.IsPiece() {
-		now = pieceOf(c.CachedPieces(now), e.Name())
+		c.leftPiece(now, e)
+		return
 	}
 	if now != nil && now != e {
 		now.setBits(unverified)

@@ -3,6 +3,7 @@ package metadata
 import (
 	"context"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,10 +20,45 @@ import (
 // of the file. If the source has something of the name piecesDir, it is not copied.
 const piecesDir = ".milkweed-pieces"
 
-// pieceTable holds the pieces of files.
+// pieceTable holds the pieces of files that are not stale.
 type pieceTable struct {
-	mu panics.Mutex // guards the following
-	of map[*Entry][]*Entry
+	mu   panics.Mutex // guards the following
+	of   map[*Entry][]*Entry
+	left map[*Entry][]*tiers.Tier // which may have copies for the file that are of none of its pieces
+}
+
+// leave records that tiers may have copies for e that are of none of its pieces; t.mu must be held.
+func (t *pieceTable) leave(e *Entry, in []*tiers.Tier) {
+	if len(in) == 0 || t.of[e] == nil {
+		return
+	}
+	if t.left == nil {
+		t.left = make(map[*Entry][]*tiers.Tier)
+	}
+	for _, tier := range in {
+		if !slices.Contains(t.left[e], tier) {
+			t.left[e] = append(t.left[e], tier)
+		}
+	}
+}
+
+// takeLeft returns the pieces of e and, to one caller, the tiers of left that can be written.
+func (t *pieceTable) takeLeft(e *Entry) (all []*Entry, in []*tiers.Tier) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.left[e]) == 0 {
+		return t.of[e], nil
+	}
+	var rest []*tiers.Tier
+	for _, tier := range t.left[e] {
+		if tier.Accepts() {
+			in = append(in, tier)
+		} else {
+			rest = append(rest, tier)
+		}
+	}
+	t.left[e] = rest
+	return t.of[e], in
 }
 
 // makePiece returns the piece of a file with an index.
@@ -95,29 +131,40 @@ func (c *Container) CachedPieces(e *Entry) []*Entry {
 }
 
 // Pieces returns the pieces of a file in their order, or nil if it has none. The first call lists the
-// copies of them in the tiers, and removes those of other sizes of the file. The pieces of a stale
-// file are stale. The slice must not be changed. The error is that of ctx.
+// copies of them in the tiers, and removes what else is there for the path of the file. Later calls do
+// that again in tiers where it was not possible, or where LeftCopy has been called since. The pieces of
+// a stale file are stale, and others in each call. The slice must not be changed. The error is that of
+// ctx.
 func (c *Container) Pieces(ctx context.Context, e *Entry) ([]*Entry, error) {
 	if !c.HasPieces(e) {
 		return nil, nil
 	}
-	if all := c.CachedPieces(e); all != nil {
+	if all, left := c.pieces.takeLeft(e); all != nil {
+		if len(left) > 0 {
+			c.tidyPieces(ctx, e, all, left)
+		}
 		return all, nil
 	}
-	retired := e.parent.dir.countRetired()
+	d := e.parent.dir
+	retired := d.countRetired()
 	all := make([]*Entry, 0, (e.size+c.pieceSize-1)/c.pieceSize)
 	for i := range int64(cap(all)) {
 		all = append(all, makePiece(e, i, c.pieceSize))
 	}
-	c.findPieces(ctx, e, all)
+	left := c.findPieces(ctx, e, all)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	outdated := e.parent.dir.countRetired() != retired
+	d.mu.RLock() // LeftCopy comes before or after the following
+	defer d.mu.RUnlock()
 	c.pieces.mu.Lock()
 	defer c.pieces.mu.Unlock()
 	if others := c.pieces.of[e]; others != nil {
 		return others, nil
+	}
+	outdated := d.retired != retired
+	if outdated {
+		left = c.levels.Tiers()
 	}
 	for _, p := range all {
 		p.id = c.table.newID()
@@ -133,45 +180,105 @@ func (c *Container) Pieces(ctx context.Context, e *Entry) ([]*Entry, error) {
 		c.pieces.of = make(map[*Entry][]*Entry)
 	}
 	c.pieces.of[e] = all
+	c.pieces.leave(e, left)
 	return all, nil
 }
 
-// findPieces sets the levels of the pieces of e, and removes copies of other sizes of e.
-func (c *Container) findPieces(ctx context.Context, e *Entry, all []*Entry) {
-	copies := make(map[string]*nameCopies, len(all))
-	for _, p := range all {
-		copies[p.Name()] = new(nameCopies)
-	}
+// findPieces sets the levels of the pieces of e, and removes what else is there for the path of e. It
+// returns the tiers in which that was not possible.
+func (c *Container) findPieces(ctx context.Context, e *Entry, all []*Entry) (left []*tiers.Tier) {
+	copies := make([]nameCopies, len(all))
 	incomplete := false
 	dir := c.PieceCopies(e.Path())
 	for _, t := range c.levels.Tiers() {
 		infos, err := t.ReadDirAny(ctx, dir)
 		incomplete = incomplete || err != nil && !isAbsent(err)
 		for _, info := range infos {
-			switch n := copies[info.Name]; {
-			case n != nil:
+			if p := pieceOf(all, info.Name); p != nil && !info.IsDir() {
+				n := &copies[p.Offset()/c.pieceSize]
 				n.copies = append(n.copies, makeTierCopy(t.Level(), info))
-			case info.IsRegular() && isPieceName(info.Name) && t.Scanned() && !e.Stale():
-				if err := t.RemoveAny(ctx, dir+"/"+tiers.CopyName(info.Name)); err != nil {
-					c.log.Warn("outdated copy not removed", "path", e.Path(), "piece", info.Name, "err", err)
-				}
 			}
 		}
+		if !c.tidyTier(ctx, t, e, all, infos, err) {
+			left = append(left, t)
+		}
 	}
-	for _, p := range all {
-		n := copies[p.Name()]
-		n.incomplete = incomplete
-		p.setLevel(*n)
+	for i, p := range all {
+		copies[i].incomplete = incomplete
+		p.setLevel(copies[i])
 	}
+	return left
 }
 
-// isPieceName reports whether a name has the form INDEX.SIZE. Another one may be that of a directory
-// with the same path as an earlier file.
-func isPieceName(name string) bool {
-	index, size, _ := strings.Cut(name, ".")
-	_, err1 := strconv.ParseUint(index, 10, 63)
-	_, err2 := strconv.ParseUint(size, 10, 63)
-	return err1 == nil && err2 == nil
+// tidyPieces removes what tiers have for the path of e, except for the copies of its pieces.
+func (c *Container) tidyPieces(ctx context.Context, e *Entry, all []*Entry, in []*tiers.Tier) {
+	var left []*tiers.Tier
+	for _, t := range in {
+		infos, err := t.ReadDirAny(ctx, c.PieceCopies(e.Path()))
+		if !c.tidyTier(ctx, t, e, all, infos, err) {
+			left = append(left, t)
+		}
+	}
+	c.pieces.mu.Lock()
+	defer c.pieces.mu.Unlock()
+	c.pieces.leave(e, left)
+}
+
+// tidyTier is tidyPieces in one tier, where infos and err are the listing of the copies for the path of
+// e. It reports whether nothing is left to remove.
+func (c *Container) tidyTier(ctx context.Context, t *tiers.Tier, e *Entry, all []*Entry, infos []drivers.Info, err error) bool {
+	dir := c.PieceCopies(e.Path())
+	switch {
+	case err != nil && isAbsent(err):
+		return c.clearPath(ctx, t, e, dir)
+	case err != nil:
+		return false
+	}
+	ok := true
+	for _, info := range infos {
+		if pieceOf(all, info.Name) == nil || info.IsDir() {
+			ok = c.removeOther(ctx, t, e, dir+"/"+tiers.CopyName(info.Name), info) && ok
+		}
+	}
+	return ok
+}
+
+// clearPath removes the copy that has the name of dir, which is not a directory, or of one above it: the
+// source had a file where the path of e has a directory.
+func (c *Container) clearPath(ctx context.Context, t *tiers.Tier, e *Entry, dir tiers.CopyName) bool {
+	for name := dir; name != piecesDir; name = tiers.CopyName(path.Dir(string(name))) {
+		info, err := t.StatAny(ctx, name)
+		switch {
+		case err == nil && info.IsDir():
+			return true
+		case err == nil:
+			return c.removeOther(ctx, t, e, name, info)
+		case !isAbsent(err):
+			return false
+		}
+	}
+	return true
+}
+
+// removeOther removes the copy of name, or all below it if it is a directory, and reports success. Once
+// e is stale, they may be those of its successor and stay.
+func (c *Container) removeOther(ctx context.Context, t *tiers.Tier, e *Entry, name tiers.CopyName, info drivers.Info) bool {
+	if e.Stale() || !t.Scanned() {
+		return false
+	}
+	if !info.IsDir() {
+		err := t.RemoveAny(ctx, name)
+		if err != nil {
+			c.log.Warn("outdated copy not removed", "path", e.Path(), "copy", string(name), "err", err)
+		}
+		return err == nil
+	}
+	infos, err := t.ReadDirAny(ctx, name)
+	ok := err == nil || isAbsent(err)
+	for _, info := range infos {
+		ok = c.removeOther(ctx, t, e, name+"/"+tiers.CopyName(info.Name), info) && ok
+	}
+	return ok
 }
 
 // Piece returns the piece of e with a name, or nil. The error is that of Pieces.
@@ -199,6 +306,19 @@ func (c *Container) retirePieces(e *Entry) {
 	defer c.pieces.mu.Unlock()
 	setStale(c.pieces.of[e])
 	delete(c.pieces.of, e)
+	delete(c.pieces.left, e)
+}
+
+// leftPiece is LeftCopy of a copy of a piece. now is the present entry of the name of its file, or nil;
+// the lock of its directory must be held.
+func (c *Container) leftPiece(now, piece *Entry) {
+	c.pieces.mu.Lock()
+	defer c.pieces.mu.Unlock()
+	if p := pieceOf(c.pieces.of[now], piece.Name()); p == nil {
+		c.pieces.leave(now, c.levels.Tiers())
+	} else if p != piece {
+		p.setBits(unverified)
+	}
 }
 
 func setStale(all []*Entry) {

@@ -96,6 +96,11 @@ func (t *Tier) ReadDirAny(ctx context.Context, dir CopyName) ([]drivers.Info, er
 	return t.ReadDir(ctx, string(dir))
 }
 
+// StatAny is Stat of a name that need not be that of an entry.
+func (t *Tier) StatAny(ctx context.Context, name CopyName) (drivers.Info, error) {
+	return t.Stat(ctx, string(name))
+}
+
 // RemoveAny is Remove of a copy that was found in the tier.
 func (t *Tier) RemoveAny(ctx context.Context, name CopyName) error {
 	return t.Remove(ctx, string(name))
