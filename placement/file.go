@@ -279,11 +279,17 @@ func (f *file) below(ctx context.Context, cause error) (*view, error) {
 	return f.atPeers(ctx)
 }
 
-// inPieces makes a view in the pieces of the file.
+// inPieces makes a view in the pieces of the file. If that is stale, they are those of the view before.
+// The caller has sent to f.moving.
 func (f *file) inPieces(ctx context.Context) (*view, error) {
-	pieces, err := f.handler.names.Pieces(ctx, f.entry)
-	if err != nil {
-		return nil, err
+	var pieces []*metadata.Entry
+	if old := f.current.Load(); old != nil && old.inPieces && f.entry.Stale() {
+		pieces = old.Object.(*pieced).pieces
+	} else {
+		var err error
+		if pieces, err = f.handler.names.Pieces(ctx, f.entry); err != nil {
+			return nil, err
+		}
 	}
 	v := sourceView(&pieced{f.handler, f.entry, pieces}, f.entry)
 	v.inPieces = true

@@ -766,3 +766,28 @@ type unchanged struct{ drivers.Object }
 
 // Verify implements drivers.Verifier.
 func (unchanged) Verify(context.Context) error { return nil }
+
+// An open file that was replaced at the source keeps its pieces: they are not searched in the tiers again
+// and again.
+func TestPiecesOfReplacedFile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, divided(1, 1<<30)...)
+		data := random(1, 4*testPiece)
+		c.mem.Put("large", data)
+		n := c.nodes[0]
+		n.wantFile("large", data)
+		c.settle()
+		obj := n.open("large")
+		defer obj.Close()
+		c.mem.Put("large", random(2, 4*testPiece))
+		n.names.Changed(n.entry("large"))
+		listed := n.to[0].Count(drivertest.OpReadDir)
+		for range 5 {
+			time.Sleep(2 * sourceTTL)
+			n.wantAt(obj, 0, len(data), data)
+		}
+		if got := n.to[0].Count(drivertest.OpReadDir) - listed; got != 0 {
+			t.Errorf("the tier was listed %d times", got)
+		}
+	})
+}
