@@ -791,3 +791,68 @@ func TestPiecesOfReplacedFile(t *testing.T) {
 		}
 	})
 }
+
+// onDisk returns the options of a node that divides files, with a tier in a folder.
+func onDisk(t *testing.T) rigOptions {
+	t.Helper()
+	store, err := posix.OpenStore(posix.StoreConfig{Tier: t.TempDir(), Dataset: "data", Source: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	opts := divided(1, 1<<30)[0]
+	opts.onDisk = []drivers.Store{store}
+	return opts
+}
+
+// A file is replaced by a directory that has a file with the name of a piece, or the reverse: the new file
+// gets its copies, and those that were in their place give their room back.
+func TestPiecesInThePlaceOfOthers(t *testing.T) {
+	like := fmt.Sprintf("a/0.%d", 2*testPiece)
+	for _, tt := range []struct{ old, now string }{{"a", like}, {like, "a"}, {"a", like + "/b"}} {
+		t.Run(tt.old+" then "+tt.now, func(t *testing.T) {
+			c := newCluster(t, onDisk(t))
+			n := c.nodes[0]
+			data := random(1, 2*testPiece)
+			c.mem.Put(tt.old, data)
+			n.wantFile(tt.old, data)
+			c.settle()
+			n.names.Changed(n.entry(strings.Split(tt.old, "/")[0]))
+			c.mem.Delete("a")
+			data = random(2, 2*testPiece)
+			c.mem.Put(tt.now, data)
+			n.wantFile(tt.now, data)
+			c.settle()
+			for i, p := range n.pieces(tt.now) {
+				if p.Level() == tiers.AtSource {
+					t.Errorf("piece %d has no copy", i)
+				}
+			}
+			if got := int64(len(n.copies())); got != n.levels.Tiers()[0].Stats().Files {
+				t.Errorf("the tier has %d copies: %q; it counts %d", got, n.copies(), n.levels.Tiers()[0].Stats().Files)
+			}
+		})
+	}
+}
+
+// The name of a copy of a piece may be longer than PATH_MAX, and its elements are not longer than those of
+// its file.
+func TestPiecesOfLongNames(t *testing.T) {
+	c := newCluster(t, onDisk(t))
+	n := c.nodes[0]
+	elem := strings.Repeat("x", 255)
+	for _, name := range []string{"a" + elem[1:], strings.Repeat(elem+"/", 15) + elem[1:], strings.Repeat("y/", 2046) + "yyy"} {
+		data := random(uint64(len(name)), 2*testPiece)
+		c.mem.Put(name, data)
+		n.wantFile(name, data)
+		c.settle()
+		for i, p := range n.pieces(name) {
+			if p.Level() == tiers.AtSource {
+				t.Fatalf("piece %d of a name of %d bytes has no copy", i, len(name))
+			}
+		}
+	}
+	if s := n.levels.Tiers()[0].Stats(); s.Errors != 0 || s.Health != tiers.Healthy {
+		t.Errorf("the tier has failed: %+v", s)
+	}
+}
