@@ -95,8 +95,9 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	missing := v.fill != nil || v.level == tiers.AtSource
 	switch {
 	case v.inPieces:
-		if missing = h.countPieced(v.Object.(*pieced)); missing && fresh {
-			h.fillPieces(f.entry)
+		o := v.Object.(*pieced)
+		if missing = h.countPieced(o); missing && fresh {
+			h.fillPieces(o.file, o.pieces)
 		}
 	case v.fill != nil:
 		h.fillOpens.add(f.entry.Size())

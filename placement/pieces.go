@@ -375,31 +375,96 @@ func (s *section) Checksums(first, n int64) ([]uint32, error) {
 	return o.Checksums(s.piece.Offset()/blockSize+first, n)
 }
 
-// prefetchPieces is prefetch of a file with pieces: it claims those that this node may copy. It queues
-// their fills, except the first, which it returns.
-func (h *Handler) prefetchPieces(e *metadata.Entry) (first *fill) {
+// A pieceFeed holds the files with pieces that this node may have to copy, in the order in which they
+// were opened or predicted. Workers pull one piece at a time, after all fills that have begun: a file
+// of 16,384 pieces has no more fills at a time than many small files have.
+type pieceFeed struct {
+	mu    panics.Mutex // guards the following
+	files []*pieceCursor
+	has   map[*metadata.Entry]bool // the files of the cursors
+}
+
+// A pieceCursor is a position in the pieces of a file.
+type pieceCursor struct {
+	file *metadata.Entry
+	left []*metadata.Entry // those that were not pulled
+}
+
+// add adds a file, unless it is there.
+func (q *pieceFeed) add(file *metadata.Entry, pieces []*metadata.Entry) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.has[file] {
+		return
+	}
+	if q.has == nil {
+		q.has = make(map[*metadata.Entry]bool)
+	}
+	q.has[file] = true
+	q.files = append(q.files, &pieceCursor{file, pieces})
+}
+
+// next returns the next piece, or nil if there is none.
+func (q *pieceFeed) next() *metadata.Entry {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.files) > 0 {
+		c := q.files[0]
+		if len(c.left) > 0 && !c.file.Stale() && c.file.Level() == tiers.AtSource {
+			p := c.left[0]
+			c.left = c.left[1:]
+			return p
+		}
+		delete(q.has, c.file)
+		q.files[0] = nil
+		q.files = q.files[1:]
+	}
+	return nil
+}
+
+// nextPiece returns a prediction for the next piece that this node may copy, or nil.
+func (h *Handler) nextPiece() prediction {
+	for h.ctx.Err() == nil {
+		p := h.pieces.next()
+		if p == nil {
+			return nil
+		}
+		if p.Level() == tiers.AtSource && !p.Claimed() && h.mayPrefetch(p) {
+			return func() *fill { return h.prefetch(p, nil) }
+		}
+	}
+	return nil
+}
+
+// nextPieceOrPlanned returns the next prediction of opened files or, after these, of the plan.
+func (h *Handler) nextPieceOrPlanned() prediction {
+	if p := h.nextPiece(); p != nil {
+		return p
+	}
+	return h.nextPlanned()
+}
+
+// prefetchPieces is prefetch of a file with pieces: it returns the fill of the first one that this node
+// may copy. The others follow in the planned feed.
+func (h *Handler) prefetchPieces(e *metadata.Entry) *fill {
 	pieces, err := h.names.Pieces(h.ctx, e)
 	if err != nil || e.Level() != tiers.AtSource {
 		return nil
 	}
-	for _, p := range pieces {
-		switch f := h.prefetch(p, nil); {
-		case f == nil:
-		case first == nil:
-			first = f
-		default:
-			f.queue.addNew(f)
+	for i, p := range pieces {
+		if f := h.prefetch(p, nil); f != nil {
+			h.fillPieces(e, pieces[i+1:])
+			return f
 		}
 	}
-	return first
+	return nil
 }
 
-// fillPieces starts the copies of the pieces of an opened file that this node may copy. An open of a
-// small file starts its copy, too.
-func (h *Handler) fillPieces(e *metadata.Entry) {
-	if f := h.prefetchPieces(e); f != nil {
-		f.queue.addNew(f)
-	}
+// fillPieces announces the pieces of an opened or predicted file: those that this node may copy are
+// copied, as a small file is when it is opened.
+func (h *Handler) fillPieces(file *metadata.Entry, pieces []*metadata.Entry) {
+	h.pieces.add(file, pieces)
+	h.queue.feedPlanned()
 }
 
 // findWhole examines the tiers for a copy of e, a file with pieces, as a whole, if there may be one:

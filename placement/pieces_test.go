@@ -856,3 +856,32 @@ func TestPiecesOfLongNames(t *testing.T) {
 		t.Errorf("the tier has failed: %+v", s)
 	}
 }
+
+// An open of a large file starts few fills at a time, and in the end all pieces of this node have
+// copies, without a read.
+func TestPiecesAreFilledInTurn(t *testing.T) {
+	const pieces = 200
+	opts := divided(2, 1<<30)
+	opts[0].idle = true
+	c := newCluster(t, opts...)
+	c.mem.Put("large", random(1, pieces*testPiece))
+	for i, most := range []int{1, pieces} {
+		n := c.nodes[i]
+		obj := n.open("large")
+		defer obj.Close()
+		n.handler.mu.Lock()
+		if got := len(n.handler.fills); got > most {
+			t.Errorf("node %d: got %d fills after the open, want %d at most", i, got, most)
+		}
+		n.handler.mu.Unlock()
+	}
+	owners, n := c.pieceOwners("large"), c.nodes[1]
+	n.eventually("the owned pieces have copies", func() bool {
+		for i, p := range n.pieces("large") {
+			if owners[i] == 1 && p.Level() == tiers.AtSource {
+				return false
+			}
+		}
+		return true
+	})
+}

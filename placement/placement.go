@@ -56,6 +56,7 @@ type Handler struct {
 	inOrder   *inOrder   // of files that are about to be opened
 	scattered *scattered // of files that may be opened at some time
 	plan      *plan
+	pieces    pieceFeed
 	window    *planWindow
 	files     *table
 	sources   sources         // of files that are read in pieces
@@ -139,7 +140,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	}
 	h.epochs.totals = h.totals
 	levels.OnScarcity(h.files.relieve)
-	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPlanned, h.nextScattered)
+	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPieceOrPlanned, h.nextScattered)
 	if p := levels.Peers(); p != nil {
 		h.peers = newPeers(p, cfg.Workers, atPeers)
 		h.scattered.mine = h.mayPrefetch

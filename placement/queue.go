@@ -14,7 +14,8 @@ import (
 //     credit for some turns. The urgent feed has turns, too: it starts copies of files that
 //     are about to be opened.
 //  2. All other fills, one after the other, in the order in which they were started.
-//  3. The planned feed: it starts copies of files that the job says it will open.
+//  3. The planned feed: it starts copies of the pieces of opened files, and of files that the job
+//     says it will open.
 //  4. The idle feed: it starts copies of files that may be opened at some time.
 type queue struct {
 	gate *gate
