@@ -121,21 +121,36 @@ func (o *pieced) awaitFirst(ctx context.Context) error {
 	return err
 }
 
-// Verify implements drivers.Verifier, if a piece has no copy here.
+// Verify implements drivers.Verifier, if a piece has no copy here. Like holdSource, it fails only if the
+// source has another version, or none.
 func (o *pieced) Verify(ctx context.Context) error {
 	if o.level() != tiers.AtSource {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
+	defer cancel()
 	source, err := openForReader(ctx, o.handler, o.file)
 	if err != nil {
-		return err
+		return o.handler.otherVersion(o.file, err)
 	}
 	defer source.Close()
 	v, ok := drivers.As[drivers.Verifier](source)
 	if !ok {
 		return nil
 	}
-	return v.Verify(ctx)
+	return o.handler.otherVersion(o.file, v.Verify(ctx))
+}
+
+// otherVersion returns err if it says that the source has another version of a file, or none. Other errors
+// do not concern the pieces that have copies, here or on other nodes.
+func (h *Handler) otherVersion(file *metadata.Entry, err error) error {
+	if errors.Is(err, drivers.ErrChanged) || errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil {
+		h.log.Debug("source not opened", "path", file.Path(), "err", err)
+	}
+	return nil
 }
 
 // holdTimeout bounds how long an open waits for a source that may not be needed.
@@ -160,14 +175,10 @@ func (f *file) holdSource(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, holdTimeout)
 	defer cancel()
 	source, err := openForReader(bounded, f.handler, f.entry)
-	switch {
-	case err == nil:
-		f.source = source
-	case errors.Is(err, drivers.ErrChanged), errors.Is(err, fs.ErrNotExist):
-		return err
-	default:
-		f.handler.log.Debug("source not opened", "path", f.entry.Path(), "err", err)
+	if err != nil {
+		return f.handler.otherVersion(f.entry, err)
 	}
+	f.source = source
 	return nil
 }
 

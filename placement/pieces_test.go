@@ -885,3 +885,72 @@ func TestPiecesAreFilledInTurn(t *testing.T) {
 		return true
 	})
 }
+
+// While the source does not respond, the placed pieces of an open file are read, also while a read of
+// another piece waits.
+func TestPlacedPieceBesideHungPiece(t *testing.T) {
+	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpOpen} {
+		t.Run(fmt.Sprint(op), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, divided(1, 2*tiers.Allocated(testPiece))...)
+			data := random(1, 4*testPiece)
+			c.mem.Put("large", data)
+			n := c.nodes[0]
+			for _, p := range n.pieces("large")[:2] {
+				if outcome, err := n.handler.Place(t.Context(), p); outcome != Placed {
+					t.Fatalf("piece: %v, %v", outcome, err)
+				}
+			}
+			n.from.Add(drivertest.Rule{Op: op, Hang: true})
+			obj := n.open("large")
+			ended := make(chan error, 1)
+			go func() {
+				_, err := obj.ReadAt(context.Background(), make([]byte, 100), 3*testPiece)
+				ended <- err
+			}()
+			defer func() {
+				n.from.Clear()
+				<-ended
+				obj.Close()
+			}()
+			n.eventually("a read of the source hangs", func() bool { return n.from.Hung() > 0 })
+			got := make([]byte, 2*testPiece)
+			if k, err := obj.ReadAt(t.Context(), got, 0); k != len(got) || !bytes.Equal(got, data[:k]) {
+				t.Errorf("got %d bytes and %v", k, err)
+			}
+			again := n.open("large")
+			defer again.Close()
+			if k, err := again.ReadAt(t.Context(), got[:100], 10); k != 100 || !bytes.Equal(got[:k], data[10:110]) {
+				t.Errorf("after another open: got %d bytes and %v", k, err)
+			}
+			select {
+			case err := <-ended:
+				ended <- err
+				t.Errorf("the read of the other piece has ended with %v", err)
+			default:
+			}
+		})
+	}
+}
+
+// While the source fails, a file is opened again for its placed pieces, as it is opened first.
+func TestOpenPiecesWithoutTheSource(t *testing.T) {
+	c := newCluster(t, divided(1, 2*tiers.Allocated(testPiece))...)
+	data := random(1, 4*testPiece)
+	c.mem.Put("large", data)
+	n := c.nodes[0]
+	for _, p := range n.pieces("large")[:2] {
+		if outcome, err := n.handler.Place(t.Context(), p); outcome != Placed {
+			t.Fatalf("piece: %v, %v", outcome, err)
+		}
+	}
+	n.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Err: syscall.EIO})
+	for range 2 {
+		obj := n.open("large")
+		defer obj.Close()
+		got := make([]byte, 2*testPiece)
+		if k, err := obj.ReadAt(t.Context(), got, 0); k != len(got) || !bytes.Equal(got, data[:k]) {
+			t.Errorf("got %d bytes and %v", k, err)
+		}
+	}
+}
