@@ -78,7 +78,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	case err == nil, err == io.EOF && off+int64(n) == f.entry.Size():
 		return n, err
 	case v.atSource() && errors.Is(err, drivers.ErrShort),
-		v.atPeers && err == io.EOF: // a file of this node reads the source for them
+		v.atPeers && err == io.EOF: // the peers have turned to the source, and the file ends there
 		return f.readShort(ctx, v, n, off, err)
 	case v.atSource():
 		return n, f.sourceError(ctx, err)
@@ -152,7 +152,6 @@ func (f *file) readShort(ctx context.Context, v *view, n int, off int64, err err
 func (f *file) sourceError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && !f.broken.Swap(true) {
 		f.handler.log.Warn("source not readable", "path", f.entry.Path(), "err", err)
-		f.handler.sources.drop(f.entry.File())
 	}
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)

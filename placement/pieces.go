@@ -10,6 +10,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/refcount"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -158,32 +159,41 @@ const holdTimeout = time.Second
 
 // holdSource opens the source of an open file of which pieces have no copy here, until the file is
 // closed. So the source still has the version when another file gets its name. If the source does not
-// respond, the pieces are read from other nodes. The error is that of an open that finds another
-// version, or none.
+// respond, the pieces are read from other nodes. holdSource fails only if the source has another version
+// of the file, or no longer has it.
 func (f *file) holdSource(ctx context.Context) error {
 	v := f.current.Load()
 	if v == nil || !v.inPieces || v.Object.(*pieced).level() != tiers.AtSource {
 		return nil
 	}
-	if err := f.startMoving(ctx); err != nil {
-		return err
-	}
-	defer func() { <-f.moving }()
-	if f.source != nil {
-		return nil
-	}
 	bounded, cancel := context.WithTimeout(ctx, holdTimeout)
 	defer cancel()
+	if f.startMoving(bounded) != nil {
+		return nil
+	}
+	isHeld := f.source != nil
+	<-f.moving
+	if isHeld {
+		return nil
+	}
 	source, err := openForReader(bounded, f.handler, f.entry)
 	if err != nil {
 		return f.handler.otherVersion(f.entry, err)
 	}
-	f.source = source
+	if f.startMoving(ctx) == nil {
+		if f.source == nil {
+			f.source, source = source, nil
+		}
+		<-f.moving
+	}
+	if source != nil {
+		source.Close()
+	}
 	return nil
 }
 
-// Sources are the files of the source that are read in pieces. All pieces of a file share one
-// descriptor, however many of them are open, and so do the handles of the file.
+// Sources are the files of the source that are read in pieces. All readers of the pieces and handles of
+// a file share one descriptor. Fills have their own.
 type sources struct {
 	mu panics.Mutex // guards the following
 	of map[*metadata.Entry]*pieceSource
@@ -192,11 +202,24 @@ type sources struct {
 // A pieceSource is a file of the source that is read in pieces.
 type pieceSource struct {
 	users   int           // guarded by sources.mu
-	opening chan struct{} // of capacity 1; the goroutine that has sent to it may change object
-	object  drivers.Object
+	opening chan struct{} // of capacity 1; the goroutine that has sent to it may change opened
+	opened  *pieceObject  // nil before the first open
+	failed  atomic.Pointer[pieceObject]
 }
 
-// has reports whether a file is open.
+// A pieceObject is an open pieceSource. It may have users when the file was opened again.
+type pieceObject struct {
+	drivers.Object
+	refs refcount.Count // the users, and one of the pieceSource
+}
+
+func (o *pieceObject) release() {
+	if o.refs.Release() {
+		o.Object.Close()
+	}
+}
+
+// has reports whether a file has users.
 func (s *sources) has(file *metadata.Entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,50 +247,64 @@ func (s *sources) release(file *metadata.Entry, p *pieceSource) {
 	s.mu.Lock()
 	p.users--
 	last := p.users == 0
-	if last && s.of[file] == p {
+	if last {
 		delete(s.of, file)
 	}
 	s.mu.Unlock()
-	if last && p.object != nil {
-		p.object.Close()
+	if last && p.opened != nil {
+		p.opened.release()
 	}
 }
 
-// drop makes the next acquire of a file open it again: the source has failed.
-func (s *sources) drop(file *metadata.Entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.of, file)
-}
-
-// open opens the file, unless it is open.
-func (p *pieceSource) open(ctx context.Context, h *Handler, file *metadata.Entry) error {
+// open returns the open file, which the caller releases. It opens the file if it is not open, or if a
+// read of it has failed: a server may have forgotten the descriptor. Where that is not possible, as
+// another file has the name by now, the old descriptor stays in use.
+func (p *pieceSource) open(ctx context.Context, h *Handler, file *metadata.Entry) (*pieceObject, error) {
 	select {
 	case p.opening <- struct{}{}:
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	defer func() { <-p.opening }()
-	if p.object != nil {
-		return nil
+	if old := p.opened; old == nil || p.failed.Load() == old {
+		o, err := openSource(ctx, h, file)
+		switch {
+		case err == nil:
+			p.opened = &pieceObject{Object: o}
+			if old != nil {
+				old.release()
+			}
+		case old == nil:
+			return nil, err
+		}
 	}
-	var err error
-	p.object, err = openSource(ctx, h, file)
-	return err
+	p.opened.refs.Acquire()
+	return p.opened, nil
 }
 
-// A held is the use of a pieceSource.
+// A held is the use of a pieceObject.
 type held struct {
-	drivers.Object
-	release func()
+	*pieceObject
+	source *pieceSource
+	close  func()
 }
 
 // Unwrap makes the methods of the file apply.
 func (o *held) Unwrap() drivers.Object { return o.Object }
 
+// ReadAt implements drivers.Object.
+func (o *held) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n, err := o.Object.ReadAt(ctx, p, off)
+	if err != nil && err != io.EOF && !errors.Is(err, drivers.ErrShort) && ctx.Err() == nil {
+		o.source.failed.Store(o.pieceObject)
+	}
+	return n, err
+}
+
 // Close implements drivers.Object.
 func (o *held) Close() error {
 	o.release()
+	o.close()
 	return nil
 }
 
@@ -278,11 +315,12 @@ func openForReader(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.
 		return openSource(ctx, h, e)
 	}
 	p := h.sources.acquire(file)
-	if err := p.open(ctx, h, file); err != nil {
+	o, err := p.open(ctx, h, file)
+	if err != nil {
 		h.sources.release(file, p)
 		return nil, err
 	}
-	return sectionOf(&held{p.object, func() { h.sources.release(file, p) }}, file, e), nil
+	return sectionOf(&held{o, p, func() { h.sources.release(file, p) }}, file, e), nil
 }
 
 // level returns the level of the lowest copy of a piece, or AtSource if a piece has none.
@@ -519,15 +557,19 @@ func (h *Handler) dropPieces(e *metadata.Entry) {
 // when all of its pieces are.
 func (h *Handler) placePieces(ctx context.Context, pieces []*metadata.Entry) (outcome Outcome, err error) {
 	for _, p := range pieces {
-		one, err := h.Place(ctx, p)
-		if err != nil {
-			return one, err
-		}
-		if one != Placed {
+		one, failure := h.Place(ctx, p)
+		switch {
+		case err != nil: // the first error counts
+		case failure != nil:
+			outcome, err = one, failure
+		case one != Placed && outcome != Skipped:
 			outcome = one
 		}
+		if ctx.Err() != nil {
+			break
+		}
 	}
-	return outcome, nil
+	return outcome, err
 }
 
 // countPieced counts the open of a file that is read in pieces, and reports whether a piece has no copy

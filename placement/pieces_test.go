@@ -954,3 +954,35 @@ func TestOpenPiecesWithoutTheSource(t *testing.T) {
 		}
 	}
 }
+
+// After a read of the source has failed, the source is opened again. A file that was replaced meanwhile is
+// read in the descriptor that is open.
+func TestSourceOfPiecesFailsOnce(t *testing.T) {
+	for name, replaced := range map[string]bool{"replaced": true, "not replaced": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, divided(1, 1)...)
+			data := random(1, 4*testPiece)
+			c.mem.Put("large", data)
+			n := c.nodes[0]
+			obj := n.open("large")
+			defer obj.Close()
+			if replaced {
+				c.mem.Put("large", random(2, 4*testPiece))
+			}
+			opens := n.from.Count(drivertest.OpOpen)
+			n.from.Add(drivertest.Rule{Op: drivertest.OpRead, Times: 1, Err: syscall.EIO})
+			if _, err := readRetry(obj, 0, testPiece); !errors.Is(err, syscall.EIO) {
+				t.Errorf("got %v, want the error of the source", err)
+			}
+			for off := int64(0); off < int64(len(data)); off += testPiece {
+				if got, err := readRetry(obj, off, testPiece); err != nil || !bytes.Equal(got, data[off:off+testPiece]) {
+					t.Errorf("offset %d: %v, %d bytes", off, err, len(got))
+				}
+			}
+			if n.from.Count(drivertest.OpOpen) == opens {
+				t.Error("the source was not opened again")
+			}
+		})
+	}
+}
