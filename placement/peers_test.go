@@ -43,6 +43,8 @@ type node struct {
 	index   int
 	opts    rigOptions
 
+	serving sync.RWMutex // held for requests of other nodes, and to set rig
+
 	served atomic.Int64 // bytes that other nodes have read here
 	down   atomic.Pointer[context.CancelFunc]
 	life   atomic.Pointer[context.Context]
@@ -87,11 +89,13 @@ func (n *node) start() {
 			opts.onDisk = append(opts.onDisk, s.Mem)
 		}
 	}
-	stores := n.rig
-	n.rig = newRig(n.cluster.t, opts)
-	if stores != nil { // newRig has made others, which are not used
-		n.rig.stores = stores.stores
+	r := newRig(n.cluster.t, opts)
+	if n.rig != nil { // newRig has made others, which are not used
+		r.stores = n.rig.stores
 	}
+	n.serving.Lock()
+	n.rig = r
+	n.serving.Unlock()
 	n.up()
 }
 
@@ -226,6 +230,8 @@ func (o *remote) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 
 // serve answers a request of another node.
 func (n *node) serve(ctx context.Context, name string, info drivers.Info, rank int, off int64, length int) ([]byte, error) {
+	n.serving.RLock()
+	defer n.serving.RUnlock()
 	if n.isDown() {
 		return nil, errNodeDown
 	}
