@@ -137,6 +137,8 @@ func (p nodePeers) Rank(name string) int {
 	return slices.Index(p.self.cluster.choices(name), p.self.index)
 }
 
+func (p nodePeers) Nodes() (count, self int) { return len(p.self.cluster.nodes), p.self.index }
+
 func (p nodePeers) OpenVersion(
 	_ context.Context, name string, info drivers.Info, source func(context.Context) (drivers.Object, error),
 ) (drivers.Object, error) {
@@ -145,11 +147,30 @@ func (p nodePeers) OpenVersion(
 		if i == p.self.index && rank > 0 { // those before it come first
 			break
 		}
-		if i != p.self.index {
-			o.choices = append(o.choices, choice{p.self.cluster.nodes[i], rank})
-		}
+		o.add(i, rank)
 	}
 	return o, nil
+}
+
+func (p nodePeers) OpenAt(
+	_ context.Context, nodes []int, fill bool, name string, info drivers.Info, source func(context.Context) (drivers.Object, error),
+) (drivers.Object, error) {
+	o := &remote{self: p.self, name: name, info: info, open: source}
+	rank := -1
+	if fill {
+		rank = 0
+	}
+	for _, i := range nodes {
+		o.add(i, rank)
+	}
+	return o, nil
+}
+
+func (p nodePeers) ExchangeOf(_ context.Context, node int) (drivers.ExchangeState, error) {
+	if p.self.cluster.nodes[node].isDown() {
+		return drivers.ExchangeState{}, errNodeDown
+	}
+	return drivers.ExchangeState{}, nil
 }
 
 // A choice is a node with its rank for a file.
@@ -171,6 +192,13 @@ type remote struct {
 }
 
 var errNodeDown = errors.New("node is down")
+
+// add adds a choice, which is not this node.
+func (o *remote) add(node, rank int) {
+	if node != o.self.index {
+		o.choices = append(o.choices, choice{o.self.cluster.nodes[node], rank})
+	}
+}
 
 func (o *remote) Info() drivers.Info { return o.info }
 

@@ -15,7 +15,8 @@ import (
 
 // OpenShared opens the version of a file or piece that another node of the job requests. name is the
 // unit of drivers.CutUnit. want has its size, modification time and Version, as that node knows them;
-// rank is the place of this node among the choices for it, as that node sees it.
+// rank is the place of this node among the choices for it, as that node sees it, or -1 if it is only to
+// send a copy.
 //
 // The file is read from a copy, or in a fill while it is in flight. If there is neither, and rank is
 // right, a fill from the source starts. The request waits as a reader of this node does, but is none

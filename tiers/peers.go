@@ -23,4 +23,18 @@ type Peers interface {
 	// no room, and in the end to what source opens, once. Its errors are those of source.
 	OpenVersion(ctx context.Context, unit string, info drivers.Info,
 		source func(context.Context) (drivers.Object, error)) (drivers.Object, error)
+
+	// Nodes returns the number of nodes, and the index of this one in the order of their names, which
+	// is -1 if it is none of them. It makes no request, and never changes.
+	Nodes() (count, self int)
+
+	// OpenAt is OpenVersion with other choices: the nodes with these indexes, in this order, except
+	// this one. If fill is true, each is asked as the owner is, and may fill the file from the source.
+	// Otherwise it sends only what it has a copy of.
+	OpenAt(ctx context.Context, nodes []int, fill bool, unit string, info drivers.Info,
+		source func(context.Context) (drivers.Object, error)) (drivers.Object, error)
+
+	// ExchangeOf asks another node for the state of its exchange, for a second at most. The zero value
+	// is that of a node without an exchange. ExchangeOf fails at once if reads skip the node now.
+	ExchangeOf(ctx context.Context, node int) (drivers.ExchangeState, error)
 }

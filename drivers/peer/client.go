@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
@@ -182,15 +183,60 @@ func (n *Node) Ask(ctx context.Context, name string) (Info, error) {
 	if p == nil {
 		return Info{}, fmt.Errorf("peer %s: the roster does not name it", name)
 	}
-	_, body, err := p.ask(ctx, p.request(infoPath, ""))
+	i, err := p.info(ctx)
 	if err != nil {
 		return Info{}, fmt.Errorf("peer %s: %w", name, err)
 	}
-	var i Info
+	return i, nil
+}
+
+// info returns what the peer reports of itself.
+func (p *peer) info(ctx context.Context) (i Info, err error) {
+	_, body, err := p.ask(ctx, p.request(infoPath, ""))
+	if err != nil {
+		return Info{}, err
+	}
 	if err := json.Unmarshal(body, &i); err != nil {
-		return Info{}, fmt.Errorf("peer %s: %w", name, err)
+		return Info{}, &miss{broken, err}
 	}
 	return i, nil
+}
+
+// ExchangeOf returns the state of the exchange of the node with an index in Roster.Nodes, or the zero
+// value if that has none. A node that does not answer within a second, or is not of this roster and
+// dataset, is skipped from then on, as one that fails a read. ExchangeOf makes no request to a node
+// that is skipped, and returns an error.
+func (n *Node) ExchangeOf(ctx context.Context, node int) (drivers.ExchangeState, error) {
+	p := n.peers[node]
+	s, err := p.exchangeState(ctx)
+	if err != nil {
+		return drivers.ExchangeState{}, fmt.Errorf("peer %s: %w", p.name, err)
+	}
+	return s, nil
+}
+
+// exchangeState is ExchangeOf. Errors are a *miss, errSkipped or ctx's.
+func (p *peer) exchangeState(ctx context.Context) (s drivers.ExchangeState, err error) {
+	if !p.usable() {
+		return s, errSkipped
+	}
+	bounded, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	i, err := p.info(bounded)
+	if ctx.Err() != nil {
+		return s, context.Cause(ctx)
+	}
+	if cfg := &p.node.cfg; err == nil && (i.Name != p.name || i.Dataset != cfg.Dataset || i.Roster != cfg.Roster.Hash()) {
+		err = &miss{misdirected, fmt.Errorf("%s of dataset %q and roster %s answers", i.Name, i.Dataset, i.Roster)}
+	}
+	if err != nil {
+		p.skip(err)
+		return s, err
+	}
+	if i.Exchange != nil {
+		s = *i.Exchange
+	}
+	return s, nil
 }
 
 const (
@@ -357,9 +403,14 @@ func (p *peer) note(err error) error {
 	count(p.counters.Misses.counter(m.cause), 1)
 	if m.cause.ofNode() {
 		count(&p.counters.Failovers, 1)
-		if p.health.fail(time.Now()) {
-			p.node.cfg.Log.Warn("peer skipped", "peer", p.name, "err", err)
-		}
+		p.skip(err)
 	}
 	return err
+}
+
+// skip skips the peer, which has failed with err.
+func (p *peer) skip(err error) {
+	if p.health.fail(time.Now()) {
+		p.node.cfg.Log.Warn("peer skipped", "peer", p.name, "err", err)
+	}
 }

@@ -40,7 +40,7 @@ var (
 // An owner is a peer that may have a file.
 type owner struct {
 	*peer
-	rank    int
+	rank    int          // with which it is asked, see Files.OpenShared
 	refused atomic.Int64 // until when the peer is not asked, in nanoseconds since 1970
 }
 
@@ -50,6 +50,23 @@ type owner struct {
 // it fails, once. Errors are those of the source; if it no longer has the file, they match
 // ErrChanged.
 func (n *Node) OpenVersion(ctx context.Context, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
+	return n.openAt(ctx, n.cfg.Roster.Owners(name, choices), func(place int) int { return place }, name, info, source)
+}
+
+// OpenAt is OpenVersion, with reads from the nodes with these indexes, in this order, in place of the
+// choices. This node is left out. If fill is true, each node may fill the file from the source, as its
+// owner does. Otherwise it sends only what it has a copy of.
+func (n *Node) OpenAt(ctx context.Context, nodes []int, fill bool, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
+	rank := -1
+	if fill {
+		rank = 0
+	}
+	return n.openAt(ctx, nodes, func(int) int { return rank }, name, info, source)
+}
+
+// openAt opens a file that is read from nodes. rank returns the rank with which the node at a place
+// among them is asked.
+func (n *Node) openAt(ctx context.Context, nodes []int, rank func(place int) int, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
 	o := &object{node: n, name: name, info: info, open: source, opening: make(chan struct{}, 1)}
 	if !info.IsRegular() {
 		if _, err := o.atSource(ctx); err != nil {
@@ -60,11 +77,10 @@ func (n *Node) OpenVersion(ctx context.Context, name string, info drivers.Info, 
 	if len(name) > maxName { // no request can name it
 		return o, nil
 	}
-	owners := n.cfg.Roster.Owners(name, choices)
-	o.owners = make([]owner, 0, len(owners))
-	for rank, i := range owners {
+	o.owners = make([]owner, 0, len(nodes))
+	for place, i := range nodes {
 		if i != n.self {
-			o.owners = append(o.owners, owner{peer: n.peers[i], rank: rank})
+			o.owners = append(o.owners, owner{peer: n.peers[i], rank: rank(place)})
 		}
 	}
 	return o, nil

@@ -34,8 +34,9 @@ import (
 type Files interface {
 	// OpenShared opens the version of a file or piece that another node requests. name is the unit
 	// of drivers.CutUnit. rank is the place of this node among its owners, as that node computes
-	// it: 0 for the owner, 1 for the second choice. The content is that of a copy or of a fill,
-	// which OpenShared may start, from the source and never from another node.
+	// it: 0 for the owner, 1 for the second choice, -1 if only a copy is to be sent. The content is
+	// that of a copy or of a fill, which OpenShared may start, from the source and never from
+	// another node.
 	//
 	// The error matches drivers.ErrFull if no tier has room for the file, fs.ErrNotExist if there
 	// is no copy and this node does not own the file with that rank, and drivers.ErrChanged if the
@@ -60,7 +61,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// About describes a node, for people.
+// About describes a node, for people and for the exchange.
 type About struct {
 	Version string `json:"version"` // of the program
 	Tiers   []Tier `json:"tiers"`
@@ -68,6 +69,8 @@ type About struct {
 	Files       int64 `json:"files"`        // copies in its tiers
 	SourceBytes int64 `json:"source_bytes"` // read from the source
 	PeerBytes   int64 `json:"peer_bytes"`   // read from other nodes
+
+	Exchange *drivers.ExchangeState `json:"exchange,omitempty"` // nil: the node has no exchange
 }
 
 // A Tier is the size of a tier of a node, in bytes.
@@ -135,6 +138,10 @@ func (n *Node) Close() {
 	n.transport.CloseIdleConnections()
 	n.probes.CloseIdleConnections()
 }
+
+// Nodes returns the number of nodes of the roster, and the index of this one in Roster.Nodes, which is
+// -1 if it is not in the roster.
+func (n *Node) Nodes() (count, self int) { return len(n.peers), n.self }
 
 // Rank returns the place of this node among the owners of a file: 0 for its owner, 1 for the second
 // choice, and -1 if it is neither.

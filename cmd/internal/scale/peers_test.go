@@ -35,13 +35,33 @@ func (p *peers) Rank(name string) int {
 }
 
 func (p *peers) OpenVersion(_ context.Context, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
+	return p.openAt(p.roster.Owners(name, choices), func(place int) int { return place }, name, info, source)
+}
+
+func (p *peers) Nodes() (count, self int) { return p.roster.Len(), p.self }
+
+func (p *peers) OpenAt(_ context.Context, nodes []int, fill bool, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
+	rank := -1
+	if fill {
+		rank = 0
+	}
+	return p.openAt(nodes, func(int) int { return rank }, name, info, source)
+}
+
+// openAt opens a file at nodes. rank returns the rank of the node at a place among them.
+func (p *peers) openAt(nodes []int, rank func(place int) int, name string, info drivers.Info, source func(context.Context) (drivers.Object, error)) (drivers.Object, error) {
 	o := &remote{peers: p, name: name, info: info, open: source}
-	for rank, i := range p.roster.Owners(name, choices) {
+	for place, i := range nodes {
 		if i != p.self {
-			o.owners = append(o.owners, &owner{index: i, rank: rank})
+			o.owners = append(o.owners, &owner{index: i, rank: rank(place)})
 		}
 	}
 	return o, nil
+}
+
+// ExchangeOf returns the zero value: there is no exchange in the model.
+func (p *peers) ExchangeOf(context.Context, int) (drivers.ExchangeState, error) {
+	return drivers.ExchangeState{}, nil
 }
 
 // usable reports whether reads use a node now. If a ping is due, it sends one in the background.
