@@ -53,6 +53,7 @@ type Config struct {
 	AllowOther       bool          // other users can access the mount, subject to the modes and ACLs of files
 	Xattrs           bool          // extended attributes of the namespace "user." are shown
 	Socket           string        // the path of the control socket, which SocketXattr shows; "": it is not shown
+	Node             string        // the value of NodeXattr; "": there is none
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed
 	InvalidateOnOpen bool          // each open of a file drops its page cache
@@ -87,6 +88,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		negativeTTL:      cfg.NegativeTTL,
 		invalidateOnOpen: cfg.InvalidateOnOpen,
 		socket:           cfg.Socket,
+		node:             cfg.Node,
 		xattrs:           cfg.Xattrs,
 		log:              log,
 		generation:       uint64(uint32(time.Now().UnixMilli())), // the kernel has 32 bits for it

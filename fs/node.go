@@ -152,13 +152,22 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 // SocketXattr is the extended attribute of the root of a mount whose value is Config.Socket.
 const SocketXattr = "user.milkweed.socket"
 
-// GetXAttr returns the value of an extended attribute of the source, its ACL, or the path of the
-// control socket.
+// NodeXattr is the extended attribute of the root of a mount whose value is Config.Node: the index of
+// this node among those that share their tiers, "/" and their number.
+const NodeXattr = "user.milkweed.node"
+
+// GetXAttr returns the value of an extended attribute of the source, its ACL, the path of the control
+// socket, or the index of this node.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
 	isACL := attr == drivers.ACLXattr && f.acls
 	switch {
 	case attr == SocketXattr && in.NodeId == fuse.FUSE_ROOT_ID && f.socket != "":
 		return xattrReply(dst, []byte(f.socket))
+	case attr == NodeXattr && in.NodeId == fuse.FUSE_ROOT_ID:
+		if f.node == "" {
+			return 0, statusNoXattr
+		}
+		return xattrReply(dst, []byte(f.node))
 	case isACL:
 	case !f.xattrs:
 		return 0, statusNoXattrs // the kernel must continue to request ACLs, and SocketXattr

@@ -367,6 +367,25 @@ func TestSocketXattr(t *testing.T) {
 	})
 }
 
+// The root shows the index of this node, whether or not attributes of the source are shown. Without
+// peers there is no such attribute. The source's own attribute of that name is hidden at the root.
+func TestNodeXattr(t *testing.T) {
+	for _, xattrs := range []bool{false, true} {
+		for _, node := range []string{"", "2/16"} {
+			t.Run(fmt.Sprintf("xattrs %v, node %q", xattrs, node), func(t *testing.T) {
+				r := newTripRig(t, func(f *fileSystem) { f.xattrs, f.node = xattrs, node })
+				r.source.Setxattr(".", NodeXattr, []byte("other"))
+				if node == "" {
+					r.sh(`LC_ALL=C getfattr -n ` + NodeXattr + ` "$1" 2>&1 | grep -q "No such attribute"`)
+				} else {
+					r.sh(`[ "$(getfattr --only-values -n ` + NodeXattr + ` "$1")" = ` + node + ` ]`)
+				}
+				r.sh(`! getfattr -n ` + NodeXattr + ` "$1/d0"`)
+			})
+		}
+	}
+}
+
 // With extended attributes, the source is asked about each file once.
 func TestXattrRoundTrips(t *testing.T) {
 	r := newTripRig(t, func(f *fileSystem) { f.xattrs = true })

@@ -143,7 +143,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	return nil
 }
 
-// mountFS mounts the file system, which shows the path of the control socket.
+// mountFS mounts the file system, which shows the path of the control socket and the index of this node.
 func (d *daemon) mountFS(noExec bool, socket string) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
@@ -152,6 +152,7 @@ func (d *daemon) mountFS(noExec bool, socket string) (err error) {
 		AllowOther:    d.cfg.Mount.AllowOther,
 		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "", // a bucket has none
 		Socket:        socket,
+		Node:          d.peers.index(),
 		NegativeTTL:   d.cfg.Mount.AttrTimeout,
 		NoExec:        noExec,
 		MaxRequest:    d.memory.request,

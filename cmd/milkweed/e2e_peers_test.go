@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -66,6 +67,13 @@ func TestPeers(t *testing.T) {
 	for i := range nodes {
 		if r := mountPeer(nodes, addresses, i); r.code != exit.OK {
 			t.Fatalf("node %d: %+v", i, r)
+		}
+	}
+	byName := slices.Sorted(slices.Values(addresses))
+	for i, s := range nodes {
+		got := s.must("getfattr", "--only-values", "-n", "user.milkweed.node", s.point)
+		if want := fmt.Sprintf("%d/3", slices.Index(byName, addresses[i])); got != want {
+			t.Errorf("node %d has the index %q, want %q", i, got, want)
 		}
 	}
 	dataset := total(nodes[0].files(nodes[0].source))

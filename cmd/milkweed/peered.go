@@ -133,6 +133,19 @@ func (p *peering) tiers() tiers.Peers {
 	return p.node
 }
 
+// index returns "INDEX/COUNT", this node's index in the roster of the group and the number of nodes in
+// that, or "" if this node is not in it.
+func (p *peering) index() string {
+	if p.node == nil {
+		return ""
+	}
+	count, self := p.node.Nodes()
+	if self < 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d/%d", self, count)
+}
+
 // listen returns the address on which this node serves.
 func (p *peering) listen() string {
 	if p.config.Listen != "" {

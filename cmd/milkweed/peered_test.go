@@ -136,6 +136,9 @@ func TestGroupsOfPeers(t *testing.T) {
 		if got, want := p.roster(), groups[i]; got.Group != want || got.Groups != 3 || got.Nodes != min(want, 2) {
 			t.Errorf("%s is in %+v, want group %d of 3", names[i], got, want)
 		}
+		if got, want := p.index(), []string{"0/1", "1/2", "0/2", "1/2", "0/2"}[i]; got != want { // n5, n4, …
+			t.Errorf("%s has the index %s in its group, want %s", names[i], got, want)
+		}
 		for _, s := range served {
 			s.opens.Store(0)
 		}
@@ -154,6 +157,9 @@ func TestGroupsOfPeers(t *testing.T) {
 		}
 	}
 	outside := open("", false)
+	if got := outside.index(); got != "" {
+		t.Errorf("a node outside of the roster has the index %s", got)
+	}
 	if got := outside.roster(); outside.self.Name != "" || got.Groups != 3 || got.Hash != all[map[int64]int{1: 0, 2: 1, 3: 3}[got.Group]].nodes.Hash() {
 		t.Errorf("a node outside of the roster uses %+v", got)
 	}
