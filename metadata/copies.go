@@ -122,11 +122,12 @@ func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 	}
 }
 
-// setLevel sets the level of an entry without a copy to that of the fastest copy of its version.
+// setLevel sets the level of an entry without a copy to that of the fastest copy of its version;
+// e.attributes must be held.
 func (e *Entry) setLevel(n nameCopies) { e.setBits(e.levelBits(n)) }
 
 // levelBits returns the level of the fastest copy of the version of e. If there is none, but there
-// may be copies of other versions, it returns the bit unverified.
+// may be copies of other versions, it returns the bit unverified. e.attributes must be held.
 func (e *Entry) levelBits(n nameCopies) uint32 {
 	if !e.IsRegular() || e.size == 0 || e.isReserved() {
 		return 0

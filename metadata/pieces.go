@@ -203,6 +203,9 @@ func (c *Container) findPieces(ctx context.Context, e *Entry, all []*Entry) (lef
 			left = append(left, t)
 		}
 	}
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
 	for i, p := range all {
 		copies[i].incomplete = incomplete
 		p.setLevel(copies[i])

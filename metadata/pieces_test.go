@@ -102,6 +102,42 @@ func TestTableWithPieces(t *testing.T) {
 	}
 }
 
+// The copies of pieces are found while the attributes of their file change.
+func TestPiecesWhileAttributesChange(t *testing.T) {
+	w := newPieces(t)
+	const files = 50
+	for i := range files {
+		name := fmt.Sprint("d/", i)
+		info := w.source.Put(name, make([]byte, 2<<20))
+		w.tier[1].PutAt(fmt.Sprintf(".milkweed-pieces/%s/1.%d", name, info.Size), make([]byte, 1<<20), info.Mtime)
+	}
+	for i := range files {
+		name := fmt.Sprint("d/", i)
+		e := w.get(t, name)
+		var changing sync.WaitGroup
+		done := make(chan struct{})
+		changing.Go(func() {
+			for perm := uint32(0o400); ; perm ^= 0o40 {
+				w.source.Chmod(name, perm)
+				if now, err := w.Resolve(bg, name); now != e || err != nil {
+					t.Errorf("got another entry, %v", err)
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+		all, err := w.Pieces(bg, e)
+		close(done)
+		changing.Wait()
+		if err != nil || len(all) != 2 || all[0].Level() != tiers.AtSource || all[1].Level() != 1 {
+			t.Fatalf("%s: got %d pieces, %v", name, len(all), err)
+		}
+	}
+}
+
 // While a tier does not answer, pieces are Unverified: it may have copies of them.
 func TestPiecesOfATierThatFails(t *testing.T) {
 	w := newPieces(t)
