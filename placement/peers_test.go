@@ -967,8 +967,8 @@ func TestPeersAreNotTheSource(t *testing.T) {
 		c.mem.Put(name, data)
 	}
 	n := c.nodes[1]
+	n.listAll()                       // before the first refusal, whose census must find all names
 	n.wantFile(small, c.files[small]) // in a view
-	n.listAll()
 	n.known()
 	n.wantFile(large, c.files[large]) // in a fill
 	n.settled()
