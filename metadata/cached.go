@@ -11,6 +11,14 @@ import (
 // be loaded.
 func (c *Container) CopyName(path string) tiers.CopyName { return tiers.CopyName(path) }
 
+// FileOf returns the path of the file whose copy, or a piece of it, has a name.
+func (c *Container) FileOf(name tiers.CopyName) string {
+	if below, ok := strings.CutPrefix(string(name), piecesDir+"/"); ok && c.pieceSize > 0 {
+		return path.Dir(below)
+	}
+	return string(name)
+}
+
 // CachedCopy returns the entry whose CopyName is name, or nil if it is not loaded. It may be a
 // piece. Unlike Resolve, it makes no request to the source or to a tier, and reads no metadata
 // snapshot.

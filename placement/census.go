@@ -179,6 +179,9 @@ func (c *census) run(ctx context.Context) (changed bool) {
 	if slices.ContainsFunc(h.levels.Tiers(), func(t *tiers.Tier) bool { return !t.Scanned() }) {
 		return false
 	}
+	if h.peers.rerank.Swap(false) {
+		c.ranked, c.owned, c.further = nil, nil, nil
+	}
 	*c = census{handler: h, spent: c.spent, ranked: c.ranked, owned: c.owned, further: c.further, failed: c.failed, complete: true}
 	c.largest = h.largestFile()
 	for next := uint64(1); next != 0; {

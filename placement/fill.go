@@ -41,6 +41,7 @@ type fill struct {
 	forOpen    bool   // caused by an open: the first block is needed at once
 	prefetched bool   // started before the first open of the file
 	windowed   bool   // the copy is in the window, and is not committed
+	admitted   bool   // the exchange, if there is one, counts the copy
 	slot       slot   // guarded by queue.mu
 	begin      func() // starts the copy, once; returns when that is done
 	begun      bool   // begin was called for a reader; guarded by Handler.mu
@@ -311,7 +312,7 @@ func (f *fill) discard(cause error) {
 	f.copy.Abort()
 	f.room.Return()
 	h := f.handler
-	stopped := h.ctx.Err() != nil || cause == errTakenOver
+	stopped := h.ctx.Err() != nil || cause == errTakenOver || cause == errNotYet
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
 		level := slog.LevelWarn
@@ -327,6 +328,9 @@ func (f *fill) discard(cause error) {
 func (f *fill) end(published, failed bool) {
 	f.cancel()
 	f.queue.remove(f)
+	if f.admitted && !published {
+		f.handler.dismiss(f.entry)
+	}
 	f.handler.forget(f, published, failed)
 	if f.windowed {
 		f.handler.window.remove(f)

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -38,7 +39,8 @@ type peers struct {
 	queue   *queue
 	ahead   *readahead.Pool // of files that are read from the peers
 	spare   spare
-	opens   Opens // of files that were read from the peers, or in pieces, without a fill
+	rerank  atomic.Bool // the ranks of files have changed since the last census
+	opens   Opens       // of files that were read from the peers, or in pieces, without a fill
 }
 
 // The bounds of fills from the peers.
@@ -63,12 +65,36 @@ func newPeers(p tiers.Peers, workers int, ahead int64) *peers {
 // isBusy reports whether so many fills from the peers are queued that no other is predicted.
 func (p *peers) isBusy() bool { return p.queue.len() >= peerBacklog }
 
-// rank returns the place of this node among the choices for a file. Without peers it is 0.
+// rank returns the place of this node among the choices for a file. Without peers it is 0. Of a file
+// that is exchanged, this node is the owner while it holds it, and else none of the choices.
 func (h *Handler) rank(e *metadata.Entry) int {
-	if h.peers == nil {
+	s := h.standing(e)
+	switch {
+	case s.listed && !s.held():
+		return -1
+	case s.listed || h.peers == nil:
 		return 0
 	}
 	return h.peers.Rank(e.Unit())
+}
+
+// isChoice reports whether this node is to fill a file for another node, for which it has a rank.
+func (h *Handler) isChoice(e *metadata.Entry, rank int) bool {
+	if s := h.standing(e); s.listed {
+		return s.now && rank == 0
+	}
+	return rank >= 0 && rank == h.rank(e)
+}
+
+// isForeign reports whether a fill of a file comes from the peers. rank is that of this node.
+func (h *Handler) isForeign(e *metadata.Entry, rank int, why purpose) bool {
+	if h.peers == nil {
+		return false
+	}
+	if s := h.standing(e); s.listed {
+		return !s.held() || s.giver >= 0
+	}
+	return rank != 0 && why != forPeer
 }
 
 // mayPrefetch reports whether this node may copy a file before it is opened.
@@ -97,9 +123,12 @@ func (h *Handler) gateOf(foreign bool) *gate {
 // mayCopy returns nil if there is room for a copy of e outside of the window, and the reason if there
 // is not. rank is that of this node.
 func (h *Handler) mayCopy(e *metadata.Entry, rank int, why purpose) error {
+	if s := h.standing(e); s.listed && !s.held() {
+		return errElsewhere
+	}
 	foreign := rank != 0 && why != forPeer
 	switch {
-	case rank != 0 && !h.peers.spare.allows(rank, foreign, tiers.Allocated(e.Size())), !h.Fits(e.Size()):
+	case rank != 0 && !h.peers.spare.allows(rank, foreign, tiers.Allocated(e.Size())), !h.Fits(e.Size()) && !h.mayMakeRoom(e):
 		if foreign {
 			return errElsewhere
 		}
@@ -111,8 +140,15 @@ func (h *Handler) mayCopy(e *metadata.Entry, rank int, why purpose) error {
 // reserveFor reserves room for f outside of the window.
 func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
 	bytes := tiers.Allocated(f.size)
+	if err := h.admit(f); err != nil {
+		return nil, nil, err
+	}
+	f.admitted = true
 	if f.rank == 0 || h.peers.spare.take(f.rank, f.foreign, bytes) {
 		t, room := h.reserve(f.size, h.levels.Tiers())
+		if t == nil {
+			t, room = h.reserveInExchange(f.entry)
+		}
 		if f.rank != 0 {
 			h.peers.spare.reserved(bytes)
 		}
@@ -120,7 +156,7 @@ func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
 			return t, room, nil
 		}
 	}
-	if f.foreign {
+	if f.foreign && f.rank != 0 {
 		return nil, nil, errElsewhere
 	}
 	h.skip(f.entry)
@@ -129,6 +165,9 @@ func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
 
 // openAtPeers opens a file at the peers.
 func (h *Handler) openAtPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	if s := h.standing(e); s.listed {
+		return h.openExchanged(ctx, e, s)
+	}
 	return h.peers.OpenVersion(ctx, e.Unit(), e.Info(), func(ctx context.Context) (drivers.Object, error) {
 		return h.withoutPeers(ctx, e)
 	})

@@ -170,6 +170,12 @@ func (p nodePeers) ExchangeOf(_ context.Context, node int) (drivers.ExchangeStat
 	if p.self.cluster.nodes[node].isDown() {
 		return drivers.ExchangeState{}, errNodeDown
 	}
+	other := p.self.cluster.nodes[node]
+	other.serving.RLock()
+	defer other.serving.RUnlock()
+	if s := other.handler.ExchangeState(); s != nil {
+		return *s, nil
+	}
 	return drivers.ExchangeState{}, nil
 }
 

@@ -59,7 +59,7 @@ var (
 
 // isElsewhere reports whether err, of join, only means that there is no fill to read from.
 func isElsewhere(err error) bool {
-	for _, e := range [...]error{errNoRoom, errElsewhere, errBackoff, errClaimed, errRacy, errStuck, errStopped} {
+	for _, e := range [...]error{errNoRoom, errElsewhere, errBackoff, errClaimed, errRacy, errStuck, errStopped, errLater} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -190,7 +190,7 @@ func (h *Handler) join(ctx context.Context, e *metadata.Entry, why purpose) (*fi
 // claim returns the fill of e with a reference. If there is none, claim claims the entry, begins a
 // fill on another goroutine or queues it for a worker, and reports first.
 func (h *Handler) claim(e *metadata.Entry, rank int, why purpose) (f *fill, first bool, err error) {
-	foreign := rank != 0 && why != forPeer
+	foreign := h.isForeign(e, rank, why)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f = h.fills[e]
@@ -199,7 +199,7 @@ func (h *Handler) claim(e *metadata.Entry, rank int, why purpose) (f *fill, firs
 		return nil, false, errStopped
 	case f != nil && why != forBackground && f.unreadable.Load():
 		return nil, false, errBackoff
-	case f != nil && why == forPeer && f.foreign && f.blocks.isOpen():
+	case f != nil && why == forPeer && f.foreign && f.rank != 0 && f.blocks.isOpen():
 		return nil, false, errForeign
 	case f != nil:
 		if why != forBackground { // a fill in the background may still be queued

@@ -26,6 +26,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -71,6 +72,9 @@ type Handler struct {
 
 	checksEarly bool // Config.Passthrough
 
+	exchanges panics.Mutex              // held while the exchange starts or ends
+	exchange  atomic.Pointer[exchanger] // nil: there is none
+
 	ctx  context.Context // done when the handler is to stop
 	stop context.CancelFunc
 	wg   sync.WaitGroup // goroutines that Run waits for
@@ -85,6 +89,7 @@ type Handler struct {
 	opens       [tiers.MaxTiers + 1]Opens // by level
 	passthrough [tiers.MaxTiers + 1]Opens // by level
 	fillOpens   Opens
+	exchanged   ExchangeCounters
 }
 
 // A Config configures a Handler.
@@ -168,6 +173,7 @@ func (h *Handler) Run(ctx context.Context) {
 	h.pool.Go(func() { panics.Repeat(h.ctx, h.checkCopies) })
 	h.pool.Go(func() { panics.Repeat(h.ctx, h.window.run) })
 	panics.Repeat(h.ctx, h.sweep)
+	h.StopExchange()
 	h.files.close()
 	h.pool.Wait()
 	h.mu.Lock()

@@ -125,7 +125,8 @@ func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
 		return nil
 	}
 	rank := h.rank(e)
-	if room == nil && h.mayCopy(e, rank, forBackground) != nil || rank != 0 && h.peers.isBusy() {
+	foreign := h.isForeign(e, rank, forBackground)
+	if room == nil && h.mayCopy(e, rank, forBackground) != nil || foreign && h.peers.isBusy() {
 		return nil
 	}
 	h.mu.Lock()
@@ -134,7 +135,7 @@ func (h *Handler) prefetch(e *metadata.Entry, room *tiers.Reservation) *fill {
 	if h.ctx.Err() != nil || h.fills[e] != nil || now.Before(h.backoffs[e].until) || h.racy.has(e, now) || !e.Claim() {
 		return nil
 	}
-	f := newFill(h, e, rank, rank != 0)
+	f := newFill(h, e, rank, foreign)
 	f.prefetched, f.windowed, f.room = true, room != nil, room
 	h.fills[e] = f
 	return f

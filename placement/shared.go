@@ -33,7 +33,7 @@ func (h *Handler) OpenShared(ctx context.Context, name string, want drivers.Info
 	if err != nil {
 		return nil, err
 	}
-	if rank < 0 || rank != h.rank(e) {
+	if !h.isChoice(e, rank) {
 		if copied(e).Level() == tiers.AtSource {
 			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 		}

@@ -323,7 +323,7 @@ func checkPeers(ctx context.Context, cfg *config.Config) []check.Finding {
 
 // about describes this node to the others.
 func (d *daemon) about() peer.About {
-	a := peer.About{Version: version(), SourceBytes: d.levels.Source().Stats().Bytes}
+	a := peer.About{Version: version(), SourceBytes: d.levels.Source().Stats().Bytes, Exchange: d.handler.ExchangeState()}
 	for _, t := range d.levels.Tiers() {
 		s := t.Stats()
 		a.Files += s.Files

@@ -42,6 +42,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
 		Plan:          d.handler.PlanStats(),
+		Exchange:      d.handler.ExchangeStats(),
 		Window:        d.handler.WindowStats(),
 		Scrub:         d.handler.ScrubStats(),
 		Opens:         make(map[string]map[string]int64),

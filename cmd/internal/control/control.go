@@ -82,6 +82,22 @@ type Daemon interface {
 	// DropPlans drops the whole plan.
 	DropPlans()
 
+	// Nodes returns the number of nodes that share their tiers, and the number of this one, which is
+	// -1 if it is not in the roster. Without peers, it is node 0 of 1.
+	Nodes() (nodes, self int)
+
+	// StartExchange is placement.Handler.StartExchange.
+	StartExchange(ctx context.Context, cfg placement.ExchangeConfig, epoch, reader, readers int) error
+
+	// BeginEpoch is placement.Handler.BeginEpoch.
+	BeginEpoch(id string, epoch, reader, readers int) error
+
+	// Exchange returns the state of the exchange.
+	Exchange() placement.ExchangeStats
+
+	// StopExchange ends the exchange, if there is one.
+	StopExchange()
+
 	// Peers asks each node of the roster about itself. Nodes that do not answer have a Problem.
 	// Without peers, the report has no nodes.
 	Peers(ctx context.Context) (PeerReport, error)

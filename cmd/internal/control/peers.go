@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"reflect"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/peer"
 )
 
@@ -89,12 +90,14 @@ type PeerAnswer struct {
 	Files       int64 `json:"files"`        // copies in its tiers
 	SourceBytes int64 `json:"source_bytes"` // that it has read from the source
 	PeerBytes   int64 `json:"peer_bytes"`   // that it has read from all other nodes
+
+	Exchange *drivers.ExchangeState `json:"exchange,omitempty"` // nil: it exchanges no files
 }
 
 // Describe sets what a node says about itself.
 func (a *PeerAnswer) Describe(i peer.Info) {
 	a.Milkweed = i.Version
-	a.Files, a.SourceBytes, a.PeerBytes = i.Files, i.SourceBytes, i.PeerBytes
+	a.Files, a.SourceBytes, a.PeerBytes, a.Exchange = i.Files, i.SourceBytes, i.PeerBytes, i.Exchange
 	for _, t := range i.Tiers {
 		a.QuotaBytes += t.Capacity
 		a.UsedBytes += t.Used

@@ -16,6 +16,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // Limits of the server.
@@ -80,12 +81,16 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/peers", s.peers)
 	mux.HandleFunc("GET /v1/plan", s.getPlan)
 	mux.HandleFunc("DELETE /v1/plan", s.dropPlan)
+	mux.HandleFunc("POST /v1/exchange/epoch", s.beginEpoch)
+	mux.HandleFunc("GET /v1/exchange", s.getExchange)
+	mux.HandleFunc("DELETE /v1/exchange", s.stopExchange)
 	mux.HandleFunc("POST /v1/shutdown", s.shutdown)
 	if s.Metrics != nil {
 		mux.Handle("GET /metrics", s.Metrics)
 	}
 	all := http.NewServeMux()
-	all.HandleFunc("POST /v1/plan", s.addPlan) // it has a limit of its own
+	all.HandleFunc("POST /v1/plan", s.addPlan) // these have limits of their own
+	all.HandleFunc("POST /v1/exchange", s.startExchange)
 	all.Handle("/", http.MaxBytesHandler(mux, maxRequest))
 	return ownersOnly(all)
 }
@@ -220,7 +225,7 @@ func respond(w http.ResponseWriter, v any) {
 func respondError(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, placement.ErrNoExchange):
 		status = http.StatusNotFound
 	case exit.Of(err) == exit.Usage:
 		status = http.StatusBadRequest

@@ -57,6 +57,7 @@ type Status struct {
 	Fills                placement.Fills             `json:"fills" help:"Copies in flight."`
 	Placement            placement.Counters          `json:"placement" help:"Copies that have ended."`
 	Plan                 placement.PlanStats         `json:"plan" help:"The plan that a job has given."`
+	Exchange             placement.ExchangeStats     `json:"exchange" help:"Partial local shuffling."`
 	Window               placement.WindowStats       `json:"window" help:"The share of the fastest tier for planned files without permanent room."`
 	Scrub                placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`
 	Opens                map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`

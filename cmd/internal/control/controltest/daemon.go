@@ -5,6 +5,7 @@ package controltest
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -39,6 +40,9 @@ type Daemon struct {
 	PlanErr error        // the result of Plan
 	Planned Planned      // what Plan and DropPlan were called with
 	State   control.Plan // the result of Plans
+
+	ExchangeErr error     // the result of StartExchange
+	Exchanged   Exchanged // what StartExchange, BeginEpoch and StopExchange were called with
 
 	Warmed    atomic.Pointer[[]string]             // the names of the last call of Warmup
 	Refreshed atomic.Pointer[[]string]             // the names of the last call of Refresh
@@ -270,6 +274,55 @@ func (d *Daemon) DropPlan(stream string) {
 
 // DropPlans implements control.Daemon.
 func (d *Daemon) DropPlans() { d.DropPlan("*") }
+
+// Exchanged are the calls that change the exchange.
+type Exchanged struct {
+	mu      sync.Mutex // guards the following
+	configs []placement.ExchangeConfig
+	epochs  []string
+}
+
+// Calls returns the arguments of StartExchange, and those of all calls as text.
+func (x *Exchanged) Calls() (configs []placement.ExchangeConfig, calls []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.configs), slices.Clone(x.epochs)
+}
+
+func (x *Exchanged) add(format string, args ...any) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.epochs = append(x.epochs, fmt.Sprintf(format, args...))
+}
+
+// Nodes implements control.Daemon.
+func (d *Daemon) Nodes() (nodes, self int) { return 4, 2 }
+
+// StartExchange implements control.Daemon.
+func (d *Daemon) StartExchange(_ context.Context, cfg placement.ExchangeConfig, epoch, reader, readers int) error {
+	d.Exchanged.add("start %d %d/%d", epoch, reader, readers)
+	d.Exchanged.mu.Lock()
+	defer d.Exchanged.mu.Unlock()
+	d.Exchanged.configs = append(d.Exchanged.configs, cfg)
+	return d.ExchangeErr
+}
+
+// BeginEpoch implements control.Daemon. The ID of the exchange is "id".
+func (d *Daemon) BeginEpoch(id string, epoch, reader, readers int) error {
+	d.Exchanged.add("begin %d %d/%d", epoch, reader, readers)
+	if id != "id" {
+		return placement.ErrNoExchange
+	}
+	return nil
+}
+
+// Exchange implements control.Daemon.
+func (d *Daemon) Exchange() placement.ExchangeStats {
+	return placement.ExchangeStats{ID: "id", Readers: []int64{}}
+}
+
+// StopExchange implements control.Daemon.
+func (d *Daemon) StopExchange() { d.Exchanged.add("stop") }
 
 // Shutdown implements control.Daemon.
 func (d *Daemon) Shutdown(bool) { d.Shutdowns.Add(1) }
