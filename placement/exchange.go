@@ -149,7 +149,12 @@ func (h *Handler) StartExchange(ctx context.Context, cfg ExchangeConfig, epoch, 
 	x := &exchanger{handler: h, cfg: cfg, plan: plan, done: make(chan struct{}), moved: make(chan struct{}, 1), wanted: epoch}
 	x.begin(epoch, reader, readers)
 	x.ctx, x.end = context.WithCancel(h.ctx)
-	x.turn.Store(x.turnOf(epoch, maxGrace))
+	t := x.turnOf(ctx, epoch, maxGrace)
+	if t == nil {
+		x.end()
+		return context.Cause(ctx)
+	}
+	x.turn.Store(t)
 	h.exchanges.Lock()
 	defer h.exchanges.Unlock()
 	if h.ctx.Err() != nil { // checked under the lock, since Run ends the exchange that it sees then
@@ -166,7 +171,10 @@ func (h *Handler) StartExchange(ctx context.Context, cfg ExchangeConfig, epoch, 
 	h.stopExchange()
 	h.exchange.Store(x)
 	h.recount()
-	go x.run()
+	go func() {
+		defer panics.Contain()
+		x.run()
+	}()
 	h.log.Info("exchanging files", "id", cfg.ID, "files", cfg.Files.Len(), "node", cfg.Node, "nodes", cfg.Nodes, "fraction", cfg.Fraction, "epoch", epoch)
 	return nil
 }
@@ -195,7 +203,7 @@ func checkReader(epoch, reader, readers int) error {
 
 // maxExchangeEpoch bounds the number of an epoch: the plan of an epoch is computed from that of the one
 // before.
-const maxExchangeEpoch = 1 << 20
+const maxExchangeEpoch = 100_000
 
 // begin is BeginEpoch.
 func (x *exchanger) begin(epoch, reader, readers int) {
@@ -445,7 +453,7 @@ type ExchangeStats struct {
 
 	ID            string  `json:"id" help:"Identifies the arguments of the exchange. Nodes with the same ID have the same plan. Empty: there is no exchange, and the following fields are 0."`
 	Files         int64   `json:"files" metric:"exchange_files" help:"Files that are exchanged, of all nodes."`
-	Nodes         int64   `json:"nodes" help:"Number of nodes."`
+	Nodes         int64   `json:"node_count" help:"Number of nodes."`
 	Node          int64   `json:"node" help:"Number of this node, from 0."`
 	Seed          uint64  `json:"seed" help:"Seed of the plan."`
 	Fraction      float64 `json:"fraction" help:"Fraction of each share that moves before an epoch."`

@@ -30,11 +30,14 @@ const (
 	turnTimeout   = time.Minute
 )
 
-// turnOf computes the turn of an epoch.
-func (x *exchanger) turnOf(epoch int, grace time.Duration) *turn {
+// turnOf computes the turn of an epoch. It returns nil if ctx is done before.
+func (x *exchanger) turnOf(ctx context.Context, epoch int, grace time.Duration) *turn {
 	t := &turn{began: time.Now(), grace: grace}
 	e := x.plan.Start()
 	for ; e.Number() < epoch; e.Advance() {
+		if ctx.Err() != nil {
+			return nil
+		}
 		if e.Number() == epoch-1 {
 			t.before = e.Clone()
 		}
@@ -118,7 +121,10 @@ func (x *exchanger) turnTo(epoch int) {
 	if following {
 		t = old.following()
 	} else {
-		t = x.turnOf(epoch, maxGrace)
+		t = x.turnOf(x.ctx, epoch, maxGrace)
+	}
+	if t == nil {
+		return
 	}
 	a := x.measure(x.ctx, t, turnTimeout)
 	if following {

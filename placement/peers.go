@@ -102,6 +102,9 @@ func (h *Handler) mayPrefetch(e *metadata.Entry) bool {
 	if h.peers == nil {
 		return true
 	}
+	if s := h.standing(e); s.listed { // the exchanger places the files of the next epoch
+		return s.now
+	}
 	known := h.peers.spare.isKnown()
 	if !h.names.HasPieces(e) {
 		return known || h.rank(e) == 0

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/drivers/peer"
 	"github.com/milkweedfs/milkweed/placement"
@@ -41,8 +42,9 @@ type Daemon struct {
 	Planned Planned      // what Plan and DropPlan were called with
 	State   control.Plan // the result of Plans
 
-	ExchangeErr error     // the result of StartExchange
-	Exchanged   Exchanged // what StartExchange, BeginEpoch and StopExchange were called with
+	ExchangeErr   error                   // the result of StartExchange
+	ExchangeState placement.ExchangeStats // the result of Exchange
+	Exchanged     Exchanged               // what StartExchange, BeginEpoch and StopExchange were called with
 
 	Warmed    atomic.Pointer[[]string]             // the names of the last call of Warmup
 	Refreshed atomic.Pointer[[]string]             // the names of the last call of Refresh
@@ -166,8 +168,9 @@ func (d *Daemon) Peers(context.Context) (control.PeerReport, error) {
 		{
 			Peer: control.Peer{Name: "node1", Address: "10.0.0.1:7440", Up: true}, Self: true, Milkweed: "1.2.3",
 			UsedBytes: 100 * mib, QuotaBytes: 1200 * mib, Files: 90, PeerBytes: 46 * mib, SourceBytes: 300 * mib,
+			Exchange: &drivers.ExchangeState{ID: "id", Epoch: 5, Received: true},
 		},
-		{Peer: p.Nodes[0], Milkweed: "1.2.3", UsedBytes: 90 * mib, QuotaBytes: 1200 * mib, Files: 80, ClockAhead: 0.25, PeerBytes: 20 * mib, SourceBytes: 200 * mib},
+		{Peer: p.Nodes[0], Milkweed: "1.2.3", UsedBytes: 90 * mib, QuotaBytes: 1200 * mib, Files: 80, ClockAhead: 0.25, PeerBytes: 20 * mib, SourceBytes: 200 * mib, Exchange: &drivers.ExchangeState{ID: "id", Epoch: 4}},
 		{Peer: p.Nodes[1], Problem: "connection refused"},
 	}}, nil
 }
@@ -317,9 +320,7 @@ func (d *Daemon) BeginEpoch(id string, epoch, reader, readers int) error {
 }
 
 // Exchange implements control.Daemon.
-func (d *Daemon) Exchange() placement.ExchangeStats {
-	return placement.ExchangeStats{ID: "id", Readers: []int64{}}
-}
+func (d *Daemon) Exchange() placement.ExchangeStats { return d.ExchangeState }
 
 // StopExchange implements control.Daemon.
 func (d *Daemon) StopExchange() { d.Exchanged.add("stop") }
