@@ -1,6 +1,7 @@
 """Tell a Milkweed mount which files a job is about to read, so that the mount fetches them in time.
 
-Copy this file beside your script. It needs Python 3.8 and its standard library. For PyTorch:
+Copy this file beside your script. It needs Python 3.8 and its standard library. LocalShuffle and
+local_files, for partial local shuffling, are described there. For PyTorch:
 
     sampler = milkweed.planned(sampler, [path for path, _ in dataset.samples], mount)
 
@@ -37,8 +38,11 @@ was not one more than that of the epoch before.
 All requests to the mount are made by a thread. The job never waits for it, except at the beginning
 of an epoch, for at most a second, so that DataLoader forks its workers while the thread has ended.
 """
+import array
 import copy
 import errno
+import functools
+import hashlib
 import http.client
 import itertools
 import json
@@ -48,6 +52,7 @@ import os
 import queue
 import secrets
 import socket
+import struct
 import sys
 import threading
 import types
@@ -55,7 +60,7 @@ import urllib.parse
 import warnings
 import weakref
 
-__all__ = ["plan", "planned"]
+__all__ = ["LocalShuffle", "local_files", "plan", "planned"]
 
 LEAD = 1024         # files that the loader requests before the job uses them, unless the job says
 MAX_LEAD = 65536    # the most that the mount accepts
@@ -64,8 +69,11 @@ PART = 4096         # entries of one request to the mount
 PENDING = 8192      # parts of an order that wait for the thread
 TIMEOUT = 5         # seconds for each operation on the socket
 LAST_TIMEOUT = 1    # the same at the end of the process; also of the thread of an epoch
+LIST_TIMEOUT = 60   # the same for the list of an exchange, which may have millions of files
 
 ATTRIBUTE = "user.milkweed.socket"  # of the mount point; its value is the path of the control socket
+NODE = "user.milkweed.node"         # of the mount point; its value is INDEX/COUNT, among its peers
+EMPTY = 0xFFFFFFFF                  # the content of an empty slot of an exchange
 
 
 def planned(sampler, paths, mount, lead=LEAD):
@@ -450,8 +458,18 @@ def _indices(item):
     return [index for part in item for index in _indices(part)]
 
 
+class _Refused(ConnectionError):
+    """The daemon has replied with an error."""
+
+    def __init__(self, status, text):
+        super().__init__("it replied %d: %s" % (status, text[:500].decode(errors="replace").strip()))
+        self.status = status
+
+
 class _Mount:
     """A stream of the plan of a mount."""
+
+    purpose = "plan"
 
     def __init__(self, mount, stream, lead):
         self.mount, self.stream, self.lead = mount, stream, lead
@@ -462,7 +480,8 @@ class _Mount:
     def send(self, epoch, start, paths):
         """Makes paths the entries of an epoch from a start on."""
         body = b"".join([self.relative(path) + b"\0" for path in paths])
-        reply = self.request("POST", TIMEOUT, body, epoch=epoch, lead=max(0, min(int(self.lead), MAX_LEAD)), **{"from": start})
+        reply = self.request("POST", TIMEOUT, body, stream=self.stream, epoch=epoch,
+                             lead=max(0, min(int(self.lead), MAX_LEAD)), **{"from": start})
         self.used = True
         reply = json.loads(reply)
         if reply["rejected"]:
@@ -473,7 +492,7 @@ class _Mount:
         if self.used:
             self.used = False
             try:
-                self.request("DELETE", timeout)
+                self.request("DELETE", timeout, stream=self.stream)
             except Exception:
                 pass    # the mount will forget the stream
 
@@ -489,18 +508,17 @@ class _Mount:
                     return path[len(prefix):].lstrip(b"/")
         return given
 
-    def request(self, method, timeout, body=None, **query):
+    def request(self, method, timeout, body=None, path="/v1/plan", **query):
         """Returns the body of the reply."""
         connection = _Connection(self.find(), timeout)
         try:
-            target = "/v1/plan?" + urllib.parse.urlencode(dict(query, stream=self.stream))
-            connection.request(method, target, body, {"Content-Type": "application/octet-stream"})
+            connection.request(method, path + "?" + urllib.parse.urlencode(query), body, {"Content-Type": "application/octet-stream"})
             reply = connection.getresponse()
             text = reply.read()
         finally:
             connection.close()
         if reply.status // 100 != 2:
-            raise ConnectionError("it replied %d: %s" % (reply.status, text[:500].decode(errors="replace").strip()))
+            raise _Refused(reply.status, text)
         return text
 
     def find(self):
@@ -519,7 +537,7 @@ class _Mount:
         self.warned = True
         kind = f"{type(problem).__name__}: " if isinstance(problem, LookupError) else ""
         try:
-            warnings.warn(f"milkweed: no plan for {os.fspath(self.mount)!r}: {kind}{problem}", RuntimeWarning)
+            warnings.warn(f"milkweed: no {self.purpose} for {os.fspath(self.mount)!r}: {kind}{problem}", RuntimeWarning)
         except Exception:
             pass    # the job makes errors of warnings, or has closed its standard error
 
@@ -539,4 +557,429 @@ class _Connection(http.client.HTTPConnection):
         except FileNotFoundError:
             raise ConnectionError(f"{os.fsdecode(self.path)} does not exist; a container needs its directory") from None
         except PermissionError:
-            raise ConnectionError("only root and the user who mounted it may plan") from None
+            raise ConnectionError("only root and the user who mounted it may use its control socket") from None
+
+
+def _sampler():
+    """Returns the base class of samplers if PyTorch is imported. DataLoader does not require it."""
+    return getattr(sys.modules.get("torch.utils.data"), "Sampler", object)
+
+
+class LocalShuffle(_sampler()):
+    """Yields the indices of this rank under partial local shuffling.
+
+    In each epoch, a node reads a share of the files. Between two epochs, the fraction q of each share
+    moves to other nodes, and Milkweed moves the copies. The ranks of a node divide the samples of its
+    share, in a random order. All ranks compute the same shares from the same arguments, without the
+    daemon. A daemon that does not accept the exchange costs one warning and reads from the source.
+
+    samples are those of ImageFolder, (path, label), or only paths: below the mount point or relative
+    to it. Several samples may have the same path: a file is what moves. All ranks need the same files,
+    at least one for each node. balance="bytes" also balances the sizes of the shares.
+
+    Call set_epoch before each epoch; it may jump in any direction. Without it, each epoch has the
+    order of the first, as with DistributedSampler, and no file moves.
+
+    All ranks yield the same number of samples: some are repeated, or dropped if drop_last is true. If
+    the files have different numbers of samples, the length depends on the epoch.
+
+    The number of this node is that of the mount, if the mount has as many nodes as the job. Otherwise
+    it comes from the process group of torch.distributed and the environment of torchrun or srun. The
+    parameters after drop_last override both: the number of this process in the job, its number on
+    this node, processes on each node, the number of this node, nodes.
+
+    The nodes must agree on the source of the numbers, or samples are lost. So if torch.distributed is
+    initialised, and the ranks of the job are its ranks, the first rank compares the numbers and the
+    lists of all. This uses its key-value store, and no collective, which would need a GPU with NCCL.
+    Every rank must therefore make its LocalShuffle, and in the same order if there are several.
+    """
+
+    def __init__(self, samples, mount, q=0.3, seed=0, balance="count", drop_last=False, *,
+                 rank=None, local_rank=None, local_ranks=None, node=None, nodes=None):
+        if balance not in ("count", "bytes"):
+            raise ValueError(f"milkweed: balance is {balance!r}; it may be 'count' or 'bytes'")
+        self.q, self.seed, self.balance, self.drop_last = float(q), operator.index(seed), balance, drop_last
+        self.epoch = 0
+        self._mount = _ExchangeMount(mount, "", 0)
+        layout = _layout(rank, local_rank, local_ranks, node, nodes)
+        self.nodes, self.node, self.local_ranks, self.local_rank = layout
+        self._number_files(samples)
+        self._number_node(node)
+        self.rank = self.node * self.local_ranks + self.local_rank
+        self.num_replicas = self.nodes * self.local_ranks
+        self._latest = None     # an epoch, its slots, and the number of samples of each rank
+        self._thread = None
+
+    def _number_files(self, samples):
+        """Sets the plan, and what the daemon needs to compute it, too."""
+        relative = self._mount.relative
+        names = [os.path.normpath(relative(sample[0] if isinstance(sample, (tuple, list)) else sample))
+                 for sample in samples]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        files, first = [], array.array("I")
+        for i, index in enumerate(order):
+            if not files or names[index] != files[-1]:
+                files.append(names[index])
+                first.append(i)
+        if len(files) < self.nodes:
+            raise ValueError(f"milkweed: {len(files)} files for {self.nodes} nodes; each node needs one")
+        first.append(len(order))
+        self._first = first                         # by file: where its samples begin in the following
+        self._samples = array.array("I", order)     # by file
+        sizes = None
+        if self.balance == "bytes":
+            folder = os.fsencode(self._mount.mount)
+            sizes = [os.stat(os.path.join(folder, name)).st_size for name in files]
+            files = [b"%s\0%d" % pair for pair in zip(files, sizes)]
+        self._plan = _Exchange(len(files), self.nodes, self.seed, self.q, sizes)
+        self._body = b"\0".join(files) + b"\0"
+        bits = int.from_bytes(struct.pack(">d", self.q), "big")
+        digest = hashlib.sha256(b"milkweed exchange 1\n%d %d %016x %s\n" % (
+            self.nodes, self.seed, bits, self.balance.encode()))
+        digest.update(self._body)
+        self._id = digest.hexdigest()[:32]
+
+    def _number_node(self, given):
+        """Chooses between the numbers of the mount and those of the environment."""
+        mounted, count, problem = None, None, "it is not the mount point of a Milkweed mount with peers"
+        try:
+            mounted, count = map(int, os.getxattr(self._mount.mount, NODE).split(b"/"))
+        except (OSError, ValueError):
+            pass
+        if count is not None and count != self.nodes:
+            mounted, problem = None, f"the job has {self.nodes} nodes, and the mount has {count}"
+        elif mounted is not None and given not in (None, mounted):
+            mounted, problem = None, f"this is node {given} of the job, and node {mounted} of the mount"
+        verdict = self._agree(mounted)
+        if verdict == "environment" and mounted is not None:
+            mounted, problem = None, "the mounts of the other nodes have other numbers or none"
+        if mounted is not None:
+            self.node = mounted
+        elif self.node is None:
+            raise ValueError("milkweed: the number of this node is unknown; pass node=")
+        self._exchanges = mounted is not None and self.nodes > 1
+        if mounted is None and (self.nodes > 1 or count is not None):
+            self._mount.warn(problem)
+
+    def _agree(self, mounted):
+        """Returns which numbers all ranks use: those of the "mount" or of the "environment".
+
+        Returns None if the ranks cannot be asked, so that each decides for itself.
+        """
+        dist = _distributed()
+        size = self.nodes * self.local_ranks
+        if dist is None or size == 1 or dist.get_world_size() != size:
+            return None
+        try:
+            store = dist.distributed_c10d._get_default_store()
+        except AttributeError:  # of another version
+            return None
+        prefix = f"milkweed/{next(_made)}/"
+        digest = hashlib.sha256(repr((self._id, self.nodes, self.local_ranks, bool(self.drop_last))).encode())
+        digest.update(self._first.tobytes())
+        store.set(f"{prefix}{dist.get_rank()}", json.dumps([digest.hexdigest(), mounted, self.node, self.local_rank]))
+        try:
+            if dist.get_rank() == 0:
+                claims = [json.loads(store.get(f"{prefix}{rank}")) for rank in range(size)]
+                store.set(prefix + "verdict", _verdict(claims))
+            verdict = store.get(prefix + "verdict").decode()
+        except RuntimeError as problem:     # the time limit of the store
+            raise RuntimeError(f"milkweed: not every rank has made a LocalShuffle: {problem}") from problem
+        if verdict not in ("mount", "environment"):
+            raise ValueError("milkweed: " + verdict)
+        return verdict
+
+    def set_epoch(self, epoch):
+        """Sets the number of the epoch. The first is 0."""
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ValueError(f"milkweed: epoch {epoch} is negative")
+        self.epoch = epoch
+
+    def __len__(self):
+        return self._advance()[2]
+
+    def __iter__(self):
+        # Returns the iterator of a list, in which planned() finds the order.
+        self._begin()
+        order, count = self._order(), len(self) * self.local_ranks
+        order *= -(-count // len(order))
+        indices = order[self.local_rank:count:self.local_ranks]
+        self._join()
+        return iter(indices)
+
+    def __getstate__(self):
+        return dict(self.__dict__, _thread=None)
+
+    def _advance(self):
+        """Returns the epoch, its slots, and the number of samples of each rank."""
+        latest = self._latest
+        if latest is not None and latest[0] == self.epoch:
+            return latest
+        plan, first, ranks = self._plan, self._first, self.local_ranks
+        if latest is None or latest[0] > self.epoch:
+            latest = 0, plan.start()
+        epoch, slots = latest[:2]
+        while epoch < self.epoch:
+            epoch += 1
+            slots = plan.advance(slots, epoch)
+        counts = [sum([first[file + 1] - first[file] for file in plan.share(slots, node)]) for node in range(self.nodes)]
+        count = min(counts) // ranks if self.drop_last else -(-max(counts) // ranks)
+        self._latest = epoch, slots, count
+        return self._latest
+
+    def _order(self):
+        """Returns the samples of this node in the order of the epoch."""
+        _, slots, _ = self._advance()
+        samples, first = self._samples, self._first
+        order = []
+        for file in sorted(self._plan.share(slots, self.node)):
+            order += samples[first[file]:first[file + 1]]
+        _shuffle(order, f"milkweed order 1 seed {self.seed} epoch {self.epoch} node {self.node}\n")
+        return order
+
+    def _begin(self):
+        """Tells the daemon, from a thread, that this rank begins the epoch."""
+        if not self._exchanges:
+            return
+        if self._thread is not None and self._thread.is_alive():    # in a forked process, it is not
+            self._join()
+            if self._thread.is_alive():
+                self._mount.warn("it does not reply")
+                return  # the next epoch tells it
+        self._thread = threading.Thread(target=self._tell, args=(self.epoch,), name="milkweed", daemon=True)
+        self._thread.start()
+
+    def _join(self):
+        if self._thread is not None:
+            self._thread.join(LAST_TIMEOUT)
+
+    def _tell(self, epoch):
+        begun = {"epoch": epoch, "reader": self.local_rank, "readers": self.local_ranks}
+        try:
+            try:
+                self._mount.request("POST", TIMEOUT, path="/v1/exchange/epoch", id=self._id, **begun)
+                return
+            except _Refused as problem:
+                if problem.status != 404:
+                    raise
+            reply = self._mount.request("POST", LIST_TIMEOUT, self._body, "/v1/exchange", seed=self.seed, fraction=self.q,
+                                        nodes=self.nodes, node=self.node, balance=self.balance, **begun)
+            if json.loads(reply)["id"] != self._id:
+                raise ValueError("it computes another exchange")
+        except Exception as problem:
+            self._mount.warn(problem)
+
+
+def local_files(mount, epoch, paths=None, q=0.3, seed=0, balance="count", **numbers):
+    """Returns the files that this process reads in an epoch under partial local shuffling, in order.
+
+    paths are all files of the job, the same for all processes; without them, all files below the
+    mount point. q, seed, balance and the other parameters are those of LocalShuffle. Each file is in
+    the list of one process of the job; the lists may differ by some files in length. Tells the daemon
+    that the epoch begins. It is waited for at most a second.
+    """
+    if paths is None:
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(mount) for name in names]
+    paths = tuple(paths)
+    shuffle = _local_shuffle(paths, mount, q, seed, balance, **numbers)
+    shuffle.set_epoch(epoch)
+    shuffle._begin()
+    files = [paths[index] for index in shuffle._order()[shuffle.local_rank::shuffle.local_ranks]]
+    shuffle._join()
+    return files
+
+
+@functools.lru_cache(maxsize=4)     # such as one for training and one for validation
+def _local_shuffle(*arguments, **numbers):
+    return LocalShuffle(*arguments, **numbers)
+
+
+_made = itertools.count()   # numbers of the LocalShuffles that the ranks have compared
+
+
+def _verdict(claims):
+    """Returns which numbers all ranks use, or what is wrong with their claims."""
+    digests, mounted, nodes, ranks = zip(*claims)
+    if len(set(digests)) > 1:
+        return "the ranks have different files or different arguments of LocalShuffle"
+    for name, numbers in ("mount", mounted), ("environment", nodes):
+        if None not in numbers and len(set(zip(numbers, ranks))) == len(claims):
+            return name
+    return "several ranks have the same numbers, or the number of a node is unknown; pass node= and local_rank="
+
+
+def _distributed():
+    """Returns torch.distributed if it is initialised."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+# What the launchers say of a process, and in which variables. SLURM_NTASKS and SLURM_NNODES are not
+# among them: a batch script has them, too, and runs as one process.
+_LAUNCHERS = (
+    {"world": "WORLD_SIZE", "rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE",
+     "node": "GROUP_RANK", "nodes": "GROUP_WORLD_SIZE"},
+    {"world": "WORLD_SIZE", "node": "NODE_RANK"},
+    {"world": "SLURM_STEP_NUM_TASKS", "rank": "SLURM_PROCID", "local_rank": "SLURM_LOCALID",
+     "node": "SLURM_NODEID", "nodes": "SLURM_STEP_NUM_NODES"},
+)
+
+
+def _layout(rank, local_rank, local_ranks, node, nodes):
+    """Returns nodes, node, local_ranks and local_rank. node is None if only the mount can know it."""
+    facts, dist = {}, _distributed()
+    overridden = nodes is not None and local_ranks is not None
+    if dist is not None:
+        facts.update(world=dist.get_world_size(), rank=dist.get_rank())
+        if str(facts["world"]) != os.environ.get("WORLD_SIZE", str(facts["world"])) and not overridden:
+            raise ValueError(f"milkweed: torch.distributed has {facts['world']} processes, and WORLD_SIZE is {os.environ['WORLD_SIZE']}")
+    for names in _LAUNCHERS:
+        said = {fact: _number(name) for fact, name in names.items() if os.environ.get(name, "") != ""}
+        # torchrun as a task of Slurm starts more processes than Slurm knows.
+        if "world" in said and said["world"] == facts.get("world", said["world"]):
+            facts = {**said, **facts}
+
+    known = "world" in facts
+    world = facts.get("world", 1)
+    if overridden or not known:
+        nodes, local_ranks = nodes or 1, local_ranks or 1
+        world = nodes * local_ranks
+    elif nodes is not None:
+        local_ranks = world // max(1, nodes)
+    elif local_ranks is not None:
+        nodes = world // max(1, local_ranks)
+    else:
+        nodes, local_ranks = facts.get("nodes"), facts.get("local_ranks")
+        if nodes is None and local_ranks is None:
+            if world > 1:
+                raise ValueError(f"milkweed: the job has {world} processes, but how many on each node? Pass local_ranks=")
+            nodes = local_ranks = 1
+        nodes = world // max(1, local_ranks) if nodes is None else nodes
+        local_ranks = world // max(1, nodes) if local_ranks is None else local_ranks
+    if min(nodes, local_ranks) < 1 or nodes * local_ranks != world:
+        raise ValueError(f"milkweed: {world} processes are not {nodes} nodes with {local_ranks} processes each")
+
+    if rank is not None:    # the environment says nothing else then
+        facts = {"rank": rank}
+    if local_rank is None:
+        local_rank = facts.get("local_rank", facts["rank"] % local_ranks if "rank" in facts else 0 if local_ranks == 1 else None)
+    if local_rank is None:
+        raise ValueError(f"milkweed: which of the {local_ranks} processes of its node is this? Pass local_rank=")
+    if node is None:
+        node = facts.get("node", 0 if nodes == 1 else None)
+    if node is None and "rank" in facts:
+        node = facts["rank"] // local_ranks
+        if facts["rank"] % local_ranks != local_rank:
+            raise ValueError(f"milkweed: rank {facts['rank']} is not process {local_rank} of {local_ranks} of a node; pass node=")
+    if not 0 <= local_rank < local_ranks or node is not None and not 0 <= node < nodes:
+        raise ValueError(f"milkweed: there is no process {local_rank} of node {node} among {nodes} nodes with {local_ranks} processes each")
+    return nodes, node, local_ranks, local_rank
+
+
+def _number(name):
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ValueError(f"milkweed: {name}={os.environ[name]} is not a number") from None
+
+
+class _ExchangeMount(_Mount):
+    """The mount of an exchange."""
+
+    purpose = "exchange"
+
+
+class _Exchange:
+    """Says which node holds which file in an epoch, as placement/exchange of Milkweed does.
+
+    The slots of an epoch are an array: a file or EMPTY, those of node n from n * width on.
+    """
+
+    def __init__(self, files, nodes, seed, fraction, sizes=None):
+        if not 1 <= nodes <= 65536:
+            raise ValueError(f"milkweed: {nodes} nodes; there may be 1 to 65536")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"milkweed: the fraction {fraction} is not between 0 and 1")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"milkweed: the seed {seed} is not between 0 and 2**64 - 1")
+        self.files, self.nodes, self.seed, self.sizes = files, nodes, seed, sizes
+        self.width = -(-files // nodes)     # slots of each node: the largest share, in files
+        full = files // nodes if sizes is None else self.width
+        self.moves = math.floor(fraction * full + 0.5) if nodes > 1 else 0  # files that each node sends
+
+    def start(self):
+        """Returns the slots of epoch 0."""
+        nodes, width = self.nodes, self.width
+        files = list(range(self.files))
+        _shuffle(files, self.text(0))
+        slots = array.array("I", [EMPTY]) * (nodes * width)
+        if self.sizes is None:
+            start = 0
+            for n in range(nodes):
+                share = files[start:start + self.files // nodes + (n < self.files % nodes)]
+                slots[n * width:n * width + len(share)] = array.array("I", share)
+                start += len(share)
+            return slots
+        files.sort(key=self.sizes.__getitem__, reverse=True)     # is stable, too
+        held = [0] * nodes  # bytes
+        for row in range(width):
+            order = sorted(range(nodes), key=held.__getitem__)
+            for n, file in zip(order, files[row * nodes:(row + 1) * nodes]):
+                slots[n * width + row] = file
+                held[n] += self.sizes[file]
+        return slots
+
+    def advance(self, slots, epoch):
+        """Returns the slots of an epoch, from those of the epoch before."""
+        nodes, width, moves = self.nodes, self.width, self.moves
+        if moves == 0:
+            return slots
+        slots = slots[:]
+        choices = moves if self.sizes else nodes * moves
+        words = _words(self.text(epoch), choices + moves * (nodes - 1))
+        if self.sizes:
+            for i in range(moves):
+                j = i + (words[i] * (width - i) >> 64)
+                slots[i::width], slots[j::width] = slots[j::width], slots[i::width]
+        else:
+            for n in range(nodes):
+                share = slots[n * width:(n + 1) * width].tolist()
+                size = width - (share[-1] == EMPTY)
+                for i, word in enumerate(words[n * moves:(n + 1) * moves]):
+                    j = i + (word * (size - i) >> 64)
+                    share[i], share[j] = share[j], share[i]
+                slots[n * width:(n + 1) * width] = array.array("I", share)
+        for i in range(moves):
+            # Sattolo's swaps in the reverse order, on the files themselves, make the same permutation
+            # as the swaps on the numbers of the nodes that receive the files.
+            row = slots[i::width].tolist()
+            start = choices + i * (nodes - 1)
+            for n, word in enumerate(reversed(words[start:start + nodes - 1]), 1):
+                m = word * n >> 64
+                row[n], row[m] = row[m], row[n]
+            slots[i::width] = array.array("I", row)
+        return slots
+
+    def share(self, slots, node):
+        """Returns the files that a node holds, in no certain order."""
+        return [file for file in slots[node * self.width:(node + 1) * self.width] if file != EMPTY]
+
+    def text(self, epoch):
+        return f"milkweed exchange 1 seed {self.seed} epoch {epoch}\n"
+
+
+def _shuffle(items, text):
+    """Shuffles a list with the random numbers of a text."""
+    last = len(items) - 1
+    for i, word in zip(range(last, 0, -1), _words(text, max(0, last))):
+        j = word * (i + 1) >> 64
+        items[i], items[j] = items[j], items[i]
+
+
+def _words(text, count):
+    """Returns random 64-bit numbers: SHAKE128 of a text, little-endian."""
+    words = array.array("Q", hashlib.shake_128(text.encode()).digest(8 * count))
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words
