@@ -843,7 +843,7 @@ def _layout(rank, local_rank, local_ranks, node, nodes):
     known = "world" in facts
     world = facts.get("world", 1)
     if overridden or not known:
-        nodes, local_ranks = nodes or 1, local_ranks or 1
+        nodes, local_ranks = (1 if n is None else n for n in (nodes, local_ranks))
         world = nodes * local_ranks
     elif nodes is not None:
         local_ranks = world // max(1, nodes)

@@ -3,6 +3,7 @@ import collections
 import contextlib
 import copy
 import gc
+import hashlib
 import http.server
 import itertools
 import json
@@ -12,6 +13,7 @@ import os
 import pickle
 import random
 import socketserver
+import struct
 import subprocess
 import sys
 import tempfile
@@ -45,6 +47,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if server.hang is not None:
             server.hang.wait()
+        if self.path.startswith("/v1/exchange"):
+            return self.exchange(body)
         query = self.query({"stream", "epoch", "from", "lead"})
         stream, epoch, start = query["stream"], int(query["epoch"]), int(query["from"])
         server.require(len(stream.encode()) <= 128, "name of the stream: " + stream)
@@ -64,6 +68,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         rejected = [path for path in paths if path.startswith("/")]
         reply = json.dumps({"accepted": len(paths) - len(rejected), "rejected": len(rejected), "errors": rejected[:3]})
         self.reply(server.status, server.text or reply)
+
+    def exchange(self, body):
+        """Serves /v1/exchange. The daemon computes the identifier by itself."""
+        server, url = self.server, urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        names = {"epoch", "reader", "readers"}
+        if url.path == "/v1/exchange/epoch":
+            server.require(set(query) == names | {"id"} and body == b"", f"request {self.path}")
+            status, text = (204, "") if query["id"] == server.exchange else (404, "no exchange")
+        else:
+            names |= {"seed", "fraction", "nodes", "node", "balance"}
+            server.require(url.path == "/v1/exchange" and set(query) == names, f"request {self.path}")
+            bits, = struct.unpack(">Q", struct.pack(">d", float(query["fraction"])))
+            head = "milkweed exchange 1\n%s %s %016x %s\n" % (query["nodes"], query["seed"], bits, query["balance"])
+            server.exchange = hashlib.sha256(head.encode() + body).hexdigest()[:32] if server.status == 200 else None
+            status, text = server.status, server.text or json.dumps({"id": server.exchange})
+        with server.changed:
+            server.exchanged.append((url.path, query, body))
+        self.reply(status, text)
 
     def do_DELETE(self):
         with self.server.changed:
@@ -108,6 +131,8 @@ class Daemon(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.leads = set()
         self.dropped = []
         self.faults = []        # of the client
+        self.exchange = None    # its identifier
+        self.exchanged = []     # requests: path, parameters, body
 
         self.status, self.text, self.hang = 200, None, None     # what it replies, and when
         super().__init__(path, Handler)
@@ -844,6 +869,417 @@ class Loader(WithDaemon):
             collections.deque(loader, 0)
         self.assertGreaterEqual(len(seen), 3)
         self.assertNotIn("milkweed", sum(seen, []))
+
+
+class Exchange(unittest.TestCase):
+    """The job and the daemon compute the same exchange."""
+
+    # SHA-256 of the shares of epochs 0 to 5, which placement/exchange computed.
+    RESULTS = (
+        (1000, 7, 1, 0.3, False, '4bc09bb36001ecc449366b7f30bbcde8ad122c2ae377414a889d86ac75687431'),
+        (1000, 7, 1, 0.3, True, 'e67f9da1d3f1a6103ecf9c0f28c06a55111dd7808e905350c3c196ebe66d7124'),
+        (1003, 2, (1 << 64) - 1, 1.0, False, '6a968182d43edf2fa81593d57506e70ba4eafb3f115f91982b9cb4ba99355442'),
+        (1003, 2, (1 << 64) - 1, 1.0, True, 'f5b42e07062f2e951028acdd7ed31adebe1cc49648dfc879d0a90cc565065044'),
+        (64, 64, 9, 0.5, False, '6bba0efc95b45afcf2ebf0af5d92bf6e057b30815c6ef2dc8b898366e966c79c'),
+        (64, 64, 9, 0.5, True, '656ffca8accaf27c479adf583073112e77b7dcae31e0eecae97e3d6eaef35cdf'),
+        (100, 1, 9, 0.5, False, 'bc486513f23a758449744b14d80b76061bf60813ca746a20b0d57f092b324d2d'),
+        (100, 1, 9, 0.5, True, 'ac51d1c5680ce970bb3cf6a58c7a4b3786d33297879aa4caaedde5ee28f7d093'),
+        (4999, 33, 77, 0.1, False, '8362d868fcb7f1591094cc10fb6ca774c5d697303f284f9b1eb38c04ac2c20d3'),
+        (4999, 33, 77, 0.1, True, '53cc43b65d720c620f2510b9a518105a09c163702d4bb951f47248999498c961'),
+    )
+
+    def test_same_as_daemon(self):
+        for files, nodes, seed, fraction, sized, want in self.RESULTS:
+            with self.subTest(files=files, nodes=nodes, sized=sized):
+                sizes = [i * 7919 % 101 for i in range(files)] if sized else None
+                plan = milkweed._Exchange(files, nodes, seed, fraction, sizes)
+                got = hashlib.sha256()
+                for epoch in range(6):
+                    slots = plan.advance(slots, epoch) if epoch else plan.start()
+                    for node in range(nodes):
+                        got.update("".join(f"{file} " for file in plan.share(slots, node)).encode() + b"\n")
+                self.assertEqual(got.hexdigest(), want)
+
+    def test_wrong_arguments(self):
+        for arguments in (1, 0, 1, 0.5), (1, 65537, 1, 0.5), (1, 1, -1, 0.5), (1, 1, 1 << 64, 0.5), \
+                (1, 1, 1, 1.01), (1, 1, 1, float("nan")):
+            with self.subTest(arguments), self.assertRaises(ValueError):
+                milkweed._Exchange(*arguments)
+
+
+def shuffles(samples, nodes, ranks, **options):
+    """Returns the samplers of all ranks of a job, by node and local rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")     # these have no mount
+        return [[milkweed.LocalShuffle(samples, MOUNT, node=node, nodes=nodes, local_rank=rank, local_ranks=ranks, **options)
+                 for rank in range(ranks)] for node in range(nodes)]
+
+
+SEVERAL = [(f"{MOUNT}/{i * i // 7 % 40}.tar", i) for i in range(N)]   # files with several samples each
+
+
+class Shuffle(unittest.TestCase):
+    """The order of LocalShuffle."""
+
+    def epochs(self, samplers, epochs):
+        for epoch in epochs:
+            for sampler in itertools.chain(*samplers):
+                sampler.set_epoch(epoch)
+            yield epoch, [[list(sampler) for sampler in node] for node in samplers]
+
+    def test_each_sample_once(self):
+        for samples, nodes, ranks, q, drop in itertools.product(
+                (PATHS, SEVERAL), (1, 3, 7), (1, 4), (0, 0.3, 1), (False, True)):
+            with self.subTest(files=len(set(samples)), nodes=nodes, ranks=ranks, q=q, drop=drop):
+                samplers = shuffles(samples, nodes, ranks, q=q, drop_last=drop)
+                for _, orders in self.epochs(samplers, range(3)):
+                    self.assertEqual({len(order) for node in orders for order in node}, {len(samplers[0][0])})
+                    counts = collections.Counter(itertools.chain(*itertools.chain(*orders)))
+                    if drop:
+                        self.assertEqual(set(counts.values()), {1})
+                        lost = max(len(s._order()) for (s, *_) in samplers) - min(len(s._order()) for (s, *_) in samplers)
+                        self.assertGreater(N - len(counts), -1)
+                        self.assertLess(N - len(counts), nodes * (ranks + lost))
+                    else:
+                        self.assertEqual(set(counts), set(range(N)))
+                        for node, (sampler, *_) in zip(orders, samplers):   # only what pads is repeated
+                            own = sampler._order()
+                            read = [index for row in zip(*node) for index in row]
+                            self.assertEqual(read[:len(own)], own)
+                            self.assertEqual(len(set(own)), len(own))
+
+    def test_samples_of_a_file_stay_together(self):
+        for _, orders in self.epochs(shuffles(SEVERAL, 4, 2), range(3)):
+            files = [{SEVERAL[index][0] for rank in node for index in rank} for node in orders]
+            self.assertEqual(sum(map(len, files)), len({path for path, _ in SEVERAL}))
+
+    def test_fraction_moves(self):
+        for q, want in (0, 0), (0.3, 30), (1, 100):
+            (last, now) = ([set(node[0]) for node in orders]
+                           for _, orders in self.epochs(shuffles(PATHS, 10, 1, q=q), range(2)))
+            self.assertEqual([len(a - b) for a, b in zip(last, now)], [want] * 10)
+
+    def test_one_node_shuffles_all(self):
+        (_, a), (_, b) = self.epochs(shuffles(PATHS, 1, 1), range(2))
+        self.assertEqual(sorted(a[0][0]), list(range(N)))
+        self.assertNotEqual(a, b)
+        self.assertNotEqual(a[0][0], list(range(N)))
+
+    def test_resume(self):
+        for balance in "count", "bytes":
+            with mock.patch.object(os, "stat", lambda path: types.SimpleNamespace(st_size=len(path) ** 2)):
+                make = lambda: shuffles(SEVERAL, 3, 2, balance=balance)
+                samplers = make()
+            run = dict(self.epochs(samplers, range(6)))
+            self.assertEqual(dict(self.epochs(samplers, [2, 5, 0])), {e: run[e] for e in (2, 5, 0)})
+            with mock.patch.object(os, "stat", lambda path: types.SimpleNamespace(st_size=len(path) ** 2)):
+                self.assertEqual(dict(self.epochs(make(), [4])), {4: run[4]})
+
+    def test_without_set_epoch(self):
+        sampler = shuffles(PATHS, 2, 1)[0][0]
+        self.assertEqual(list(sampler), list(sampler))
+        with self.assertRaises(ValueError):
+            sampler.set_epoch(-1)
+
+    def test_balance_of_bytes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            sizes = [i * i for i in range(60)]
+            for i, size in enumerate(sizes):
+                with open(os.path.join(folder, str(i)), "wb") as file:
+                    file.truncate(size)
+            held = []
+            for node in range(4):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    sampler = milkweed.LocalShuffle([str(i) for i in range(60)], folder, balance="bytes", nodes=4, node=node)
+                held.append(sum(sizes[i] for i in sampler))
+        self.assertLess(max(held) - min(held), max(sizes) / 4)
+
+    def test_paths(self):
+        """The order depends on the set of files, not on their spelling or kind."""
+        orders = []
+        for spell in (lambda p: (p, 3)), (lambda p: p), (lambda p: p[len(MOUNT) + 1:]), os.fsencode, \
+                (lambda p: p.replace("/class", "//./class")):
+            orders.append(list(shuffles([spell(path) for path in PATHS], 3, 1)[1][0]))
+        self.assertEqual(orders[1:], orders[:-1])
+        backwards = [N - 1 - i for i in shuffles(PATHS[::-1], 3, 1)[1][0]]
+        self.assertEqual(sorted(backwards), sorted(orders[0]))
+
+    def test_wrong_arguments(self):
+        for options in {"q": 2}, {"seed": -1}, {"balance": "size"}, {"nodes": N + 1, "node": 0}, {"node": 5}:
+            with self.subTest(options), self.assertRaisesRegex(ValueError, "milkweed: "):
+                milkweed.LocalShuffle(PATHS, MOUNT, **options)
+
+    def test_copies(self):
+        sampler = shuffles(SEVERAL, 3, 2)[1][1]
+        sampler.set_epoch(2)
+        want = list(sampler)
+        for copied in copy.copy(sampler), copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler)):
+            self.assertEqual(list(copied), want)
+            copied.set_epoch(3)
+            self.assertNotEqual(list(copied), want)
+        self.assertEqual(list(sampler), want)
+
+    def test_loader(self):
+        for workers in 0, 2:
+            sampler = shuffles(PATHS, 2, 1)[1][0]
+            loader = DataLoader(Images(), sampler=sampler, batch_size=16, num_workers=workers, persistent_workers=workers > 0)
+            for epoch in range(3):
+                sampler.set_epoch(epoch)
+                got = [int(row[0]) for batch in loader for row in batch]
+                self.assertEqual(got, list(sampler))
+                self.assertEqual(len(loader), -(-len(sampler) // 16))
+        self.assertIsInstance(sampler, torch.utils.data.Sampler)
+
+    def test_local_files(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for epoch in 0, 2, 1:
+                lists = [milkweed.local_files(MOUNT, epoch, PATHS, nodes=3, node=node, local_ranks=2, local_rank=rank)
+                         for node in range(3) for rank in range(2)]
+                self.assertEqual(sorted(sum(lists, [])), sorted(PATHS))
+            with tempfile.TemporaryDirectory() as folder:
+                os.mkdir(os.path.join(folder, "a"))
+                for name in "a/1", "a/2", "b":
+                    open(os.path.join(folder, name), "w").close()
+                self.assertEqual(sorted(milkweed.local_files(folder, 0)), [os.path.join(folder, n) for n in ("a/1", "a/2", "b")])
+
+
+class Layout(unittest.TestCase):
+    """The numbers of a process."""
+
+    def layout(self, environment, rank=None, local_rank=None, local_ranks=None, node=None, nodes=None):
+        with mock.patch.dict(os.environ, {k: str(v) for k, v in environment.items()}, clear=True):
+            return milkweed._layout(rank, local_rank, local_ranks, node, nodes)
+
+    TORCHRUN = {"WORLD_SIZE": 8, "RANK": 6, "LOCAL_WORLD_SIZE": 4, "LOCAL_RANK": 2, "GROUP_RANK": 1, "GROUP_WORLD_SIZE": 2}
+    SRUN = {"SLURM_STEP_NUM_TASKS": 8, "SLURM_PROCID": 3, "SLURM_LOCALID": 1, "SLURM_STEP_NUM_NODES": 2, "SLURM_NODEID": 1}
+    TASK = {"SLURM_STEP_NUM_TASKS": 2, "SLURM_PROCID": 1, "SLURM_LOCALID": 0, "SLURM_STEP_NUM_NODES": 2, "SLURM_NODEID": 1}
+
+    def test_launchers(self):
+        for environment, given, want in (
+                ({}, {}, (1, 0, 1, 0)),
+                ({}, {"nodes": 4}, (4, None, 1, 0)),    # the mount may know the rest
+                ({}, {"nodes": 4, "node": 3}, (4, 3, 1, 0)),
+                ({}, {"nodes": 4, "local_ranks": 2, "rank": 7}, (4, 3, 2, 1)),
+                (self.TORCHRUN, {}, (2, 1, 4, 2)),
+                (self.TORCHRUN, {"nodes": 1, "node": 0, "local_ranks": 1, "local_rank": 0}, (1, 0, 1, 0)),
+                (self.TORCHRUN, {"rank": 1}, (2, 0, 4, 1)),
+                (self.TORCHRUN, {"local_ranks": 2, "rank": 7}, (4, 3, 2, 1)),
+                (self.SRUN, {}, (2, 1, 4, 1)),
+                ({**self.TASK, **self.TORCHRUN}, {}, (2, 1, 4, 2)),     # torchrun in a task of Slurm
+                ({"SLURM_NTASKS": 8, "SLURM_NNODES": 2, "SLURM_PROCID": 0}, {}, (1, 0, 1, 0)),  # a batch script
+                ({**self.SRUN, "WORLD_SIZE": 8, "RANK": 3}, {}, (2, 1, 4, 1)),
+                ({"WORLD_SIZE": 8, "RANK": 6, "LOCAL_RANK": 2, "NODE_RANK": 1}, {"local_ranks": 4}, (2, 1, 4, 2)),
+                ({"WORLD_SIZE": 8, "RANK": 6}, {"nodes": 2}, (2, 1, 4, 2))):
+            with self.subTest(environment=environment, given=given):
+                self.assertEqual(self.layout(environment, **given), want)
+
+    def test_contradictions(self):
+        for environment, given in (
+                ({"WORLD_SIZE": 8, "RANK": 6}, {}),     # how many on each node?
+                ({**self.TORCHRUN, "LOCAL_WORLD_SIZE": 3}, {}),
+                ({**self.TORCHRUN, "LOCAL_RANK": 4}, {}),
+                ({**self.TORCHRUN, "GROUP_RANK": 2}, {}),
+                ({**self.TORCHRUN, "WORLD_SIZE": "many"}, {}),
+                ({**self.SRUN, "SLURM_STEP_NUM_TASKS": 7}, {}),
+                ({"WORLD_SIZE": 4, "RANK": 2, "LOCAL_WORLD_SIZE": 2, "LOCAL_RANK": 1}, {}),
+                ({}, {"local_ranks": 4, "node": 0}),
+                ({}, {"nodes": 0}), ({}, {"nodes": 2, "node": 2}), (self.TORCHRUN, {"nodes": 3})):
+            with self.subTest(environment=environment, given=given), self.assertRaisesRegex(ValueError, "^milkweed: "):
+                self.layout(environment, **given)
+
+
+class Telling(WithDaemon):
+    """LocalShuffle tells the daemon of the mount which epoch begins."""
+
+    node = b"1/3"
+
+    def getxattr(self, path, name):
+        if name != "user.milkweed.node":
+            return super().getxattr(path, name)
+        if self.node is None:
+            raise OSError(61, "No data available")
+        return self.node
+
+    def shuffle(self, rank=0, samples=PATHS, **options):
+        return milkweed.LocalShuffle(samples, MOUNT, nodes=3, local_ranks=2, local_rank=rank, **options)
+
+    def paths(self):
+        return [path for path, _, _ in self.daemon.exchanged]
+
+    def test_epochs(self):
+        samplers = [self.shuffle(rank, q=0.1, seed=7) for rank in range(2)]
+        for epoch in 0, 1, 5:
+            for sampler in samplers:
+                sampler.set_epoch(epoch)
+                len(sampler)
+                list(sampler)
+        self.assertEqual(self.paths(), ["/v1/exchange/epoch", "/v1/exchange"] + ["/v1/exchange/epoch"] * 5)
+        _, query, body = self.daemon.exchanged[1]
+        self.assertEqual(query, {"seed": "7", "fraction": "0.1", "nodes": "3", "node": "1", "epoch": "0", "balance": "count",
+                                 "reader": "0", "readers": "2"})
+        self.assertEqual(body, b"".join(os.fsencode(name) + b"\0" for name in sorted(p[len(MOUNT) + 1:] for p in PATHS)))
+        self.assertEqual([(q["epoch"], q["reader"], q["readers"]) for _, q, _ in self.daemon.exchanged[2:]],
+                         [("0", "1", "2"), ("1", "0", "2"), ("1", "1", "2"), ("5", "0", "2"), ("5", "1", "2")])
+        self.daemon.exchange = None     # the daemon is started again
+        list(samplers[0])
+        self.assertEqual(self.paths()[-2:], ["/v1/exchange/epoch", "/v1/exchange"])
+        self.assertEqual(self.daemon.exchanged[-1][1]["epoch"], "5")
+
+    def test_balance_of_bytes(self):
+        with mock.patch.object(os, "stat", lambda path: types.SimpleNamespace(st_size=len(path))):
+            list(self.shuffle(samples=["b", "a/a", "c", "c"], balance="bytes"))
+        self.assertEqual(self.daemon.exchanged[1][2], b"a/a\x0016\0b\x0014\0c\x0014\0")
+
+    def test_number_of_the_mount(self):
+        with mock.patch.dict(os.environ, {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0"}):
+            sampler = milkweed.LocalShuffle(PATHS, MOUNT)
+        self.assertEqual((sampler.node, sampler.local_rank, sampler.rank, sampler.num_replicas), (1, 1, 3, 6))
+
+    def test_local_files(self):
+        with mock.patch.dict(os.environ, clear=True):
+            files = [milkweed.local_files(MOUNT, epoch, PATHS, nodes=3) for epoch in (0, 0, 4)]
+        self.assertEqual(files[0], files[1])
+        self.assertEqual([len(part) for part in files], [333] * 3)
+        self.assertEqual([q["epoch"] for _, q, _ in self.daemon.exchanged], ["0", "0", "0", "4"])
+
+    def alone(self, pattern, epochs=3, **options):
+        """One warning, no request that matters, and the right order."""
+        with mock.patch.object(self, "node", None):
+            want = shuffles(PATHS, 3, 2)    # send nothing
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            sampler = self.shuffle(**options)
+            for epoch in range(epochs):
+                sampler.set_epoch(epoch)
+                want[sampler.node][0].set_epoch(epoch)
+                self.assertEqual(list(sampler), list(want[sampler.node][0]))
+                sampler._join()
+        self.assertEqual([w.category for w in caught], [RuntimeWarning])
+        self.assertRegex(str(caught[0].message), "^milkweed: no exchange for '/mnt/dataset': .*" + pattern)
+
+    def test_refused(self):
+        self.daemon.status, self.daemon.text = 409, "no room"
+        self.alone("409: no room")
+
+    def test_other_exchange(self):
+        self.daemon.text = '{"id": "00"}'
+        self.alone("another exchange")
+
+    def test_nobody_listens(self):
+        self.socket += "2"
+        self.alone("does not exist")
+
+    def test_hangs(self):
+        self.daemon.hang = threading.Event()
+        with mock.patch.multiple(milkweed, TIMEOUT=60, LAST_TIMEOUT=0.01):
+            self.addCleanup(self.daemon.hang.set)
+            self.alone("does not reply")
+        self.daemon.hang.set()
+
+    def test_other_numbers(self):
+        for self.node, pattern in (b"1/4", "the job has 3 nodes, and the mount has 4"), (None, "with peers"), \
+                (b"2/3", "this is node 0 of the job, and node 2 of the mount"):
+            with self.subTest(self.node):
+                self.alone(pattern, node=0)
+        self.assertEqual(self.daemon.exchanged, [])
+        with self.assertRaisesRegex(ValueError, "number of this node is unknown"):
+            self.node = None
+            self.shuffle()
+
+    def test_one_node(self):
+        for self.node in None, b"0/1":
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.assertEqual(sorted(milkweed.LocalShuffle(PATHS, MOUNT, nodes=1)), list(range(N)))
+        self.assertEqual(self.daemon.exchanged, [])
+
+    def test_planned(self):
+        sampler = self.shuffle()
+        want = list(self.shuffle())
+        planned = self.planned(sampler)
+        planned.set_epoch(0)
+        self.assertEqual(list(planned), want)
+        self.wants([PATHS[i] for i in want])
+        planned.set_epoch(3)
+        self.assertEqual(self.daemon.exchanged[-1][1]["epoch"], "0")
+        batches = self.planned(BatchSampler(sampler, 10, False))
+        got = sum(batches, [])
+        self.assertEqual(got, list(sampler))
+        self.assertNotEqual(got, want)
+
+    def test_no_thread_when_workers_are_forked(self):
+        seen = []
+        loader = DataLoader(Images(), sampler=self.shuffle(), batch_size=100, num_workers=1)
+        os.register_at_fork(before=lambda: seen.append([t.name for t in threading.enumerate()]))
+        collections.deque(loader, 0)
+        self.assertTrue(seen)
+        self.assertNotIn("milkweed", sum(seen, []))
+
+
+JOB = """if True:
+    import json, os, sys, warnings
+    import torch, torch.distributed
+    import milkweed
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo")
+    node, rank = int(os.environ["GROUP_RANK"]), torch.distributed.get_rank()
+    results = []
+    for numbers, count in (None, None), (b"10", 40), (b"10", 41), (b"1?", 40), (b"00", 40), (None, None):
+        def getxattr(path, name):
+            if numbers is None or numbers[node] == ord("?"):
+                raise OSError(61, "No data available")
+            return b"%c/2" % numbers[node]
+        os.getxattr = getxattr
+        files = count or (41 if len(results) == 0 else 40 + rank)
+        try:
+            sampler = milkweed.LocalShuffle([str(i) for i in range(files)], "/nowhere")
+            sampler._exchanges = False
+            epochs = []
+            for epoch in range(3):
+                sampler.set_epoch(epoch)
+                epochs.append(list(sampler))
+            results.append([sampler.node, epochs])
+        except ValueError as problem:
+            results.append(str(problem))
+    with open(sys.argv[1], "w") as out:
+        json.dump(results, out)
+    torch.distributed.barrier()
+"""
+
+
+class Distributed(unittest.TestCase):
+    """Processes of torch.distributed on two nodes with two ranks each."""
+
+    def test_ranks_agree(self):
+        with tempfile.TemporaryDirectory() as folder, socketserver.TCPServer(("127.0.0.1", 0), None) as server:
+            port = server.server_address[1]
+            server.server_close()
+            jobs = []
+            for rank in range(4):
+                environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="4", RANK=str(rank),
+                                   LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2), GROUP_RANK=str(rank // 2), OMP_NUM_THREADS="1")
+                jobs.append(subprocess.Popen([sys.executable, "-B", "-c", JOB, f"{folder}/{rank}"], env=environment))
+            for job in jobs:
+                self.assertEqual(job.wait(120), 0)
+            results = []
+            for rank in range(4):
+                with open(f"{folder}/{rank}") as result:
+                    results.append(json.load(result))
+        nodes = []
+        for case in list(zip(*results))[:5]:
+            nodes.append([node for node, _ in case])
+            for epoch in range(3):
+                orders = [epochs[epoch] for _, epochs in case]
+                self.assertEqual({len(order) for order in orders}, {len(orders[0])})
+                files = set(sum(orders, []))
+                self.assertEqual(files, set(range(max(files) + 1)))
+                self.assertLess(sum(map(len, orders)), len(files) + 4)
+        # No mount, other numbers of the mounts, the same, numbers of one mount only, wrong numbers.
+        self.assertEqual(nodes, [[0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
+        for rank in range(4):
+            self.assertRegex(results[rank][5], "different files")
 
 
 if __name__ == "__main__":
