@@ -1,7 +1,6 @@
 """Tell a Milkweed mount which files a job is about to read, so that the mount fetches them in time.
 
-Copy this file beside your script. It needs Python 3.8 and its standard library. LocalShuffle and
-local_files, for partial local shuffling, are described there. For PyTorch:
+Copy this file beside your script. It needs Python 3.8 and its standard library. For PyTorch:
 
     sampler = milkweed.planned(sampler, [path for path, _ in dataset.samples], mount)
 
@@ -11,6 +10,14 @@ local_files, for partial local shuffling, are described there. For PyTorch:
     milkweed.plan(paths, mount)
 
 A plan is a hint. If the mount does not accept it, there is one warning, and the job goes on.
+
+For partial local shuffling, where each node reads a share of the files and a fraction of the share
+moves between two epochs:
+
+    sampler = milkweed.LocalShuffle(dataset.samples, mount, q=0.3, seed=1)
+    paths = milkweed.local_files(mount, epoch, paths, q=0.3, seed=1)
+
+The rest of this description is about planned().
 
 The order of the indices, and every random number, are the same with and without planned(). The
 sampler is stepped only when the DataLoader requests an index. It therefore draws its random numbers
@@ -577,6 +584,8 @@ class LocalShuffle(_sampler()):
     to it. Several samples may have the same path: a file is what moves. All ranks need the same files,
     at least one for each node. balance="bytes" also balances the sizes of the shares.
 
+    A mount has one exchange at a time. Use another kind of sampler for validation.
+
     Call set_epoch before each epoch; it may jump in any direction. Without it, each epoch has the
     order of the first, as with DistributedSampler, and no file moves.
 
@@ -644,7 +653,7 @@ class LocalShuffle(_sampler()):
         mounted, count, problem = None, None, "it is not the mount point of a Milkweed mount with peers"
         try:
             mounted, count = map(int, os.getxattr(self._mount.mount, NODE).split(b"/"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):   # only Linux has getxattr
             pass
         if count is not None and count != self.nodes:
             mounted, problem = None, f"the job has {self.nodes} nodes, and the mount has {count}"
@@ -790,7 +799,7 @@ def local_files(mount, epoch, paths=None, q=0.3, seed=0, balance="count", **numb
     return files
 
 
-@functools.lru_cache(maxsize=4)     # such as one for training and one for validation
+@functools.lru_cache(maxsize=4)
 def _local_shuffle(*arguments, **numbers):
     return LocalShuffle(*arguments, **numbers)
 
@@ -832,8 +841,9 @@ def _layout(rank, local_rank, local_ranks, node, nodes):
     overridden = nodes is not None and local_ranks is not None
     if dist is not None:
         facts.update(world=dist.get_world_size(), rank=dist.get_rank())
-        if str(facts["world"]) != os.environ.get("WORLD_SIZE", str(facts["world"])) and not overridden:
-            raise ValueError(f"milkweed: torch.distributed has {facts['world']} processes, and WORLD_SIZE is {os.environ['WORLD_SIZE']}")
+        size = os.environ.get("WORLD_SIZE", "")
+        if size not in ("", str(facts["world"])) and not overridden:
+            raise ValueError(f"milkweed: torch.distributed has {facts['world']} processes, and WORLD_SIZE is {size}")
     for names in _LAUNCHERS:
         said = {fact: _number(name) for fact, name in names.items() if os.environ.get(name, "") != ""}
         # torchrun as a task of Slurm starts more processes than Slurm knows.
@@ -873,7 +883,7 @@ def _layout(rank, local_rank, local_ranks, node, nodes):
         if facts["rank"] % local_ranks != local_rank:
             raise ValueError(f"milkweed: rank {facts['rank']} is not process {local_rank} of {local_ranks} of a node; pass node=")
     if not 0 <= local_rank < local_ranks or node is not None and not 0 <= node < nodes:
-        raise ValueError(f"milkweed: there is no process {local_rank} of node {node} among {nodes} nodes with {local_ranks} processes each")
+        raise ValueError(f"milkweed: {nodes} nodes with {local_ranks} processes each have no process {local_rank} of node {node}")
     return nodes, node, local_ranks, local_rank
 
 
