@@ -874,31 +874,31 @@ class Loader(WithDaemon):
 class Exchange(unittest.TestCase):
     """The job and the daemon compute the same exchange."""
 
-    # SHA-256 of the shares of epochs 0 to 5, which placement/exchange computed.
-    RESULTS = (
-        (1000, 7, 1, 0.3, False, '4bc09bb36001ecc449366b7f30bbcde8ad122c2ae377414a889d86ac75687431'),
-        (1000, 7, 1, 0.3, True, 'e67f9da1d3f1a6103ecf9c0f28c06a55111dd7808e905350c3c196ebe66d7124'),
-        (1003, 2, (1 << 64) - 1, 1.0, False, '6a968182d43edf2fa81593d57506e70ba4eafb3f115f91982b9cb4ba99355442'),
-        (1003, 2, (1 << 64) - 1, 1.0, True, 'f5b42e07062f2e951028acdd7ed31adebe1cc49648dfc879d0a90cc565065044'),
-        (64, 64, 9, 0.5, False, '6bba0efc95b45afcf2ebf0af5d92bf6e057b30815c6ef2dc8b898366e966c79c'),
-        (64, 64, 9, 0.5, True, '656ffca8accaf27c479adf583073112e77b7dcae31e0eecae97e3d6eaef35cdf'),
-        (100, 1, 9, 0.5, False, 'bc486513f23a758449744b14d80b76061bf60813ca746a20b0d57f092b324d2d'),
-        (100, 1, 9, 0.5, True, 'ac51d1c5680ce970bb3cf6a58c7a4b3786d33297879aa4caaedde5ee28f7d093'),
-        (4999, 33, 77, 0.1, False, '8362d868fcb7f1591094cc10fb6ca774c5d697303f284f9b1eb38c04ac2c20d3'),
-        (4999, 33, 77, 0.1, True, '53cc43b65d720c620f2510b9a518105a09c163702d4bb951f47248999498c961'),
-    )
-
     def test_same_as_daemon(self):
-        for files, nodes, seed, fraction, sized, want in self.RESULTS:
-            with self.subTest(files=files, nodes=nodes, sized=sized):
-                sizes = [i * 7919 % 101 for i in range(files)] if sized else None
-                plan = milkweed._Exchange(files, nodes, seed, fraction, sizes)
-                got = hashlib.sha256()
-                for epoch in range(6):
-                    slots = plan.advance(slots, epoch) if epoch else plan.start()
-                    for node in range(nodes):
-                        got.update("".join(f"{file} " for file in plan.share(slots, node)).encode() + b"\n")
-                self.assertEqual(got.hexdigest(), want)
+        golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../placement/exchange/testdata/golden.json")
+        with open(golden) as file:
+            plans = json.load(file)["plans"]
+        self.assertTrue(plans)
+        for want in plans:
+            sizes, rule = want["sizes"], want.get("sizes_rule")
+            if rule:
+                sizes = [i * rule["factor"] % rule["modulus"] for i in range(want["files"])]
+            plan = milkweed._Exchange(want["files"], want["nodes"], want["seed"], want["fraction"], sizes)
+            self.assertEqual(plan.moves, want["moves"])
+            slots = plan.start()
+            for epoch in range(6):
+                if epoch:
+                    slots = plan.advance(slots, epoch)
+                holders = [None] * want["files"]
+                for node in range(want["nodes"]):
+                    for file in plan.share(slots, node):
+                        holders[file] = node
+                with self.subTest(epoch=epoch, **{k: want[k] for k in ("files", "nodes", "seed", "fraction")}):
+                    if str(epoch) in want.get("holders", {}):
+                        self.assertEqual(" ".join(map(str, holders)), want["holders"][str(epoch)])
+                    if str(epoch) in want.get("holders_sha256", {}):
+                        digest = hashlib.sha256(struct.pack(f"<{len(holders)}H", *holders)).hexdigest()
+                        self.assertEqual(digest, want["holders_sha256"][str(epoch)])
 
     def test_wrong_arguments(self):
         for arguments in (1, 0, 1, 0.5), (1, 65537, 1, 0.5), (1, 1, -1, 0.5), (1, 1, 1 << 64, 0.5), \
