@@ -479,6 +479,7 @@ func (x *exchanger) drop(file int, counter *int64) {
 			x.handler.log.Warn("copy not dropped", "path", u.Path(), "err", err)
 		}
 		dropped = dropped || ok
+		x.handler.files.forgetRecent(u) // the room of a copy is returned when the last user has left
 	}
 	if dropped {
 		atomic.AddInt64(counter, 1)

@@ -233,9 +233,8 @@ func TestClusterExchanges(t *testing.T) {
 					held += tiers.Allocated(size)
 				}
 			}
-			s := n.status()
-			if used := s.Tiers[0].UsedBytes; used != held || s.Exchange.Room != held || s.Exchange.DroppedForRoom != 0 {
-				t.Errorf("epoch %d: %s uses %d bytes, want %d: %+v", epoch, n.Name, used, held, s.Exchange)
+			if s := n.status(); s.Tiers[0].UsedBytes != held || s.Exchange.Room != held || s.Exchange.DroppedForRoom != 0 {
+				t.Errorf("epoch %d: %s uses %d bytes, want %d: %+v", epoch, n.Name, s.Tiers[0].UsedBytes, held, s.Exchange)
 			}
 		}
 	}
