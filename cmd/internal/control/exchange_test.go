@@ -30,7 +30,7 @@ func TestExchange(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "milkweed exchange 1\n3 18446744073709551615 %016x count\n%s", math.Float64bits(0.1), body))
-	configs, calls := d.Exchanged.Calls()
+	configs, _ := d.Exchanged.Calls()
 	cfg := configs[0]
 	if cfg.ID != hex.EncodeToString(sum[:16]) || cfg.Seed != math.MaxUint64 || cfg.Fraction != 0.1 || cfg.Nodes != 3 || cfg.Node != 2 || cfg.Sizes != nil {
 		t.Errorf("got %+v", cfg)
@@ -60,7 +60,7 @@ func TestExchange(t *testing.T) {
 	if err := c.StopExchange(t.Context()); err != nil {
 		t.Error(err)
 	}
-	_, calls = d.Exchanged.Calls()
+	_, calls := d.Exchanged.Calls()
 	if want := []string{"start 5 1/2", "start 5 1/2", "begin 6 0/2", "begin 6 0/1", "stop"}; !slices.Equal(calls, want) {
 		t.Errorf("got %q, want %q", calls, want)
 	}
