@@ -88,6 +88,13 @@ func (s *fileSet) add(file int, size int64) {
 	s.bytes += size
 }
 
+// addAll adds files, or copies of files that are there, such as further pieces.
+func (s *fileSet) addAll(more fileSet) {
+	for file, size := range more.sizes {
+		s.add(file, s.sizes[file]+size)
+	}
+}
+
 func (s *fileSet) remove(file int) {
 	s.bytes -= s.sizes[file]
 	delete(s.sizes, file)

@@ -132,9 +132,7 @@ func (x *exchanger) turnTo(epoch int) {
 	}
 	x.mu.Lock()
 	x.turn.Store(t)
-	for file, size := range given.sizes {
-		x.given.add(file, size)
-	}
+	x.given.addAll(given)
 	for _, s := range [...]*fileSet{&x.given, &x.kept} {
 		for file := range s.sizes {
 			if x.standing(t, file).held() {
@@ -174,19 +172,22 @@ func (x *exchanger) survey(before *turn) {
 	x.mu.Unlock()
 	for _, tier := range h.levels.Tiers() {
 		err := tier.Copies(x.ctx, ".", func(copies []tiers.CopyInfo) error {
-			x.mu.Lock()
-			defer x.mu.Unlock()
+			var given, kept fileSet
 			for _, c := range copies {
 				file, ok := x.cfg.Files.Find(h.names.FileOf(c.Name))
 				if !ok || x.standing(t, file).held() {
 					continue
 				}
-				s := &x.kept
+				s := &kept
 				if once[file/8]&(1<<(file%8)) != 0 || before != nil && x.standing(before, file).held() {
-					s = &x.given
+					s = &given
 				}
 				s.add(file, s.sizes[file]+tiers.Allocated(c.Size))
 			}
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			x.given.addAll(given)
+			x.kept.addAll(kept)
 			return x.ctx.Err()
 		})
 		if err != nil && x.ctx.Err() == nil {
