@@ -37,6 +37,7 @@ var tables = []table{
 	{"failures", "nodes | code | lost in epoch | more source bytes, in shares of a node | more time | reads that failed", failureRows},
 	{"groups", "nodes | job | nodes in a group | source bytes, epoch 1 | epoch 2 | epoch 3 | time of epoch 1 | its floor | connections of a node", groupRows},
 	{"connections", "nodes in a group | connections at 10 files/s | at 100 files/s | at 1,000 files/s | memory of these | limit of descriptors, at least", connectionRows},
+	{"exchange", "nodes | Q | received by a node | with global shuffling | most that one receives: by number, by bytes | largest share | room | largest room | first share left after 10 epochs (theory)", exchangeRows},
 	{"gossip", "nodes in a group | sent by a node, at rest | time between push/pulls | size of one | after a common start: messages in flight for | a lost node is declared dead after", gossipRows},
 }
 
