@@ -65,13 +65,7 @@ func median(v []float64) float64 {
 // node, and the CPU time of the daemons. args are those of mount.
 func (c *cluster) coldEpoch(args ...string) (seconds, cpu float64) {
 	c.t.Helper()
-	for _, n := range c.nodes {
-		left, err := filepath.Glob(n.tier + "/*")
-		c.check(err)
-		for _, name := range left {
-			c.check(os.RemoveAll(name))
-		}
-	}
+	c.empty()
 	c.mount(args...)
 	var jobs []*job
 	for _, n := range c.nodes {
@@ -84,6 +78,24 @@ func (c *cluster) coldEpoch(args ...string) (seconds, cpu float64) {
 	cpu = c.cpu()
 	c.umount()
 	return seconds, cpu
+}
+
+// empty removes what the tiers hold. Nothing is mounted.
+func (c *cluster) empty() {
+	c.t.Helper()
+	for _, n := range c.nodes {
+		n.empty()
+	}
+}
+
+// empty removes what the tier holds.
+func (n *node) empty() {
+	n.c.t.Helper()
+	left, err := filepath.Glob(n.tier + "/*")
+	n.c.check(err)
+	for _, name := range left {
+		n.c.check(os.RemoveAll(name))
+	}
 }
 
 // BenchmarkPeersRemote compares, in turn, reading files that another node holds with requests to a

@@ -30,11 +30,11 @@ type shuffler struct {
 	errs  *os.File
 }
 
-// shuffle starts a rank of a job on the node, of several on it.
-func (n *node) shuffle(fraction float64, ranks, rank int) *shuffler {
+// shuffle starts a rank of a job on the node. args are those of testdata/job.py.
+func (n *node) shuffle(args ...string) *shuffler {
 	n.c.t.Helper()
-	cmd := exec.Command("/usr/bin/python3", "-B", "testdata/job.py", n.point, n.c.content.folder,
-		strconv.FormatFloat(fraction, 'g', -1, 64), strconv.Itoa(ranks), strconv.Itoa(rank))
+	cmd := exec.Command("/usr/bin/python3", slices.Concat([]string{"-B", "testdata/job.py", n.point, n.c.content.folder,
+		"--nodes", strconv.Itoa(len(n.c.nodes)), "--node", strconv.Itoa(slices.Index(n.c.nodes, n))}, args)...)
 	examples, err := filepath.Abs("../../../examples/pytorch")
 	n.c.check(err)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "PYTHONPATH=" + examples, "PYTHONWARNINGS=error::RuntimeWarning", "HOME=" + n.dir}
@@ -68,15 +68,30 @@ func (s *shuffler) line() string {
 // begin begins an epoch. The caller calls want.
 func (s *shuffler) begin(epoch int) { fmt.Fprintln(s.epoch, epoch) }
 
-// want returns the samples that the job has read in the epoch.
-func (s *shuffler) want() (samples []int) {
+// A result is what a rank has read in an epoch.
+type result struct {
+	Samples     []int   `json:"samples"`
+	Utilisation float64 `json:"utilisation"` // of the emulated accelerator
+}
+
+// want returns the result of the epoch.
+func (s *shuffler) want() (r result) {
 	s.node.c.t.Helper()
 	text := s.line()
-	if err := json.Unmarshal([]byte(text), &samples); err != nil {
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		errs, _ := os.ReadFile(s.errs.Name())
 		s.node.c.t.Errorf("%s: a job has failed: %v %q\n%s", s.node.Name, err, text, errs)
 	}
-	return samples
+	return r
+}
+
+// wantReady waits until the job has started.
+func (s *shuffler) wantReady() {
+	s.node.c.t.Helper()
+	if got := s.line(); got != "ready\n" {
+		errs, _ := os.ReadFile(s.errs.Name())
+		s.node.c.t.Fatalf("%s: a job does not start: %q\n%s", s.node.Name, got, errs)
+	}
 }
 
 // An exchangers is a cluster with jobs that exchange files.
@@ -113,15 +128,12 @@ func (x *exchangers) startJobs(nodes ...*node) {
 	for _, n := range nodes {
 		x.jobs[n] = nil
 		for rank := range x.ranks {
-			x.jobs[n] = append(x.jobs[n], n.shuffle(x.fraction, x.ranks, rank))
+			x.jobs[n] = append(x.jobs[n], n.shuffle("--q", fmt.Sprint(x.fraction), "--ranks", strconv.Itoa(x.ranks), "--rank", strconv.Itoa(rank)))
 		}
 	}
 	for _, n := range nodes {
 		for _, s := range x.jobs[n] {
-			if got := s.line(); got != "ready\n" {
-				errs, _ := os.ReadFile(s.errs.Name())
-				x.t.Fatalf("%s: a job does not start: %q\n%s", n.Name, got, errs)
-			}
+			s.wantReady()
 		}
 	}
 }
@@ -149,7 +161,7 @@ func (x *exchangers) run(epoch int, during func(), nodes ...*node) {
 	times := make([]int, len(x.names))
 	for _, n := range nodes {
 		for _, s := range x.jobs[n] {
-			for _, index := range s.want() {
+			for _, index := range s.want().Samples {
 				times[index]++
 			}
 		}
@@ -279,11 +291,7 @@ func TestClusterExchangeLosesANode(t *testing.T) {
 			c.check(unix.Unmount(lost.point, unix.MNT_DETACH))
 		}, others...)
 		if phase.cold {
-			left, err := filepath.Glob(lost.tier + "/*")
-			c.check(err)
-			for _, name := range left {
-				c.check(os.RemoveAll(name))
-			}
+			lost.empty()
 		}
 		c.check(lost.mount(args...))
 		x.startJobs(lost)

@@ -1,0 +1,98 @@
+package peertest
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/dataset"
+	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
+)
+
+// volumes are files of the size of unet3d's samples, divided by 96.
+func volumes() (content, error) {
+	var files []dataset.File
+	for i := range 224 {
+		files = append(files, dataset.File{Name: fmt.Sprintf("volumes/%04d.npz", i), Size: 900_000 + int64(i)*7919*101%1_250_000})
+	}
+	return write("volumes", files)
+}
+
+// BenchmarkExchange compares the utilisation of emulated accelerators on 4 nodes, in turn: shares of which
+// nothing moves, of which 0.3 moves before each epoch, global shuffling through peers, and global
+// shuffling from the source, which has 100 MB/s for all. Each has an epoch to fill the tiers and three
+// that count; from the source all count. The batches and samples are those of the workloads of
+// `milkweed bench`; the compute times are longer, because a machine with 2 cores has all 4 nodes.
+func BenchmarkExchange(b *testing.B) {
+	for _, w := range []struct {
+		name    string
+		content func() (content, error)
+		batch   int
+		compute string // seconds of a step
+	}{{"resnet50", many, 20, "0.25"}, {"unet3d", volumes, 7, "0.6"}} {
+		b.Run(w.name, func(b *testing.B) {
+			c := newCluster(b, shape{nodes: 4, content: w.content, source: simpfs.Speed{BytesPerSecond: 100e6}})
+			utilisation := func(epochs, count int, args ...string) float64 {
+				var jobs []*shuffler
+				for _, n := range c.nodes {
+					jobs = append(jobs, n.shuffle(append(args, "--batch", fmt.Sprint(w.batch), "--compute", w.compute)...))
+				}
+				for _, j := range jobs {
+					j.wantReady()
+				}
+				sum := 0.0
+				for epoch := range epochs {
+					for _, j := range jobs {
+						j.begin(epoch)
+					}
+					for _, j := range jobs {
+						if u := j.want().Utilisation; epoch >= epochs-count {
+							sum += u
+						}
+					}
+				}
+				for _, j := range jobs {
+					j.kill()
+				}
+				return sum / float64(count*len(jobs))
+			}
+			sides := []struct {
+				name  string
+				run   func() float64
+				value []float64
+			}{
+				{name: "q=0", run: func() float64 { return utilisation(4, 3, "--q", "0") }},
+				{name: "q=0.3", run: func() float64 { return utilisation(4, 3, "--q", "0.3") }},
+				{name: "global", run: func() float64 { return utilisation(4, 3) }},
+			}
+			var source []float64
+			for b.Loop() {
+				for i := range sides {
+					c.empty()
+					c.mount(c.peers()...)
+					sides[i].value = append(sides[i].value, sides[i].run())
+					c.umount()
+				}
+				source = append(source, c.fromSource(utilisation))
+			}
+			b.ReportMetric(0, "ns/op")
+			var ratios []float64
+			for i, u := range sides[1].value {
+				ratios = append(ratios, u/sides[0].value[i])
+			}
+			b.ReportMetric(median(ratios), "q=0.3/q=0")
+			for _, s := range sides {
+				b.ReportMetric(median(s.value), s.name)
+			}
+			b.ReportMetric(median(source), "source")
+		})
+	}
+}
+
+// fromSource returns the utilisation of jobs that read the source itself.
+func (c *cluster) fromSource(utilisation func(epochs, count int, args ...string) float64) float64 {
+	for _, n := range c.nodes {
+		defer func(point string) { n.point = point }(n.point)
+		n.point = c.source
+	}
+	return utilisation(1, 1)
+}
