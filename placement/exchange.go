@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,7 +40,7 @@ type exchanger struct {
 	moved   chan struct{} // of capacity 1: wanted has changed
 	turn    atomic.Pointer[turn]
 
-	dropping sync.Mutex // held while files are dropped for room
+	dropping panics.Mutex // held while files are dropped for room
 
 	mu       panics.Mutex // guards the following
 	wanted   int          // the latest epoch that a reader has begun
