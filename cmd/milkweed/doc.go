@@ -12,6 +12,9 @@
 //	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
 //	milkweed plan --show [--json] MOUNT
 //	milkweed plan --clear [--stream NAME] MOUNT
+//	milkweed exchange [-q Q] [--seed N] [--epoch N] [--by-bytes] [-0] MOUNT [FILE|-]
+//	milkweed exchange --show [--json] MOUNT
+//	milkweed exchange --stop MOUNT
 //	milkweed peers [--json] [PATH]
 //	milkweed peers keygen
 //	milkweed scrub [--rate SIZE] [--background] [--json] [PATH]

@@ -232,6 +232,7 @@ def table(options):
 
 
 COLOURS = ("#c2410c", "#b08800", "#2f855a", "#3182ce", "#805ad5")  # of the strategies; readable on light and on dark
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)    # of the test error; the axis is logarithmic
 
 
 def figure(options):
@@ -239,7 +240,7 @@ def figure(options):
     panels = sorted({key[:2] for key in rows})
     width, height, left, top = 300, 220, 50, 40
     print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * width + 20} {height * ((len(panels) + 1) // 2) + 40}" '
-          'font-family="sans-serif" font-size="11" role="img"><title>Test accuracy of shuffling strategies</title>')
+          'font-family="sans-serif" font-size="11" role="img"><title>Test error of shuffling strategies</title>')
     for i, strategy in enumerate(STRATEGIES):
         x = left + 110 * i
         name = strategy if strategy in ("local", "global") else f"Q = {strategy}"
@@ -247,13 +248,12 @@ def figure(options):
     for p, (data, norm) in enumerate(panels):
         ox, oy = p % 2 * width, top + p // 2 * height
         groups = [(key[2], row) for key, row in rows.items() if key[:2] == (data, norm)]
-        low = math.floor(min(m - h for _, row in groups for m, h in row.values()) * 20) / 20
-        y = lambda v: oy + 20 + (1 - v) / (1 - low) * (height - 80)
+        low, high = TICKS[0], TICKS[-1]
+        y = lambda error: oy + height - 60 - math.log(min(max(error, low), high) / low) / math.log(high / low) * (height - 80)
         print(f'<text x="{ox + left}" y="{oy + 8}" fill="#888" font-weight="bold">{data}, {"batch normalization per worker" if norm else "no normalization"}</text>')
-        for tick in range(5):
-            v = low + (1 - low) * tick / 4
-            print(f'<line x1="{ox + left}" x2="{ox + width}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="#888" stroke-opacity="0.3"/>'
-                  f'<text x="{ox + left - 6}" y="{y(v) + 4:.1f}" text-anchor="end" fill="#888">{100 * v:.4g} %</text>')
+        for tick in TICKS:
+            print(f'<line x1="{ox + left}" x2="{ox + width}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#888" stroke-opacity="0.3"/>'
+                  f'<text x="{ox + left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#888">{100 * tick:.4g} %</text>')
         for g, (workers, row) in enumerate(groups):
             gx = ox + left + 12 + g * 80
             print(f'<text x="{gx + 28}" y="{y(low) + 16:.1f}" text-anchor="middle" fill="#888">{workers} workers</text>')
@@ -261,8 +261,8 @@ def figure(options):
                 if strategy in row:
                     m, h = row[strategy]
                     x = gx + 14 * i
-                    print(f'<line x1="{x}" x2="{x}" y1="{y(max(low, m - h)):.1f}" y2="{y(min(1, m + h)):.1f}" stroke="{COLOURS[i]}" stroke-width="2"/>'
-                          f'<circle cx="{x}" cy="{y(m):.1f}" r="3.5" fill="{COLOURS[i]}"/>')
+                    print(f'<line x1="{x}" x2="{x}" y1="{y(1 - m + h):.1f}" y2="{y(1 - m - h):.1f}" stroke="{COLOURS[i]}" stroke-width="2"/>'
+                          f'<circle cx="{x}" cy="{y(1 - m):.1f}" r="3.5" fill="{COLOURS[i]}"/>')
     print("</svg>")
 
 
