@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"path"
+	"strconv"
 	"strings"
 
 	"github.com/milkweedfs/milkweed/tiers"
@@ -17,6 +18,21 @@ func (c *Container) FileOf(name tiers.CopyName) string {
 		return path.Dir(below)
 	}
 	return string(name)
+}
+
+// SourceOf returns the path of the file that a copy is of. If it is the copy of a piece, SourceOf also
+// returns the size of that file, and else -1. A container that divides no files finds those pieces, too.
+func (c *Container) SourceOf(name tiers.CopyName) (file string, size int64) {
+	below, ok := strings.CutPrefix(string(name), piecesDir+"/")
+	if ok {
+		file, piece := path.Split(below)
+		index, of, _ := strings.Cut(piece, ".")
+		_, err := strconv.ParseInt(index, 10, 64)
+		if n, sizeErr := strconv.ParseInt(of, 10, 64); err == nil && sizeErr == nil && n > 0 && file != "" {
+			return path.Clean(file), n
+		}
+	}
+	return string(name), -1
 }
 
 // CachedCopy returns the entry whose CopyName is name, or nil if it is not loaded. It may be a

@@ -20,6 +20,8 @@ type CopyName string
 type CopyInfo struct {
 	Name CopyName
 	Size int64 // of the file in the tier
+
+	info drivers.Info
 }
 
 // Copies calls f for each directory at and below root, with the copies in it. root is a
@@ -47,7 +49,7 @@ func (t *Tier) Copies(ctx context.Context, root CopyName, f func(copies []CopyIn
 			case info.IsDir():
 				dirs = append(dirs, name)
 			case info.IsRegular():
-				copies = append(copies, CopyInfo{CopyName(name), info.Size})
+				copies = append(copies, CopyInfo{CopyName(name), info.Size, info})
 			}
 		}
 		if err := f(copies); err != nil {
@@ -68,7 +70,7 @@ func (t *Tier) copyAlone(ctx context.Context, name CopyName, f func(copies []Cop
 	case !info.IsRegular():
 		return nil
 	}
-	return f([]CopyInfo{{name, info.Size}})
+	return f([]CopyInfo{{name, info.Size, info}})
 }
 
 // listCopies lists a directory of copies, with the damaged ones.
@@ -141,7 +143,24 @@ func CheckObject(ctx context.Context, o drivers.Object, pause func(n int) error)
 // could not be opened. If another copy has the name by now, Discard leaves it. No entry needs
 // to be claimed: if an entry is published on the copy meanwhile, Lost does not count it twice.
 func (t *Tier) Discard(ctx context.Context, copied CopyName, o drivers.Object) (bool, error) {
-	name := string(copied)
+	removed, err := t.removeIf(ctx, string(copied), func(now drivers.Info, damaged bool) bool {
+		return damaged || o != nil && sameFile(now, o.Info())
+	})
+	if removed {
+		atomic.AddInt64(&t.counters.Corrupt, 1)
+	}
+	return removed, err
+}
+
+// RemoveFound removes a copy that Copies has found. It reports whether it did. If another copy has the
+// name by now, RemoveFound leaves it, unless that is of the same version and has the same inode number.
+// As for Discard, no entry needs to be claimed.
+func (t *Tier) RemoveFound(ctx context.Context, c CopyInfo) (bool, error) {
+	return t.removeIf(ctx, string(c.Name), func(now drivers.Info, _ bool) bool { return sameFile(now, c.info) })
+}
+
+// removeIf removes the copy of name if is returns true for it, and reports whether it did.
+func (t *Tier) removeIf(ctx context.Context, name string, is func(now drivers.Info, damaged bool) bool) (bool, error) {
 	if !t.Scanned() {
 		return false, fmt.Errorf("tier %s: remove %q: %w", t.name, name, errNotScanned)
 	}
@@ -154,22 +173,20 @@ func (t *Tier) Discard(ctx context.Context, copied CopyName, o drivers.Object) (
 		switch {
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 			return false, nil
-		case err == nil && (o == nil || !sameFile(now, o.Info())):
-			return false, nil
 		case err != nil && !errors.Is(err, drivers.ErrCorrupt):
 			return false, err
+		case !is(now, err != nil):
+			return false, nil
 		}
 		if err := t.store.Remove(ctx, name); err != nil {
 			return false, err
 		}
 		t.space.discard(name, Allocated(now.Size))
-		atomic.AddInt64(&t.counters.Corrupt, 1)
 		return true, nil
 	}, nil)
 }
 
-// sameFile reports whether i and j describe the same file of a store. At least one of them is
-// open, so that no other file has its inode number.
+// sameFile reports whether i and j describe the same file of a store.
 func sameFile(i, j drivers.Info) bool { return i.Inode == j.Inode && i.SameVersion(j) }
 
 // Busy reports whether an operation on the tier is in progress. A tier in memory is never busy.

@@ -133,6 +133,33 @@ func (s *Source) List(ctx context.Context, dir string, page func([]drivers.Info)
 	return err
 }
 
+// IsEmpty reports whether the root of the source has no names. It lists as little of it as it can.
+func (s *Source) IsEmpty(ctx context.Context) (bool, error) {
+	var infos []drivers.Info
+	var err error
+	switch {
+	case s.IsLister():
+		err = s.List(ctx, ".", func(page []drivers.Info) error {
+			infos = page
+			if len(page) > 0 {
+				return errEnough
+			}
+			return nil
+		})
+		if errors.Is(err, errEnough) {
+			err = nil
+		}
+	case s.IsNamer():
+		infos, err = s.Names(ctx, ".")
+	default:
+		infos, err = s.ReadDir(ctx, ".")
+	}
+	return len(infos) == 0, err
+}
+
+// errEnough ends a listing of which the rest is not needed.
+var errEnough = errors.New("enough")
+
 // Stat describes a name of the source.
 func (s *Source) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	return call(ctx, s, &s.counters.Stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
