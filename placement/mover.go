@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -236,19 +237,19 @@ func (x *exchanger) entry(ctx context.Context, file int) (*metadata.Entry, error
 	return e, nil
 }
 
-// each calls f for each file, several at a time, until ctx is done.
-func each(ctx context.Context, files []uint32, f func(file int)) {
+// each calls f for each item, a number of them at a time, until ctx is done.
+func each[T any](ctx context.Context, atOnce int, items []T, f func(T)) {
 	var next atomic.Int64
 	var workers sync.WaitGroup
-	for range min(moverFiles, len(files)) {
+	for range min(atOnce, len(items)) {
 		workers.Go(func() {
 			defer panics.Contain()
 			for ctx.Err() == nil {
 				i := next.Add(1) - 1
-				if i >= int64(len(files)) {
+				if i >= int64(len(items)) {
 					return
 				}
-				f(int(files[i]))
+				f(items[i])
 			}
 		})
 	}
@@ -264,7 +265,8 @@ func (x *exchanger) measure(ctx context.Context, t *turn, atMost time.Duration) 
 	x.mu.Unlock()
 	var mu sync.Mutex // guards a
 	count := func(files []uint32, all, copied *Amount) {
-		each(ctx, files, func(file int) {
+		each(ctx, moverFiles, files, func(number uint32) {
+			file := int(number)
 			e, err := x.entry(ctx, file)
 			if err != nil || e == nil {
 				return
@@ -385,8 +387,8 @@ func moverPause(t *turn) time.Duration {
 // that was placed or failed.
 func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadata.Entry) bool, placed ...func(*metadata.Entry, error)) (left []uint32) {
 	var mu sync.Mutex
-	each(ctx, files, func(file int) {
-		e, err := x.entry(ctx, file)
+	each(ctx, moverFiles, files, func(file uint32) {
+		e, err := x.entry(ctx, int(file))
 		if err == nil && (e == nil || x.handler.isComplete(e)) {
 			return
 		}
@@ -400,7 +402,7 @@ func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadat
 		mu.Lock()
 		defer mu.Unlock()
 		if outcome == Failed || outcome == Elsewhere {
-			left = append(left, uint32(file))
+			left = append(left, file)
 		}
 	})
 	return left
@@ -435,11 +437,7 @@ func (x *exchanger) dropGiven(ctx context.Context, t *turn) {
 		holders[n] = append(holders[n], file)
 	}
 	x.mu.Unlock()
-	var nodes []uint32
-	for n := range holders {
-		nodes = append(nodes, uint32(n))
-	}
-	each(ctx, nodes, func(node int) {
+	each(ctx, moverFiles, slices.Collect(maps.Keys(holders)), func(node int) {
 		bounded, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
 		s, err := x.handler.peers.ExchangeOf(bounded, node)

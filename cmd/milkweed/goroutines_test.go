@@ -71,6 +71,7 @@ var notShared = map[string]string{
 	"metadata/tree.go":         "a call of Walk: it is held while a callback runs",
 	"metadata/walk.go":         "a call of Revalidate: it is held while a callback runs",
 	"placement/mover.go":       "a call of measure or place",
+	"placement/prune.go":       "a call of Prune: it is held while a callback runs",
 	"placement/scrub.go":       "a scrub: it is held while a callback runs",
 	"placement/scrubreport.go": "the report of a scrub",
 	"placement/warmup.go":      "a call of Warmup: it is held while a callback runs",
