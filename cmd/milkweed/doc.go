@@ -8,7 +8,7 @@
 //	milkweed status [--json] [PATH]
 //	milkweed where [--json] PATH…
 //	milkweed warmup [--json] [PATH…]
-//	milkweed refresh [--json] [-v] [PATH…]
+//	milkweed refresh [--prune [--dry-run]] [--json] [-v] [PATH…]
 //	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
 //	milkweed plan --show [--json] MOUNT
 //	milkweed plan --clear [--stream NAME] MOUNT

@@ -40,9 +40,9 @@ A node needs room for the files of two epochs, about (1 + Q) times its share. A
 file that was given away is dropped when all readers of this node have begun the
 next epoch and the new holder has received its share, or when the room is
 needed. No other command drops copies of files that the source has. Other files,
-and their copies, are not touched. While there is an exchange, a node gets no copies of
-files that it does not hold, and reads them from their holders. Nodes that are
-slow, or down, cost reads from the source.
+and their copies, are not touched. While there is an exchange, a node gets no
+copies of files that it does not hold, and reads them from their holders. Nodes
+that are slow, or down, cost reads from the source.
 
 --show prints the share, what has arrived for the next epoch, and the epochs of
 all nodes. With --json, it prints one object on one line: the state of this node

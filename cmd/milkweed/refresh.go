@@ -13,10 +13,11 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 func newRefresh() *cobra.Command {
-	var asJSON, verbose bool
+	var flags refreshFlags
 	c := &cobra.Command{
 		Use:   "refresh [PATH…]",
 		Short: "Make changes of the source visible now",
@@ -34,33 +35,50 @@ a lookup for each name in a directory that was never listed. Up to 8 requests
 are in flight. The kernel drops what has changed and nothing else. Copies of
 unchanged files stay.
 
+With --prune, refresh then removes the copies of files that the source no longer
+has, below each PATH and in all tiers. It removes nothing if the source is
+empty or cannot be read, asks the source for each file before it removes its
+copy, and keeps what it cannot examine. Open files stay readable. With --dry-run
+it counts these copies and removes none. Directories with copies whose names are
+not cached cost one listing each.
+
 Refresh exits with 8 if names could not be compared or if it was stopped, with 1
-if a PATH does not exist, with 3 if the source cannot be read, and with 7 if a
-PATH is not in a mount or its daemon does not answer. With --json it prints one
-object on one line for each mount: mount_point, names, added, removed, replaced
-and failed, which are counts; changes[], which has the path below the mount
-point and the change (added, removed or replaced) of up to 100,000 names, and
-changes_omitted, the number of others; and errors[], which has the path and the
-error of the first names that failed. A directory that was removed counts once.
-If a path is not UTF-8, path_bytes has it in base64.`,
+if a PATH does not exist, with 3 if the source cannot be read or, with --prune,
+is empty, and with 7 if a PATH is not in a mount or its daemon does not answer.
+With --json it prints one object on one line for each mount: mount_point, names,
+added, removed, replaced and failed, which are counts; changes[], which has the
+path below the mount point and the change (added, removed or replaced) of up to
+100,000 names, and changes_omitted, the number of others; and errors[], which
+has the path and the error of the first names that failed. With --prune, pruned
+has the counts of copies and their bytes. A directory that was removed counts
+once. If a path is not UTF-8, path_bytes has it in base64.`,
 		Example: `  milkweed refresh /mnt/imagenet/train
+  milkweed refresh --prune --dry-run /mnt/imagenet
   milkweed refresh --json | jq -r '.changes[]? | .change + " " + .path'`,
 		RunE: func(c *cobra.Command, args []string) error {
+			if flags.dryRun && !flags.prune {
+				return usageError(c, errors.New("--dry-run needs --prune"))
+			}
 			targets, err := refreshTargets(args)
 			if err != nil {
 				return err
 			}
 			var errs []error
 			for _, t := range targets {
-				errs = append(errs, t.refresh(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), asJSON, verbose))
+				errs = append(errs, t.refresh(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), flags))
 			}
 			return errors.Join(errs...)
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "print the names that were added, removed and replaced")
+	c.Flags().BoolVar(&flags.asJSON, "json", false, "print the result as JSON")
+	c.Flags().BoolVarP(&flags.verbose, "verbose", "v", false, "print the names that were added, removed and replaced")
+	c.Flags().BoolVar(&flags.prune, "prune", false, "remove the copies of files that the source no longer has")
+	c.Flags().BoolVar(&flags.dryRun, "dry-run", false, "with --prune: count these copies and keep them")
 	return c
 }
+
+// refreshFlags are the flags of the command refresh.
+type refreshFlags struct{ asJSON, verbose, prune, dryRun bool }
 
 // A refreshTarget is a mount with the names in it that are refreshed.
 type refreshTarget struct {
@@ -113,30 +131,33 @@ func refreshTargets(paths []string) ([]refreshTarget, error) {
 }
 
 // refresh refreshes one mount and prints the result.
-func (t refreshTarget) refresh(ctx context.Context, stdout, stderr io.Writer, asJSON, verbose bool) error {
+func (t refreshTarget) refresh(ctx context.Context, stdout, stderr io.Writer, flags refreshFlags) error {
 	client, err := control.Dial(ctx, t.point)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	d := newDisplay(stderr, asJSON)
+	d := newDisplay(stderr, flags.asJSON)
 	start := time.Now()
-	r, err := client.Refresh(ctx, t.names, func(r control.Refreshed) {
-		d.show(step{text: refreshSummary(r), state: refreshResult{t.point, r}})
+	r, err := client.Refresh(ctx, t.names, control.RefreshOptions{Prune: flags.prune, DryRun: flags.dryRun}, func(r control.Refreshed) {
+		d.show(step{text: refreshLine(r), state: refreshResult{t.point, r}})
 	})
 	d.end()
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	if asJSON {
+	if flags.asJSON {
 		if err := printJSON(stdout, refreshResult{t.point, r}); err != nil {
 			return err
 		}
 	} else {
-		if verbose {
+		if flags.verbose {
 			t.printChanges(stdout, r)
 		}
 		fmt.Fprintf(stdout, "%s: %s after %v\n", text(t.point), refreshSummary(r), time.Since(start).Round(10*time.Millisecond))
+		if r.Pruned != nil {
+			fmt.Fprintf(stdout, "%s: %s\n", text(t.point), pruneSummary(*r.Pruned))
+		}
 	}
 	for _, f := range r.Errors {
 		fmt.Fprintf(stderr, "%s: %s\n", text(filepath.Join(t.point, f.Path)), f.Error)
@@ -160,7 +181,7 @@ func (t refreshTarget) printChanges(w io.Writer, r control.Refreshed) {
 	}
 }
 
-// refreshSummary returns the last line of the output.
+// refreshSummary describes the result of comparing names.
 func refreshSummary(r control.Refreshed) string {
 	line := fmt.Sprintf("%s compared: %s added, %s removed, %s replaced",
 		plural(r.Names, "name", "names"), count(r.Added), count(r.Removed), count(r.Replaced))
@@ -168,6 +189,23 @@ func refreshSummary(r control.Refreshed) string {
 		line += fmt.Sprintf(", %s failed", count(r.Failed))
 	}
 	return line
+}
+
+// refreshLine describes the state of a refresh for a display.
+func refreshLine(r control.Refreshed) string {
+	if r.Pruned != nil {
+		return pruneSummary(*r.Pruned)
+	}
+	return refreshSummary(r)
+}
+
+// pruneSummary describes the result of --prune.
+func pruneSummary(p placement.PruneReport) string {
+	line := fmt.Sprintf("%s examined, %s (%s) of files that the source does not have", plural(p.Examined, "copy", "copies"), count(p.Orphans), size(p.Bytes))
+	if p.DryRun {
+		return line + "; none was removed, because of --dry-run"
+	}
+	return line + fmt.Sprintf("; %s (%s) removed", count(p.Removed), size(p.Freed))
 }
 
 // refreshOutcome returns the error of a refresh. err is not nil if it was interrupted.
@@ -178,6 +216,12 @@ func refreshOutcome(point string, r control.Refreshed, err error) error {
 			Code:   exit.Incomplete,
 			Err:    fmt.Errorf("the refresh of %s was stopped", text(point)),
 			Remedy: "Run it again: some changes may not be visible yet.",
+		}
+	case r.Failed == 0 && r.Pruned != nil && r.Pruned.Failed+r.Pruned.Skipped > 0:
+		return &exit.Error{
+			Code:   exit.Incomplete,
+			Err:    fmt.Errorf("%s: %s and %s could not be examined or removed: %s", text(point), plural(r.Pruned.Failed, "copy", "copies"), plural(r.Pruned.Skipped, "tier", "tiers"), r.Pruned.Error),
+			Remedy: "They stay. Run it again to retry.",
 		}
 	case r.Failed == 0:
 		return nil

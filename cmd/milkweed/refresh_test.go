@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 func TestRefreshOutput(t *testing.T) {
@@ -39,6 +41,33 @@ func TestRefreshOutput(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil || got.MountPoint != point || !reflect.DeepEqual(got.Refreshed, d.Refreshes[0]) {
 		t.Errorf("got %+v, %v", got, err)
 	}
+}
+
+// --prune and --dry-run reach the daemon, and what it has pruned is printed.
+func TestPruneOutput(t *testing.T) {
+	pruned := placement.PruneReport{Examined: 1200, Orphans: 3, Bytes: 3 << 20, Removed: 2, Freed: 2 << 20, Failed: 1, Error: "train/x: input/output error"}
+	d := &controltest.Daemon{Refreshes: []control.Refreshed{{Names: 5, Removed: 3, Pruned: &pruned}}}
+	point := served(t, d)
+	out, _, err := runMilkweed(t, "refresh", "--prune", point)
+	wantCode(t, err, exit.Incomplete)
+	if want := "1,200 copies examined, 3 (3.0 MiB) of files that the source does not have; 2 (2.0 MiB) removed\n"; !strings.HasSuffix(out, want) {
+		t.Errorf("printed\n%swithout\n%s", out, want)
+	}
+	if err == nil || !strings.Contains(err.Error(), pruned.Error) {
+		t.Errorf("got %v", err)
+	}
+	pruned.Failed, pruned.Error, pruned.DryRun = 0, "", true
+	out, _, err = runMilkweed(t, "refresh", "--prune", "--dry-run", "--json", point)
+	wantCode(t, err, exit.OK)
+	var got control.Refreshed
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Pruned == nil || *got.Pruned != pruned {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if got := *d.RefreshedWith.Load(); got != (control.RefreshOptions{Prune: true, DryRun: true}) {
+		t.Errorf("options in the request: %+v", got)
+	}
+	_, _, err = runMilkweed(t, "refresh", "--dry-run", point)
+	wantCode(t, err, exit.Usage)
 }
 
 func TestRefreshWithFailures(t *testing.T) {
@@ -117,6 +146,62 @@ func TestRefreshOfGoneSource(t *testing.T) {
 		t.Errorf("exit code %d, %q; want %d", r.code, r.stderr, exit.Source)
 	}
 	s.must("cat", s.point+"/d/f")
+	s.umount()
+	s.wantNothing()
+}
+
+// Prune removes the copies of files that the source no longer has, in both tiers, also those of which
+// the daemon knows nothing yet. It removes no other file, and nothing if the source is empty.
+func TestPrune(t *testing.T) {
+	s := newSite(t)
+	for i := range 20 {
+		s.write(fmt.Sprintf("kept/%d", i), 5000)
+		s.write(fmt.Sprintf("gone/%d", i), 5000)
+		s.write(fmt.Sprintf("some/%d", i), 5000)
+	}
+	s.mount("256KiB", "64MiB")
+	s.must("sh", "-c", `cat "$1"/*/* >/dev/null`, "sh", s.point)
+	s.settled()
+	s.umount()
+	s.mount("256KiB", "64MiB")
+	copies := func() int { return len(s.files(s.dataset(1)+"/files")) + len(s.files(s.dataset(2)+"/files")) }
+	if n := copies(); n != 60 {
+		t.Fatalf("%d copies, want 60", n)
+	}
+	s.check(os.RemoveAll(s.source + "/gone"))
+	for i := range 10 {
+		s.check(os.Remove(fmt.Sprintf("%s/some/%d", s.source, i)))
+	}
+	mine := s.dataset(1) + "/files/gone/mine" // not a copy of Milkweed
+	s.check(os.WriteFile(mine, []byte("mine"), 0o644))
+	if out := s.milkweed("refresh", "--prune", "--dry-run", s.point); !strings.Contains(out, "30 (240 KiB) of files that the source does not have; none was removed") {
+		t.Errorf("a dry run printed %s", out)
+	}
+	if n := copies(); n != 61 {
+		t.Errorf("after a dry run: %d files in the tiers, want 61", n)
+	}
+	if out := s.milkweed("refresh", "--prune", s.point); !strings.Contains(out, "60 copies examined, 30 (240 KiB) of files that the source does not have; 30 (240 KiB) removed") {
+		t.Errorf("printed %s", out)
+	}
+	if n := copies(); n != 31 {
+		t.Errorf("%d files in the tiers, want 31", n)
+	}
+	if text, err := os.ReadFile(mine); string(text) != "mine" {
+		t.Errorf("a file of the user: %q, %v", text, err)
+	}
+	s.must("diff", "-r", s.source, s.point)
+	if st := s.status(); st.Tiers[0].Files+st.Tiers[1].Files != 30 {
+		t.Errorf("status has %d and %d copies, want 30", st.Tiers[0].Files, st.Tiers[1].Files)
+	}
+	for _, dir := range []string{"kept", "some"} {
+		s.check(os.RemoveAll(s.source + "/" + dir))
+	}
+	if r := s.try("refresh", "--prune", s.point); r.code != exit.Source || !strings.Contains(r.stderr, "no copy was removed: the source is empty") {
+		t.Errorf("an empty source: exit code %d, %q", r.code, r.stderr)
+	}
+	if n := copies(); n != 31 {
+		t.Errorf("%d files in the tiers, want 31", n)
+	}
 	s.umount()
 	s.wantNothing()
 }

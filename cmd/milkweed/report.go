@@ -277,7 +277,7 @@ func warmupProgress(p placement.Progress, errs []control.FileError) control.Prog
 }
 
 // Refresh implements control.Daemon.
-func (d *daemon) Refresh(ctx context.Context, names []string, progress func(control.Refreshed)) error {
+func (d *daemon) Refresh(ctx context.Context, names []string, opts control.RefreshOptions, progress func(control.Refreshed)) error {
 	if d.draining.Load() {
 		return errDraining
 	}
@@ -293,6 +293,32 @@ func (d *daemon) Refresh(ctx context.Context, names []string, progress func(cont
 	progress(r)
 	if errors.Is(err, metadata.ErrSource) {
 		return &exit.Error{Code: exit.Source, Err: err, Remedy: "What is cached stays visible. Run it again when the source is back."}
+	}
+	if err != nil || !opts.Prune {
+		return err
+	}
+	return d.prune(ctx, placement.PruneOptions{Paths: names, DryRun: opts.DryRun}, func(p placement.PruneReport) {
+		r.Pruned = &p
+		if time.Since(updated) >= 100*time.Millisecond {
+			updated = time.Now()
+			progress(r)
+		}
+	}, func() { progress(r) })
+}
+
+// prune removes the copies of files that the source does not have. It calls last after the last report.
+func (d *daemon) prune(ctx context.Context, opts placement.PruneOptions, report func(placement.PruneReport), last func()) error {
+	var r placement.PruneReport
+	err := d.handler.Prune(ctx, opts, func(p placement.PruneReport) {
+		r = p
+		report(p)
+	})
+	last()
+	switch {
+	case err == nil:
+		d.log.Info("prune ended", "dry_run", r.DryRun, "copies", r.Examined, "orphaned", r.Orphans, "removed", r.Removed, "failed", r.Failed, "skipped_tiers", r.Skipped)
+	case ctx.Err() == nil:
+		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("no copy was removed: %w", err), Remedy: "Run it again when the source is back."}
 	}
 	return err
 }

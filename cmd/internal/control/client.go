@@ -152,7 +152,7 @@ func (c *Client) Where(ctx context.Context, name string) (Location, error) {
 // Warmup places the files below the names. It calls progress from time to time, and returns
 // the last Progress. When ctx is done, the warm-up ends. Copies that were complete stay.
 func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
-	r, err := c.stream(ctx, "/v1/warmup", names)
+	r, err := c.stream(ctx, "/v1/warmup", makeNames(names))
 	if err != nil {
 		return Progress{}, err
 	}
@@ -162,8 +162,8 @@ func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progr
 
 // Refresh compares what is cached below the names with the source. It calls progress from time
 // to time, and returns the last Refreshed, when every later open sees the state of the source.
-func (c *Client) Refresh(ctx context.Context, names []string, progress func(Refreshed)) (Refreshed, error) {
-	r, err := c.stream(ctx, "/v1/refresh", names)
+func (c *Client) Refresh(ctx context.Context, names []string, opts RefreshOptions, progress func(Refreshed)) (Refreshed, error) {
+	r, err := c.stream(ctx, "/v1/refresh", RefreshRequest{makeNames(names), opts})
 	if err != nil {
 		return Refreshed{}, err
 	}
@@ -171,12 +171,8 @@ func (c *Client) Refresh(ctx context.Context, names []string, progress func(Refr
 	return follow(ctx, r, "the refresh", "", progress)
 }
 
-// stream sends a NamesRequest whose response is a stream. The caller closes the stream.
-func (c *Client) stream(ctx context.Context, path string, names []string) (io.ReadCloser, error) {
-	req := NamesRequest{Names: make([][]byte, len(names))}
-	for i, name := range names {
-		req.Names[i] = []byte(name)
-	}
+// stream sends a request whose response is a stream. The caller closes the stream.
+func (c *Client) stream(ctx context.Context, path string, req any) (io.ReadCloser, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, err

@@ -59,7 +59,10 @@ type Daemon interface {
 	// the source. It calls progress from time to time, never concurrently, and once with the
 	// exact result before it returns. The Refreshed has the names that failed. Refresh returns
 	// an error only if ctx ends it, if the source is gone, or if a name does not exist.
-	Refresh(ctx context.Context, names []string, progress func(Refreshed)) error
+	//
+	// With opts.Prune, it then calls placement.Handler.Prune, whose errors it returns, too.
+	Refresh(ctx context.Context, names []string, opts RefreshOptions, progress func(Refreshed)) error
+
 	// Scrub verifies copies, as placement.Handler.Scrub does. It calls progress from time to
 	// time, never concurrently, and once with the result before it returns. If another scrub
 	// is in progress, the error is an *exit.Error.
@@ -130,10 +133,19 @@ type FileError struct {
 	Error string `json:"error"` // the reason
 }
 
-// A NamesRequest is the body of POST /v1/warmup and POST /v1/refresh. Names are base64 in the
-// JSON, because the name of a file need not be UTF-8.
+// A NamesRequest is the body of POST /v1/warmup. Names are base64 in the JSON, because the name of a
+// file need not be UTF-8.
 type NamesRequest struct {
 	Names [][]byte `json:"names"`
+}
+
+// makeNames returns the request that has names.
+func makeNames(names []string) NamesRequest {
+	req := NamesRequest{Names: make([][]byte, len(names))}
+	for i, name := range names {
+		req.Names[i] = []byte(name)
+	}
+	return req
 }
 
 // An Event is one line of the response to a request that takes long.

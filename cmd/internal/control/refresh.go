@@ -1,6 +1,22 @@
 package control
 
-import "encoding/json"
+import (
+	"encoding/json"
+
+	"github.com/milkweedfs/milkweed/placement"
+)
+
+// RefreshOptions configure a refresh.
+type RefreshOptions struct {
+	Prune  bool `json:"prune,omitempty"`   // copies of files that the source does not have are removed
+	DryRun bool `json:"dry_run,omitempty"` // with Prune: these copies are counted, and stay
+}
+
+// A RefreshRequest is the body of POST /v1/refresh.
+type RefreshRequest struct {
+	NamesRequest
+	RefreshOptions
+}
 
 // Refreshed is the state of a refresh. At its end, Names is the number of names that were
 // compared with the source or found there. A name is a file or a directory.
@@ -14,6 +30,8 @@ type Refreshed struct {
 	Changes []NameChange `json:"changes,omitempty"`         // of the names added, removed and replaced; at most MaxChanges
 	Omitted int64        `json:"changes_omitted,omitempty"` // number of the changes that are not in Changes
 	Errors  []FileError  `json:"errors,omitempty"`          // of the first names that failed
+
+	Pruned *placement.PruneReport `json:"pruned,omitempty"` // with RefreshOptions.Prune, when the names have been compared
 }
 
 // MaxChanges bounds Refreshed.Changes.

@@ -22,7 +22,7 @@ func TestRefresh(t *testing.T) {
 	c := dial(t, d)
 	var seen []control.Refreshed
 	names := []string{"a\xff", "."}
-	got, err := c.Refresh(t.Context(), names, func(r control.Refreshed) { seen = append(seen, r) })
+	got, err := c.Refresh(t.Context(), names, control.RefreshOptions{Prune: true, DryRun: true}, func(r control.Refreshed) { seen = append(seen, r) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,10 @@ func TestRefresh(t *testing.T) {
 	if got := *d.Refreshed.Load(); !reflect.DeepEqual(got, names) {
 		t.Errorf("names in the request: %q, want %q", got, names)
 	}
-	if _, err := c.Refresh(t.Context(), []string{"../x"}, func(control.Refreshed) {}); exit.Of(err) != exit.Usage {
+	if got := *d.RefreshedWith.Load(); !got.Prune || !got.DryRun {
+		t.Errorf("options in the request: %+v", got)
+	}
+	if _, err := c.Refresh(t.Context(), []string{"../x"}, control.RefreshOptions{}, func(control.Refreshed) {}); exit.Of(err) != exit.Usage {
 		t.Errorf("a bad name: %v, want code %d", err, exit.Usage)
 	}
 }
@@ -44,12 +47,12 @@ func TestRefresh(t *testing.T) {
 func TestRefreshFails(t *testing.T) {
 	d := &controltest.Daemon{RefreshErr: &exit.Error{Code: exit.Source, Err: errors.New("source: gone")}}
 	c := dial(t, d)
-	if _, err := c.Refresh(t.Context(), []string{"."}, func(control.Refreshed) {}); exit.Of(err) != exit.Source {
+	if _, err := c.Refresh(t.Context(), []string{"."}, control.RefreshOptions{}, func(control.Refreshed) {}); exit.Of(err) != exit.Source {
 		t.Errorf("got %v, want code %d", err, exit.Source)
 	}
 	d.Refreshes, d.StepEvery = make([]control.Refreshed, 1), time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
-	if _, err := c.Refresh(ctx, []string{"."}, func(control.Refreshed) { cancel() }); !errors.Is(err, context.Canceled) {
+	if _, err := c.Refresh(ctx, []string{"."}, control.RefreshOptions{}, func(control.Refreshed) { cancel() }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 }

@@ -114,7 +114,8 @@ func (s *Server) where(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
-	names, ok := decodeNames(w, r)
+	var req NamesRequest
+	names, ok := decodeNames(w, r, &req, &req)
 	if !ok {
 		return
 	}
@@ -124,13 +125,14 @@ func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
-	names, ok := decodeNames(w, r)
+	var req RefreshRequest
+	names, ok := decodeNames(w, r, &req, &req.NamesRequest)
 	if !ok {
 		return
 	}
 	stream(w, r, Refreshed{}, func(ctx context.Context, progress func(Refreshed)) error {
 		var last Refreshed
-		err := s.Daemon.Refresh(ctx, names, func(p Refreshed) {
+		err := s.Daemon.Refresh(ctx, names, req.RefreshOptions, func(p Refreshed) {
 			last = p
 			p.Changes = nil // the last event has all of them
 			progress(p)
@@ -140,13 +142,12 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// decodeNames returns the names in a request. If one is not valid, it responds with an error and
-// reports false.
-func decodeNames(w http.ResponseWriter, r *http.Request) (names []string, ok bool) {
-	var req NamesRequest
+// decodeNames decodes a request, and returns the names of req, which is a part of into. If
+// one is not valid, it responds with an error and reports false.
+func decodeNames(w http.ResponseWriter, r *http.Request, into any, req *NamesRequest) (names []string, ok bool) {
 	body, err := io.ReadAll(r.Body) // to its end: before it, net/http does not detect a disconnect
 	if err == nil {
-		err = json.Unmarshal(body, &req)
+		err = json.Unmarshal(body, into)
 	}
 	if err != nil {
 		respondError(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("request: %w", err)})

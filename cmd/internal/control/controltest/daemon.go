@@ -46,10 +46,11 @@ type Daemon struct {
 	ExchangeState placement.ExchangeStats // the result of Exchange
 	Exchanged     Exchanged               // what StartExchange, BeginEpoch and StopExchange were called with
 
-	Warmed    atomic.Pointer[[]string]             // the names of the last call of Warmup
-	Refreshed atomic.Pointer[[]string]             // the names of the last call of Refresh
-	Scrubbed  atomic.Pointer[control.ScrubRequest] // the last call of Scrub or StartScrub
-	Shutdowns atomic.Int64                         // calls of Shutdown
+	Warmed        atomic.Pointer[[]string]               // the names of the last call of Warmup
+	Refreshed     atomic.Pointer[[]string]               // the names of the last call of Refresh
+	RefreshedWith atomic.Pointer[control.RefreshOptions] // its options
+	Scrubbed      atomic.Pointer[control.ScrubRequest]   // the last call of Scrub or StartScrub
+	Shutdowns     atomic.Int64                           // calls of Shutdown
 }
 
 var _ control.Daemon = (*Daemon)(nil)
@@ -199,9 +200,10 @@ func (d *Daemon) Warmup(ctx context.Context, names []string, progress func(contr
 }
 
 // Refresh implements control.Daemon.
-func (d *Daemon) Refresh(ctx context.Context, names []string, progress func(control.Refreshed)) error {
+func (d *Daemon) Refresh(ctx context.Context, names []string, opts control.RefreshOptions, progress func(control.Refreshed)) error {
 	names = slices.Clone(names)
 	d.Refreshed.Store(&names)
+	d.RefreshedWith.Store(&opts)
 	for _, p := range d.Refreshes {
 		progress(p)
 		select {
