@@ -46,6 +46,7 @@ type Container struct {
 	log         *slog.Logger
 	start       time.Time // the origin of now
 	root        *Entry
+	top         atomic.Pointer[Entry] // see Top
 	table       table
 	pieceSize   int64 // see Options
 	pieces      pieceTable
@@ -76,6 +77,10 @@ type Options struct {
 	// in it has changed: the granularity of these times, and the difference between the clocks of
 	// the source and of this machine.
 	RacyWindow time.Duration
+
+	// Generation is the name of the directory in the root of the source that is shown first as the root
+	// of the mount, if the source holds generations; "": it holds none.
+	Generation string
 
 	// PieceSize is the size of a file above which it is divided into pieces of this size. It is a
 	// multiple of drivers.ChecksumBlock; 0: no file is divided.
@@ -114,6 +119,10 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 	if opts.Snapshot != nil {
 		c.useSnapshot(opts.Snapshot)
 	}
+	if err := c.useGeneration(ctx, opts.Generation); err != nil {
+		c.Close()
+		return nil, err
+	}
 	return c, nil
 }
 
@@ -125,7 +134,7 @@ func (c *Container) Close() { c.background.close() }
 // reply was not cached. The caller of the other methods observes them.
 func (c *Container) Waits() *tiers.Histogram { return &c.waits }
 
-// Root returns the root directory. Its ID is 1.
+// Root returns the root directory of the source. Its ID is 1.
 func (c *Container) Root() *Entry { return c.root }
 
 // Get returns the entry with an ID, or nil if there is none or it was forgotten.
