@@ -25,6 +25,7 @@ import (
 // both listings is read once.
 type openDir struct {
 	entry *metadata.Entry
+	node  uint64
 
 	mu       panics.Mutex // guards the following
 	listing  metadata.Listing
@@ -53,7 +54,10 @@ func (f *fileSystem) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.
 	if err != nil {
 		return f.status(err)
 	}
-	out.Fh = f.dirs.add(&openDir{entry: e, listing: l})
+	out.Fh = f.dirs.add(&openDir{entry: e, node: in.NodeId, listing: l})
+	if !f.cachesListing(in.NodeId) {
+		return fuse.OK
+	}
 	out.OpenFlags = fuse.FOPEN_CACHE_DIR
 	if e.CachedListing().Swap(l.Version) == l.Version {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
@@ -67,7 +71,7 @@ func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.dirs.remove(in.Fh) }
 // ReadDir returns names from an offset on.
 func (f *fileSystem) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	return f.list(cancel, in, 0, func(name string, e *metadata.Entry, next uint64) bool {
-		return out.AddDirEntry(dirEntry(name, e, next))
+		return out.AddDirEntry(dirEntry(name, nodeIn(in.NodeId, e), e, next))
 	})
 }
 
@@ -78,21 +82,24 @@ const minPlusEntry = 128 + 24 + 8
 // ReadDirPlus returns names from an offset on, and attributes of those that have them.
 func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	return f.list(cancel, in, int(in.Size)/minPlusEntry, func(name string, e *metadata.Entry, next uint64) bool {
-		entry := out.AddDirLookupEntry(dirEntry(name, e, next))
+		node := nodeIn(in.NodeId, e)
+		entry := out.AddDirLookupEntry(dirEntry(name, node, e, next))
 		if entry == nil {
 			return false
 		}
 		// The kernel does not count lookups of "." and "..". It looks up a name without a node
 		// when it is used. That is the time to request the attributes, and to return an error.
-		if name != "." && name != ".." && !e.Unknown() {
-			f.setEntry(entry, e)
+		// The names of a listing belong to the epoch in which it arrives, so that a listing of the
+		// root from before a switch must have no nodes.
+		if name != "." && name != ".." && !e.Unknown() && !f.isSwitched(in.NodeId) {
+			f.setEntry(entry, in.NodeId, node, e)
 		}
 		return true
 	})
 }
 
-func dirEntry(name string, e *metadata.Entry, next uint64) fuse.DirEntry {
-	return fuse.DirEntry{Name: name, Ino: e.ID(), Mode: e.Type(), Off: next}
+func dirEntry(name string, node uint64, e *metadata.Entry, next uint64) fuse.DirEntry {
+	return fuse.DirEntry{Name: name, Ino: node, Mode: e.Type(), Off: next}
 }
 
 // list calls add for the names of a directory from an offset on, each with the offset
@@ -124,7 +131,7 @@ func (f *fileSystem) list(cancel <-chan struct{}, in *fuse.ReadIn, complete int,
 		return fuse.OK
 	}
 	for _, e := range rest {
-		if !add(e.Name(), e, e.ID()+offsetEntry) {
+		if !isHidden(d.node, e) && !add(e.Name(), e, e.ID()+offsetEntry) {
 			break
 		}
 		d.to++

@@ -223,7 +223,7 @@ func TestStaleDentryIsNotCached(t *testing.T) {
 	}
 	for _, e := range handle.listing.Entries {
 		var out fuse.EntryOut
-		c.setEntry(&out, e)
+		c.setEntry(&out, fuse.FUSE_ROOT_ID, e.ID(), e)
 		if (out.EntryValid == 0) != (e == old) {
 			t.Errorf("%s: stale %v, cached for %d s", e.Name(), e.Stale(), out.EntryValid)
 		}

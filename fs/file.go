@@ -15,6 +15,7 @@ import (
 // An openFile is a file that the kernel has open.
 type openFile struct {
 	entry *metadata.Entry
+	node  uint64
 	obj   drivers.Object
 }
 
@@ -28,9 +29,12 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	if f.mode == Stateless {
 		return statusNeverAgain
 	}
-	e := f.names.Get(in.NodeId)
-	if e == nil || e.Stale() {
-		return statusStale
+	e, status := f.entry(in.NodeId)
+	if status == fuse.OK && e.Stale() {
+		status = statusStale
+	}
+	if status != fuse.OK {
+		return status
 	}
 	e.Use()
 	r := f.newRequest(cancel)
@@ -52,7 +56,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	case !f.invalidateOnOpen:
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 	}
-	out.Fh = f.files.add(openFile{e, obj})
+	out.Fh = f.files.add(openFile{e, in.NodeId, obj})
 	return fuse.OK
 }
 
@@ -71,7 +75,7 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 // close closes a file that is no longer in the table of handles.
 func (f *fileSystem) close(h openFile) {
 	if f.nodes != nil {
-		f.nodes.release(h.entry.ID())
+		f.nodes.release(h.node)
 	}
 	h.obj.Close()
 }

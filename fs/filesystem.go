@@ -65,6 +65,9 @@ type fileSystem struct {
 	inFlight      handles[*request] // without those that need no context, such as FORGET
 	maxBackground int               // see background.go
 
+	conn   connection  // of a mount with generations; see generation.go
+	epochs atomic.Bool // the kernel counts epochs
+
 	reading atomic.Int64 // READs that are not answered, except spliced ones
 
 	files   handles[openFile]

@@ -117,6 +117,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		m.Wait()
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
+	f.epochs.Store(f.conn.nextEpoch() == nil)
 	if cfg.ReadAhead > 0 {
 		if err := setReadAhead(cfg.Point, cfg.ReadAhead); err != nil {
 			log.Debug("read-ahead is unchanged", "err", err)
@@ -135,6 +136,7 @@ func (m *Mount) serve() {
 	m.server.Serve()
 	stop()
 	background.Wait()
+	m.fs.conn.close()
 	splice.ClearSplicePool()
 }
 
@@ -156,13 +158,15 @@ func closePipes(ctx context.Context) {
 // invalidate invalidates the parts of the kernel's cache that are outdated, until ctx is done.
 func (m *Mount) invalidate(ctx context.Context) {
 	for o := range m.fs.names.Outdated(ctx) {
-		switch { // the kernel replies ENOENT if it has not cached the part
-		case o.Name != "":
-			m.server.EntryNotify(o.Entry.ID(), o.Name)
-		case o.Content:
-			m.server.InodeNotify(o.Entry.ID(), 0, 0) // the attributes and all pages
-		default:
-			m.server.InodeNotify(o.Entry.ID(), -1, 0) // the attributes only
+		for _, node := range m.fs.nodesOf(o.Entry) {
+			switch { // the kernel replies ENOENT if it has not cached the part
+			case o.Name != "":
+				m.server.EntryNotify(node, o.Name)
+			case o.Content:
+				m.server.InodeNotify(node, 0, 0) // the attributes and all pages
+			default:
+				m.server.InodeNotify(node, -1, 0) // the attributes only
+			}
 		}
 	}
 }
@@ -266,9 +270,15 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 		unix.Close(fd)
 		return nil, err
 	}
+	if f.names.HasGenerations() {
+		if f.conn, err = dupConnection(fd); err != nil {
+			f.log.Debug("no names are cached in the root", "err", err)
+		}
+	}
 	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
 	if err != nil {
 		unix.Unmount(cfg.Point, unix.MNT_DETACH)
+		f.conn.close()
 	}
 	return server, err
 }

@@ -12,14 +12,6 @@ import (
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// entry returns the entry of a node, which may be a stale one.
-func (f *fileSystem) entry(node uint64) (*metadata.Entry, fuse.Status) {
-	if e := f.names.Get(node); e != nil {
-		return e, fuse.OK
-	}
-	return nil, statusStale
-}
-
 // Lookup finds a name in a directory. The kernel also caches that a name does not exist.
 func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	dir, status := f.entry(in.NodeId)
@@ -28,12 +20,19 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	}
 	r := f.newNameRequest(cancel)
 	defer r.end()
+	if name == metadata.GenerationsDir && f.isSwitched(in.NodeId) {
+		f.setEntry(out, in.NodeId, generationsNode, f.names.Root())
+		return fuse.OK
+	}
 	e, err := f.names.Lookup(r, dir, name)
+	if err == nil && isHidden(in.NodeId, e) {
+		return fuse.ENOENT
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		if len(name) > maxName {
 			return statusNameTooLong
 		}
-		if f.negativeTTL > 0 && f.names.HoldMissing(dir, name) {
+		if f.negativeTTL > 0 && f.cachesNames(in.NodeId) && f.names.HoldMissing(dir, name) {
 			out.SetEntryTimeout(f.negativeTTL)
 			return fuse.OK // a reply without a node is a negative lookup
 		}
@@ -42,28 +41,28 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 		return f.status(err)
 	}
 	e.Use()
-	f.setEntry(out, e)
+	f.setEntry(out, in.NodeId, nodeIn(in.NodeId, e), e)
 	return fuse.OK
 }
 
-// setEntry sets the reply to a lookup that found e. It adds one to the kernel's lookup
-// count of e, which a FORGET subtracts.
-func (f *fileSystem) setEntry(out *fuse.EntryOut, e *metadata.Entry) {
+// setEntry sets the reply to a lookup, in the directory of the node dir, that found e, which gets a
+// node. It adds one to the kernel's lookup count of e, which a FORGET subtracts.
+func (f *fileSystem) setEntry(out *fuse.EntryOut, dir, node uint64, e *metadata.Entry) {
 	f.names.Hold(e)
-	out.NodeId, out.Generation = e.ID(), f.generation
+	out.NodeId, out.Generation = node, f.generation
 	ttl := f.names.TTL(e)
 	out.SetAttrTimeout(ttl)
-	if e.Stale() {
-		// An old listing may still contain e. The dentry must expire at once: the
+	if e.Stale() || !f.cachesNames(dir) {
+		// An old listing may still contain a stale e. The dentry must expire at once: the
 		// invalidation of the name may have reached the kernel before this reply.
 		ttl = 0
 	}
 	out.SetEntryTimeout(ttl)
-	setAttr(&out.Attr, e)
+	setAttr(&out.Attr, node, e)
 }
 
 // Forget subtracts n from the kernel's lookup count of a node.
-func (f *fileSystem) Forget(node, n uint64) { f.names.Forget(node, n) }
+func (f *fileSystem) Forget(node, n uint64) { f.names.Forget(node&^viaGenerations, n) }
 
 // GetAttr returns the attributes of a node.
 func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -80,7 +79,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	}
 	e.Use()
 	out.SetTimeout(f.names.TTL(e))
-	setAttr(&out.Attr, e)
+	setAttr(&out.Attr, in.NodeId, e)
 	return fuse.OK
 }
 
@@ -108,17 +107,16 @@ func (f *fileSystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 	return fuse.OK
 }
 
-// setAttr sets the attributes of an entry. They are those of the source, except that the
-// inode number is the ID of the entry: the source may span devices, on which inode
-// numbers repeat.
-func setAttr(out *fuse.Attr, e *metadata.Entry) {
+// setAttr sets the attributes of an entry with a node. They are those of the source, except that the
+// inode number is the node: the source may span devices, on which inode numbers repeat.
+func setAttr(out *fuse.Attr, node uint64, e *metadata.Entry) {
 	i := e.Info()
 	links := uint32(1) // each hard link has an inode number of its own
 	if e.IsDir() {
 		links = i.Nlink
 	}
 	*out = fuse.Attr{
-		Ino:       e.ID(),
+		Ino:       node,
 		Size:      uint64(i.Size),
 		Blocks:    uint64(i.Blocks),
 		Atime:     uint64(i.Atime.Unix()),

@@ -347,6 +347,7 @@ type stack struct {
 
 type stackOptions struct {
 	quotas  []tiers.Quota // of the tiers
+	first   string        // the generation that is mounted; empty: the source has none
 	timeout time.Duration // TTL of names and attributes; 0 is an hour
 	window  time.Duration // the names are swept within it; 0: they are not
 	tier    tiers.Options
@@ -439,7 +440,7 @@ func (s *stack) start() {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.names, err = metadata.New(ctx, s.levels, metadata.Options{TTL: timeout}, log)
+	s.names, err = metadata.New(ctx, s.levels, metadata.Options{TTL: timeout, Generation: s.opts.first}, log)
 	s.check(err)
 	workers := s.opts.workers
 	if workers == 0 {
