@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -111,6 +113,7 @@ func (s *fileSet) any() (file int, ok bool) {
 type ExchangeConfig struct {
 	ID       string // of the arguments of the plan: nodes with the same ID have the same plan
 	Files    *exchange.List
+	Dir      string  // the directory of the source that the names in Files are relative to; "" is its root
 	Sizes    []int64 // by number in Files; nil: the shares are balanced by number
 	Seed     uint64
 	Fraction float64 // of the share of a node that moves before an epoch
@@ -282,11 +285,24 @@ func (h *Handler) standing(e *metadata.Entry) standing {
 	if x == nil {
 		return standing{}
 	}
-	file, ok := x.cfg.Files.Find(e.Path())
+	file, ok := x.cfg.find(e.Path())
 	if !ok {
 		return standing{}
 	}
 	return x.standing(x.turn.Load(), file)
+}
+
+// path returns the path of a file of the list.
+func (c *ExchangeConfig) path(file int) string { return path.Join(c.Dir, c.Files.Name(file)) }
+
+// find returns the number in the list of the file with a path, and reports whether it has one.
+func (c *ExchangeConfig) find(name string) (file int, ok bool) {
+	if c.Dir != "" {
+		if name, ok = strings.CutPrefix(name, c.Dir+"/"); !ok {
+			return 0, false
+		}
+	}
+	return c.Files.Find(name)
 }
 
 // standing returns the standing of a file in a turn.

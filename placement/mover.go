@@ -175,7 +175,7 @@ func (x *exchanger) survey(before *turn) {
 		err := tier.Copies(x.ctx, ".", func(copies []tiers.CopyInfo) error {
 			var given, kept fileSet
 			for _, c := range copies {
-				file, ok := x.cfg.Files.Find(h.names.FileOf(c.Name))
+				file, ok := x.cfg.find(h.names.FileOf(c.Name))
 				if !ok || x.standing(t, file).held() {
 					continue
 				}
@@ -213,7 +213,7 @@ func (x *exchanger) heldBefore(epoch int) []byte {
 
 // cached returns the entry of a file, or nil if it is not loaded.
 func (x *exchanger) cached(file int) *metadata.Entry {
-	e := x.handler.names.CachedCopy(x.handler.names.CopyName(x.cfg.Files.Name(file)))
+	e := x.handler.names.CachedCopy(x.handler.names.CopyName(x.cfg.path(file)))
 	if e == nil || !e.IsRegular() || e.Unknown() || e.Stale() {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (x *exchanger) entry(ctx context.Context, file int) (*metadata.Entry, error
 	if e := x.cached(file); e != nil {
 		return e, nil
 	}
-	e, err := x.handler.names.Resolve(ctx, x.cfg.Files.Name(file))
+	e, err := x.handler.names.Resolve(ctx, x.cfg.path(file))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil

@@ -102,9 +102,10 @@ func (r *PruneReport) fail(err error) {
 	}
 }
 
-// wantNames returns an error if the root of the source cannot be listed, or has no names.
+// wantNames returns an error if the directory that the mount shows as its root cannot be listed at the
+// source, or has no names.
 func (p *prune) wantNames(ctx context.Context) error {
-	empty, err := p.handler.levels.Source().IsEmpty(ctx)
+	empty, err := p.handler.levels.Source().IsEmpty(ctx, p.handler.names.Top().Path())
 	if err == nil && empty {
 		err = ErrEmptySource
 	}
@@ -206,6 +207,7 @@ func (p *prune) settle(ctx context.Context, s suspect) error {
 	}
 	if e := p.handler.names.CachedCopy(s.copied.Name); e != nil && !e.Stale() {
 		p.handler.names.Changed(e) // the source has lost the file since it was last examined
+		p.handler.files.forgetRecent(e)
 	}
 	removed, err := s.tier.RemoveFound(ctx, s.copied)
 	if removed {

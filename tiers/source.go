@@ -133,13 +133,13 @@ func (s *Source) List(ctx context.Context, dir string, page func([]drivers.Info)
 	return err
 }
 
-// IsEmpty reports whether the root of the source has no names. It lists as little of it as it can.
-func (s *Source) IsEmpty(ctx context.Context) (bool, error) {
+// IsEmpty reports whether a directory has no names. It lists as little of it as it can.
+func (s *Source) IsEmpty(ctx context.Context, dir string) (bool, error) {
 	var infos []drivers.Info
 	var err error
 	switch {
 	case s.IsLister():
-		err = s.List(ctx, ".", func(page []drivers.Info) error {
+		err = s.List(ctx, dir, func(page []drivers.Info) error {
 			infos = page
 			if len(page) > 0 {
 				return errEnough
@@ -150,9 +150,9 @@ func (s *Source) IsEmpty(ctx context.Context) (bool, error) {
 			err = nil
 		}
 	case s.IsNamer():
-		infos, err = s.Names(ctx, ".")
+		infos, err = s.Names(ctx, dir)
 	default:
-		infos, err = s.ReadDir(ctx, ".")
+		infos, err = s.ReadDir(ctx, dir)
 	}
 	return len(infos) == 0, err
 }
