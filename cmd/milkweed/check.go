@@ -11,6 +11,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/drivers/blob"
 )
 
 func newCheck() *cobra.Command {
@@ -67,14 +68,14 @@ remedy and code.`,
 func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	if cfg.Source.URL == "" {
 		return slices.Concat(check.Run(ctx, cfg), check.Preview(ctx, cfg, func() (check.Source, error) {
-			return openSource(ctx, cfg.Source, nil)
+			return openShown(ctx, cfg, nil)
 		}))
 	}
-	b, err := openBucket(ctx, cfg.Source.URL, nil)
+	b, err := openShown(ctx, cfg, nil)
 	if err != nil {
 		return slices.Concat(check.Bucket(cfg.Source, "", err), check.Run(ctx, cfg))
 	}
-	signing, err := b.Identity(ctx)
+	signing, err := b.(*blob.Bucket).Identity(ctx)
 	return slices.Concat(check.Bucket(cfg.Source, signing, err), check.Run(ctx, cfg),
 		check.Preview(ctx, cfg, func() (check.Source, error) { return b, nil }))
 }

@@ -38,6 +38,7 @@ type daemon struct {
 	crashes int64  // of earlier daemons of this mount
 	dataset string // config.DatasetID of the source; computing it calls the source's file system
 
+	pin     pin
 	source  source
 	tiers   openTiers
 	peers   *peering
@@ -49,6 +50,8 @@ type daemon struct {
 	mount   *fs.Mount
 	dev     uint64 // device number of the mount
 	memory  memoryPlan
+
+	dropping dropping
 
 	// start calls f on a goroutine that stopWork waits for. The context is done when the work is to
 	// end.
@@ -180,7 +183,7 @@ func (d *daemon) mountFS(noExec bool, socket string) (err error) {
 // open opens the source and the tiers, and creates the metadata and the placement.
 func (d *daemon) open(ctx context.Context) error {
 	var err error
-	if d.source, err = openSource(ctx, d.cfg.Source, d.log); err != nil {
+	if d.source, d.pin, err = openPinned(ctx, d.cfg, d.log); err != nil {
 		return check.SourceError(d.cfg.Source, err)
 	}
 	d.dataset = config.DatasetID(d.cfg.Source.Name())
@@ -197,7 +200,9 @@ func (d *daemon) open(ctx context.Context) error {
 	for i := range d.cfg.Tiers {
 		passthrough = append(passthrough, d.tiers.get(i).passthrough)
 	}
-	d.service = check.Decide(ctx, d.cfg, d.source, passthrough)
+	if d.service, err = d.decide(ctx, passthrough); err != nil {
+		return err
+	}
 	d.saved.opened = d.openSnapshot()
 	var pieceSize int64
 	if d.levels.Peers() != nil {
@@ -205,13 +210,14 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
 		PieceSize:   pieceSize,
+		Generation:  d.pin.generation,
 		TTL:         d.cfg.Mount.AttrTimeout,
 		Snapshot:    d.saved.opened,
 		SnapshotTTL: d.cfg.Mount.Consistency,
 		RacyWindow:  d.service.RacyWindow(d.cfg),
 	}, d.log)
 	if err != nil {
-		return check.SourceError(d.cfg.Source, err)
+		return d.sourceError(err)
 	}
 	d.handler = placement.New(d.levels, d.names, placement.Config{
 		Workers:     d.cfg.Placement.Workers,
@@ -221,6 +227,21 @@ func (d *daemon) open(ctx context.Context) error {
 		RacyWindow:  d.service.RacyWindow(d.cfg),
 	}, d.log)
 	return nil
+}
+
+// decide chooses how the kernel reads files, by a sample of those that the mount shows. passthrough has
+// the result of the probe of each tier.
+func (d *daemon) decide(ctx context.Context, passthrough []error) (check.Service, error) {
+	sampled := d.source
+	if d.pin.generation != "" {
+		shown, err := openSource(ctx, d.pin.shown(), d.log)
+		if err != nil {
+			return check.Service{}, d.sourceError(err)
+		}
+		defer shown.Close()
+		sampled = shown
+	}
+	return check.Decide(ctx, d.cfg, sampled, passthrough), nil
 }
 
 // modes maps the modes of the configuration to those of package fs.

@@ -9,6 +9,9 @@
 //	milkweed where [--json] PATH…
 //	milkweed warmup [--json] [PATH…]
 //	milkweed refresh [--prune [--dry-run]] [--json] [-v] [PATH…]
+//	milkweed generations [--json] [PATH]
+//	milkweed generations drop [--json] GEN [PATH]
+//	milkweed switch [--keep] [--when-idle] [--json] GEN [PATH]
 //	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
 //	milkweed plan --show [--json] MOUNT
 //	milkweed plan --clear [--stream NAME] MOUNT

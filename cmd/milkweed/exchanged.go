@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -20,6 +22,11 @@ func (d *daemon) Nodes() (nodes, self int) {
 func (d *daemon) StartExchange(ctx context.Context, cfg placement.ExchangeConfig, epoch, reader, readers int) error {
 	if d.draining.Load() {
 		return errDraining
+	}
+	if g := d.names.Generation(); g != "" { // nodes that show other generations have another exchange
+		cfg.Dir = g
+		sum := sha256.Sum256([]byte(cfg.ID + "/" + g))
+		cfg.ID = hex.EncodeToString(sum[:16])
 	}
 	return exchangeError(d.handler.StartExchange(ctx, cfg, epoch, reader, readers))
 }

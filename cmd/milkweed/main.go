@@ -119,6 +119,8 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWhere(),
 		newWarmup(),
 		newRefresh(),
+		newGenerations(),
+		newSwitch(),
 		newPlan(),
 		newExchange(),
 		newScrub(),

@@ -22,6 +22,11 @@ const (
 the mount in the background until the dataset is unmounted. With --foreground
 the command itself serves the mount, and Ctrl-C unmounts.
 
+If SOURCE is a symbolic link to a directory, or the URL of an object that
+contains the name of a directory beside it, the mount shows that directory, and
+continues to do so when the link is changed: it pins a generation of the
+dataset. See milkweed switch --help.
+
 With --supervise, a second process waits for the daemon. If the daemon crashes,
 it removes the dead mount and mounts again, with the same arguments: at once the
 first time, then after a pause that doubles from 1 s to 1 min. It gives up after
@@ -75,15 +80,15 @@ default, the sizes of a few files decide. status prints the mode and the reason.
 Options of -o and /etc/fstab are config=FILE, allow_other,
 force_allow_other, xattrs, workers=N, attr_timeout=DURATION,
 consistency=DURATION, mode=MODE, metadata_snapshot=PLACE, plan=FILE,
-window=QUOTA, source_bandwidth=SIZE, source_operations=N, clock_skew=DURATION,
-scrub_interval=DURATION, scrub_rate=SIZE, peers=ROSTER, peers_secret=FILE,
-peers_name=NAME, peers_listen=ADDRESS, peers_serve=BOOL, peers_gossip=BOOL,
-peers_min=N, peers_wait=DURATION, peers_group=N, peers_tls_cert=FILE,
-peers_tls_key=FILE, peers_tls_ca=FILE, metrics=ADDRESS, log_level=LEVEL,
-log_format=FORMAT and log_file=FILE. Options of mount(8) and systemd such as
-ro, noauto, nofail, _netdev, user and x-systemd.automount are accepted and have
-no effect here; noexec forbids executing files of the mount. The mount is
-always read-only, nosuid and nodev.
+window=QUOTA, generation=GEN, source_bandwidth=SIZE, source_operations=N,
+clock_skew=DURATION, scrub_interval=DURATION, scrub_rate=SIZE, peers=ROSTER,
+peers_secret=FILE, peers_name=NAME, peers_listen=ADDRESS, peers_serve=BOOL,
+peers_gossip=BOOL, peers_min=N, peers_wait=DURATION, peers_group=N,
+peers_tls_cert=FILE, peers_tls_key=FILE, peers_tls_ca=FILE, metrics=ADDRESS,
+log_level=LEVEL, log_format=FORMAT and log_file=FILE. Options of mount(8) and
+systemd such as ro, noauto, nofail, _netdev, user and x-systemd.automount are
+accepted and have no effect here; noexec forbids executing files of the mount.
+The mount is always read-only, nosuid and nodev.
 metadata_snapshot is where names and attributes are saved for the next mount:
 "auto", beside the copies in a tier; a file; or "off". plan is a file with the
 paths that a job will open, one on each line; see milkweed plan --help. window

@@ -25,6 +25,9 @@ func (d *daemon) Plan(part placement.PlanPart, given []string) (placement.PlanRe
 		if name, ok := paths.Rel(path, d.cfg.Mount.Point); ok {
 			names[i] = name
 		}
+		if name := names[i]; name != "" && name != "." && name[0] != '/' { // else the handler refuses it
+			names[i] = d.names.Inside(name)
+		}
 	}
 	r, err := d.handler.Plan(part, names)
 	if errors.Is(err, placement.ErrPlanPart) || errors.Is(err, placement.ErrPlanFull) {

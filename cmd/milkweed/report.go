@@ -32,6 +32,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		PID:           os.Getpid(),
 		MountPoint:    d.cfg.Mount.Point,
 		DatasetID:     d.dataset,
+		Generation:    d.names.Generation(),
 		Mode:          string(d.service.Mode),
 		ModeReason:    d.service.Reason,
 		Since:         d.since,
@@ -150,7 +151,7 @@ func histogram(l tiers.Latency) control.Histogram {
 
 // Where implements control.Daemon.
 func (d *daemon) Where(ctx context.Context, name string) (control.Location, error) {
-	e, err := d.resolve(ctx, name, whereTimeout)
+	e, err := d.resolve(ctx, d.names.Inside(name), whereTimeout)
 	if err != nil {
 		return control.Location{}, err
 	}
@@ -241,7 +242,7 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 	}
 	var entries []*metadata.Entry
 	for _, name := range names {
-		e, err := d.resolve(ctx, name, warmupTimeout)
+		e, err := d.resolve(ctx, d.names.Inside(name), warmupTimeout)
 		if err != nil {
 			return err
 		}
@@ -260,7 +261,7 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 		}
 	}, func(e *metadata.Entry, err error) {
 		if len(errs) < maxErrors {
-			errs = append(errs, control.FileError{Path: e.Path(), Error: err.Error()})
+			errs = append(errs, control.FileError{Path: d.names.Outside(e.Path()), Error: err.Error()})
 		}
 	})
 	progress(warmupProgress(last, errs))
@@ -283,7 +284,14 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 	}
 	var r control.Refreshed
 	var updated time.Time
-	err := d.names.Revalidate(ctx, names, func(f metadata.Finding) {
+	inside := make([]string, len(names))
+	for i, name := range names {
+		if inside[i] = d.names.Inside(name); opts.Prune && name == "." {
+			inside[i] = "." // copies go that are of generations that the source does not have
+		}
+	}
+	err := d.names.Revalidate(ctx, inside, func(f metadata.Finding) {
+		f.Path = d.names.Outside(f.Path)
 		addFinding(&r, f)
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()
@@ -297,7 +305,7 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 	if err != nil || !opts.Prune {
 		return err
 	}
-	return d.prune(ctx, placement.PruneOptions{Paths: names, DryRun: opts.DryRun}, func(p placement.PruneReport) {
+	return d.prune(ctx, placement.PruneOptions{Paths: inside, DryRun: opts.DryRun}, func(p placement.PruneReport) {
 		r.Pruned = &p
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()

@@ -16,7 +16,12 @@ func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress f
 		return errDraining
 	}
 	var updated time.Time
-	err := d.handler.Scrub(ctx, placement.ScrubOptions{Path: string(req.Name), Rate: req.Rate}, func(r placement.ScrubReport) {
+	name := string(req.Name)
+	if name != "." { // which has the copies of all generations
+		name = d.names.Inside(name)
+	}
+	err := d.handler.Scrub(ctx, placement.ScrubOptions{Path: name, Rate: req.Rate}, func(r placement.ScrubReport) {
+		r = d.outside(r)
 		if r.Ended {
 			d.logScrub(r)
 		}
@@ -32,6 +37,17 @@ func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress f
 		return err
 	}
 	return d.names.WaitNotified(ctx) // until the kernel has dropped its pages of corrupt copies
+}
+
+// outside returns a report with paths that are relative to the mount point.
+func (d *daemon) outside(r placement.ScrubReport) placement.ScrubReport {
+	if r.Path != "." {
+		r.Path = d.names.Outside(r.Path)
+	}
+	for i := range r.Errors {
+		r.Errors[i].Path = d.names.Outside(r.Errors[i].Path)
+	}
+	return r
 }
 
 func scrubInProgress() error {

@@ -188,6 +188,9 @@ func printStatus(w io.Writer, s control.Status) error {
 	up := time.Duration(s.UptimeSeconds) * time.Second
 	fmt.Fprintf(w, "%s: %s, up %v, process %d, milkweed %s\n", text(s.MountPoint), state, up, s.PID, s.Milkweed)
 	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
+	if s.Generation != "" {
+		fmt.Fprintf(w, "generation %s\n", text(s.Generation))
+	}
 
 	if s.Crashes > 0 || s.Panics > 0 {
 		fmt.Fprintf(w, "mounted again after %s; %s: see the log\n", plural(s.Crashes, "crash", "crashes"), plural(s.Panics, "panic", "panics"))

@@ -46,6 +46,8 @@ type Source struct {
 	Bandwidth  int64  // limit on the bytes per second of all reads together; 0 for no limit
 	Operations int64  // limit on the operations of all kinds started per second; 0 for no limit
 
+	Generation string // the directory that is shown, of those that hold generations; "" for the target of a link
+
 	ClockSkew time.Duration // by which the clocks of the source and of this machine may differ
 }
 

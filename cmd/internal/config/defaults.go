@@ -322,13 +322,18 @@ func readStat(file, name string) int64 {
 
 // DatasetID returns the name of the folder of a source in every tier. Source is the
 // Name of the source. The result is the last element of the path, for readability,
-// and a hash of the whole path with symbolic links resolved, or of the whole URL.
+// and a hash of the whole path with symbolic links resolved, except for a link that is
+// its last element, or of the whole URL.
 func DatasetID(source string) string {
 	if !IsURL(source) {
 		if abs, err := filepath.Abs(source); err == nil {
 			source = abs
 		}
-		source = RealPath(source)
+		if info, err := os.Lstat(source); err == nil && info.Mode()&os.ModeSymlink != 0 {
+			source = filepath.Join(RealPath(filepath.Dir(source)), filepath.Base(source))
+		} else {
+			source = RealPath(source)
+		}
 	}
 	sum := sha256.Sum256([]byte(source))
 	return safeName(lastElement(source)) + "-" + hex.EncodeToString(sum[:])[:12]

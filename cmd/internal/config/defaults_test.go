@@ -265,8 +265,15 @@ func TestDatasetID(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := DatasetID(link), DatasetID(dir+"/./"); got != want {
+	if err := os.Mkdir(filepath.Join(dir, "v1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := DatasetID(link+"/v1"), DatasetID(dir+"/./v1"); got != want {
 		t.Errorf("through a symbolic link: got %s, want %s", got, want)
+	}
+	// A link is a dataset of its own, whatever its target is, and however it is reached.
+	if got := DatasetID(link); got != DatasetID(link+"/link") || got == DatasetID(dir) {
+		t.Errorf("a symbolic link: got %s", got)
 	}
 	if got, want := DatasetID("/data"), "data-bd47413b5c03"; got != want {
 		t.Errorf("got %s, want %s: existing copies would not be found", got, want)

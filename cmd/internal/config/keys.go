@@ -99,6 +99,13 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*urlValue)(&c.Source.URL) },
 	},
 	{
+		Table: "source", Name: "generation", Type: nameType, Default: "`\"\"`, the target of a link", Bounds: "no `/`",
+		Flag: "generation", Option: "generation", Usage: "mount the generation `GEN`, in place of the one that the link SOURCE points to",
+		Meaning: "The generation that is mounted: a directory beside the target of the source, if that is a link, or else in the source.",
+		remedy:  `A generation is the name of a directory, such as generation = "v3"; "" is the target of the link.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*generationValue)(&c.Source.Generation) },
+	},
+	{
 		Table: "source", Name: "bandwidth", Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds, Default: "`\"\"`, no limit",
 		Option:  "source_bandwidth",
 		Meaning: "The rate limit of this mount for reads from the source.",

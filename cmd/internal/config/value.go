@@ -23,6 +23,7 @@ type (
 	optionalPathValue string
 	snapshotValue     string
 	nameValue         string
+	generationValue   string
 	quotaValue        Quota
 	shareValue        Quota // that may be 0
 	bandwidthValue    int64
@@ -100,6 +101,16 @@ func (v *nameValue) Set(s string) error {
 }
 
 func (v *nameValue) String() string { return string(*v) }
+
+func (v *generationValue) Set(s string) error {
+	if s == "." || s == ".." || strings.ContainsAny(s, "/\x00") {
+		return fmt.Errorf("%q is not the name of a directory", s)
+	}
+	*v = generationValue(s)
+	return nil
+}
+
+func (v *generationValue) String() string { return string(*v) }
 
 func (v *quotaValue) Set(s string) error {
 	q, err := ParseQuota(s)

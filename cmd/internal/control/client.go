@@ -23,6 +23,8 @@ import (
 const (
 	maxResponse     = 16 << 20         // bytes of a response that is not a stream
 	responseTimeout = 30 * time.Second // for a response that is not a stream
+
+	generationsTimeout = 5 * time.Minute // for Generations, which lists all copies
 )
 
 // A Client sends requests to one daemon. Its methods may be called concurrently.
@@ -222,7 +224,12 @@ func (c *Client) Shutdown(ctx context.Context, abort bool) error {
 }
 
 func (c *Client) get(ctx context.Context, url string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
+	return c.getWithin(ctx, responseTimeout, url)
+}
+
+// getWithin is get with another time-out.
+func (c *Client) getWithin(ctx context.Context, timeout time.Duration, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	resp, err := c.do(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -63,6 +63,18 @@ type Daemon interface {
 	// With opts.Prune, it then calls placement.Handler.Prune, whose errors it returns, too.
 	Refresh(ctx context.Context, names []string, opts RefreshOptions, progress func(Refreshed)) error
 
+	// Generations returns the generations that the source and the tiers have.
+	Generations(ctx context.Context) (Generations, error)
+
+	// Switch makes another generation the current one. It calls progress from time to time, never
+	// concurrently, and with Done set before it returns nil. If ctx is done before the switch, there
+	// is none.
+	Switch(ctx context.Context, req SwitchRequest, progress func(Switched)) error
+
+	// DropGeneration removes the copies of a generation that is not the current one, as
+	// placement.Handler.Drop does.
+	DropGeneration(ctx context.Context, generation string, progress func(placement.DropReport)) error
+
 	// Scrub verifies copies, as placement.Handler.Scrub does. It calls progress from time to
 	// time, never concurrently, and once with the result before it returns. If another scrub
 	// is in progress, the error is an *exit.Error.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -78,6 +77,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/scrub", s.scrub)
+	mux.HandleFunc("GET /v1/generations", s.getGenerations)
+	mux.HandleFunc("POST /v1/generations/switch", s.switchGeneration)
+	mux.HandleFunc("POST /v1/generations/drop", s.dropGeneration)
 	mux.HandleFunc("GET /v1/peers", s.peers)
 	mux.HandleFunc("GET /v1/plan", s.getPlan)
 	mux.HandleFunc("DELETE /v1/plan", s.dropPlan)
@@ -145,12 +147,7 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
 // decodeNames decodes a request, and returns the names of req, which is a part of into. If
 // one is not valid, it responds with an error and reports false.
 func decodeNames(w http.ResponseWriter, r *http.Request, into any, req *NamesRequest) (names []string, ok bool) {
-	body, err := io.ReadAll(r.Body) // to its end: before it, net/http does not detect a disconnect
-	if err == nil {
-		err = json.Unmarshal(body, into)
-	}
-	if err != nil {
-		respondError(w, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("request: %w", err)})
+	if !decode(w, r, into) {
 		return nil, false
 	}
 	for _, name := range req.Names {

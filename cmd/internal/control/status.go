@@ -41,6 +41,7 @@ type Status struct {
 	PID           int       `json:"pid" help:"Process ID of the daemon."`
 	MountPoint    string    `json:"mount_point" metric:"mount_info" labels:"mount_point" help:"Directory where the dataset is mounted." family:"Always 1. The labels describe the mount."`
 	DatasetID     string    `json:"dataset_id" metric:"mount_info" labels:"dataset_id" help:"Name of the dataset's directory in each tier."`
+	Generation    string    `json:"generation,omitempty" metric:"mount_info" labels:"generation" help:"The generation of the dataset that the mount shows. Absent if the source has none."`
 	Mode          string    `json:"mode" metric:"mount_info" labels:"mode" help:"How the kernel reads: cached, stateless or passthrough."`
 	ModeReason    string    `json:"mode_reason" help:"Why this mode was chosen."`
 	Since         time.Time `json:"since" help:"Start time of the daemon."`

@@ -247,7 +247,7 @@ func TestCollectInfo(t *testing.T) {
 milkweed_build_info{goversion="go1.99",version="1.2.3"} 1
 # HELP milkweed_mount_info Always 1. The labels describe the mount.
 # TYPE milkweed_mount_info gauge
-milkweed_mount_info{dataset_id="d1",mode="cached",mount_point="/mnt/imagenet",source="/lustre/imagenet"} 1
+milkweed_mount_info{dataset_id="d1",generation="",mode="cached",mount_point="/mnt/imagenet",source="/lustre/imagenet"} 1
 `
 	err := testutil.CollectAndCompare(New(sample), strings.NewReader(want), "milkweed_build_info", "milkweed_mount_info")
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/drivers/peer"
@@ -38,6 +39,9 @@ type Daemon struct {
 	Scrubs   []placement.ScrubReport // the reports of Scrub
 	ScrubErr error                   // the result of Scrub and StartScrub
 
+	GenerationsOf control.Generations // the result of Generations
+	GenerationErr error               // the result of Generations, Switch and DropGeneration
+
 	PlanErr error        // the result of Plan
 	Planned Planned      // what Plan and DropPlan were called with
 	State   control.Plan // the result of Plans
@@ -50,6 +54,8 @@ type Daemon struct {
 	Refreshed     atomic.Pointer[[]string]               // the names of the last call of Refresh
 	RefreshedWith atomic.Pointer[control.RefreshOptions] // its options
 	Scrubbed      atomic.Pointer[control.ScrubRequest]   // the last call of Scrub or StartScrub
+	SwitchedTo    atomic.Pointer[control.SwitchRequest]  // the last call of Switch
+	Dropped       atomic.Pointer[string]                 // the generation of the last call of DropGeneration
 	Shutdowns     atomic.Int64                           // calls of Shutdown
 }
 
@@ -227,6 +233,36 @@ func (d *Daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress f
 		}
 	}
 	return d.ScrubErr
+}
+
+// Generations implements control.Daemon.
+func (d *Daemon) Generations(context.Context) (control.Generations, error) {
+	return d.GenerationsOf, d.GenerationErr
+}
+
+// Switch implements control.Daemon. With WhenIdle it waits until ctx is done.
+func (d *Daemon) Switch(ctx context.Context, req control.SwitchRequest, progress func(control.Switched)) error {
+	d.SwitchedTo.Store(&req)
+	s := control.Switched{From: "v3", To: req.Generation}
+	if d.GenerationErr != nil {
+		return d.GenerationErr
+	}
+	if req.WhenIdle {
+		s.Users = []procs.Process{{PID: 1234, Name: "python3"}}
+		progress(s)
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	s.Done = true
+	progress(s)
+	return nil
+}
+
+// DropGeneration implements control.Daemon.
+func (d *Daemon) DropGeneration(_ context.Context, generation string, progress func(placement.DropReport)) error {
+	d.Dropped.Store(&generation)
+	progress(placement.DropReport{Copies: 3, Bytes: 12288})
+	return d.GenerationErr
 }
 
 // StartScrub implements control.Daemon.

@@ -1,0 +1,56 @@
+package control_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
+)
+
+func TestGenerations(t *testing.T) {
+	d := &controltest.Daemon{GenerationsOf: control.Generations{Current: "v1", Linked: "v2", All: []control.Generation{
+		{Name: "v1", Current: true, AtSource: true, Copies: []control.Copies{{Tier: "ram", Files: 3, Bytes: 12288}}},
+	}}}
+	c := dial(t, d)
+	got, err := c.Generations(t.Context())
+	if err != nil || !reflect.DeepEqual(got, d.GenerationsOf) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	r, err := c.DropGeneration(t.Context(), "v0", func(placement.DropReport) {})
+	if err != nil || r.Copies != 3 || *d.Dropped.Load() != "v0" {
+		t.Errorf("drop: %+v, %v", r, err)
+	}
+	d.GenerationErr = &exit.Error{Code: exit.Usage, Err: errors.New("no generations")}
+	if _, err := c.Generations(t.Context()); exit.Of(err) != exit.Usage {
+		t.Errorf("got %v, want code %d", err, exit.Usage)
+	}
+}
+
+func TestSwitch(t *testing.T) {
+	d := new(controltest.Daemon)
+	c := dial(t, d)
+	req := control.SwitchRequest{Generation: "v4", Keep: true}
+	got, err := c.Switch(t.Context(), req, func(control.Switched) {})
+	if err != nil || !got.Done || got.To != "v4" || *d.SwitchedTo.Load() != req {
+		t.Errorf("got %+v, %v, of %+v", got, err, *d.SwitchedTo.Load())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	req.WhenIdle = true
+	got, err = c.Switch(ctx, req, func(s control.Switched) {
+		if len(s.Users) > 0 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || got.Done {
+		t.Errorf("a switch that waits: %+v, %v", got, err)
+	}
+	d.GenerationErr = &exit.Error{Code: exit.Usage, Err: errors.New("no such generation")}
+	if _, err := c.Switch(t.Context(), control.SwitchRequest{}, func(control.Switched) {}); exit.Of(err) != exit.Usage {
+		t.Errorf("got %v, want code %d", err, exit.Usage)
+	}
+}

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// newVersioned returns a site with two generations of 20 files, v1 and v2, whose source is a symbolic
+// link to v1.
+func newVersioned(t *testing.T) *site {
+	s := newSite(t)
+	s.check(os.Mkdir(s.dir+"/sets", 0o755))
+	for _, g := range []string{"v1", "v2"} {
+		for i := range 20 {
+			s.write(fmt.Sprintf("../sets/%s/d/%d", g, i), 5000)
+		}
+	}
+	s.check(os.Remove(s.source))
+	s.link("v1")
+	return s
+}
+
+// link makes the source point to a generation.
+func (s *site) link(generation string) {
+	s.t.Helper()
+	s.check(os.Symlink(s.dir+"/sets/"+generation, s.source+".new"))
+	s.check(os.Rename(s.source+".new", s.source))
+}
+
+// generations returns what the command of that name prints.
+func (s *site) generations() control.Generations {
+	s.t.Helper()
+	var g control.Generations
+	s.check(json.Unmarshal([]byte(s.milkweed("generations", "--json", s.point)), &g))
+	return g
+}
+
+// copies returns the number of copies that the tiers hold of each generation.
+func (s *site) copies() string {
+	s.t.Helper()
+	var all []string
+	for _, g := range s.generations().All {
+		n := int64(0)
+		for _, c := range g.Copies {
+			n += c.Files
+		}
+		all = append(all, fmt.Sprintf("%s:%d", g.Name, n))
+	}
+	return strings.Join(all, " ")
+}
+
+// shows fails the test if the mount does not show a generation.
+func (s *site) shows(generation string) {
+	s.t.Helper()
+	s.must("diff", "-r", s.dir+"/sets/"+generation, s.point)
+	if got := s.status().Generation; got != generation {
+		s.t.Errorf("status has the generation %q, want %s", got, generation)
+	}
+}
+
+// A mount pins the generation that its link names, and a switch replaces it. The copies of the old one
+// go when its last open file is closed, and those of the new one stay.
+func TestGenerations(t *testing.T) {
+	s := newVersioned(t)
+	s.mount("1MiB", "1MiB")
+	s.link("v2")
+	s.shows("v1")
+	s.must("ls", s.point+"/.generations/v2")
+	s.milkweed("warmup", s.point+"/.generations/v2/d")
+	s.settled()
+	if got := s.copies(); got != "v1:20 v2:20" {
+		t.Errorf("before the switch: %s", got)
+	}
+	open, err := os.Open(s.point + "/d/7")
+	s.check(err)
+	defer open.Close()
+	if out := s.milkweed("switch", "v2", s.point); !strings.Contains(out, "shows v2, and no longer v1") {
+		t.Errorf("switch printed %q", out)
+	}
+	s.shows("v2")
+	time.Sleep(2 * minDropPoll)
+	if g := s.generations(); !g.All[0].Dropping || g.All[0].Copies[0].Files == 0 || g.Linked != "v2" {
+		t.Errorf("while a file is open: %+v", g)
+	}
+	want, err := os.ReadFile(s.dir + "/sets/v1/d/7")
+	s.check(err)
+	got := make([]byte, len(want))
+	if _, err := open.ReadAt(got, 0); err != nil || string(got) != string(want) {
+		t.Errorf("the open file: %v, or other bytes", err)
+	}
+	s.check(open.Close())
+	s.eventually("the copies of the old generation are gone", func() bool { return s.copies() == "v1:0 v2:20" })
+	before := s.status().Source.Reads
+	s.shows("v2")
+	if after := s.status().Source.Reads; after != before {
+		t.Errorf("%d reads from the source after the switch", after-before)
+	}
+	if st := s.status(); st.Tiers[0].Files+st.Tiers[1].Files != 20 || st.Tiers[0].UsedBytes+st.Tiers[1].UsedBytes != 20*8192 {
+		t.Errorf("status has other copies than those of v2: %+v", st.Tiers)
+	}
+	s.umount()
+
+	s.mount("1MiB", "1MiB") // the link points to v2
+	s.shows("v2")
+	if n := s.status().Source.Reads; n != 0 {
+		t.Errorf("%d reads from the source after a mount, want none", n)
+	}
+	r := s.try("switch", "--keep", "v1", s.point)
+	if r.code != exit.OK || !strings.Contains(r.stderr, "still points to v2") {
+		t.Errorf("switch --keep: exit code %d, %q", r.code, r.stderr)
+	}
+	s.shows("v1")
+	s.settled()
+	if got := s.copies(); got != "v1:20 v2:20" {
+		t.Errorf("after a switch with --keep: %s", got)
+	}
+	if out := s.milkweed("generations", "drop", "v2", s.point); out != "v2: 20 copies (160 KiB) removed\n" {
+		t.Errorf("drop printed %q", out)
+	}
+	s.eventually("the copies are dropped", func() bool { return s.copies() == "v1:20 v2:0" })
+	s.umount()
+	s.wantNothing()
+}
+
+// The paths of commands are those of the current generation, or below the directory of all.
+func TestGenerationNames(t *testing.T) {
+	s := newVersioned(t)
+	s.mount("1MiB")
+	s.must("sh", "-c", `cat "$1"/d/3 >/dev/null && ls "$1"/d "$1"/.generations/v2/d`, "sh", s.point)
+	s.settled()
+	if out := s.milkweed("where", s.point+"/d/3", s.point+"/.generations/v2/d/3"); !strings.Contains(out, s.dataset(1)+"/files/v1/d/3") ||
+		!strings.Contains(out, s.point+"/.generations/v2/d/3  source") {
+		t.Errorf("where printed\n%s", out)
+	}
+	s.write("../sets/v1/d/new", 100)
+	s.write("../sets/v2/d/new", 100)
+	s.check(os.Remove(s.dir + "/sets/v1/d/4"))
+	if out := s.milkweed("refresh", "-v", s.point); !strings.Contains(out, "added "+s.point+"/d/new") || !strings.Contains(out, "removed "+s.point+"/d/4") || strings.Contains(out, "v2") {
+		t.Errorf("refresh printed\n%s", out)
+	}
+	s.milkweed("warmup", s.point+"/d")
+	if out := s.milkweed("scrub", s.point+"/d"); !strings.HasPrefix(out, "20 copies") {
+		t.Errorf("scrub printed %s", out)
+	}
+	if out := s.must("sh", "-c", `echo d/5 | "$1" plan "$2"`, "sh", s.program, s.point); !strings.Contains(out, "1 ") {
+		t.Errorf("plan printed %s", out)
+	}
+	s.check(os.Remove(s.dir + "/sets/v1/d/6"))
+	if out := s.milkweed("refresh", "--prune", s.point); !strings.Contains(out, "1 (8.0 KiB) removed") && !strings.Contains(out, "1 (8 KiB) removed") {
+		t.Errorf("refresh --prune printed\n%s", out)
+	}
+	s.milkweed("warmup", s.point+"/.generations/v2")
+	s.check(os.RemoveAll(s.dir + "/sets/v2"))
+	if out := s.milkweed("refresh", "--prune", s.point); !strings.Contains(out, "21 (") {
+		t.Errorf("refresh --prune without v2 printed\n%s", out)
+	}
+	if got := s.copies(); got != "v1:19" {
+		t.Errorf("left are %s", got)
+	}
+	s.check(os.Rename(s.dir+"/sets/v1", s.dir+"/sets/v0"))
+	if r := s.try("refresh", "--prune", s.point); r.code != exit.Source || !strings.Contains(r.stderr, "no copy was removed") && !strings.Contains(r.stderr, "cannot be read") {
+		t.Errorf("without the current generation, refresh --prune: exit code %d, %q", r.code, r.stderr)
+	}
+	if n := len(s.files(s.dataset(1) + "/files")); n != 19 {
+		t.Errorf("%d copies left, want 19", n)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// A switch with --when-idle waits for processes, and an interrupt ends it without a switch.
+func TestSwitchWhenIdle(t *testing.T) {
+	s := newVersioned(t)
+	s.mount("1MiB")
+	busy := s.command("sh", "-c", `cd "$1"/d && exec sleep 60`, "sh", s.point)
+	s.check(busy.Start())
+	s.eventually("the process is in the mount", func() bool {
+		dir, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", busy.Process.Pid))
+		return strings.HasPrefix(dir, s.point)
+	})
+	waiting := s.command(s.program, "switch", "--when-idle", "v2", s.point)
+	s.check(waiting.Start())
+	time.Sleep(500 * time.Millisecond)
+	s.check(waiting.Process.Signal(unix.SIGINT))
+	waiting.Wait()
+	if code := waiting.ProcessState.ExitCode(); code != int(exit.Incomplete) {
+		t.Errorf("an interrupted switch has the exit code %d", code)
+	}
+	s.shows("v1")
+	waiting = s.command(s.program, "switch", "--when-idle", "v2", s.point)
+	s.check(waiting.Start())
+	time.Sleep(500 * time.Millisecond)
+	s.shows("v1")
+	s.check(busy.Process.Kill())
+	busy.Wait()
+	s.check(waiting.Wait())
+	s.shows("v2")
+	s.umount()
+	s.wantNothing()
+}
+
+// Sources that are no link to a generation are mounted as they are, or refused.
+func TestGenerationSources(t *testing.T) {
+	s := newVersioned(t)
+	sets := s.dir + "/sets"
+	none := func(what string) {
+		t.Helper()
+		if r := s.try("switch", "v2", s.point); r.code != exit.Usage || !strings.Contains(r.stderr, "no generations") {
+			t.Errorf("%s: exit code %d, %q", what, r.code, r.stderr)
+		}
+		if _, err := os.Stat(s.point + "/.generations"); err == nil {
+			t.Errorf("%s: the mount has .generations", what)
+		}
+		s.umount()
+	}
+	tier := "tier1:" + s.tier(1) + ":1MiB"
+	s.milkweed("mount", "--tier", tier, sets+"/v1", s.point)
+	none("a directory")
+	s.milkweed("mount", "--tier", "tier1:"+sets+"/tier:1MiB", s.source, s.point)
+	none("a link with a tier beside its target")
+	s.sh(`mkdir "$1/fs" && mount -t tmpfs none "$1/fs" && cp -r "$1/sets/v1/d" "$1/fs" && ln -s "$1/fs" "$1/tofs"`, s.dir)
+	s.milkweed("mount", "--tier", tier, s.dir+"/tofs", s.point)
+	s.must("diff", "-r", s.dir+"/fs", s.point)
+	none("a link to a file system")
+	s.sh(`umount "$1"`, s.dir+"/fs")
+
+	s.milkweed("mount", "--tier", tier, "--generation", "v2", s.source, s.point)
+	s.shows("v2")
+	s.umount()
+	s.milkweed("mount", "--tier", tier, "--generation", "v2", sets, s.point)
+	s.shows("v2")
+	s.umount()
+	for _, tt := range []struct {
+		name, source, generation string
+		code                     exit.Code
+		says                     string
+	}{
+		{"missing generation", s.source, "v9", exit.Source, "has no directory v9"},
+		{"a path as generation", s.source, "../v2", exit.Usage, "generation"},
+		{"dangling link", s.dir + "/dangling", "", exit.Source, "dangling"},
+		{"link to a file", s.dir + "/tofile", "", exit.Source, "not a directory"},
+	} {
+		os.Symlink(sets+"/v9", s.dir+"/dangling")
+		os.Symlink(sets+"/v1/d/1", s.dir+"/tofile")
+		words := []string{"mount", "--tier", tier, tt.source, s.point}
+		if tt.generation != "" {
+			words = append(words, "--generation", tt.generation)
+		}
+		if r := s.try(words...); r.code != tt.code || !strings.Contains(r.stderr, tt.says) {
+			t.Errorf("%s: exit code %d, %q; want %d, %q", tt.name, r.code, r.stderr, tt.code, tt.says)
+		}
+	}
+	s.wantNothing()
+}
+
+// In a bucket, a pointer is an object with the name of a generation.
+func TestGenerationsInBucket(t *testing.T) {
+	s := newSite(t)
+	for _, g := range []string{"v1", "v2"} {
+		for i := range 5 {
+			s.write(fmt.Sprintf("%s/d/%d", g, i), 5000)
+		}
+	}
+	b := newBucket(s)
+	s.check(os.WriteFile(filepath.Join(s.source, "current"), []byte("v1\n"), 0o644))
+	at := strings.Replace(b.at(), "/?", "/current?", 1)
+	tier := "tier1:" + s.tier(1) + ":1GiB"
+	if out := s.milkweed("check", "--tier", tier, at, s.point); !strings.Contains(out, "can be listed") {
+		t.Errorf("check printed\n%s", out)
+	}
+	before := b.lists.Load() + b.gets.Load()
+	s.milkweed("mount", "--tier", tier, at, s.point)
+	if n := b.lists.Load() + b.gets.Load() - before; n != 7 {
+		t.Errorf("the mount took %d requests, want 7 as documented", n)
+	}
+	s.must("diff", "-r", s.source+"/v1", s.point)
+	s.settled()
+	s.check(os.WriteFile(filepath.Join(s.source, "current"), []byte("v2"), 0o644))
+	if g := s.generations(); g.Current != "v1" || g.Linked != "v2" || len(g.All) != 2 || g.All[0].Copies[0].Files != 5 {
+		t.Errorf("got %+v", g)
+	}
+	s.milkweed("switch", "v2", s.point)
+	s.must("diff", "-r", s.source+"/v2", s.point)
+	s.umount()
+	s.milkweed("mount", "--tier", tier, at, s.point)
+	s.must("diff", "-r", s.source+"/v2", s.point)
+	s.umount()
+	for _, content := range []string{"a/b", "", "..", strings.Repeat("x", maxPointer+1)} {
+		s.check(os.WriteFile(filepath.Join(s.source, "current"), []byte(content), 0o644))
+		if r := s.try("mount", "--tier", tier, at, s.point); r.code != exit.Source || !strings.Contains(r.stderr, "pointer") {
+			t.Errorf("a pointer %.20q: exit code %d, %q", content, r.code, r.stderr)
+		}
+	}
+	s.wantNothing()
+}
