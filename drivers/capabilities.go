@@ -126,6 +126,16 @@ type (
 		Restamp(ctx context.Context, name string, info Info) error
 	}
 
+	// A Linker is a Store in which several names can share the storage of one copy.
+	Linker interface {
+		// Link makes a copy under the name to, which shares the storage of that under
+		// the name from, and keeps the attributes in info with it, as Create does. It
+		// replaces an earlier copy. The size in info is that of the copy; the
+		// modification time may be another. If from has no valid copy, the error
+		// matches io/fs.ErrNotExist or ErrCorrupt.
+		Link(ctx context.Context, from, to string, info Info) error
+	}
+
 	// A Syncer is a Store that keeps state which a power failure may lose.
 	Syncer interface {
 		// Sync writes the state to the storage. After a power failure, the copies

@@ -20,6 +20,10 @@ type Info struct {
 	// stat(2), or FullBlocks(Size) if the storage has no such number.
 	Blocks int64
 
+	// Names is the number of names of a Store that share the storage of a copy, and 0 elsewhere.
+	// See Linker.
+	Names uint32
+
 	// Version identifies the content of a file where the storage has such an
 	// identifier, for example an ETag or a generation. It is "" elsewhere. It
 	// is a sequence of bytes that only its driver interprets.

@@ -29,6 +29,7 @@ var (
 	_ drivers.Sweeper       = (*Faults)(nil)
 	_ drivers.Syncer        = (*Faults)(nil)
 	_ drivers.Restamper     = (*Faults)(nil)
+	_ drivers.Linker        = (*Faults)(nil)
 	_ drivers.Streamer      = (*object)(nil)
 	_ drivers.Verifier      = (*object)(nil)
 	_ drivers.Checker       = (*object)(nil)
@@ -54,6 +55,7 @@ const (
 	OpProbe    Op = "probe"  // its name is "."
 	OpSync     Op = "sync"   // its name is "."
 	OpRestamp  Op = "restamp"
+	OpLink     Op = "link"
 	OpRead     Op = "read"   // Object.ReadAt, Streamer.Stream, Checker.Check and ProbeCopy
 	OpStream   Op = "stream" // Read of the result of Streamer.Stream
 	OpVerify   Op = "verify" // Verifier.Verify

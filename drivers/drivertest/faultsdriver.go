@@ -224,6 +224,17 @@ func (f *Faults) Copies(ctx context.Context, dir string) ([]drivers.Info, error)
 	return nil, syscall.ENOTSUP
 }
 
+// Link implements drivers.Linker.
+func (f *Faults) Link(ctx context.Context, from, to string, info drivers.Info) error {
+	if _, err := f.inject(ctx, OpLink, to); err != nil {
+		return err
+	}
+	if s, ok := drivers.As[drivers.Linker](f.inner); ok {
+		return s.Link(ctx, from, to, info)
+	}
+	return syscall.ENOTSUP
+}
+
 // Restamp implements drivers.Restamper.
 func (f *Faults) Restamp(ctx context.Context, name string, info drivers.Info) error {
 	if _, err := f.inject(ctx, OpRestamp, name); err != nil {

@@ -20,6 +20,7 @@ func (s *Store) Copies(ctx context.Context, dir string) ([]drivers.Info, error) 
 // isValid reports whether the regular file info is a valid copy of name, and sets the attributes
 // in info to those that the source file had when it was copied.
 func (t *tree) isValid(ctx context.Context, name string, info *drivers.Info) (bool, error) {
+	info.Names = info.Nlink
 	rec, err := t.validate(ctx, name, *info)
 	switch {
 	case err == nil:
@@ -37,11 +38,15 @@ func (t *tree) hasCreated(ctx context.Context, name string, info *drivers.Info) 
 	if !isOwn(info.UID) {
 		return false, nil
 	}
-	rec, err := t.records.find(ctx, info.Inode)
+	info.Names = info.Nlink
+	rec, err := t.records.find(ctx, info.Inode, name)
 	if err != nil && !errors.Is(err, errNoRecord) {
 		return false, err
 	}
 	hasRecord := err == nil && rec.name == nameHash(name)
+	if hasRecord && rec.describes(name, *info) {
+		info.Mtime = rec.source.Mtime
+	}
 	return hasRecord || hasCopyMode(info), nil
 }
 

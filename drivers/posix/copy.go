@@ -71,6 +71,7 @@ func (t *tree) newCopy(ctx context.Context, fd int, name string) (*copyObject, e
 		return nil, err
 	}
 	info := infoOf(name, &st)
+	info.Names = info.Nlink
 	rec, err := t.validate(ctx, name, info)
 	if err != nil {
 		return nil, err
@@ -95,6 +96,7 @@ func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, er
 			if info = infoOf(name, &st); !info.IsRegular() {
 				return nil
 			}
+			info.Names = info.Nlink
 			rec, err := t.validate(ctx, name, info)
 			switch {
 			case err == nil:
@@ -117,7 +119,7 @@ func (t *tree) validate(ctx context.Context, name string, info drivers.Info) (co
 	if !isOwn(info.UID) {
 		return copyRecord{}, unix.ENOENT
 	}
-	rec, err := t.records.find(ctx, info.Inode)
+	rec, err := t.records.find(ctx, info.Inode, name)
 	if err == nil && !rec.describes(name, info) {
 		err = errNoRecord
 	}

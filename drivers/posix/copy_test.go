@@ -477,6 +477,10 @@ func FuzzReadLog(f *testing.F) {
 	r := record{inode: 1, name: 2, sums: []uint32{1, 2}, source: drivers.Info{Size: 2 << 20, Mtime: time.Unix(1e9, 5)}}
 	f.Add(r.appendTo(nil))
 	f.Add(r.appendTo(r.appendTo([]byte("damage.."))))
+	link := r
+	link.link, link.name, link.mtime = true, 3, time.Unix(2e9, 7)
+	f.Add(link.appendTo(r.appendTo(nil)))
+	f.Add((&record{inode: 1, name: 3, link: true, source: drivers.Info{Size: removedSize}}).appendTo(link.appendTo(r.appendTo(nil))))
 	f.Add((&record{inode: 1, source: drivers.Info{Size: removedSize}}).appendTo(r.appendTo(nil)))
 	f.Fuzz(func(t *testing.T, log []byte) {
 		file, err := os.CreateTemp(t.TempDir(), "")
@@ -489,15 +493,22 @@ func FuzzReadLog(f *testing.F) {
 		if err != nil || live > end || end < int64(len(log)) {
 			t.Fatalf("%d bytes live, end %d of %d, %v", live, end, len(log), err)
 		}
-		for inode, p := range index {
+		for inode, links := range index.links {
+			for name, p := range links {
+				if r, err := readRecord(int(file.Fd()), p.off); err != nil || !r.link || r.inode != inode || r.name != name {
+					t.Fatalf("link %d of %d: %+v, %v", name, inode, r, err)
+				}
+			}
+		}
+		for inode, p := range index.index {
 			if r, err := readRecord(int(file.Fd()), p.off); err != nil || r.inode != inode {
 				t.Fatalf("record of %d: %+v, %v", inode, r, err)
 			}
 		}
 		r := record{inode: 1 << 50, sums: []uint32{7}, source: drivers.Info{Size: 1}}
 		file.WriteAt(r.appendTo(nil), end)
-		if index, _, _, err = readLog(context.Background(), int(file.Fd())); err != nil || index[1<<50].off != end {
-			t.Fatalf("a record that was appended at %d is at %d, %v", end, index[1<<50].off, err)
+		if index, _, _, err = readLog(context.Background(), int(file.Fd())); err != nil || index.index[1<<50].off != end {
+			t.Fatalf("a record that was appended at %d is at %d, %v", end, index.index[1<<50].off, err)
 		}
 	})
 }

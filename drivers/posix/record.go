@@ -21,19 +21,26 @@ import (
 //	28  modification time, seconds; 36 nanoseconds
 //	40  ctime of the source file, seconds; 48 nanoseconds
 //	52  mode, owner, group and number of links of the source file, 4 bytes each
-//	68  CRC-32C of each block
+//	68  of a link, modification time of the file, seconds; 76 nanoseconds
+//	    CRC-32C of each block
 //	    CRC-32C of all of the above
+//
+// A file that Link has given further names has one record for each of them, which are links.
 type record struct {
 	inode  uint64
 	name   uint64       // nameHash of the name
-	source drivers.Info // attributes of the source file; Size and Mtime are also those of the copy
+	source drivers.Info // attributes of the source file; Size is also that of the copy, and Mtime unless it is a link
+	link   bool         // the name was made by Link
+	mtime  time.Time    // of a link: modification time of the file, which is that of its first name
 	sums   []uint32     // CRC-32C of each block of drivers.ChecksumBlock bytes
 }
 
 const (
 	recordMagic  = "mwc1"
+	linkMagic    = "mwc2"
 	recordHeader = 68
-	recordSize   = recordHeader + 4 // bytes of a record without blocks
+	linkHeader   = recordHeader + 12
+	recordSize   = recordHeader + 4 // bytes of a record without blocks, unless it is a link
 	removedSize  = -1               // size of a record of a removed copy
 )
 
@@ -56,7 +63,11 @@ func blocksOf(size int64) int64 {
 // appendTo appends the encoded record to b.
 func (r *record) appendTo(b []byte) []byte {
 	start, le := len(b), binary.LittleEndian
-	b = append(b, recordMagic...)
+	magic := recordMagic
+	if r.link {
+		magic = linkMagic
+	}
+	b = append(b, magic...)
 	b = le.AppendUint64(b, r.inode)
 	b = le.AppendUint64(b, r.name)
 	b = le.AppendUint64(b, uint64(r.source.Size))
@@ -64,6 +75,9 @@ func (r *record) appendTo(b []byte) []byte {
 	b = appendTime(b, r.source.Ctime)
 	for _, v := range [...]uint32{r.source.Mode, r.source.UID, r.source.GID, r.source.Nlink} {
 		b = le.AppendUint32(b, v)
+	}
+	if r.link {
+		b = appendTime(b, r.mtime)
 	}
 	for _, sum := range r.sums {
 		b = le.AppendUint32(b, sum)
@@ -89,7 +103,12 @@ func decodeRecord(b []byte) (r record, n int64, err error) {
 	if len(b) < recordSize {
 		return record{}, recordSize, errShortRecord
 	}
-	if string(b[:4]) != recordMagic {
+	header := int64(recordHeader)
+	switch string(b[:4]) {
+	case recordMagic:
+	case linkMagic:
+		header = linkHeader
+	default:
 		return record{}, 0, errNoRecord
 	}
 	size := int64(le.Uint64(b[20:]))
@@ -97,7 +116,7 @@ func decodeRecord(b []byte) (r record, n int64, err error) {
 		return record{}, 0, errNoRecord
 	}
 	blocks := blocksOf(size)
-	n = recordSize + 4*blocks
+	n = header + 4*blocks + 4
 	if n > int64(len(b)) {
 		return record{}, n, errShortRecord
 	}
@@ -109,11 +128,14 @@ func decodeRecord(b []byte) (r record, n int64, err error) {
 		Size: size, Mtime: decodeTime(b[28:]), Ctime: decodeTime(b[40:]),
 		Mode: le.Uint32(b[52:]), UID: le.Uint32(b[56:]), GID: le.Uint32(b[60:]), Nlink: le.Uint32(b[64:]),
 	}
+	if header == linkHeader {
+		r.link, r.mtime = true, decodeTime(b[recordHeader:])
+	}
 	if blocks > 0 {
 		r.sums = make([]uint32, blocks)
 	}
 	for i := range r.sums {
-		r.sums[i] = le.Uint32(b[recordHeader+4*i:])
+		r.sums[i] = le.Uint32(b[header+4*int64(i):])
 	}
 	return r, n, nil
 }
@@ -124,13 +146,21 @@ func decodeTime(b []byte) time.Time {
 
 // describes reports whether the record is that of the file i of a tier, which has a name.
 func (r *record) describes(name string, i drivers.Info) bool {
-	return r.inode == i.Inode && r.name == nameHash(name) && r.source.Size == i.Size && r.source.Mtime.Equal(i.Mtime)
+	return r.inode == i.Inode && r.name == nameHash(name) && r.source.Size == i.Size && r.fileTime().Equal(i.Mtime)
+}
+
+// fileTime returns the modification time of the file.
+func (r *record) fileTime() time.Time {
+	if r.link {
+		return r.mtime
+	}
+	return r.source.Mtime
 }
 
 // apply replaces the attributes in i, of a file in a tier, by those that the source file had
 // when it was copied.
 func (r *record) apply(i drivers.Info) drivers.Info {
-	i.Mode = i.Type() | r.source.Mode&0o7777
+	i.Mode, i.Mtime = i.Type()|r.source.Mode&0o7777, r.source.Mtime
 	i.Ctime, i.Nlink, i.UID, i.GID = r.source.Ctime, r.source.Nlink, r.source.UID, r.source.GID
 	return i
 }

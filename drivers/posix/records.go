@@ -11,8 +11,8 @@ import (
 
 // records is the log of the records of all copies in a dataset folder. A commit appends the
 // record of its copy before it renames the copy, and a removal appends one of removedSize.
-// The last record of an inode number counts. A power failure may lose the end of the log,
-// and then the copies that were committed last.
+// The last record of an inode number counts, and of its links the last for each name. A power
+// failure may lose the end of the log, and then the copies that were committed last.
 //
 // Only the positions of the records are in memory, about 30 bytes for each copy. All methods
 // may be called concurrently.
@@ -27,8 +27,81 @@ type records struct {
 	end    int64       // where the next record is written
 	dirty  atomic.Bool // the log has changed since the last sync
 
-	mu    sync.RWMutex // guards the following
-	index map[uint64]position
+	mu sync.RWMutex // guards the following
+	recordIndex
+}
+
+// A recordIndex has the positions of the records that count.
+type recordIndex struct {
+	index map[uint64]position            // by inode number: of the first name
+	links map[uint64]map[uint64]position // by inode number and hash of the name: of further names
+}
+
+func newRecordIndex() recordIndex {
+	return recordIndex{make(map[uint64]position), make(map[uint64]map[uint64]position)}
+}
+
+// add enters the position of a record. same reports whether it is of the name that the inode number
+// had; else it is of a new file, without links.
+func (x *recordIndex) add(r *record, p position, same bool) {
+	switch {
+	case r.link && x.links[r.inode] == nil:
+		x.links[r.inode] = map[uint64]position{r.name: p}
+	case r.link:
+		x.links[r.inode][r.name] = p
+	default:
+		x.index[r.inode] = p
+		if !same {
+			delete(x.links, r.inode)
+		}
+	}
+}
+
+// remove removes the record of a name.
+func (x *recordIndex) remove(r *record) {
+	if !r.link {
+		delete(x.index, r.inode)
+		return
+	}
+	delete(x.links[r.inode], r.name)
+	if len(x.links[r.inode]) == 0 {
+		delete(x.links, r.inode)
+	}
+}
+
+// get returns the position of the record of a name, if that is a link, and else that of the first
+// name.
+func (x *recordIndex) get(inode, name uint64) (p position, link, ok bool) {
+	if p, ok = x.links[inode][name]; ok {
+		return p, true, true
+	}
+	p, ok = x.index[inode]
+	return p, false, ok
+}
+
+// update replaces the record of an inode number at an offset, if it counts.
+func (x *recordIndex) update(inode uint64, off int64, p position) {
+	if old, ok := x.index[inode]; ok && old.off == off {
+		x.index[inode] = p
+	}
+	for name, old := range x.links[inode] {
+		if old.off == off {
+			x.links[inode][name] = p
+		}
+	}
+}
+
+// at returns the record at an offset, if it counts.
+func (x *recordIndex) at(inode uint64, off int64) (p position, ok bool) {
+	if p, ok = x.index[inode]; ok && p.off == off {
+		return p, true
+	}
+	for _, p := range x.links[inode] {
+		if p.off == off {
+			return p, true
+		}
+	}
+	return position{}, false
 }
 
 // A position says where the last record of an inode number is.
@@ -68,7 +141,7 @@ func (r *records) load(ctx context.Context) error {
 		unix.Close(fd)
 		return err
 	}
-	r.fd, r.end, r.index = fd, end, index
+	r.fd, r.end, r.recordIndex = fd, end, index
 	r.loaded.Store(true)
 	return nil
 }
@@ -95,20 +168,20 @@ func openLog(dirfd int) (fd int, err error) {
 // readLog returns the position of the last record of each inode number, the bytes that these
 // records take, and the end of the log. It skips what is damaged. Records are aligned to 4
 // bytes.
-func readLog(ctx context.Context, fd int) (index map[uint64]position, live, end int64, err error) {
+func readLog(ctx context.Context, fd int) (index recordIndex, live, end int64, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, 0, 0, err
+		return recordIndex{}, 0, 0, err
 	}
-	s := logScanner{size: st.Size, index: make(map[uint64]position), lengths: make(map[uint64]int64)}
+	s := logScanner{size: st.Size, index: newRecordIndex(), first: make(map[uint64]firstName), links: make(map[linkKey]int64)}
 	buf := make([]byte, 1<<20)
 	for s.off < s.size {
 		if err := ctx.Err(); err != nil {
-			return nil, 0, 0, err
+			return recordIndex{}, 0, 0, err
 		}
 		n, err := readAt(fd, buf, s.off, 0)
 		if err != nil && err != io.EOF {
-			return nil, 0, 0, err
+			return recordIndex{}, 0, 0, err
 		}
 		if n == 0 { // the file has become shorter
 			break
@@ -121,19 +194,34 @@ func readLog(ctx context.Context, fd int) (index map[uint64]position, live, end 
 			break
 		}
 	}
-	for _, n := range s.lengths {
-		live += n
+	for inode := range s.index.index {
+		live += s.first[inode].length
+	}
+	for inode, links := range s.index.links {
+		for name := range links {
+			live += s.links[linkKey{inode, name}]
+		}
 	}
 	return s.index, live, (st.Size + 3) &^ 3, nil
 }
 
 // A logScanner finds the records of a log of size bytes.
 type logScanner struct {
-	size    int64
-	off     int64 // how far the log was scanned
-	index   map[uint64]position
-	lengths map[uint64]int64 // of the records in index
+	size  int64
+	off   int64 // how far the log was scanned
+	index recordIndex
+	first map[uint64]firstName // by inode number, also those that were removed
+	links map[linkKey]int64    // the lengths of their last records
 }
+
+// A firstName describes the last record of the first name of an inode number.
+type firstName struct {
+	name   uint64 // its hash
+	length int64  // of the record
+}
+
+// A linkKey is the inode number of a link, and the hash of its name.
+type linkKey struct{ inode, name uint64 }
 
 // scan enters the records in b, which is at off, and advances off. If the next record is longer
 // than b, scan returns its length.
@@ -146,11 +234,14 @@ func (s *logScanner) scan(b []byte) (need int64) {
 		case err != nil:
 			n = 4
 		case r.source.Size == removedSize:
-			delete(s.index, r.inode)
-			delete(s.lengths, r.inode)
+			s.index.remove(&r)
 		default:
-			s.index[r.inode] = position{off: s.off}
-			s.lengths[r.inode] = n
+			s.index.add(&r, position{off: s.off}, s.first[r.inode].name == r.name)
+			if r.link {
+				s.links[linkKey{r.inode, r.name}] = n
+			} else {
+				s.first[r.inode] = firstName{r.name, n}
+			}
 		}
 		s.off += n
 		b = b[min(n, int64(len(b))):]
@@ -163,25 +254,39 @@ const maxRecord = 256 << 20
 
 // rewriteLog writes the records of index to a new log, which replaces that of fd. It updates
 // index. It closes fd unless it fails.
-func rewriteLog(dirfd, fd int, index map[uint64]position) (int, int64, error) {
+func rewriteLog(dirfd, fd int, index recordIndex) (int, int64, error) {
 	f, err := newTempFile(dirfd, fileMode)
 	if err != nil {
 		return fd, 0, err
 	}
 	end := int64(0)
-	for inode, p := range index {
+	rewrite := func(p position) (position, error) {
 		r, err := readRecord(fd, p.off)
-		if err == nil {
-			b := r.appendTo(nil)
-			_, err = writeAt(f.fd, b, end, 0)
-			index[inode] = position{off: end}
-			end += int64(len(b))
+		if err != nil {
+			return p, err
 		}
-		if err != nil && err != errNoRecord {
-			f.unlink()
-			f.close()
-			return fd, 0, err
+		b := r.appendTo(nil)
+		_, err = writeAt(f.fd, b, end, 0)
+		p = position{off: end}
+		end += int64(len(b))
+		return p, err
+	}
+	for inode := range index.index {
+		if err = index.rewrite(index.index, inode, rewrite); err != nil {
+			break
 		}
+	}
+	for _, links := range index.links { // after the first names, whose records drop the links of earlier files
+		for name := range links {
+			if err == nil {
+				err = index.rewrite(links, name, rewrite)
+			}
+		}
+	}
+	if err != nil {
+		f.unlink()
+		f.close()
+		return fd, 0, err
 	}
 	if err := f.rename(recordsName); err != nil {
 		f.unlink()
@@ -190,6 +295,17 @@ func rewriteLog(dirfd, fd int, index map[uint64]position) (int, int64, error) {
 	}
 	unix.Close(fd)
 	return f.fd, end, nil
+}
+
+// rewrite replaces one position in m, which is a part of x, by what f returns for it. A record that is
+// damaged stays as it is: its copy is found to be of no use later.
+func (x *recordIndex) rewrite(m map[uint64]position, key uint64, f func(position) (position, error)) error {
+	p, err := f(m[key])
+	if err == errNoRecord {
+		return nil
+	}
+	m[key] = p
+	return err
 }
 
 // readRecord reads the record at an offset of the log.
@@ -218,20 +334,20 @@ type copyRecord struct {
 	checked *checkedBlocks
 }
 
-// find returns the last record of an inode number. The error is errNoRecord if there is none
-// or it is damaged.
-func (r *records) find(ctx context.Context, inode uint64) (copyRecord, error) {
+// find returns the last record of a name of an inode number. If it has none, find returns that of the
+// first name. The error is errNoRecord if there is none either, or it is damaged.
+func (r *records) find(ctx context.Context, inode uint64, name string) (copyRecord, error) {
 	if err := r.load(ctx); err != nil {
 		return copyRecord{}, err
 	}
 	r.mu.RLock()
-	p, ok := r.index[inode]
+	p, link, ok := r.get(inode, nameHash(name))
 	r.mu.RUnlock()
 	if !ok {
 		return copyRecord{}, errNoRecord
 	}
 	rec, err := readRecord(r.fd, p.off)
-	if err == nil && rec.inode != inode {
+	if err == nil && (rec.inode != inode || rec.link != link) {
 		err = errNoRecord
 	}
 	if err != nil {
@@ -248,13 +364,13 @@ func (r *records) find(ctx context.Context, inode uint64) (copyRecord, error) {
 func (r *records) startChecking(inode uint64, off int64, blocks int) *checkedBlocks {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p, ok := r.index[inode]
-	if !ok || p.off != off { // the copy was removed or replaced
+	p, ok := r.at(inode, off)
+	if !ok { // the copy was removed or replaced
 		return newCheckedBlocks(blocks)
 	}
 	if p.checked == nil {
 		p.checked = newCheckedBlocks(blocks)
-		r.index[inode] = p
+		r.update(inode, off, p)
 	}
 	return p.checked
 }
@@ -263,9 +379,7 @@ func (r *records) startChecking(inode uint64, off int64, blocks int) *checkedBlo
 func (r *records) allAreChecked(inode uint64, off int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p, ok := r.index[inode]; ok && p.off == off {
-		r.index[inode] = position{off, allChecked}
-	}
+	r.update(inode, off, position{off, allChecked})
 }
 
 // uncheck records that the copy whose record is at off is corrupt or was not readable. Later
@@ -273,22 +387,11 @@ func (r *records) allAreChecked(inode uint64, off int64) {
 func (r *records) uncheck(inode uint64, off int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p, ok := r.index[inode]; ok && p.off == off {
-		r.index[inode] = position{off: off}
-	}
+	r.update(inode, off, position{off: off})
 }
 
-// has reports whether there is a record of an inode number. It does not read it.
-func (r *records) has(inode uint64) bool {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	_, ok := r.index[inode]
-	return ok
-}
-
-// add appends the record of a copy. checked means that its blocks need not be compared with
-// their checksums.
-func (r *records) add(ctx context.Context, rec record, checked bool) (copyRecord, error) {
+// add appends the record of a copy, some blocks of which need not be compared with their checksums.
+func (r *records) add(ctx context.Context, rec record, checked *checkedBlocks) (copyRecord, error) {
 	if err := r.load(ctx); err != nil {
 		return copyRecord{}, err
 	}
@@ -296,14 +399,10 @@ func (r *records) add(ctx context.Context, rec record, checked bool) (copyRecord
 	if err != nil {
 		return copyRecord{}, err
 	}
-	added := copyRecord{rec, off, allChecked}
-	if !checked {
-		added.checked = newCheckedBlocks(len(rec.sums))
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.index[rec.inode] = position{off, added.checked}
-	return added, nil
+	r.recordIndex.add(&rec, position{off, checked}, false)
+	return copyRecord{rec, off, checked}, nil
 }
 
 // replace appends rec in place of the record at rec.off, unless that is not the last one of its
@@ -315,22 +414,27 @@ func (r *records) replace(rec copyRecord) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p, ok := r.index[rec.inode]; ok && p.off == rec.off {
-		r.index[rec.inode] = position{off, p.checked}
+	if p, ok := r.at(rec.inode, rec.off); ok {
+		r.update(rec.inode, rec.off, position{off, p.checked})
 	}
 	return nil
 }
 
-// remove records that the copy with an inode number was removed.
-func (r *records) remove(inode uint64) error {
-	if !r.loaded.Load() || !r.has(inode) {
+// remove records that a name of an inode number was removed.
+func (r *records) remove(inode uint64, name string) error {
+	if !r.loaded.Load() {
 		return nil
 	}
-	r.mu.Lock()
-	delete(r.index, inode)
-	r.mu.Unlock()
-	rec := record{inode: inode}
+	rec := record{inode: inode, name: nameHash(name)}
 	rec.source.Size = removedSize
+	r.mu.Lock()
+	_, link, ok := r.get(inode, rec.name)
+	rec.link = link
+	r.recordIndex.remove(&rec)
+	r.mu.Unlock()
+	if !ok {
+		return nil
+	}
 	_, err := r.write(&rec)
 	return err
 }

@@ -1,6 +1,7 @@
 package posix
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -26,6 +27,7 @@ var (
 	_ drivers.Statfser = (*Store)(nil)
 	_ drivers.Prober   = (*Store)(nil)
 	_ drivers.Sweeper  = (*Store)(nil)
+	_ drivers.Linker   = (*Store)(nil)
 	_ drivers.Syncer   = (*Store)(nil)
 
 	_ drivers.Restamper = (*Store)(nil)
@@ -212,7 +214,7 @@ func (s *Store) Sweep(ctx context.Context, dir string) ([]drivers.Info, error) {
 			return false, err
 		}
 		defer end()
-		t.removeCopy(dirfd, info.Name, info.Inode)
+		t.removeCopy(dirfd, name, info.Inode)
 		return false, nil
 	})
 }
@@ -279,23 +281,24 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return pathError("remove", name, err)
 	}
 	defer end()
-	dir, base := split(name)
+	dir, _ := split(name)
 	parent, err := openBelow(t.files.root, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return pathError("remove", name, asMissing(err))
 	}
 	defer unix.Close(parent)
-	if err := t.removeCopy(parent, base, 0); err != nil {
+	if err := t.removeCopy(parent, name, 0); err != nil {
 		return pathError("remove", name, err)
 	}
 	return nil
 }
 
-// removeCopy removes the file name in the folder dirfd, and its record. It does not remove the
+// removeCopy removes the copy of a name, whose folder is dirfd, and its record. It does not remove the
 // file of another user, nor a file with another inode number than inode, unless that is 0.
 func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
+	_, base := split(name)
 	// While fd is open, no new file has the inode number, and so no new record.
-	fd, err := unix.Openat(dirfd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(dirfd, base, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -310,11 +313,70 @@ func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
 	case inode != 0 && inode != st.Ino:
 		return nil
 	}
-	if err := unix.Unlinkat(dirfd, name, 0); err != nil {
+	if err := unix.Unlinkat(dirfd, base, 0); err != nil {
 		return err
 	}
-	t.records.remove(st.Ino)
+	t.records.remove(st.Ino, name)
 	return nil
+}
+
+// Link implements drivers.Linker, by a hard link. The record of the new name is written first, as a
+// commit does.
+func (s *Store) Link(ctx context.Context, from, to string, info drivers.Info) error {
+	if err := s.link(ctx, from, to, info); err != nil {
+		return &os.LinkError{Op: "link", Old: from, New: to, Err: err}
+	}
+	return nil
+}
+
+func (s *Store) link(ctx context.Context, from, to string, info drivers.Info) error {
+	if err := cmp.Or(checkRequest(ctx, "link", from), checkRequest(ctx, "link", to)); err != nil {
+		return err
+	}
+	t, err := s.acquire()
+	if err != nil {
+		return err
+	}
+	defer t.release()
+	copied, err := t.openCopy(ctx, from) // while it is open, no new file has its inode number
+	if err != nil {
+		return err
+	}
+	defer copied.Close()
+	if info.Size != copied.info.Size {
+		return fmt.Errorf("the copy has %d bytes, not %d: %w", copied.info.Size, info.Size, unix.EINVAL)
+	}
+	dir, base := split(to)
+	parent, err := t.makeDirs(dir)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(parent)
+	end, err := s.beginChange()
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err := t.removeCopy(parent, to, 0); err != nil && err != unix.ENOENT {
+		return err
+	}
+	rec := record{
+		inode: copied.rec.inode, name: nameHash(to), source: info, sums: copied.rec.sums,
+		link: true, mtime: copied.rec.fileTime(),
+	}
+	if _, err := t.records.add(ctx, rec, copied.rec.checked); err != nil {
+		return err
+	}
+	if err := linkDescriptor(copied.fd, parent, base); err != nil {
+		t.records.remove(rec.inode, to)
+		return err
+	}
+	return nil
+}
+
+// linkDescriptor gives the file of fd another name.
+func linkDescriptor(fd, dirfd int, name string) error {
+	return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), dirfd, name, unix.AT_SYMLINK_FOLLOW)
 }
 
 // Restamp implements drivers.Restamper. It appends a record to the log.

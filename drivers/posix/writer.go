@@ -237,7 +237,11 @@ func (w *writer) commit() error {
 	}
 	defer end()
 	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums}
-	added, err := w.tree.records.add(background, rec, w.tree.files.cache.inMemory)
+	checked := allChecked
+	if !w.tree.files.cache.inMemory {
+		checked = newCheckedBlocks(len(rec.sums))
+	}
+	added, err := w.tree.records.add(background, rec, checked)
 	if err != nil {
 		return err
 	}
@@ -250,7 +254,7 @@ func (w *writer) commit() error {
 		return err
 	}
 	if replaced != 0 {
-		w.tree.records.remove(replaced)
+		w.tree.records.remove(replaced, w.name)
 	}
 	o := &object{fd: w.temp.fd, cache: &w.tree.files.cache, name: w.name, info: w.info, mtime: w.mtime}
 	w.copy.Store(&copyObject{object: o, tree: w.tree, rec: added})

@@ -1,0 +1,147 @@
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
+)
+
+// linkInfo are the attributes of the source file of a link, whose content is "data".
+var linkInfo = drivers.Info{Size: 4, Mode: 0o100640, UID: 7, Nlink: 2, Mtime: time.Unix(2e9, 7), Ctime: time.Unix(3e9, 8)}
+
+func addLink(t *testing.T, s *Store, from, to string) {
+	t.Helper()
+	if err := s.Link(ctx, from, to, linkInfo); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// names returns the number of names that share the storage of a copy.
+func names(t *testing.T, s *Store, name string) uint32 {
+	t.Helper()
+	info, err := s.Stat(ctx, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Names
+}
+
+// A link is a copy with the attributes that it was made with. Each name stays when another one is
+// removed, and so it is after the store was opened again.
+func TestLink(t *testing.T) {
+	for _, first := range []string{"v1/f", "v2/d/g"} {
+		s := openIn(t, t.TempDir())
+		addCopy(t, s, "v1/f", "data")
+		addLink(t, s, "v1/f", "v2/d/g")
+		addLink(t, s, "v2/d/g", "v3") // a link of a link
+		check := func(when string, count uint32, present ...string) {
+			t.Helper()
+			for _, name := range present {
+				o := openCopyOf(t, s, name)
+				got := make([]byte, 4)
+				if _, err := o.ReadAt(ctx, got, 0); err != nil || string(got) != "data" {
+					t.Errorf("%s: %s has %q, %v", when, name, got, err)
+				}
+				info := o.Info()
+				if isLink := name != "v1/f"; isLink != (info.Mtime.Equal(linkInfo.Mtime) && info.UID == 7 && info.Mode == linkInfo.Mode && info.Ctime.Equal(linkInfo.Ctime)) {
+					t.Errorf("%s: %s has %+v", when, name, info)
+				}
+				if n := names(t, s, name); n != count || info.Names != count {
+					t.Errorf("%s: %s has %d names, and %d open; want %d", when, name, n, info.Names, count)
+				}
+			}
+		}
+		other := map[string]string{"v1/f": "v2/d/g", "v2/d/g": "v1/f"}[first]
+		check("linked", 3, "v1/f", "v2/d/g", "v3")
+		s = reopened(t, s)
+		check("reopened", 3, "v1/f", "v2/d/g", "v3")
+		if err := s.Restamp(ctx, "v3", drivers.Info{Mode: linkInfo.Mode, UID: 7, Nlink: 9, Ctime: linkInfo.Ctime}); err != nil {
+			t.Error(err)
+		}
+		if err := s.Remove(ctx, first); err != nil {
+			t.Error(err)
+		}
+		check("after a removal", 2, other, "v3")
+		s = reopened(t, s)
+		check("reopened after a removal", 2, other, "v3")
+		if infos, err := s.Sweep(ctx, "."); err != nil || len(infos) != 3 {
+			t.Errorf("the sweep found %+v, %v", infos, err)
+		}
+		if _, err := s.Stat(ctx, first); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a removed name: %v", err)
+		}
+		if err := errors.Join(s.Remove(ctx, other), s.Remove(ctx, "v3")); err != nil {
+			t.Error(err)
+		}
+		addCopy(t, s, "v1/f", "data") // probably with the same inode number
+		s = reopened(t, s)
+		check("made again", 1, "v1/f")
+		if left := s.tree.Load().records.links; len(left) != 0 {
+			t.Errorf("records of links are left: %v", left)
+		}
+	}
+}
+
+// Links survive the rewriting of the log.
+func TestLinksInRewrittenLog(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	for i := range 10 {
+		addCopy(t, s, fmt.Sprint("keep", i), "data")
+		addLink(t, s, fmt.Sprint("keep", i), fmt.Sprint("link", i))
+	}
+	if err := s.Remove(ctx, "keep3"); err != nil {
+		t.Fatal(err)
+	}
+	records := s.tree.Load().records
+	for range 2 * minLog / recordSize {
+		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		s = reopened(t, s)
+		for i := range 10 {
+			if has(t, s, fmt.Sprint("keep", i)) != (i != 3) || !has(t, s, fmt.Sprint("link", i)) {
+				t.Errorf("pair %d is not complete", i)
+			}
+		}
+	}
+	if log, err := os.Stat(filepath.Join(s.Path(), recordsName)); err != nil || log.Size() > 1<<14 {
+		t.Errorf("the log was not rewritten: %v, %v", log.Size(), err)
+	}
+}
+
+// A link is refused if there is no valid copy, or one of another size. It replaces an earlier copy.
+func TestLinkFails(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	addCopy(t, s, "f", "data")
+	addCopy(t, s, "old", "older")
+	addCopy(t, s, "damaged", "data")
+	if err := os.WriteFile(copyPath(s, "damaged"), []byte("other"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for from, want := range map[string]error{"missing": fs.ErrNotExist, "damaged": drivers.ErrCorrupt, "old": unix.EINVAL, "../f": unix.EINVAL} {
+		if err := s.Link(ctx, from, "new", linkInfo); !errors.Is(err, want) {
+			t.Errorf("link from %s: %v, want %v", from, err, want)
+		}
+	}
+	if _, err := s.Stat(ctx, "new"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after failures: %v", err)
+	}
+	addLink(t, s, "f", "old")
+	if n := names(t, s, "old"); n != 2 {
+		t.Errorf("the link that replaced a copy has %d names", n)
+	}
+	addLink(t, s, "f", "old")
+	if n := names(t, s, "f"); n != 2 {
+		t.Errorf("after the same link again: %d names", n)
+	}
+}
