@@ -178,10 +178,15 @@ func (t *Tier) removeIf(ctx context.Context, name string, is func(now drivers.In
 		case !is(now, err != nil):
 			return false, nil
 		}
+		if now.Names > 1 {
+			t.sharing.Lock()
+			defer t.sharing.Unlock()
+			now = t.statShared(ctx, name, now)
+		}
 		if err := t.store.Remove(ctx, name); err != nil {
 			return false, err
 		}
-		t.space.discard(name, Allocated(now.Size))
+		t.space.discard(name, roomOf(now))
 		return true, nil
 	}, nil)
 }
@@ -220,6 +225,14 @@ func (s *space) isDiscarded(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.discarded[name]
+}
+
+// linked adds the copy of name, which shares the storage of another one.
+func (s *space) linked(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.discarded, name)
+	s.files++
 }
 
 // committed adds an open handle of the copy of name, which was just committed.

@@ -33,6 +33,7 @@ type Tier struct {
 
 	scarcity *scarcity
 	space    space
+	sharing  panics.Mutex // held while a copy that shares its storage is removed
 	health   health
 	speed    speed
 	lending  lending
@@ -105,6 +106,7 @@ func (t *Tier) run(ctx context.Context) {
 // accepts no copies.
 func (t *Tier) scan(ctx context.Context) error {
 	var bytes, files int64
+	shared := make(map[uint64]bool) // inode numbers of copies with several names
 	dirs := []string{"."}
 	for len(dirs) > 0 {
 		if ctx.Err() != nil {
@@ -121,8 +123,14 @@ func (t *Tier) scan(ctx context.Context) error {
 			case info.IsDir():
 				dirs = append(dirs, path.Join(dir, info.Name))
 			case info.IsRegular():
-				bytes += Allocated(info.Size)
 				files++
+				if info.Names > 1 && shared[info.Inode] {
+					continue
+				}
+				bytes += Allocated(info.Size)
+				if info.Names > 1 {
+					shared[info.Inode] = true
+				}
 			}
 		}
 	}
@@ -455,16 +463,60 @@ func (t *Tier) change(ctx context.Context, name string, f func() error, done fun
 	if err != nil && !damaged && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
+	if exists && old.Names > 1 {
+		t.sharing.Lock()
+		defer t.sharing.Unlock()
+		old = t.statShared(ctx, name, old)
+	}
 	if err := f(); err != nil {
 		return err
 	}
 	if exists {
-		t.space.removed(name, Allocated(old.Size))
+		t.space.removed(name, roomOf(old))
 	}
 	if done != nil {
 		done()
 	}
 	return nil
+}
+
+// roomOf returns the room that the removal of a copy returns: none if other names share its storage.
+func roomOf(copied drivers.Info) int64 {
+	if copied.Names > 1 {
+		return 0
+	}
+	return Allocated(copied.Size)
+}
+
+// statShared describes a copy that was found to share its storage. t.sharing is held, so that of two
+// names that are removed at the same time, the second finds that it is the last.
+func (t *Tier) statShared(ctx context.Context, name string, found drivers.Info) drivers.Info {
+	if now, err := t.store.Stat(ctx, name); err == nil && now.Inode == found.Inode {
+		return now
+	}
+	return found
+}
+
+// Link makes a copy under the name to, which shares the storage of the copy of from and takes no room.
+// It replaces an earlier copy. info describes the source file of to, whose content is the same. Of
+// concurrent changes of one name, one succeeds. The error matches errors.ErrUnsupported if the store
+// is no drivers.Linker.
+func (t *Tier) Link(ctx context.Context, from, to string, info drivers.Info) error {
+	l, ok := drivers.As[drivers.Linker](t.store)
+	if !ok {
+		return fmt.Errorf("tier %s: link: %w", t.name, errors.ErrUnsupported)
+	}
+	if !t.Scanned() {
+		return fmt.Errorf("tier %s: link %q: %w", t.name, from, errNotScanned)
+	}
+	_, err := do(ctx, t, writing, func() (struct{}, error) {
+		if !t.space.begin(from) { // it is being removed or replaced
+			return struct{}{}, fmt.Errorf("%q: %w", from, errBusy)
+		}
+		defer t.space.end(from)
+		return struct{}{}, t.change(ctx, to, func() error { return l.Link(ctx, from, to, info) }, func() { t.space.linked(to) })
+	}, nil)
+	return err
 }
 
 // Stats returns what the tier has done and what it holds.
