@@ -76,6 +76,13 @@ type (
 		OpenVersion(ctx context.Context, name string, info Info) (Object, error)
 	}
 
+	// A Comparer knows of files that have the same content, without reading them.
+	Comparer interface {
+		// HaveSameContent reports whether two files at different names, which Stat has
+		// described, are known to have the same content. It makes no request.
+		HaveSameContent(a, b Info) bool
+	}
+
 	// A Statfser reports the size of its storage.
 	Statfser interface {
 		Statfs(ctx context.Context) (Statfs, error)

@@ -24,7 +24,7 @@ const module = "github.com/milkweedfs/milkweed/"
 func TestTiersUseCopyName(t *testing.T) {
 	for pkg, want := range map[string]string{
 		"metadata":  "ReadDir Stat",
-		"placement": "Create Open Remove Stat",
+		"placement": "Create Link Open Remove Stat",
 	} {
 		fset := token.NewFileSet()
 		files, info := check(t, fset, pkg)

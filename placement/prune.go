@@ -182,12 +182,12 @@ func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// pruneRequests bounds the requests of one call of Prune to the source that are in flight.
-const pruneRequests = 8
+// comparisons bounds the requests for attributes in flight of one call of Prune or Prepare.
+const comparisons = 8
 
 // remove asks the source for the files of the suspects, and removes those that it does not have.
 func (p *prune) remove(ctx context.Context) {
-	each(ctx, pruneRequests, p.suspects, func(s suspect) {
+	each(ctx, comparisons, p.suspects, func(s suspect) {
 		if err := panics.Do(func() error { return p.settle(ctx, s) }); err != nil && ctx.Err() == nil {
 			p.update(func(r *PruneReport) { r.Failed++; r.fail(err) })
 		}

@@ -250,6 +250,13 @@ func (s *Source) FindsHoles() bool {
 	return ok
 }
 
+// HaveSameContent reports whether two files at different names, which Stat has described, are known to
+// have the same content. It makes no request. See drivers.Comparer.
+func (s *Source) HaveSameContent(a, b drivers.Info) bool {
+	c, ok := drivers.As[drivers.Comparer](s.driver)
+	return ok && c.HaveSameContent(a, b)
+}
+
 // Holes returns the holes of a regular file of a source that is a drivers.HoleFinder, and
 // describes the file.
 func (s *Source) Holes(ctx context.Context, name string) ([]drivers.Hole, drivers.Info, error) {

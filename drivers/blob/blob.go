@@ -18,10 +18,12 @@ package blob
 
 import (
 	"context"
+	"crypto/md5"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -60,6 +62,7 @@ var (
 	_ drivers.VersionOpener = (*Bucket)(nil)
 	_ drivers.Profiler      = (*Bucket)(nil)
 	_ drivers.Sampler       = (*Bucket)(nil)
+	_ drivers.Comparer      = (*Bucket)(nil)
 )
 
 // A request is cancelled and retried when callers have waited for stallTimeout for the
@@ -249,6 +252,18 @@ func find(items []item, key string) (item, bool) {
 		}
 	}
 	return item{}, false
+}
+
+// A sumETag is the version of an object of S3 that was written in several parts: the MD5 sum of the sums
+// of the parts, and their number.
+var sumETag = regexp.MustCompile(`^[0-9a-f]{32}-[0-9]+$`)
+
+// HaveSameContent implements drivers.Comparer. The ETags of S3 are MD5 sums, or else differ between
+// objects. Those of Azure, and the generations of Google Cloud Storage, identify the content of one
+// object only.
+func (b *Bucket) HaveSameContent(x, y drivers.Info) bool {
+	isSum := len(x.Version) == 1+md5.Size && x.Version[0] == 0 || sumETag.MatchString(x.Version)
+	return b.location.Scheme == "s3" && x.IsRegular() && y.IsRegular() && isSum && x.Version == y.Version && x.Size == y.Size
 }
 
 // Sample implements drivers.Sampler without a request: it returns files from the page

@@ -24,6 +24,7 @@ var (
 	_ drivers.CopyProber    = (*Faults)(nil)
 	_ drivers.Profiler      = (*Faults)(nil)
 	_ drivers.Sampler       = (*Faults)(nil)
+	_ drivers.Comparer      = (*Faults)(nil)
 	_ drivers.Lister        = (*Faults)(nil)
 	_ drivers.VersionOpener = (*Faults)(nil)
 	_ drivers.Sweeper       = (*Faults)(nil)

@@ -32,6 +32,12 @@ func (f *Faults) Profile() drivers.Profile {
 	return p
 }
 
+// HaveSameContent implements drivers.Comparer.
+func (f *Faults) HaveSameContent(a, b drivers.Info) bool {
+	c, ok := drivers.As[drivers.Comparer](f.inner)
+	return ok && c.HaveSameContent(a, b)
+}
+
 // Sample implements drivers.Sampler. It is an OpReadDir of the root.
 func (f *Faults) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
 	if _, err := f.inject(ctx, OpReadDir, "."); err != nil {

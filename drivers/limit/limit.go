@@ -28,6 +28,7 @@ var (
 	_ drivers.VersionOpener = (*Driver)(nil)
 	_ drivers.Profiler      = (*Driver)(nil)
 	_ drivers.Sampler       = (*Driver)(nil)
+	_ drivers.Comparer      = (*Driver)(nil)
 	_ drivers.Streamer      = (*object)(nil)
 	_ drivers.Verifier      = (*object)(nil)
 	_ drivers.BackingFiler  = (*object)(nil)
@@ -162,6 +163,12 @@ func (d *Driver) Profile() drivers.Profile {
 	}
 	p.Local = false
 	return p
+}
+
+// HaveSameContent implements drivers.Comparer. It is no operation.
+func (d *Driver) HaveSameContent(a, b drivers.Info) bool {
+	c, ok := drivers.As[drivers.Comparer](d.inner)
+	return ok && c.HaveSameContent(a, b)
 }
 
 // Sample implements drivers.Sampler. It counts as one ReadDir.

@@ -25,6 +25,7 @@ var (
 	_ drivers.Namer      = (*Dir)(nil)
 	_ drivers.Profiler   = (*Dir)(nil)
 	_ drivers.Sampler    = (*Dir)(nil)
+	_ drivers.Comparer   = (*Dir)(nil)
 )
 
 // A Dir is a Driver that reads a folder. It cannot write to it. All methods may be called
@@ -459,6 +460,12 @@ func withBuffer(get func(buf []byte) (int, error)) ([]byte, error) {
 		}
 		return buf[:max(n, 0)], err
 	}
+}
+
+// HaveSameContent implements drivers.Comparer: the names are hard links of one file. Names on different
+// file systems may have the same inode number, but hardly the same times, too.
+func (d *Dir) HaveSameContent(a, b drivers.Info) bool {
+	return a.IsRegular() && a.Inode != 0 && a.Inode == b.Inode && a.Nlink > 1 && a.Nlink == b.Nlink && a.SameVersion(b) && a.Ctime.Equal(b.Ctime)
 }
 
 // Statfs implements drivers.Statfser.

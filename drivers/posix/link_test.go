@@ -145,3 +145,34 @@ func TestLinkFails(t *testing.T) {
 		t.Errorf("after the same link again: %d names", n)
 	}
 }
+
+// Two names have the same content if they are hard links of one file.
+func TestHaveSameContent(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("data"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(filepath.Join(dir, name), time.Unix(1e9, 0), time.Unix(1e9, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "c")); err != nil {
+		t.Fatal(err)
+	}
+	d, err := OpenDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	stat := func(name string) drivers.Info {
+		info, err := d.Stat(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	if a, b, c := stat("a"), stat("b"), stat("c"); !d.HaveSameContent(a, c) || d.HaveSameContent(a, b) || d.HaveSameContent(drivers.Info{}, drivers.Info{}) {
+		t.Error("hard links are not the same, or others are")
+	}
+}
