@@ -11,6 +11,7 @@
 //	milkweed refresh [--prune [--dry-run]] [--json] [-v] [PATH…]
 //	milkweed generations [--json] [PATH]
 //	milkweed generations drop [--json] GEN [PATH]
+//	milkweed prepare [--trust-mtime] [--partial] [--json] GEN [PATH]
 //	milkweed switch [--keep] [--when-idle] [--json] GEN [PATH]
 //	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
 //	milkweed plan --show [--json] MOUNT

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -37,7 +38,7 @@ listings do not show: a job that reads MOUNT/.generations/v3 is not switched.
 The copies of the other generation are removed from the tiers when no file of it
 is open or mapped; with --keep they stay. A file that is removed from the tiers
 is read from the source. Copies for the new generation are made when its files
-are opened, or before the switch by milkweed warmup MOUNT/.generations/GEN.
+are opened, or before the switch by milkweed prepare.
 
 With --when-idle, the switch waits until no process uses the mount, as far as
 this user may see. Ctrl-C ends the wait, without a switch.
@@ -48,7 +49,7 @@ the link, too. Switch exits with 2 if the source has no such generation. With
 --json it prints one object with from, to, done and linked, the generation to
 which the link points.`,
 		Example: `  ln -s v3 /data/current && milkweed mount /data/current /mnt/data
-  milkweed warmup /mnt/data/.generations/v4
+  milkweed prepare v4 /mnt/data
   milkweed switch v4 /mnt/data && ln -sfn v4 /data/current`,
 		Args: usage(cobra.RangeArgs(1, 2)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -111,6 +112,112 @@ func userNames(s control.Switched) string {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
 	return strings.Join(names, ", ")
+}
+
+func newPrepare() *cobra.Command {
+	var req control.PrepareRequest
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "prepare GEN [PATH]",
+		Short: "Fill the tiers with another generation of the dataset, ahead of a switch",
+		Long: `Prepare copies the files of a generation, which milkweed switch --help
+describes, to the tiers of a mount, in the background and behind running jobs.
+It does not change what the mount shows.
+
+A file that is the same as the one of that path in the generation that the mount
+shows is not copied: both are one copy with two names, which takes room once.
+The same are hard links of one file, and objects of S3 with the same MD5 sum as
+ETag. With --trust-mtime, so are files with equal sizes and modification times;
+do not use it if a program sets the times, as some archives do.
+
+Prepare first lists the generation, and counts the room that is needed. If the
+tiers do not have it, it copies nothing, unless --partial is given. Ctrl-C stops
+it; complete copies stay, and the next call goes on from there.
+
+PATH is a mount point or a path below one. Without it, prepare needs exactly one
+mount. It exits with 2 if the source has no such generation, with 5 if the tiers
+have no room, and with 8 if files could not be copied or if it was stopped. With
+--json it prints one object: generation; found, present, shared, copied,
+skipped, elsewhere and failed, each with files and bytes; need_bytes and
+room_bytes; and errors[], which has the path and the error of some files.`,
+		Example: `  milkweed prepare v4 /mnt/data && milkweed switch v4 /mnt/data
+  milkweed prepare --trust-mtime --json v4 | jq .copied.bytes`,
+		Args: usage(cobra.RangeArgs(1, 2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			req.Generation = args[0]
+			return prepare(c, req, asJSON, args[1:])
+		},
+	}
+	c.Flags().BoolVar(&req.TrustMtime, "trust-mtime", false, "files with equal paths, sizes and modification times are the same")
+	c.Flags().BoolVar(&req.Partial, "partial", false, "copy what fits if the tiers have no room for all")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return c
+}
+
+func prepare(c *cobra.Command, req control.PrepareRequest, asJSON bool, paths []string) error {
+	point, _, err := warmupNames(paths)
+	if err != nil {
+		return err
+	}
+	client, err := control.Dial(c.Context(), point)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	start := time.Now()
+	d := newDisplay(c.ErrOrStderr(), asJSON)
+	p, err := client.Prepare(c.Context(), req, func(p control.Prepared) { d.show(prepareStep(p)) })
+	d.end()
+	if err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	if asJSON {
+		if err := printJSON(c.OutOrStdout(), p); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(c.OutOrStdout(), "%s: %s after %v\n", text(p.Generation), prepareSummary(p), time.Since(start).Round(10*time.Millisecond))
+	}
+	for _, f := range p.Errors {
+		fmt.Fprintf(c.ErrOrStderr(), "%s: %s\n", text(f.Path), f.Error)
+	}
+	switch {
+	case err != nil:
+		return &exit.Error{Code: exit.Incomplete, Err: errors.New("the preparation was stopped"), Remedy: "Complete copies stay. Run it again to go on."}
+	case p.Failed.Files > 0:
+		return &exit.Error{Code: exit.Incomplete, Err: fmt.Errorf("%s could not be copied", files(p.Failed.Files)), Remedy: "Run it again to retry them."}
+	}
+	return nil
+}
+
+// prepareSummary describes the result of a preparation.
+func prepareSummary(p control.Prepared) string {
+	line := fmt.Sprintf("%s (%s)", files(p.Found.Files), size(p.Found.Bytes))
+	for _, part := range []struct {
+		amount control.Amount
+		what   string
+	}{
+		{p.Present, "there before"}, {p.Shared, "shared"}, {p.Copied, "copied"}, {p.Skipped, "skipped, because no tier has room"},
+		{p.Elsewhere, "on other nodes"}, {p.Failed, "failed"},
+	} {
+		if part.amount.Files > 0 {
+			line += fmt.Sprintf(", %s (%s) %s", count(part.amount.Files), size(part.amount.Bytes), part.what)
+		}
+	}
+	return line
+}
+
+// prepareStep returns the state of a preparation for a display.
+func prepareStep(p control.Prepared) step {
+	if p.Listing {
+		return step{text: fmt.Sprintf("listing: %s (%s) found so far", files(p.Found.Files), size(p.Found.Bytes)), state: p}
+	}
+	var done control.Amount
+	for _, a := range []control.Amount{p.Present, p.Shared, p.Copied, p.Skipped, p.Elsewhere, p.Failed} {
+		done.Files += a.Files
+		done.Bytes += a.Bytes
+	}
+	return step{text: fmt.Sprintf("%s of %s", count(done.Files), files(p.Found.Files)), bytes: done.Bytes, total: p.Found.Bytes, state: p}
 }
 
 func newGenerations() *cobra.Command {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -300,6 +301,157 @@ func TestGenerationsInBucket(t *testing.T) {
 		if r := s.try("mount", "--tier", tier, at, s.point); r.code != exit.Source || !strings.Contains(r.stderr, "pointer") {
 			t.Errorf("a pointer %.20q: exit code %d, %q", content, r.code, r.stderr)
 		}
+	}
+	s.wantNothing()
+}
+
+// nextGeneration makes the generation v2 of newVersioned one that shares half of its files with v1, as
+// hard links.
+func (s *site) nextGeneration() {
+	s.t.Helper()
+	s.sh(`rm -r "$1/v2" && cp -al "$1/v1" "$1/v2"`, s.dir+"/sets")
+	for i := range 10 {
+		name := fmt.Sprintf("../sets/v2/d/%d", 2*i)
+		s.check(os.Remove(filepath.Join(s.source, name)))
+		s.write(name, 6000)
+	}
+}
+
+// used returns the bytes of room that the tiers use.
+func (s *site) used() (n int64) {
+	for _, t := range s.status().Tiers {
+		n += t.UsedBytes
+	}
+	return n
+}
+
+// Prepare copies what has changed, and nothing else. What has not changed is one copy with two names,
+// which takes room once, also when the other generation is gone.
+func TestPrepare(t *testing.T) {
+	s := newVersioned(t)
+	s.nextGeneration()
+	s.mount("1MiB")
+	s.must("sh", "-c", `cat "$1"/d/* >/dev/null`, "sh", s.point)
+	s.settled()
+	before := s.status().Source.Bytes
+	var p control.Prepared
+	s.check(json.Unmarshal([]byte(s.milkweed("prepare", "--json", "v2", s.point)), &p))
+	want := control.Prepared{
+		Generation: "v2", Found: control.Amount{Files: 20, Bytes: 10*5000 + 10*6000}, Shared: control.Amount{Files: 10, Bytes: 50000},
+		Copied: control.Amount{Files: 10, Bytes: 60000}, NeedBytes: 10 * 8192, RoomBytes: 1<<20 - 20*8192,
+	}
+	if !reflect.DeepEqual(p, want) {
+		t.Errorf("got  %+v\nwant %+v", p, want)
+	}
+	if n := s.status().Source.Bytes - before; n != 60000 {
+		t.Errorf("%d bytes were read from the source, want the 60,000 that have changed", n)
+	}
+	if n := s.used(); n != 30*8192 {
+		t.Errorf("both generations take %d bytes, want those of 30 files", n)
+	}
+	if out := s.milkweed("prepare", "v2", s.point); !strings.HasPrefix(out, "v2: 20 files (107 KiB), 20 (107 KiB) there before after") {
+		t.Errorf("a second prepare printed %s", out)
+	}
+	s.milkweed("switch", "v2", s.point)
+	s.shows("v2")
+	s.eventually("the copies of v1 are gone", func() bool { return s.copies() == "v1:0 v2:20" })
+	s.eventually("their room is returned", func() bool { return s.used() == 20*8192 })
+	if n := s.status().Source.Bytes - before; n != 60000 {
+		t.Errorf("%d bytes were read from the source after the switch", n)
+	}
+	s.umount()
+	s.link("v2")
+	s.mount("1MiB")
+	s.shows("v2")
+	if st := s.status(); st.Source.Reads != 0 || s.used() != 20*8192 {
+		t.Errorf("after a mount: %d reads from the source, %d bytes used", st.Source.Reads, s.used())
+	}
+	if out := s.milkweed("scrub", s.point); !strings.HasPrefix(out, "20 copies") || !strings.Contains(out, "0 corrupt") {
+		t.Errorf("scrub printed %s", out)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// Files with equal times are the same only if that is asked for. A generation without room is refused
+// before anything is copied.
+func TestPrepareChoices(t *testing.T) {
+	s := newVersioned(t)
+	s.sh(`rm -r "$1/v2" && cp -rp "$1/v1" "$1/v2"`, s.dir+"/sets")
+	s.mount("256KiB") // 20 of 40 files of 8 KiB, and 12 more
+	s.must("sh", "-c", `cat "$1"/d/* >/dev/null`, "sh", s.point)
+	s.settled()
+	r := s.try("prepare", "v2", s.point)
+	if r.code != exit.Tier || !strings.Contains(r.stderr, "needs 160 KiB, and the tiers have 96 KiB free") {
+		t.Errorf("without room: exit code %d, %q", r.code, r.stderr)
+	}
+	if got := s.copies(); got != "v1:20 v2:0" {
+		t.Errorf("after that: %s", got)
+	}
+	if out := s.milkweed("prepare", "--partial", "v2", s.point); !strings.Contains(out, "12 (59 KiB) copied, 8 (39 KiB) skipped") {
+		t.Errorf("--partial printed %s", out)
+	}
+	s.milkweed("generations", "drop", "v2", s.point)
+	if out := s.milkweed("prepare", "--trust-mtime", "v2", s.point); !strings.Contains(out, "20 (98 KiB) shared") {
+		t.Errorf("--trust-mtime printed %s", out)
+	}
+	if n := s.used(); n != 20*8192 {
+		t.Errorf("both generations take %d bytes", n)
+	}
+	for _, words := range [][]string{{"prepare", "v9", s.point}, {"prepare", "../x", s.point}, {"switch", "d", s.point}} {
+		if r := s.try(words...); r.code != exit.Usage || !strings.Contains(r.stderr, "no generation") {
+			t.Errorf("%q: exit code %d, %q", words, r.code, r.stderr)
+		}
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// After the daemon was killed in a preparation, a switch or a removal of copies, the next mount has all
+// copies of the generation that it shows, as far as they were complete, and an account that is right.
+func TestKilledBetweenGenerations(t *testing.T) {
+	s := newVersioned(t)
+	for i := range 300 {
+		s.write(fmt.Sprintf("../sets/v1/d/more%d", i), 3000)
+	}
+	s.nextGeneration()
+	rounds := 12
+	if testing.Short() {
+		rounds = 3
+	}
+	for round := range rounds {
+		s.link("v1")
+		s.mount("16MiB")
+		s.must("sh", "-c", `cat "$1"/d/* >/dev/null`, "sh", s.point)
+		s.settled()
+		pid := s.status().PID
+		work := s.command("sh", "-c", `"$1" prepare v2 "$2"; "$1" switch v2 "$2"; sleep 0.1; "$1" generations drop v1 "$2"`, "sh", s.program, s.point)
+		s.check(work.Start())
+		time.Sleep(time.Duration(20+25*round) * time.Millisecond)
+		shown := s.status().Generation
+		s.check(unix.Kill(pid, unix.SIGKILL))
+		work.Wait()
+		s.milkweed("umount", "--lazy", s.point)
+		s.link(shown)
+		s.mount("16MiB")
+		var before []string
+		for _, g := range s.generations().All {
+			before = append(before, fmt.Sprintf("%s:%d", g.Name, g.Copies[0].Files))
+		}
+		read := s.status().Source.Bytes
+		s.shows(shown)
+		t.Logf("round %d: %s, copies %q, %d bytes read from the source", round, shown, before, s.status().Source.Bytes-read)
+		if s.status().Source.Bytes != read {
+			t.Errorf("round %d: copies of the generation in use were lost: %d bytes were read", round, s.status().Source.Bytes-read)
+		}
+		s.settled()
+		used := s.used()
+		s.umount()
+		s.mount("16MiB")
+		if now := s.used(); now != used {
+			t.Errorf("round %d: the account had %d bytes, and the next scan found %d", round, used, now)
+		}
+		s.umount()
 	}
 	s.wantNothing()
 }

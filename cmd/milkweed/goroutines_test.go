@@ -72,6 +72,7 @@ var notShared = map[string]string{
 	"metadata/walk.go":         "a call of Revalidate: it is held while a callback runs",
 	"placement/mover.go":       "a call of measure or place",
 	"placement/prune.go":       "a call of Prune: it is held while a callback runs",
+	"placement/prepare.go":     "a call of Prepare: it is held while a callback runs",
 	"placement/scrub.go":       "a scrub: it is held while a callback runs",
 	"placement/scrubreport.go": "the report of a scrub",
 	"placement/warmup.go":      "a call of Warmup: it is held while a callback runs",

@@ -120,6 +120,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWarmup(),
 		newRefresh(),
 		newGenerations(),
+		newPrepare(),
 		newSwitch(),
 		newPlan(),
 		newExchange(),

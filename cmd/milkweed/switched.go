@@ -237,6 +237,60 @@ func (d *daemon) dropUnused(ctx context.Context, generation *metadata.Entry) {
 	level("dropped the copies of a generation", "generation", generation.Name(), "copies", last.Copies, "bytes", last.Bytes, "failed", last.Failed, "err", cmp.Or(err, context.Cause(ctx)))
 }
 
+// Prepare implements control.Daemon.
+func (d *daemon) Prepare(ctx context.Context, req control.PrepareRequest, progress func(control.Prepared)) error {
+	if d.draining.Load() {
+		return errDraining
+	}
+	if !d.names.HasGenerations() {
+		return errNoGenerations
+	}
+	if err := d.findGeneration(ctx, req.Generation); err != nil {
+		return err
+	}
+	root, err := d.names.FindGeneration(ctx, req.Generation)
+	if err != nil {
+		return err
+	}
+	var (
+		last    placement.PrepareReport
+		errs    []control.FileError
+		updated time.Time
+	)
+	send := func() { progress(prepared(req.Generation, last, errs)) }
+	err = d.handler.Prepare(ctx, root, d.names.Top(), placement.PrepareOptions{TrustMtime: req.TrustMtime, Partial: req.Partial}, func(r placement.PrepareReport) {
+		last = r
+		if time.Since(updated) >= 100*time.Millisecond {
+			updated = time.Now()
+			send()
+		}
+	}, func(e *metadata.Entry, err error) {
+		if len(errs) < maxErrors {
+			errs = append(errs, control.FileError{Path: d.names.Outside(e.Path()), Error: err.Error()})
+		}
+	})
+	send()
+	if errors.Is(err, placement.ErrPrepareRoom) {
+		return &exit.Error{
+			Code: exit.Tier, Err: fmt.Errorf("%s was not prepared: it needs %s, and the tiers have %s free", text(req.Generation), size(last.Need), size(last.Room)),
+			Remedy: "Raise the quotas, drop another generation with `milkweed generations drop`, or copy what fits with --partial.",
+		}
+	}
+	if err == nil {
+		d.log.Info("prepared a generation", "generation", req.Generation, "files", last.Found.Files, "shared", last.Shared.Files, "copied", last.Copied.Files,
+			"copied_bytes", last.Copied.Bytes, "skipped", last.Skipped.Files, "failed", last.Failed.Files)
+	}
+	return err
+}
+
+func prepared(generation string, r placement.PrepareReport, errs []control.FileError) control.Prepared {
+	return control.Prepared{
+		Generation: generation, Listing: r.Walking, NeedBytes: r.Need, RoomBytes: r.Room, Errors: errs,
+		Found: control.Amount(r.Found), Present: control.Amount(r.Present), Shared: control.Amount(r.Shared), Copied: control.Amount(r.Copied),
+		Skipped: control.Amount(r.Skipped), Elsewhere: control.Amount(r.Elsewhere), Failed: control.Amount(r.Failed),
+	}
+}
+
 // DropGeneration implements control.Daemon.
 func (d *daemon) DropGeneration(ctx context.Context, generation string, progress func(placement.DropReport)) error {
 	switch {

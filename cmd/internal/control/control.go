@@ -71,6 +71,10 @@ type Daemon interface {
 	// is none.
 	Switch(ctx context.Context, req SwitchRequest, progress func(Switched)) error
 
+	// Prepare fills the tiers with the files of a generation, as placement.Handler.Prepare does. It
+	// calls progress from time to time, never concurrently, and once with the result before it returns.
+	Prepare(ctx context.Context, req PrepareRequest, progress func(Prepared)) error
+
 	// DropGeneration removes the copies of a generation that is not the current one, as
 	// placement.Handler.Drop does.
 	DropGeneration(ctx context.Context, generation string, progress func(placement.DropReport)) error

@@ -52,6 +52,37 @@ type Switched struct {
 	Users  []procs.Process `json:"users,omitempty"`  // that a switch with WhenIdle waits for
 }
 
+// A PrepareRequest is the body of POST /v1/generations/prepare.
+type PrepareRequest struct {
+	Generation string `json:"generation"`
+	TrustMtime bool   `json:"trust_mtime,omitempty"` // as in placement.PrepareOptions
+	Partial    bool   `json:"partial,omitempty"`     // as in placement.PrepareOptions
+}
+
+// Prepared is the state of the preparation of a generation, or its result, as in
+// placement.PrepareReport.
+type Prepared struct {
+	Generation string `json:"generation"`
+	Listing    bool   `json:"listing,omitempty"` // more files may be found
+	Found      Amount `json:"found"`
+	Present    Amount `json:"present"`
+	Shared     Amount `json:"shared"`
+	Copied     Amount `json:"copied"`
+	Skipped    Amount `json:"skipped"`
+	Elsewhere  Amount `json:"elsewhere"`
+	Failed     Amount `json:"failed"`
+	NeedBytes  int64  `json:"need_bytes"`
+	RoomBytes  int64  `json:"room_bytes"`
+
+	Errors []FileError `json:"errors,omitempty"` // of the first files that failed
+}
+
+// An Amount is a number of files, and the sum of their sizes.
+type Amount struct {
+	Files int64 `json:"files"`
+	Bytes int64 `json:"bytes"`
+}
+
 // A DropRequest is the body of POST /v1/generations/drop.
 type DropRequest struct {
 	Generation string `json:"generation"`
@@ -73,6 +104,16 @@ func (s *Server) switchGeneration(w http.ResponseWriter, r *http.Request) {
 	if decode(w, r, &req) {
 		stream(w, r, Switched{To: req.Generation}, func(ctx context.Context, progress func(Switched)) error {
 			return s.Daemon.Switch(ctx, req, progress)
+		})
+	}
+}
+
+// prepareGeneration serves POST /v1/generations/prepare.
+func (s *Server) prepareGeneration(w http.ResponseWriter, r *http.Request) {
+	var req PrepareRequest
+	if decode(w, r, &req) {
+		stream(w, r, Prepared{Generation: req.Generation, Listing: true}, func(ctx context.Context, progress func(Prepared)) error {
+			return s.Daemon.Prepare(ctx, req, progress)
 		})
 	}
 }
@@ -117,6 +158,17 @@ func (c *Client) Switch(ctx context.Context, req SwitchRequest, progress func(Sw
 	}
 	defer r.Close()
 	return follow(ctx, r, "the switch", "", progress)
+}
+
+// Prepare fills the tiers with the files of a generation. It calls progress from time to time, and
+// returns the last Prepared. When ctx is done, it ends. Copies that were complete stay.
+func (c *Client) Prepare(ctx context.Context, req PrepareRequest, progress func(Prepared)) (Prepared, error) {
+	r, err := c.stream(ctx, "/v1/generations/prepare", req)
+	if err != nil {
+		return Prepared{}, err
+	}
+	defer r.Close()
+	return follow(ctx, r, "the preparation", "Run it again; complete copies stay. ", progress)
 }
 
 // DropGeneration removes the copies of a generation that is not the current one. It calls progress from

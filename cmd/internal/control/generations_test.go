@@ -25,6 +25,11 @@ func TestGenerations(t *testing.T) {
 	if err != nil || r.Copies != 3 || *d.Dropped.Load() != "v0" {
 		t.Errorf("drop: %+v, %v", r, err)
 	}
+	want := control.PrepareRequest{Generation: "v4", TrustMtime: true, Partial: true}
+	p, err := c.Prepare(t.Context(), want, func(control.Prepared) {})
+	if err != nil || p.Shared.Files != 1 || p.NeedBytes != 4096 || *d.PreparedWith.Load() != want {
+		t.Errorf("prepare: %+v, %v", p, err)
+	}
 	d.GenerationErr = &exit.Error{Code: exit.Usage, Err: errors.New("no generations")}
 	if _, err := c.Generations(t.Context()); exit.Of(err) != exit.Usage {
 		t.Errorf("got %v, want code %d", err, exit.Usage)

@@ -79,6 +79,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/scrub", s.scrub)
 	mux.HandleFunc("GET /v1/generations", s.getGenerations)
 	mux.HandleFunc("POST /v1/generations/switch", s.switchGeneration)
+	mux.HandleFunc("POST /v1/generations/prepare", s.prepareGeneration)
 	mux.HandleFunc("POST /v1/generations/drop", s.dropGeneration)
 	mux.HandleFunc("GET /v1/peers", s.peers)
 	mux.HandleFunc("GET /v1/plan", s.getPlan)

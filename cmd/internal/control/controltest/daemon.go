@@ -40,7 +40,7 @@ type Daemon struct {
 	ScrubErr error                   // the result of Scrub and StartScrub
 
 	GenerationsOf control.Generations // the result of Generations
-	GenerationErr error               // the result of Generations, Switch and DropGeneration
+	GenerationErr error               // the result of Generations, Switch, Prepare and DropGeneration
 
 	PlanErr error        // the result of Plan
 	Planned Planned      // what Plan and DropPlan were called with
@@ -55,6 +55,7 @@ type Daemon struct {
 	RefreshedWith atomic.Pointer[control.RefreshOptions] // its options
 	Scrubbed      atomic.Pointer[control.ScrubRequest]   // the last call of Scrub or StartScrub
 	SwitchedTo    atomic.Pointer[control.SwitchRequest]  // the last call of Switch
+	PreparedWith  atomic.Pointer[control.PrepareRequest] // the last call of Prepare
 	Dropped       atomic.Pointer[string]                 // the generation of the last call of DropGeneration
 	Shutdowns     atomic.Int64                           // calls of Shutdown
 }
@@ -256,6 +257,13 @@ func (d *Daemon) Switch(ctx context.Context, req control.SwitchRequest, progress
 	s.Done = true
 	progress(s)
 	return nil
+}
+
+// Prepare implements control.Daemon.
+func (d *Daemon) Prepare(_ context.Context, req control.PrepareRequest, progress func(control.Prepared)) error {
+	d.PreparedWith.Store(&req)
+	progress(control.Prepared{Generation: req.Generation, Found: control.Amount{Files: 2, Bytes: 200}, Shared: control.Amount{Files: 1, Bytes: 100}, Copied: control.Amount{Files: 1, Bytes: 100}, NeedBytes: 4096, RoomBytes: 8192})
+	return d.GenerationErr
 }
 
 // DropGeneration implements control.Daemon.
