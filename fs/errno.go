@@ -23,6 +23,9 @@ const (
 	// READ, the job gets ESTALE from read(2), as NFS reports it.
 	statusStale = fuse.Status(syscall.ESTALE)
 
+	// statusHidden: a name beside the generations at the source is not shown in `.generations`.
+	statusHidden = fuse.ENOENT
+
 	// statusReadOnly: open(2) for writing. The kernel refuses most such calls by itself.
 	statusReadOnly = fuse.EROFS
 

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -57,30 +56,33 @@ func newGenerations(t *testing.T, mode fs.Mode) *stack {
 	return newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(64 << 20)}, mode: mode, first: "g0"}, writeGenerations)
 }
 
-// A switchCount is a number in a file that processes share. It is odd while a switch is in progress.
-// The generation in use is half of it, modulo 2.
-type switchCount struct{ n *atomic.Uint64 }
+// A switchCount is in a file that processes share.
+type switchCount struct {
+	n     atomic.Uint64 // odd while a switch is in progress; the generation in use is half of it, modulo 2
+	pairs atomic.Uint64 // that were opened between two switches, and read
+}
 
-func openSwitchCount(path string) (switchCount, error) {
+func openSwitchCount(path string) (*switchCount, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return switchCount{}, err
+		return nil, err
 	}
 	defer f.Close()
-	if err := f.Truncate(8); err != nil {
-		return switchCount{}, err
+	const size = int(unsafe.Sizeof(switchCount{}))
+	if err := f.Truncate(int64(size)); err != nil {
+		return nil, err
 	}
-	b, err := unix.Mmap(int(f.Fd()), 0, 8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return switchCount{}, err
+		return nil, err
 	}
-	return switchCount{(*atomic.Uint64)(unsafe.Pointer(&b[0]))}, nil
+	return (*switchCount)(unsafe.Pointer(&b[0])), nil
 }
 
 // readGenerations opens and reads files, in several ways and by several threads, until the standard
 // input ends. If no switch was in progress while it opened two files, both must be of the generation
-// in use, also when they are read later, and names of the other one must be missing. It prints the
-// number of such pairs. args are the mount and the file of the switchCount.
+// in use, also when they are read later, and names of the other one must be missing. args are the
+// mount and the file of the switchCount.
 func readGenerations(args []string) error {
 	count, err := openSwitchCount(args[1])
 	if err != nil {
@@ -93,7 +95,6 @@ func readGenerations(args []string) error {
 	}()
 	var (
 		readers sync.WaitGroup
-		pairs   atomic.Int64
 		mu      sync.Mutex
 		wrong   []string
 	)
@@ -111,13 +112,12 @@ func readGenerations(args []string) error {
 					mu.Unlock()
 					return
 				} else if ok {
-					pairs.Add(1)
+					count.pairs.Add(1)
 				}
 			}
 		})
 	}
 	readers.Wait()
-	fmt.Print(pairs.Load())
 	if len(wrong) > 0 {
 		return errors.New(strings.Join(wrong, "\n"))
 	}
@@ -125,7 +125,7 @@ func readGenerations(args []string) error {
 }
 
 // readPair opens two files, and reads them after that.
-func readPair(mount string, count switchCount, i int) (ok bool, err error) {
+func readPair(mount string, count *switchCount, i int) (ok bool, err error) {
 	if i%4 == 0 { // a listing also gives the kernel nodes
 		if _, err := os.ReadDir(mount); err != nil {
 			return false, err
@@ -191,20 +191,28 @@ func TestSwitches(t *testing.T) {
 				in, err := cmd.StdinPipe()
 				s.check(err)
 				s.check(cmd.Start())
+				ended := make(chan error, 1)
+				go func() { ended <- cmd.Wait() }()
 				for i := range switches {
 					time.Sleep(2 * time.Millisecond)
+					// A slow machine needs longer for a pair.
+					for seen := count.pairs.Load(); i%5 == 0 && count.pairs.Load() == seen; time.Sleep(time.Millisecond) {
+						select {
+						case err := <-ended:
+							t.Fatalf("%v: %s", err, out.String())
+						default:
+						}
+					}
 					count.n.Add(1)
 					_, err := s.mount.Switch(t.Context(), fmt.Sprintf("g%d", (i+1)%2))
 					s.check(err)
 					count.n.Add(1)
 				}
 				in.Close()
-				err = cmd.Wait()
-				pairs, _ := strconv.Atoi(out.String())
-				t.Logf("%d pairs between %d switches", pairs, switches)
-				if err != nil || pairs < switches/10 {
+				if err := <-ended; err != nil {
 					t.Errorf("%v: %s", err, out.String())
 				}
+				t.Logf("%d pairs between %d switches", count.pairs.Load(), switches)
 				s.closed()
 			})
 		})

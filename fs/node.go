@@ -26,7 +26,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 	}
 	e, err := f.names.Lookup(r, dir, name)
 	if err == nil && isHidden(in.NodeId, e) {
-		return fuse.ENOENT
+		return statusHidden
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		if len(name) > maxName {
