@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -74,6 +75,23 @@ const scanTimeout = 300 * time.Millisecond
 // default of 100 would double the memory of the daemon, with little to collect.
 const gcPercent = 25
 
+// minThreads is the least GOMAXPROCS of the daemon, unless a control group limits its CPU time.
+// Requests share the CPUs with background work that makes many short system calls. A goroutine whose
+// call has returned waits in a queue of Go's scheduler if as many threads as GOMAXPROCS are busy, for
+// up to 10 ms. With more threads than CPUs, the scheduler of the kernel divides the CPUs, in shorter
+// slices.
+const minThreads = 8
+
+// threads returns the GOMAXPROCS of a daemon for which the runtime chose n, on a machine with a number
+// of CPUs. If n is less than that, it is the limit of a control group: more threads would use up its
+// time early in each period, and then all would stall.
+func threads(n, cpus int) int {
+	if n < cpus {
+		return n
+	}
+	return max(n, minThreads)
+}
+
 // serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
 // ctx is done, serve unmounts it. If the mount is in use elsewhere then, serve goes on serving it.
 func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, crashes int64, ready func()) (err error) {
@@ -82,6 +100,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 	defer shutdown()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
+	}
+	if n := runtime.GOMAXPROCS(0); os.Getenv("GOMAXPROCS") == "" && threads(n, runtime.NumCPU()) > n {
+		runtime.GOMAXPROCS(threads(n, runtime.NumCPU()))
 	}
 	d := &daemon{
 		cfg: cfg, log: log, since: time.Now(), crashes: crashes, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),

@@ -103,3 +103,14 @@ func TestMemoryGroup(t *testing.T) {
 	s.umount()
 	s.wantNothing()
 }
+
+// The daemon has at least minThreads threads, but not if a control group limits its CPUs.
+func TestThreads(t *testing.T) {
+	for _, c := range []struct{ n, cpus, want int }{
+		{1, 1, minThreads}, {2, 2, minThreads}, {64, 64, 64}, {2, 64, 2}, {16, 64, 16},
+	} {
+		if got := threads(c.n, c.cpus); got != c.want {
+			t.Errorf("threads(%d, %d) = %d, want %d", c.n, c.cpus, got, c.want)
+		}
+	}
+}
