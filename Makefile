@@ -78,7 +78,7 @@ fuzz:
 # `milkweed bench`, which compares Milkweed with other tools.
 .PHONY: bench
 bench:
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 60m ./fs ./metadata ./placement ./drivers/posix ./drivers/blob ./drivers/peer ./cmd/internal/peertest ./cmd/milkweed
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 60m $(TESTFLAGS) ./fs ./metadata ./placement ./drivers/posix ./drivers/blob ./drivers/peer ./cmd/internal/peertest ./cmd/milkweed
 
 # Reads a mount for DURATION while faults hit it, and compares every byte. SEED=0 chooses a
 # seed. docs/reliability.md explains the output and how to replay a run.

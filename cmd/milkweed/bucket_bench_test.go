@@ -33,12 +33,13 @@ const storeLatency = 20 * time.Millisecond
 // content.
 type storeBench struct {
 	*site
-	b     *testing.B
-	proxy *blobtest.Proxy
-	url   string // of the bucket
-	keys  []string
-	size  int    // of each object
-	tier1 string // the folder of a tier in memory
+	b      *testing.B
+	server *blobtest.Server
+	proxy  *blobtest.Proxy
+	url    string // of the bucket
+	keys   []string
+	size   int    // of each object
+	tier1  string // the folder of a tier in memory
 }
 
 // newStoreBench makes a bucket with count objects of a size.
@@ -47,13 +48,13 @@ func newStoreBench(b *testing.B, count, size int, plan blobtest.Plan) *storeBenc
 	server.Setenv(b)
 	b.Setenv("AWS_CA_BUNDLE", "") // rclone does not start with one
 	plan.Latency = storeLatency
-	s := &storeBench{site: newSite(b), b: b, size: size}
+	s := &storeBench{site: newSite(b), b: b, server: server, size: size}
 	s.proxy = blobtest.NewProxy(b, server.URL, plan)
 	s.url = server.BucketURL("bench", "", s.proxy.URL)
 	server.MakeBucket(b, "bench")
 	data := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(data)
-	server.PutMany(b, "bench", objects(count, data, &s.keys))
+	server.Fill(b, "bench", objects(count, data, &s.keys))
 	tier, err := os.MkdirTemp("/dev/shm", "milkweed-bench-")
 	s.check(err)
 	s.tier1 = tier
