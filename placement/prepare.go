@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -154,25 +153,26 @@ func (p *preparation) twin(ctx context.Context, e *metadata.Entry) *metadata.Ent
 	return p.names[i]
 }
 
-// isSame reports whether a file is known to have the content of its twin.
+// isSame reports whether a file is known to have the content of the copy of its twin. What the names
+// cache knows of the twin may be older than a link to it.
 func (p *preparation) isSame(ctx context.Context, f *preparedFile) bool {
-	source, a, b := p.handler.levels.Source(), f.e.Info(), f.twin.Info()
+	source, e, twin := p.handler.levels.Source(), f.e.Info(), f.twin.Info()
 	switch {
-	case source.HaveSameContent(a, b):
+	case source.HaveSameContent(e, twin):
 		return true
-	case !a.Mtime.Equal(b.Mtime):
+	case !e.Mtime.Equal(twin.Mtime):
 		return false
 	case p.opts.TrustMtime:
 		return true
-	case a.Nlink < 2 || a.Nlink != b.Nlink || !a.Ctime.Equal(b.Ctime):
+	case e.Nlink < 2:
 		return false
 	}
 	a, err := source.Stat(ctx, f.e.Path())
 	if err != nil {
 		return false
 	}
-	b, err = source.Stat(ctx, f.twin.Path())
-	return err == nil && source.HaveSameContent(a, b)
+	b, err := source.Stat(ctx, f.twin.Path())
+	return err == nil && source.HaveSameContent(a, b) && a.SameContent(e) && b.SameContent(twin)
 }
 
 // checkRoom returns an error if the tiers have no room for the files that are not shared.
@@ -224,10 +224,12 @@ func (p *preparation) settle(ctx context.Context, f *preparedFile) {
 }
 
 // share gives e the copy of another file that has the same content, and reports success. If e may have
-// another copy, or its times do not identify its content yet, it fails, and e is to be copied.
+// another copy, it fails, and e is to be copied. A change time that is so recent that it does not
+// identify the content, as that of a new link, does not matter: the modification time is that of the
+// copy, and does.
 func (h *Handler) share(ctx context.Context, e, twin *metadata.Entry) bool {
 	l := twin.Level()
-	if l == tiers.AtSource || e.Unverified() || h.racy.has(e, time.Now()) || !e.Claim() {
+	if l == tiers.AtSource || e.Unverified() || !e.Claim() {
 		return false
 	}
 	if err := h.levels.Tier(l).Link(ctx, twin.CopyName(), e.CopyName(), e.Info()); err != nil {
