@@ -14,14 +14,13 @@ import (
 )
 
 // BenchmarkPrepare compares 8 readers that loop over a generation, with and without a preparation of
-// the next one beside them, in turn. The readers are paced to 60 % of the CPU time of the machine. A
-// writer, at idle priority because it has a machine of its own elsewhere, makes the next generation,
-// half of whose files have changed. Then prepare copies it. The readers go on until both have ended, and
-// for at least 4 seconds. The metrics are the medians of the ratios of neighbouring runs.
+// the next one beside them, in turn. The readers are paced to 60 % of the CPU time of the machine. Half
+// of the files of the next generation are links to those of this one, and half are new. The metrics are
+// the medians of the ratios of neighbouring runs.
 //
 //	go test -run '^$' -bench Prepare -benchtime 10x -timeout 30m ./cmd/milkweed
 func BenchmarkPrepare(b *testing.B) {
-	const files = 1000
+	const files = 4000
 	s := newSite(b)
 	plain, err := plainProgram()
 	s.check(err)
@@ -39,11 +38,18 @@ func BenchmarkPrepare(b *testing.B) {
 	var throughput, p99 []float64
 	var prepared time.Duration
 	for b.Loop() {
+		r.run(nil) // the kernel has dropped what it knew of the files with the generation of the last round
 		alone := r.run(nil)
+		for n := range files {
+			dir, name := fmt.Sprintf("/d%d/", n%10), fmt.Sprint(n)
+			if n%2 == 0 {
+				s.write("../sets/v2"+dir+name, 100_000)
+				continue
+			}
+			s.check(os.MkdirAll(s.dir+"/sets/v2"+dir, 0o755))
+			s.check(os.Link(s.dir+"/sets/v1"+dir+name, s.dir+"/sets/v2"+dir+name))
+		}
 		beside := r.run(func() {
-			s.must("chrt", "--idle", "0", "sh", "-ec", `cp -al "$1/v1" "$1/v2"
-				for i in $(seq 0 2 $2); do d="$1/v2/d$((i % 10))"; cp "$d/$i" "$d/new"; mv "$d/new" "$d/$i"; done`,
-				"sh", s.dir+"/sets", fmt.Sprint(files-2))
 			begin := time.Now()
 			s.milkweed("prepare", "v2", s.point)
 			prepared += time.Since(begin)
@@ -109,8 +115,7 @@ func busy(b *testing.B) float64 {
 	return (user + nice + system + irq + softirq) / ticks / float64(runtime.NumCPU())
 }
 
-// run reads for 4 seconds, and calls other, if it is not nil, beside the readers. If that takes longer,
-// so do the readers.
+// run reads while other runs or, if that is nil, for 4 seconds.
 func (r *pacedReaders) run(other func()) (result readResult) {
 	const readers, batch, length = 8, 8, 4 * time.Second
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2 * readers)) // no reader waits for one that is in a system call
@@ -121,7 +126,7 @@ func (r *pacedReaders) run(other func()) (result readResult) {
 	more := func() bool {
 		select {
 		case <-ended:
-			return time.Since(start) < length
+			return other == nil && time.Since(start) < length
 		default:
 			return true
 		}
