@@ -11,6 +11,7 @@ packages=(
 	python3-torch python3-torchvision
 	rclone                                                  # milkweed bench
 	fio                                                     # make test-posix
+	libarchive-tools mtree-netbsd                           # drivers/manifest
 	strace                                                  # drivers/peer
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh

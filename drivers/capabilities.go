@@ -2,6 +2,7 @@ package drivers
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -81,6 +82,17 @@ type (
 		// HaveSameContent reports whether two files at different names, which Stat has
 		// described, are known to have the same content. It makes no request.
 		HaveSameContent(a, b Info) bool
+	}
+
+	// A Pinner knows the content of its files before they are read.
+	Pinner interface {
+		// Digest returns the SHA-256 that the content of a file must have, which Stat has
+		// described. It makes no request, and reports false for what is not a regular file.
+		Digest(info Info) (sum [sha256.Size]byte, ok bool)
+
+		// Reject tells that the content of a file that was read has another SHA-256. Open fails
+		// until the storage has another version of the file.
+		Reject(name string, info Info)
 	}
 
 	// A Statfser reports the size of its storage.
@@ -290,11 +302,12 @@ const (
 // A Profile describes the performance of a storage, for scheduling requests. The zero value
 // describes a file system.
 type Profile struct {
-	Latency     Latency
-	Concurrency int   // requests of Stride bytes in flight that saturate the storage; 0: unknown
-	Local       bool  // the storage is of this machine: a request for attributes takes microseconds
-	ReadsAhead  bool  // the kernel reads far ahead of sequential readers by itself
-	Stride      int64 // bytes that are best requested at once; 0: any number. Objects are Streamers if it is not 0
+	Latency       Latency
+	Concurrency   int   // requests of Stride bytes in flight that saturate the storage; 0: unknown
+	Local         bool  // the storage is of this machine: a request for attributes takes microseconds
+	NamesInMemory bool  // names and attributes are known: they take no request
+	ReadsAhead    bool  // the kernel reads far ahead of sequential readers by itself
+	Stride        int64 // bytes that are best requested at once; 0: any number. Objects are Streamers if it is not 0
 }
 
 // ProfileOf returns the profile of d, or the zero value if d has none.

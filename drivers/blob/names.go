@@ -2,11 +2,9 @@ package blob
 
 import (
 	"context"
-	"hash/fnv"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 	"unicode/utf8"
 
 	cdk "gocloud.dev/blob"
@@ -244,23 +242,9 @@ func (b *Bucket) directory(name string) drivers.Info {
 
 // file describes an object.
 func (b *Bucket) file(i item) drivers.Info {
-	mtime := versionedTime(i)
+	mtime := drivers.VersionedTime(i.mtime, i.version)
 	return drivers.Info{
 		Name: i.key[strings.LastIndexByte(i.key, '/')+1:], Mode: fileMode, Nlink: 1, UID: b.uid, GID: b.gid,
 		Size: i.size, Blocks: drivers.FullBlocks(i.size), Mtime: mtime, Ctime: mtime, Atime: mtime, Version: i.version,
 	}
-}
-
-// versionedTime returns the modification time of an object: the store's time in whole
-// seconds, and a digest of the version in the nanoseconds. A copy in a tier records
-// only the size and the time of its object. The digest distinguishes two versions of
-// the same size within one second, except for one pair in a billion.
-func versionedTime(i item) time.Time {
-	var digest int64
-	if i.version != "" {
-		h := fnv.New64a()
-		h.Write([]byte(i.version))
-		digest = int64(h.Sum64() % 1e9)
-	}
-	return time.Unix(i.mtime.Unix(), digest)
 }

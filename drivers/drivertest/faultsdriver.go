@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"context"
+	"crypto/sha256"
 	"path"
 	"syscall"
 
@@ -36,6 +37,22 @@ func (f *Faults) Profile() drivers.Profile {
 func (f *Faults) HaveSameContent(a, b drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](f.inner)
 	return ok && c.HaveSameContent(a, b)
+}
+
+// Digest implements drivers.Pinner.
+func (f *Faults) Digest(info drivers.Info) (sum [sha256.Size]byte, ok bool) {
+	p, ok := drivers.As[drivers.Pinner](f.inner)
+	if !ok {
+		return sum, false
+	}
+	return p.Digest(info)
+}
+
+// Reject implements drivers.Pinner.
+func (f *Faults) Reject(name string, info drivers.Info) {
+	if p, ok := drivers.As[drivers.Pinner](f.inner); ok {
+		p.Reject(name, info)
+	}
 }
 
 // Sample implements drivers.Sampler. It is an OpReadDir of the root.

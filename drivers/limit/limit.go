@@ -5,6 +5,7 @@ package limit
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +30,7 @@ var (
 	_ drivers.Profiler      = (*Driver)(nil)
 	_ drivers.Sampler       = (*Driver)(nil)
 	_ drivers.Comparer      = (*Driver)(nil)
+	_ drivers.Pinner        = (*Driver)(nil)
 	_ drivers.Streamer      = (*object)(nil)
 	_ drivers.Verifier      = (*object)(nil)
 	_ drivers.BackingFiler  = (*object)(nil)
@@ -169,6 +171,22 @@ func (d *Driver) Profile() drivers.Profile {
 func (d *Driver) HaveSameContent(a, b drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](d.inner)
 	return ok && c.HaveSameContent(a, b)
+}
+
+// Digest implements drivers.Pinner. It is no operation.
+func (d *Driver) Digest(info drivers.Info) (sum [sha256.Size]byte, ok bool) {
+	p, ok := drivers.As[drivers.Pinner](d.inner)
+	if !ok {
+		return sum, false
+	}
+	return p.Digest(info)
+}
+
+// Reject implements drivers.Pinner. It is no operation.
+func (d *Driver) Reject(name string, info drivers.Info) {
+	if p, ok := drivers.As[drivers.Pinner](d.inner); ok {
+		p.Reject(name, info)
+	}
 }
 
 // Sample implements drivers.Sampler. It counts as one ReadDir.

@@ -20,6 +20,10 @@ const (
 	recordsName  = "checksums.log" // the records of the copies
 )
 
+// Copies returns the path of a directory of copies in a tier: that of all copies of a dataset, or of those
+// below the directory dir of the dataset.
+func Copies(tier, dataset, dir string) string { return filepath.Join(tier, dataset, filesName, dir) }
+
 // A ForeignError reports a folder whose owner could change the copies in it.
 type ForeignError struct {
 	Path string
