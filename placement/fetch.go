@@ -215,9 +215,17 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 		return in.ctx.Err() == nil && !errors.Is(err, drivers.ErrShort), err
 	}
 	fl.timing = in.timing(began)
+	if f.pinned != nil {
+		if err := f.pinned.arrived(f, fl.block, buf); err != nil {
+			return !f.foreign, err
+		}
+	}
 	fl.arrive(buf)
 	defer fl.unset()
 	_, err = f.copy.WriteAt(buf, off)
+	if err == nil && f.pinned != nil {
+		err = f.pinned.wrote(f, fl.block)
+	}
 	return false, err
 }
 

@@ -46,6 +46,7 @@ type fill struct {
 	begin      func() // starts the copy, once; returns when that is done
 	begun      bool   // begin was called for a reader; guarded by Handler.mu
 	blocks     *blockMap
+	pinned     *pinned // nil: the content is not known before
 
 	started chan struct{} // closed when the following are set
 	err     error         // why there is no copy to be filled
@@ -80,6 +81,7 @@ func newFill(h *Handler, e *metadata.Entry, rank int, foreign bool) *fill {
 		f.gate, f.queue, stride = h.peers.gate, h.peers.queue, 0
 	}
 	f.blocks = newBlockMap(e.Size(), stride)
+	f.pinned = newPinned(f)
 	f.weight.blocks = min(f.blocks.len(), max(1, blocks(stride)))
 	f.weight.bytes = min(f.size, int64(f.weight.blocks)*blockSize)
 	f.ctx, f.cancel = context.WithCancel(h.ctx)

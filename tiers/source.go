@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -24,14 +25,21 @@ type Source struct {
 	calls    chan struct{} // has an element for each operation in flight
 	scarcity *scarcity
 
+	namesInMemory bool // by the profile
+
 	closer   closer
 	counters SourceCounters // updated atomically
+	inMemory int64          // operations that take no request; updated atomically
 	latency  Histogram
 	base     baseline
 	pace     pace
 }
 
 var _ drivers.Driver = (*Source)(nil)
+
+func makeSource(driver drivers.Driver, s *scarcity) *Source {
+	return &Source{driver: driver, calls: make(chan struct{}, maxCalls), scarcity: s, namesInMemory: drivers.ProfileOf(driver).NamesInMemory}
+}
 
 // maxCalls bounds the operations in flight, abandoned ones included. Further ones wait. An
 // operation that hangs takes a thread, and a Go program ends when it has 10,000.
@@ -40,6 +48,14 @@ const maxCalls = 4096
 // call counts one operation and performs it. It repeats the operation while no descriptor is left.
 func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
 	return repeat(ctx, s.scarcity, func() (T, error) { return once(ctx, s, counter, f, late) })
+}
+
+// ofNames returns the counter of an operation on names, which takes no request if the names are in memory.
+func (s *Source) ofNames(counter *int64) *int64 {
+	if s.namesInMemory {
+		return &s.inMemory
+	}
+	return counter
 }
 
 // once counts one operation and performs it.
@@ -162,12 +178,12 @@ var errEnough = errors.New("enough")
 
 // Stat describes a name of the source.
 func (s *Source) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	return call(ctx, s, &s.counters.Stats, func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
+	return call(ctx, s, s.ofNames(&s.counters.Stats), func() (drivers.Info, error) { return s.driver.Stat(ctx, name) }, nil)
 }
 
 // ReadDir lists a directory of the source.
 func (s *Source) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	return call(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
+	return call(ctx, s, s.ofNames(&s.counters.ReadDirs), func() ([]drivers.Info, error) { return s.driver.ReadDir(ctx, dir) }, nil)
 }
 
 // IsNamer reports whether the source is a drivers.Namer.
@@ -182,7 +198,7 @@ func (s *Source) Names(ctx context.Context, dir string) ([]drivers.Info, error) 
 	if !ok {
 		return nil, fmt.Errorf("list %s: %w", dir, errors.ErrUnsupported)
 	}
-	return call(ctx, s, &s.counters.ReadDirs, func() ([]drivers.Info, error) { return n.Names(ctx, dir) }, nil)
+	return call(ctx, s, s.ofNames(&s.counters.ReadDirs), func() ([]drivers.Info, error) { return n.Names(ctx, dir) }, nil)
 }
 
 // StatNames describes names in a directory of a source that is a drivers.Namer. It counts one Stat
@@ -193,7 +209,7 @@ func (s *Source) StatNames(ctx context.Context, dir string, names []string) ([]d
 		return nil, fmt.Errorf("stat %s: %w", dir, errors.ErrUnsupported)
 	}
 	atomic.AddInt64(&s.counters.Stats, int64(len(names)-1)) // call counts one
-	infos, err := call(ctx, s, &s.counters.Stats, func() ([]drivers.Info, error) { return n.StatNames(ctx, dir, names) }, nil)
+	infos, err := call(ctx, s, s.ofNames(&s.counters.Stats), func() ([]drivers.Info, error) { return n.StatNames(ctx, dir, names) }, nil)
 	for _, info := range infos {
 		s.failed(ctx, info.Err)
 	}
@@ -206,7 +222,7 @@ func (s *Source) Readlink(ctx context.Context, name string) (string, error) {
 	if !ok {
 		return "", syscall.EINVAL
 	}
-	return call(ctx, s, &s.counters.Readlinks, func() (string, error) { return l.Readlink(ctx, name) }, nil)
+	return call(ctx, s, s.ofNames(&s.counters.Readlinks), func() (string, error) { return l.Readlink(ctx, name) }, nil)
 }
 
 // Listxattr lists the user attributes of a name of the source.
@@ -255,6 +271,23 @@ func (s *Source) FindsHoles() bool {
 func (s *Source) HaveSameContent(a, b drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](s.driver)
 	return ok && c.HaveSameContent(a, b)
+}
+
+// Digest returns the SHA-256 that the content of a file must have, and reports whether it is known. See
+// drivers.Pinner.
+func (s *Source) Digest(info drivers.Info) (sum [sha256.Size]byte, ok bool) {
+	p, ok := drivers.As[drivers.Pinner](s.driver)
+	if !ok {
+		return sum, false
+	}
+	return p.Digest(info)
+}
+
+// Reject tells that the content of a file that was read is not that of its Digest. See drivers.Pinner.
+func (s *Source) Reject(name string, info drivers.Info) {
+	if p, ok := drivers.As[drivers.Pinner](s.driver); ok {
+		p.Reject(name, info)
+	}
 }
 
 // Holes returns the holes of a regular file of a source that is a drivers.HoleFinder, and

@@ -94,7 +94,7 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 		opts.Probe = time.Second
 	}
 	lack := &scarcity{log: log}
-	h := &Hierarchy{source: &Source{driver: source, calls: make(chan struct{}, maxCalls), scarcity: lack}, peers: opts.Peers, scarcity: lack}
+	h := &Hierarchy{source: makeSource(source, lack), peers: opts.Peers, scarcity: lack}
 	for i, c := range tiers {
 		if c.Quota.Bytes < 0 || c.Quota.Percent < 0 || c.Quota.Percent > 100 || math.IsNaN(c.Quota.Percent) {
 			return nil, fmt.Errorf("tier %s: quota %v out of range", c.Name, c.Quota)
