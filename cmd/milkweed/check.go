@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -16,7 +17,7 @@ import (
 
 func newCheck() *cobra.Command {
 	f := mountFlags{check: true}
-	var asJSON bool
+	var asJSON, inTiers bool
 	c := &cobra.Command{
 		Use:   "check [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
 		Short: "Check the configuration and this machine",
@@ -31,6 +32,15 @@ For a bucket it requests one page of names, and prints the kind of credentials
 that it found, without secrets. With peers it asks the other nodes whether they
 are up, and have the same roster, secret, dataset, protocol and time.
 
+With --manifest, check does something else: it reads all files of the source and
+compares their names, sizes and SHA-256 with those in the manifest, and prints
+each difference. With --tiers too, it compares the copies in the tiers, also
+while a daemon uses them. It exits with 8 if there is a difference. With --json,
+it prints an object: manifest, files and bytes, which are as in the manifest;
+different, the number of names that are not; differences, an array of the first
+1,000 of them, with path and problem; and other_version, the number of copies
+of other versions of their files.
+
 Each check prints a line that begins with ok, warning or problem, and a remedy
 if it is not ok. If there is a problem, the exit code is that of mount. With
 --json, the command prints an object: settings, an array of objects with key,
@@ -40,12 +50,24 @@ remedy and code.`,
   milkweed check /lustre/imagenet /mnt/imagenet
   milkweed check 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed check --peers 'node[1-4]' --peers-secret ~/job.key /lustre/imagenet
+  milkweed check --manifest imagenet.mtree /lustre/imagenet
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
 		Args: usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
-			cfg, _, err := f.load(c.Flags(), args, c.ErrOrStderr())
+			compares := inTiers || c.Flags().Changed("manifest")
+			stderr := c.ErrOrStderr()
+			if compares && !inTiers {
+				stderr = io.Discard // which tiers a mount would have does not matter
+			}
+			cfg, _, err := f.load(c.Flags(), args, stderr)
 			if err != nil {
 				return err
+			}
+			if compares {
+				if cfg.Source.Manifest == "" {
+					return usageError(c, errors.New("--tiers needs --manifest, or source.manifest in the configuration"))
+				}
+				return compareWithManifest(c, cfg, inTiers, asJSON)
 			}
 			r := checkReport{settingsOf(cfg), slices.Concat(runChecks(c.Context(), cfg), checkPeers(c.Context(), cfg))}
 			if asJSON {
@@ -60,6 +82,7 @@ remedy and code.`,
 		},
 	}
 	f.addConfiguration(c.Flags())
+	c.Flags().BoolVar(&inTiers, "tiers", false, "compare the copies in the tiers with the manifest")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }

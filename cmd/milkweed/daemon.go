@@ -23,6 +23,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/limit"
+	"github.com/milkweedfs/milkweed/drivers/manifest"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -39,8 +40,12 @@ type daemon struct {
 	crashes int64  // of earlier daemons of this mount
 	dataset string // config.DatasetID of the source; computing it calls the source's file system
 
-	pin     pin
-	source  source
+	pin    pin
+	source source
+	listed *manifest.Manifest // of the source; nil: there is none, or one for each generation
+
+	manifests *manifest.Driver // has those of the generations; nil: they have none
+
 	tiers   openTiers
 	peers   *peering
 	service check.Service // how the kernel reads files
@@ -174,7 +179,7 @@ func (d *daemon) mountFS(noExec bool, socket string) (err error) {
 		Point:         d.cfg.Mount.Point,
 		Source:        d.cfg.Source.Given(),
 		AllowOther:    d.cfg.Mount.AllowOther,
-		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "", // a bucket has none
+		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "" && d.cfg.Source.Manifest == "", // a bucket and a manifest have none
 		Socket:        socket,
 		Node:          d.peers.index(),
 		NegativeTTL:   d.cfg.Mount.AttrTimeout,
@@ -211,7 +216,11 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.peers, err = openPeers(ctx, d.cfg.Peers, d.dataset, d.about, d.log); err != nil {
 		return err
 	}
-	if d.levels, err = tiers.New(d.limited(), d.tierConfigs(), tiers.Options{Peers: d.peers.tiers()}, d.log); err != nil {
+	driver, err := d.withManifest(ctx, d.limited())
+	if err != nil {
+		return err
+	}
+	if d.levels, err = tiers.New(driver, d.tierConfigs(), tiers.Options{Peers: d.peers.tiers()}, d.log); err != nil {
 		return err
 	}
 	if err := d.openTiers(ctx); err != nil {
@@ -226,7 +235,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.saved.opened = d.openSnapshot()
 	var pieceSize int64
-	if d.levels.Peers() != nil {
+	if d.levels.Peers() != nil && d.cfg.Source.Manifest == "" { // it has no hashes of pieces
 		pieceSize = placement.PieceSize
 	}
 	d.names, err = metadata.New(ctx, d.levels, metadata.Options{
@@ -253,7 +262,10 @@ func (d *daemon) open(ctx context.Context) error {
 // decide chooses how the kernel reads files, by a sample of those that the mount shows. passthrough has
 // the result of the probe of each tier.
 func (d *daemon) decide(ctx context.Context, passthrough []error) (check.Service, error) {
-	sampled := d.source
+	var sampled interface {
+		drivers.Driver
+		drivers.Sampler
+	} = d.source
 	if d.pin.generation != "" {
 		shown, err := openSource(ctx, d.pin.shown(), d.log)
 		if err != nil {
@@ -261,6 +273,9 @@ func (d *daemon) decide(ctx context.Context, passthrough []error) (check.Service
 		}
 		defer shown.Close()
 		sampled = shown
+	}
+	if d.listed != nil {
+		sampled = manifest.New(sampled, d.listed)
 	}
 	return check.Decide(ctx, d.cfg, sampled, passthrough), nil
 }

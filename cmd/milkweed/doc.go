@@ -13,6 +13,7 @@
 //	milkweed generations drop [--json] GEN [PATH]
 //	milkweed prepare [--trust-mtime] [--partial] [--json] GEN [PATH]
 //	milkweed switch [--keep] [--when-idle] [--json] GEN [PATH]
+//	milkweed manifest [-o FILE] [--omit NAME] [--json] SOURCE
 //	milkweed plan [-0] [--stream NAME] [--epoch N] [--from N] [--lead N] MOUNT [FILE|-]
 //	milkweed plan --show [--json] MOUNT
 //	milkweed plan --clear [--stream NAME] MOUNT
@@ -23,7 +24,7 @@
 //	milkweed peers keygen
 //	milkweed scrub [--rate SIZE] [--background] [--json] [PATH]
 //	milkweed umount [--lazy] MOUNTPOINT
-//	milkweed check [-c tiering.toml] [SOURCE] [MOUNTPOINT]
+//	milkweed check [-c tiering.toml] [--manifest FILE [--tiers]] [SOURCE] [MOUNTPOINT]
 //	milkweed demo [--json]
 //	milkweed bench [--json] [micro|workloads|monarch]…
 //	milkweed version [--json]

@@ -122,6 +122,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newGenerations(),
 		newPrepare(),
 		newSwitch(),
+		newManifest(),
 		newPlan(),
 		newExchange(),
 		newScrub(),

@@ -80,8 +80,9 @@ default, the sizes of a few files decide. status prints the mode and the reason.
 Options of -o and /etc/fstab are config=FILE, allow_other,
 force_allow_other, xattrs, workers=N, attr_timeout=DURATION,
 consistency=DURATION, mode=MODE, metadata_snapshot=PLACE, plan=FILE,
-window=QUOTA, generation=GEN, source_bandwidth=SIZE, source_operations=N,
-clock_skew=DURATION, scrub_interval=DURATION, scrub_rate=SIZE, peers=ROSTER,
+window=QUOTA, generation=GEN, manifest=FILE, source_bandwidth=SIZE,
+source_operations=N, clock_skew=DURATION, scrub_interval=DURATION,
+scrub_rate=SIZE, peers=ROSTER,
 peers_secret=FILE, peers_name=NAME, peers_listen=ADDRESS, peers_serve=BOOL,
 peers_gossip=BOOL, peers_min=N, peers_wait=DURATION, peers_group=N,
 peers_tls_cert=FILE, peers_tls_key=FILE, peers_tls_ca=FILE, metrics=ADDRESS,
@@ -96,6 +97,14 @@ is the room on the fastest tier for planned files that no tier has room for.
 source_bandwidth and source_operations are limits per second on reads and
 operations at the source. With scrub_interval, the daemon compares all copies
 with their checksums from time to time.
+
+With --manifest, the names of the mount are those of a manifest, which milkweed
+manifest writes: nothing is listed, and later changes of the source are not
+shown. A file whose content is not the one in the manifest fails with EIO when
+that is known: for a file of up to 1 MiB before its first byte is read, for a
+larger one when its copy is complete. Only complete copies with the right
+SHA-256 are kept. With dataset:NAME, the manifest is a file of the dataset, and
+each generation has its own. Files that no tier has room for are not hashed.
 
 With --peers, the nodes of a roster share their tiers: together they read each
 byte of the source once. All nodes mount the same dataset with the same roster

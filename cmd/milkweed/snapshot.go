@@ -86,7 +86,7 @@ func (p snapshotPlace) save(ctx context.Context, names *metadata.Container, sour
 // a snapshot with the source before its TTLs expire: then it must be requested by a file.
 func (d *daemon) snapshotPlaces() []snapshotPlace {
 	mount := d.cfg.Mount
-	if mount.AttrTimeout == 0 {
+	if mount.AttrTimeout == 0 || d.cfg.Source.Manifest != "" { // the manifest has the names
 		return nil
 	}
 	if file := mount.SnapshotFile(); file != "" {

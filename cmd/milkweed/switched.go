@@ -170,12 +170,14 @@ func (d *daemon) switchTo(ctx context.Context, req control.SwitchRequest) (strin
 	return before.Name(), nil
 }
 
-// findGeneration returns an error if the source does not have a generation.
+// findGeneration returns an error if the source does not have a generation, or that has no manifest although
+// the configuration names one.
 func (d *daemon) findGeneration(ctx context.Context, name string) error {
 	_, err := d.names.FindGeneration(ctx, name)
 	switch {
 	case err == nil:
-		return nil
+		_, err = d.manifestOf(ctx, name)
+		return err
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EINVAL):
 		return &exit.Error{
 			Code: exit.Usage, Err: fmt.Errorf("the source has no generation %s", text(name)),

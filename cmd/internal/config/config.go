@@ -48,6 +48,8 @@ type Source struct {
 
 	Generation string // the directory that is shown, of those that hold generations; "" for the target of a link
 
+	Manifest string // the list of the files and their hashes: a path, or ManifestInDataset and a name; "" for none
+
 	ClockSkew time.Duration // by which the clocks of the source and of this machine may differ
 }
 
@@ -70,6 +72,10 @@ type Mount struct {
 	MetadataSnapshot string        // SnapshotInTier, NoSnapshot, or the path of the file
 	Plan             string        // a file with the order in which the job opens files; "" for none
 }
+
+// ManifestInDataset is the prefix of a Source.Manifest that is a file of the dataset, and of each generation
+// of it. The name below the root of the dataset follows.
+const ManifestInDataset = "dataset:"
 
 // Where the metadata snapshot is, if it is not in a file of its own.
 const (

@@ -269,6 +269,7 @@ func TestParse(t *testing.T) {
 		"source.path = /data from tiering.toml:3",
 		"source.url =  from default",
 		"source.generation =  from default",
+		"source.manifest =  from default",
 		"source.bandwidth = 500MB from tiering.toml:4",
 		"source.operations = 2000 from tiering.toml:5",
 		"source.clock_skew = 5s from default",

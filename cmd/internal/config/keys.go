@@ -106,6 +106,13 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*generationValue)(&c.Source.Generation) },
 	},
 	{
+		Table: "source", Name: "manifest", Type: pathType, Default: "`\"\"`, no manifest", Bounds: "a file, or `dataset:` and the name of a file in the dataset",
+		Flag: "manifest", Option: "manifest", Usage: "take names, sizes and hashes from the manifest `FILE`, or dataset:NAME",
+		Meaning: "The list of all files with their sizes and hashes, which `milkweed manifest` writes. The mount then does not list the source, and keeps only copies that have the hash in the list. With generations it is a file in each of them.",
+		remedy:  `A manifest is a file, such as manifest = "/home/me/imagenet.mtree" or, in the dataset, manifest = "dataset:manifest.mtree"; "" is none.`,
+		field:   func(c *Config, _ *Tier) flag.Value { return (*manifestValue)(&c.Source.Manifest) },
+	},
+	{
 		Table: "source", Name: "bandwidth", Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds, Default: "`\"\"`, no limit",
 		Option:  "source_bandwidth",
 		Meaning: "The rate limit of this mount for reads from the source.",

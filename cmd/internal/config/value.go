@@ -24,6 +24,7 @@ type (
 	snapshotValue     string
 	nameValue         string
 	generationValue   string
+	manifestValue     string
 	quotaValue        Quota
 	shareValue        Quota // that may be 0
 	bandwidthValue    int64
@@ -111,6 +112,21 @@ func (v *generationValue) Set(s string) error {
 }
 
 func (v *generationValue) String() string { return string(*v) }
+
+// Set takes a path that begins with the prefix for one, as in "./dataset:a".
+func (v *manifestValue) Set(s string) error {
+	name, inDataset := strings.CutPrefix(s, ManifestInDataset)
+	if !inDataset {
+		return (*optionalPathValue)(v).Set(s)
+	}
+	if name == "." || !filepath.IsLocal(name) || filepath.Clean(name) != name {
+		return fmt.Errorf("%q is not the name of a file in the dataset", name)
+	}
+	*v = manifestValue(s)
+	return nil
+}
+
+func (v *manifestValue) String() string { return string(*v) }
 
 func (v *quotaValue) Set(s string) error {
 	q, err := ParseQuota(s)
