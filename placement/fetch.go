@@ -215,8 +215,9 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 		return in.ctx.Err() == nil && !errors.Is(err, drivers.ErrShort), err
 	}
 	fl.timing = in.timing(began)
+	hashed := false
 	if f.pinned != nil {
-		if err := f.pinned.arrived(f, fl.block, buf); err != nil {
+		if hashed, err = f.pinned.arrived(f, fl.block, buf); err != nil {
 			return !f.foreign, err
 		}
 	}
@@ -224,7 +225,7 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 	defer fl.unset()
 	_, err = f.copy.WriteAt(buf, off)
 	if err == nil && f.pinned != nil {
-		err = f.pinned.wrote(f, fl.block)
+		err = f.pinned.wrote(f, fl.block, hashed)
 	}
 	return false, err
 }

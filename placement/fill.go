@@ -256,6 +256,12 @@ func (f *fill) commitLater(ctx context.Context) {
 // commit makes the copy the best one of the file. The level is published when the copy is in
 // place, and not before.
 func (f *fill) commit() {
+	if f.pinned != nil {
+		if err := f.pinned.finish(f); err != nil {
+			f.discard(err)
+			return
+		}
+	}
 	if f.windowed {
 		f.keep()
 		return

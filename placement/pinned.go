@@ -20,10 +20,13 @@ import (
 type pinned struct {
 	want [sha256.Size]byte
 
-	mu      panics.Mutex // guards the following
+	hashing panics.Mutex // held while blocks are hashed; guards the following
 	hash    hash.Hash    // of the blocks before next
 	next    int
-	written map[int]bool // blocks after next that are in the copy
+	err     error // of compare
+
+	mu      panics.Mutex // guards the following
+	written map[int]bool // blocks that are in the copy and not hashed
 }
 
 // newPinned returns the hash of a fill, or nil if its content is not known.
@@ -35,48 +38,79 @@ func newPinned(f *fill) *pinned {
 	return &pinned{want: want, hash: sha256.New(), written: make(map[int]bool)}
 }
 
-// arrived hashes a block if all blocks before it were hashed. After the last one it returns an error if the
-// file is not the one that it must be.
-func (p *pinned) arrived(f *fill, block int, content []byte) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// arrived hashes a block if all blocks before it were hashed, and reports whether it did. After the last
+// one it returns an error if the file is not the one that it must be.
+func (p *pinned) arrived(f *fill, block int, content []byte) (hashed bool, err error) {
+	if !p.hashing.TryLock() {
+		return false, nil
+	}
+	defer p.hashing.Unlock()
 	if block != p.next {
-		return nil
+		return false, nil
 	}
 	p.hash.Write(content)
 	p.next++
-	return p.compare(f)
+	return true, p.compare(f)
 }
 
-// wrote hashes a block that is in the copy, and those that follow it, if all blocks before were hashed.
-func (p *pinned) wrote(f *fill, block int) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if block >= p.next {
+// hashedAtOnce is the number of blocks that a fetch hashes after its own, so that those that have arrived
+// early are hashed soon, and no reader waits long for that.
+const hashedAtOnce = 2
+
+// wrote hashes a block that is in the copy, unless that was done when it arrived, and those that follow it,
+// as far as all blocks before were hashed. What is left, finish hashes.
+func (p *pinned) wrote(f *fill, block int, hashed bool) error {
+	if !hashed {
+		p.mu.Lock()
 		p.written[block] = true
+		p.mu.Unlock()
 	}
-	if !p.written[p.next] {
+	if !p.hashing.TryLock() { // another goroutine hashes blocks of the file
 		return nil
 	}
-	for ; p.written[p.next]; p.next++ {
-		delete(p.written, p.next)
+	defer p.hashing.Unlock()
+	return p.hashWritten(f, hashedAtOnce)
+}
+
+// finish hashes the rest of the complete copy. It returns an error if the file is not the one that it must be.
+func (p *pinned) finish(f *fill) error {
+	p.hashing.Lock()
+	defer p.hashing.Unlock()
+	return p.hashWritten(f, f.blocks.len())
+}
+
+// hashWritten hashes up to n blocks that are in the copy, as far as all before them were hashed, and then
+// compares; p.hashing must be held.
+func (p *pinned) hashWritten(f *fill, n int) error {
+	for ; n > 0 && p.takeNext(); n-- {
 		off := int64(p.next) * blockSize
 		if _, err := io.Copy(p.hash, io.NewSectionReader(f.copy, off, min(blockSize, f.size-off))); err != nil {
 			return err
 		}
+		p.next++
 	}
 	return p.compare(f)
 }
 
-// compare compares the hash, when it is complete; p.mu must be held.
+// takeNext reports whether the next block is in the copy; p.hashing must be held.
+func (p *pinned) takeNext() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	has := p.written[p.next]
+	delete(p.written, p.next)
+	return has
+}
+
+// compare compares the hash, when it is complete; p.hashing must be held.
 func (p *pinned) compare(f *fill) error {
-	if p.next < f.blocks.len() || [sha256.Size]byte(p.hash.Sum(nil)) == p.want {
-		return nil
+	if p.err != nil || p.next < f.blocks.len() || [sha256.Size]byte(p.hash.Sum(nil)) == p.want {
+		return p.err
 	}
 	if !f.foreign { // else another node has sent it
 		atomic.AddInt64(&f.handler.counters.Mismatched, 1)
 		f.handler.levels.Source().Reject(f.name, f.entry.Info())
 		f.handler.names.Doubt(f.entry)
 	}
-	return fmt.Errorf("%s: the SHA-256 is not that in the manifest: %w", f.name, syscall.EIO)
+	p.err = fmt.Errorf("%s: the SHA-256 is not that in the manifest: %w", f.name, syscall.EIO)
+	return p.err
 }

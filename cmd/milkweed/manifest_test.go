@@ -284,3 +284,30 @@ func TestGenerationsWithManifests(t *testing.T) {
 	s.umount()
 	s.wantNothing()
 }
+
+// The manifest of a bucket is made and used with as few requests as documented.
+func TestManifestOfBucket(t *testing.T) {
+	s := newSite(t)
+	for i := range 10 {
+		s.write(fmt.Sprintf("d/%d", i), 5000)
+	}
+	s.write("large", 20<<20)
+	b := newBucket(s)
+	file := s.dir + "/list.mtree"
+	if out := s.milkweed("manifest", "-o", file, b.at()); !strings.HasPrefix(out, "11 files (20 MiB) in ") {
+		t.Errorf("manifest printed %s", out)
+	}
+	if out := s.milkweed("check", "--manifest", file, b.at()); !strings.HasPrefix(out, "11 files (20 MiB) as in ") {
+		t.Errorf("check printed %s", out)
+	}
+	lists, gets := b.lists.Load(), b.gets.Load()
+	s.milkweed("mount", "--manifest", file, "--tier", "tier1:"+s.tier(1)+":1GiB", b.at(), s.point)
+	s.must("diff", "-r", s.source, s.point)
+	s.settled()
+	if lists, gets := b.lists.Load()-lists, b.gets.Load()-gets; lists != 1+11 || gets != 10+3 {
+		t.Errorf("%d requests for keys and %d for content, want one for the mount and one for each file, and 13", lists, gets)
+	}
+	s.must("cmp", s.source+"/large", s.point+"/large")
+	s.umount()
+	s.wantNothing()
+}
