@@ -30,7 +30,12 @@ all groups:
              starts with empty tiers, once without and once with a plan: then
              the readers hand over the order in which they will open files. The
              rules of MLPerf forbid storage that knows it. What readers waited
-             for is shown as in ` + "`milkweed status`" + `.
+             for is shown as in ` + "`milkweed status`" + `. --accelerators emulates
+             several, each with a share of each epoch of its own; the dataset
+             grows with their number. By default, they wait for each other
+             after each step, and unet3d's files are .npz, as the rules of the
+             division CLOSED say; --barrier, --format npy and --direct (readers
+             open files with O_DIRECT) need the division OPEN.
   monarch    three epochs over a dataset that is 1.8 times as large as a RAM
              tier and an SSD tier together.
 
@@ -56,10 +61,10 @@ The exit code is 1 if a byte is wrong, and 5 if there is too little space. The
 table names the sides that are left out, and the reasons.
 
 With --json it prints one object: the facts of the first lines, and groups[]
-with name, caption[], left_out[] and cases[]: name, unit, bytes, operations and
-results[]: side, value, seconds, ratios {side: {median, min, max}}, utilization,
-source {operations, opens, bytes, unplaced_bytes}, waits {latency_seconds,
-bandwidth_seconds, fill_seconds, tier_seconds} and runs[].`
+with name, caption[], left_out[] and cases[]: name, unit, bytes, operations,
+samples and results[]: side, value, seconds, ratios {side: {median, min, max}},
+utilization, source {operations, opens, bytes, unplaced_bytes}, waits
+{latency_seconds, bandwidth_seconds, fill_seconds, tier_seconds} and runs[].`
 
 func newBench() *cobra.Command {
 	b := benchmark.Config{Source: defaultSpeed, Version: version()}
@@ -71,6 +76,7 @@ func newBench() *cobra.Command {
 		Example: `  milkweed bench
   milkweed bench micro --modes passthrough,stateless,cached
   milkweed bench workloads --latency 5ms --bandwidth 1GB --scale 4
+  milkweed bench workloads --workload unet3d --accelerators 4 --direct --format npy --barrier epoch --tier /local
   milkweed bench monarch --tier /local --svg monarch.svg
   milkweed bench --json | jq '.groups[].cases[] | {name, results}'`,
 		ValidArgs: benchmark.Groups,
@@ -91,6 +97,12 @@ func newBench() *cobra.Command {
 	addSpeed(c, &b.Source)
 	flags.StringSliceVar(&b.Modes, "modes", []string{"passthrough", "stateless"}, "the `MODES` of Milkweed that micro measures")
 	flags.StringVar(&b.Tier, "tier", "", "make the tiers in `DIR` instead of in memory")
+	flags.StringSliceVar(&b.Workloads, "workload", nil, "the `NAMES` of the workloads that workloads measures; the default is all")
+	flags.IntVar(&b.Accelerators, "accelerators", 1, "workloads: emulate `N` accelerators, each with four reading processes, and N times the dataset")
+	flags.StringVar((*string)(&b.Barrier), "barrier", "batch", "workloads: the accelerators wait for each other after each batch, each epoch, or none; `WHEN` is batch, epoch or none")
+	flags.StringVar(&b.Format, "format", "npz", "workloads: the `FORMAT` of the files of unet3d, npz or npy")
+	flags.BoolVar(&b.Direct, "direct", false, "workloads: read with O_DIRECT")
+	flags.IntVar(&b.Slowdown, "slowdown", 0, "workloads: divide the demand by `N`; the default is the least that native reading permits")
 	flags.StringVar(&f.rclone, "rclone", "auto", "auto or off")
 	flags.StringVar(&f.svg, "svg", "", "draw the results into `FILE`")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
@@ -146,7 +158,8 @@ func writeSVG(path string, groups []bench.Group) error {
 
 // newBenchTrain is the command of the process that package benchmark starts.
 func newBenchTrain() *cobra.Command {
-	return &cobra.Command{
+	accelerators := 1
+	c := &cobra.Command{
 		Use:     "train",
 		Short:   "Read batches and sleep for the compute time of an accelerator",
 		Long:    "Train is a trainer process of a benchmark.",
@@ -154,7 +167,9 @@ func newBenchTrain() *cobra.Command {
 		Hidden:  true,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			return benchmark.ServeTrainer(c.Context(), c.InOrStdin(), c.OutOrStdout())
+			return benchmark.ServeTrainer(c.Context(), c.InOrStdin(), c.OutOrStdout(), accelerators)
 		},
 	}
+	c.Flags().IntVar(&accelerators, "accelerators", accelerators, "the number of accelerators")
+	return c
 }

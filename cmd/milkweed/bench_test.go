@@ -176,6 +176,76 @@ func hasRow(out, name, side string) bool {
 	return false
 }
 
+// Several accelerators share a dataset, in each format, with and without O_DIRECT, and wait for each other as
+// asked. Each reads a part of the files, and all of them read every file once.
+func TestBenchAccelerators(t *testing.T) {
+	s := newSite(t)
+	for _, c := range []struct {
+		words    []string
+		division string
+	}{
+		{[]string{"--accelerators=3"}, "The readers keep the rules of the division CLOSED"},
+		{[]string{"--accelerators=2", "--format=npy", "--direct", "--barrier=epoch"}, "Only the division OPEN permits --format npy and --barrier epoch and --direct"},
+		{[]string{"--accelerators=2", "--direct", "--barrier=none", "--slowdown=2"}, "Only the division OPEN permits --barrier none and --direct"},
+	} {
+		t.Run(strings.Join(c.words, " "), func(t *testing.T) {
+			words := append([]string{"workloads", "--workload=unet3d", "--rclone=off", "--tier", s.dir, "--json"}, c.words...)
+			var r bench.Report
+			s.check(json.Unmarshal([]byte(s.milkweed(benchWords(words...)...)), &r))
+			g := r.Groups[0]
+			if caption := strings.Join(g.Caption, "\n"); !strings.Contains(caption, c.division) {
+				t.Errorf("the caption is\n%s", caption)
+			}
+			one := bench.Workloads[0].Scaled(0.001)
+			for _, epoch := range g.Cases {
+				if n := int64(one.Files * int(c.words[0][len(c.words[0])-1]-'0')); epoch.Operations != n || epoch.Samples != n {
+					t.Errorf("%s: %d files with %d samples, want %d", epoch.Name, epoch.Operations, epoch.Samples, n)
+				}
+				for _, side := range epoch.Results {
+					if u := side.Utilization; u == nil || u.Median <= 0 || u.Median > 1 {
+						t.Errorf("%s, %s: utilisation %+v", epoch.Name, side.Side, u)
+					}
+				}
+			}
+			if later := resultOf(t, g, "unet3d, later epochs", "milkweed").Source; later.Opens > 0 || later.Bytes > 0 {
+				t.Errorf("later epochs: operations of the source: %+v", later)
+			}
+			s.wantNoBench(r.TemporaryFolders)
+		})
+	}
+}
+
+// Readers with O_DIRECT get the bytes of the source in all modes, and leave no pages in the page cache of the
+// mount; in mode passthrough none of the copies either.
+func TestDirectReaders(t *testing.T) {
+	need(t, "fincore")
+	s := newSite(t)
+	s.write("f", 20_000_123)
+	for _, mode := range []string{"passthrough", "stateless", "cached"} {
+		t.Run(mode, func(t *testing.T) {
+			s.mountWith("mode="+mode, "64MiB")
+			s.must("cmp", s.source+"/f", s.point+"/f")
+			s.settled()
+			copied := s.dataset(1) + "/files/f"
+			for _, path := range []string{s.point + "/f", copied} {
+				s.must("dd", "if="+path, "iflag=nocache", "count=0", "status=none")
+			}
+			s.sh(`dd if="$1/f" iflag=direct bs=1M status=none | cmp - "$2/f"`, s.point, s.source)
+			pages := func(path string) string {
+				return strings.TrimSpace(s.must("fincore", "--noheadings", "--output=PAGES", path))
+			}
+			if n := pages(s.point + "/f"); n != "0" {
+				t.Errorf("%s pages of the mount are cached", n)
+			}
+			if n := pages(copied); mode == "passthrough" && n != "0" {
+				t.Errorf("%s pages of the copy are cached", n)
+			}
+			s.umount()
+		})
+	}
+	s.wantNothing()
+}
+
 // A benchmark that is interrupted leaves nothing behind.
 func TestBenchInterrupted(t *testing.T) {
 	s := newSite(t)
@@ -192,7 +262,8 @@ func TestBenchInterrupted(t *testing.T) {
 }
 
 func TestBenchUsage(t *testing.T) {
-	for _, line := range []string{"macro", "--scale=0", "--scale=-1", "--runs=0", "--latency=-1s", "--bandwidth=fast", "--rclone=on", "--modes=fast"} {
+	for _, line := range []string{"macro", "--scale=0", "--scale=-1", "--runs=0", "--latency=-1s", "--bandwidth=fast", "--rclone=on", "--modes=fast",
+		"--accelerators=0", "--accelerators=65", "--barrier=step", "--format=zip", "--slowdown=-1", "--workload=bert"} {
 		_, _, err := runMilkweed(t, append([]string{"bench"}, strings.Fields(line)...)...)
 		if wantCode(t, err, exit.Usage); t.Failed() {
 			t.Fatal(line)

@@ -47,9 +47,10 @@ const (
 type Case struct {
 	Name       string   `json:"name"`
 	Unit       Unit     `json:"unit"`
-	Bytes      int64    `json:"bytes"`      // total size of the files that a run reads or stats
-	Operations int64    `json:"operations"` // operations of a run
-	Results    []Result `json:"results"`    // of each side
+	Bytes      int64    `json:"bytes"`             // total size of the files that a run reads or stats
+	Operations int64    `json:"operations"`        // operations of a run
+	Samples    int64    `json:"samples,omitempty"` // that a training reads in a run; 0 for none
+	Results    []Result `json:"results"`           // of each side
 }
 
 // A Run is one measurement of a side.

@@ -47,6 +47,12 @@ var columns = []column{
 	{"TO NATIVE", func(_ Case, r Result) string { return r.ratio(Native) }},
 	{"TO DIRECT", func(_ Case, r Result) string { return r.ratio(Direct) }},
 	{"TO RCLONE", func(_ Case, r Result) string { return r.ratio(Rclone) }},
+	{"SAMPLES/S", func(c Case, r Result) string {
+		if c.Samples == 0 {
+			return ""
+		}
+		return number(float64(c.Samples) / r.Seconds.Median)
+	}},
 	{"UTILISATION", func(_ Case, r Result) string { return r.utilization() }},
 	{"WAITED LATENCY/BANDWIDTH/FILL/TIER", func(_ Case, r Result) string { return r.waits() }},
 	{"SOURCE OPS", func(_ Case, r Result) string { return r.source(func(s SourceUse) int64 { return s.Operations }) }},

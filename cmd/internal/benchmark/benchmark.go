@@ -41,12 +41,23 @@ type Config struct {
 	Tier   string   // folder for the tiers; "" for memory
 	Rclone bool     // measure rclone too, if it is installed
 
+	// Of group workloads.
+	Workloads    []string // names of bench.Workloads; empty for all
+	Accelerators int      // that train on the dataset at the same time
+	Barrier      Barrier  // when they wait for each other
+	Format       string   // of the files of unet3d, one of Formats
+	Direct       bool     // readers open files with O_DIRECT
+	Slowdown     int      // the divisor of the demand; 0: as small as native reading permits
+
 	Version string // of this program, for the report
 	Command string // for the report
 
 	Out      io.Writer // receives the facts and a table for each group
 	Progress io.Writer // a terminal that shows the progress, or io.Discard
 }
+
+// Formats are the formats of unet3d's files: a NumPy archive, and a plain NumPy array.
+var Formats = []string{"npz", "npy"}
 
 // Validate checks the values that a user can set.
 func (c *Config) Validate() error {
@@ -57,6 +68,19 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%d runs: at least one is needed", c.Runs)
 	case c.Source.Latency < 0:
 		return fmt.Errorf("latency %v is negative", c.Source.Latency)
+	case c.Accelerators < 1 || c.Accelerators > maxAccelerators:
+		return fmt.Errorf("%d accelerators: use 1 to %d", c.Accelerators, maxAccelerators)
+	case !slices.Contains(Barriers, c.Barrier):
+		return fmt.Errorf("barrier is %q, not one of %s", c.Barrier, Barriers)
+	case !slices.Contains(Formats, c.Format):
+		return fmt.Errorf("format is %q, not one of %s", c.Format, Formats)
+	case c.Slowdown < 0:
+		return fmt.Errorf("slowdown %d is negative", c.Slowdown)
+	}
+	for _, name := range c.Workloads {
+		if !slices.ContainsFunc(bench.Workloads, func(w bench.Workload) bool { return w.Name == name }) {
+			return fmt.Errorf("there is no workload %q", name)
+		}
 	}
 	for _, m := range c.Modes {
 		valid := config.Default()
@@ -139,7 +163,7 @@ func (c *Config) space() int64 {
 		case "micro":
 			space = max(space, c.microSpace())
 		case "workloads":
-			for _, w := range bench.Workloads {
+			for _, w := range c.selected() {
 				space = max(space, c.trainingSpace(w))
 			}
 		case "monarch":

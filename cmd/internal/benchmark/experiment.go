@@ -26,6 +26,7 @@ const (
 type experiment struct {
 	*benchmark
 	bench.Training
+	npz     bool  // each file is a NumPy archive
 	size    int64 // of the dataset
 	files   []dataset.File
 	sizes   []int64
@@ -37,7 +38,8 @@ type experiment struct {
 // startExperiment writes the dataset and starts the processes. The caller must
 // call end.
 func (b *benchmark) startExperiment(ctx context.Context, w bench.Workload) (e *experiment, err error) {
-	e = &experiment{benchmark: b, Training: w.Scaled(b.Scale)}
+	e = &experiment{benchmark: b, Training: b.training(w)}
+	e.npz = w.NPZ && b.Format == "npz"
 	e.sizes = e.Sizes()
 	b.progress("%s: write %d files", w.Name, e.Files)
 	if err := e.write(ctx); err != nil {
@@ -46,7 +48,7 @@ func (b *benchmark) startExperiment(ctx context.Context, w bench.Workload) (e *e
 	if e.pfs, err = simpfs.Start(ctx, b.data, b.source, b.Source); err != nil {
 		return nil, errors.Join(err, b.emptyData())
 	}
-	if e.trainer, err = startTrainer(ctx); err != nil {
+	if e.trainer, err = startTrainer(ctx, b.Accelerators); err != nil {
 		return nil, errors.Join(err, e.pfs.Stop(), e.emptyData())
 	}
 	if e.readers, err = reader.Start(ctx, trainReaders, nil); err != nil {
@@ -71,8 +73,11 @@ func (e *experiment) write(ctx context.Context) error {
 		}
 		f := dataset.File{Name: fmt.Sprintf("%s%05d", e.Name, i), Size: size}
 		write := f.Write
-		if e.NPZ {
+		switch {
+		case e.npz:
 			write = f.WriteNPZ
+		case e.NPZ:
+			write = f.WriteNPY
 		}
 		if err := write(e.data, uint64(i)); err != nil {
 			return err
@@ -147,7 +152,11 @@ func (e *experiment) cases(all []sideEpochs, total bool) []bench.Case {
 			}
 			sides = append(sides, side)
 		}
-		return bench.NewCase(e.Name+", "+name, bench.Duration, bytes, int64(e.Files), sides)
+		c := bench.NewCase(e.Name+", "+name, bench.Duration, bytes, int64(e.Files), sides)
+		if e.Training.Compute > 0 {
+			c.Samples = bytes / e.size * int64(e.Files) * int64(e.SamplesPerFile)
+		}
+		return c
 	}
 	cases := []bench.Case{
 		newCase("epoch 1", e.size, func(epochs []bench.Run) bench.Run { return epochs[0] }),
@@ -170,8 +179,8 @@ func (e *experiment) all(folder string) layout {
 
 // epoch reads an epoch.
 func (e *experiment) epoch(n int, files layout) (bench.Run, error) {
-	request := trainRequest{Compute: e.Compute}
-	for _, batches := range e.Batches(e.sizes, n, trainReaders) {
+	request := trainRequest{Compute: e.Compute, Barrier: e.Barrier}
+	for _, batches := range e.Batches(e.sizes, n, e.Accelerators*trainReaders) {
 		var share [][]reader.Extent
 		for _, b := range batches {
 			share = append(share, e.extents(b, files))
@@ -191,7 +200,7 @@ func (e *experiment) extents(b bench.Batch, files layout) []reader.Extent {
 		folder, drop := files(x.File)
 		extents = append(extents, reader.Extent{
 			Path:   filepath.Join(folder, e.files[x.File].Name),
-			Offset: x.Offset, Length: x.Length, Last: x.Last, NPZ: e.NPZ, Drop: drop,
+			Offset: x.Offset, Length: x.Length, Last: x.Last, NPZ: e.npz, Direct: e.Direct, Drop: drop,
 		})
 	}
 	return extents
@@ -343,7 +352,7 @@ func (e *experiment) planFirst(ctx context.Context, m *sandbox.Mount) (bench.Run
 
 // plan tells a mount in which order each reader opens the files in an epoch.
 func (e *experiment) plan(ctx context.Context, m *sandbox.Mount, epoch int) error {
-	for i, batches := range e.Batches(e.sizes, epoch, trainReaders) {
+	for i, batches := range e.Batches(e.sizes, epoch, e.Accelerators*trainReaders) {
 		var names []string
 		lead := 0
 		for n, batch := range batches {

@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -52,5 +53,24 @@ func TestWriteNPZ(t *testing.T) {
 	header := npyHeader(100_000)
 	if len(header)%64 != 0 || !strings.HasSuffix(header, "\n") || len(array) != len(header)+100_000 {
 		t.Errorf("a header of %d bytes, %d altogether", len(header), len(array))
+	}
+}
+
+// NumPy loads both formats.
+func TestNumPyLoads(t *testing.T) {
+	dir := t.TempDir()
+	archive, array := File{Name: "x.npz", Size: 100_000}, File{Name: "x.npy", Size: 100_000}
+	if err := archive.WriteNPZ(dir, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := array.WriteNPY(dir, 1); err != nil {
+		t.Fatal(err)
+	}
+	const script = `import numpy, sys
+a, b = numpy.load(sys.argv[1] + "/x.npz")["x"], numpy.load(sys.argv[1] + "/x.npy")
+print(a.dtype, a.shape, (a == b).all(), a.std() > 70)`
+	out, err := exec.Command("/usr/bin/python3", "-c", script, dir).CombinedOutput()
+	if got := strings.TrimSpace(string(out)); err != nil || got != "uint8 (100000,) True True" {
+		t.Errorf("%v: %s", err, got)
 	}
 }

@@ -39,6 +39,27 @@ func (f *File) WriteNPZ(folder string, seed uint64) error {
 	return f.measure(path)
 }
 
+// WriteNPY writes the file to a folder as a NumPy array of f.Size bytes. It then sets the size and the
+// checksum to those of the file, which is a little larger.
+func (f *File) WriteNPY(folder string, seed uint64) error {
+	path := filepath.Join(folder, f.Name)
+	out, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if _, err := io.WriteString(out, npyHeader(f.Size)); err != nil {
+		return err
+	}
+	if _, err := io.CopyN(out, content(seed), f.Size); err != nil {
+		return err
+	}
+	if err := out.Close(); err != nil {
+		return err
+	}
+	return f.measure(path)
+}
+
 // npyHeader returns the header of an array of n bytes in version 1.0 of NumPy's
 // format. Its length is a multiple of 64.
 func npyHeader(n int64) string {

@@ -60,9 +60,10 @@ type Extent struct {
 	Path   string `json:"path"`
 	Offset int64  `json:"offset,omitempty"`
 	Length int64  `json:"length"`
-	Last   bool   `json:"last,omitempty"` // the last extent of the file
-	NPZ    bool   `json:"npz,omitempty"`  // a whole NumPy archive, read as NumPy does
-	Drop   bool   `json:"drop,omitempty"` // drop the pages of the file after the last extent
+	Last   bool   `json:"last,omitempty"`   // the last extent of the file
+	NPZ    bool   `json:"npz,omitempty"`    // a whole NumPy archive, read as NumPy does
+	Direct bool   `json:"direct,omitempty"` // read with O_DIRECT
+	Drop   bool   `json:"drop,omitempty"`   // drop the pages of the file after the last extent
 }
 
 // A Result is the reply to a Task.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -112,6 +114,42 @@ func TestBatchReadsArchives(t *testing.T) {
 	}
 	if w.file != nil {
 		t.Error("the file is open")
+	}
+}
+
+// A file is read with O_DIRECT as without, at any offset.
+func TestDirectFile(t *testing.T) {
+	dir := t.TempDir()
+	want := make([]byte, 2<<20+77)
+	rand.NewChaCha8([32]byte{}).Read(want)
+	if err := os.WriteFile(dir+"/f", want, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := openDirect(dir + "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, r := range []struct{ off, n int }{
+		{0, len(want)}, {1, 10}, {4095, 2}, {1<<20 - 1, 4098}, {len(want) - 5, 5}, {len(want) - 5, 6}, {len(want), 1}, {len(want) + 9999, 1}, {7, 0},
+	} {
+		p := make([]byte, r.n)
+		n, err := f.ReadAt(p, int64(r.off))
+		left := max(0, min(r.n, len(want)-r.off))
+		if n != left || (err == io.EOF) != (left < r.n) || err != nil && err != io.EOF || !bytes.Equal(p[:n], want[min(r.off, len(want)):][:n]) {
+			t.Errorf("ReadAt(%d, %d) returns %d, %v", r.off, r.n, n, err)
+		}
+	}
+	a := dataset.File{Name: "x.npz", Size: 3_000_000}
+	if err := a.WriteNPZ(dir, 1); err != nil {
+		t.Fatal(err)
+	}
+	w := worker{buf: make([]byte, BlockSize)}
+	if n, err := w.batch([]Extent{{Path: dir + "/x.npz", Length: a.Size, Last: true, NPZ: true, Direct: true}}); err != nil || n != a.Size {
+		t.Errorf("archive: %d of %d bytes, %v", n, a.Size, err)
+	}
+	if _, err := w.batch([]Extent{{Path: "/proc/self/stat", Length: 1, Direct: true}}); err == nil || !strings.Contains(err.Error(), "has no O_DIRECT") {
+		t.Errorf("a file system without O_DIRECT: %v", err)
 	}
 }
 

@@ -29,8 +29,15 @@ func Serve(in io.Reader, out io.Writer) error {
 // A worker does tasks.
 type worker struct {
 	buf   []byte
-	file  *os.File      // the file of the last extent; nil if it is closed
+	file  openFile      // the file of the last extent; nil if it is closed
 	stall time.Duration // the longest open or read of scan
+}
+
+// An openFile is an *os.File or a *directFile.
+type openFile interface {
+	io.ReaderAt
+	io.Closer
+	Fd() uintptr
 }
 
 // run does a task and calls progress with intermediate results.
@@ -265,10 +272,19 @@ func (w *worker) batch(extents []Extent) (int64, error) {
 	return total, nil
 }
 
+// open opens the file of an extent.
+func (x Extent) open() (openFile, error) {
+	if x.Direct {
+		return openDirect(x.Path)
+	}
+	return os.Open(x.Path)
+}
+
 // extent reads an extent, and closes the file after the last one.
 func (w *worker) extent(x Extent) (n int64, err error) {
 	if w.file == nil {
-		if w.file, err = os.Open(x.Path); err != nil {
+		if w.file, err = x.open(); err != nil {
+			w.file = nil
 			return 0, err
 		}
 	}
@@ -280,7 +296,7 @@ func (w *worker) extent(x Extent) (n int64, err error) {
 	if err != nil || !x.Last {
 		return n, err
 	}
-	if x.Drop {
+	if x.Drop && !x.Direct {
 		if err := dropPages(w.file); err != nil {
 			return n, err
 		}
@@ -349,6 +365,6 @@ func dropAll(t Task) error {
 	return nil
 }
 
-func dropPages(file *os.File) error {
+func dropPages(file interface{ Fd() uintptr }) error {
 	return unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
