@@ -69,7 +69,7 @@ remedy and code.`,
 				}
 				return compareWithManifest(c, cfg, inTiers, asJSON)
 			}
-			r := checkReport{settingsOf(cfg), slices.Concat(runChecks(c.Context(), cfg), checkPeers(c.Context(), cfg))}
+			r := checkReport{settingsOf(cfg), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
 			if asJSON {
 				err = printJSON(c.OutOrStdout(), r)
 			} else {
@@ -91,10 +91,11 @@ remedy and code.`,
 func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	if cfg.Source.URL == "" {
 		return slices.Concat(check.Run(ctx, cfg), check.Preview(ctx, cfg, func() (check.Source, error) {
-			return openShown(ctx, cfg, nil)
+			s, _, err := openShown(ctx, cfg, nil)
+			return s, err
 		}))
 	}
-	b, err := openShown(ctx, cfg, nil)
+	b, _, err := openShown(ctx, cfg, nil)
 	if err != nil {
 		return slices.Concat(check.Bucket(cfg.Source, "", err), check.Run(ctx, cfg))
 	}

@@ -188,18 +188,11 @@ func (r comparison) write(w io.Writer) error {
 func compareWithManifest(c *cobra.Command, cfg *config.Config, inTiers, asJSON bool) error {
 	ctx := c.Context()
 	place, _ := placeOf(cfg.Source)
-	s, p, err := openPinned(ctx, cfg, nil)
+	shown, p, err := openShown(ctx, cfg, nil)
 	if err != nil {
 		return check.SourceError(cfg.Source, err)
 	}
-	defer s.Close()
-	shown := s
-	if p.generation != "" {
-		if shown, err = openSource(ctx, p.shown(), nil); err != nil {
-			return check.SourceError(p.shown(), err)
-		}
-		defer shown.Close()
-	}
+	defer shown.Close()
 	m, err := place.load(ctx, shown)
 	if err != nil {
 		return err

@@ -6,11 +6,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
 
 // kills is the number of times that TestKilled kills the daemon.
@@ -78,6 +81,9 @@ func (k *killed) restart() int {
 	k.t.Helper()
 	k.program = k.programs[k.rng.IntN(len(k.programs))]
 	k.mount("8MiB", "1GiB")
+	k.eventually("the tiers are open", func() bool { // a busy disk may not answer while mount waits
+		return !slices.ContainsFunc(k.status().Tiers, func(t control.Tier) bool { return t.Health == control.Down })
+	})
 	if got := k.sockets(); len(got) != 1 {
 		k.t.Errorf("sockets: %q, want one", got)
 	}

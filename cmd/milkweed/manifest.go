@@ -165,7 +165,7 @@ func openNamed(ctx context.Context, argument string) (*config.Config, source, er
 	if err := parseURL(&cfg); err != nil {
 		return nil, nil, err
 	}
-	s, err := openShown(ctx, &cfg, nil)
+	s, _, err := openShown(ctx, &cfg, nil)
 	if err != nil {
 		return nil, nil, check.SourceError(cfg.Source, err)
 	}

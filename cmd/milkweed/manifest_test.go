@@ -91,8 +91,8 @@ func TestManifestPinsContent(t *testing.T) {
 			if st := s.settled(); st.Placement.Placed != 1 || st.Placement.Mismatched != 2 {
 				t.Errorf("%d placed, %d mismatched; want 1 and 2", st.Placement.Placed, st.Placement.Mismatched)
 			}
-			if t.Failed() {
-				t.Log(s.logs())
+			if out := s.milkweed("status", s.point); !strings.Contains(out, file+"; 2 files are not as it says") {
+				t.Errorf("status printed\n%s", out)
 			}
 			s.umount()
 			s.emptyTiers()
@@ -133,6 +133,9 @@ func TestCheckManifest(t *testing.T) {
 		}
 	}
 
+	if out := s.milkweed("check", "-o", "manifest="+file, s.source, s.point); !strings.Contains(out, file+" has 10 files, 49 KiB") {
+		t.Errorf("check printed\n%s", out)
+	}
 	s.milkweed(s.listed(file, "64MiB")...)
 	s.must("sh", "-c", `cat "$1"/d/*`, "sh", s.point)
 	s.settled()
@@ -182,14 +185,17 @@ func TestWrongManifests(t *testing.T) {
 	good := s.dir + "/good"
 	s.milkweed("manifest", "-o", good, s.source)
 	for manifest, want := range map[string]string{
-		"dataset:nosuch": "source.manifest: manifest v1/nosuch: open v1/nosuch: no such file or directory",
-		"dataset:not":    `source.manifest: manifest v1/not: line 1: "a": the keyword sha256 is missing`,
+		"dataset:nosuch": "source.manifest: v1/nosuch: it has no manifest",
+		"dataset:not":    `source.manifest: v1/not: line 1: "a": the keyword sha256 is missing`,
 		"dataset:../not": `"../not" is not the name of a file in the dataset`,
 		good:             "is the manifest of one generation, and the source has several",
 	} {
 		r := s.try(s.listed(manifest, "1MiB")...)
 		if r.code != exit.Usage && r.code != exit.Source || !strings.Contains(r.stderr, want) || strings.Count(r.stderr, "\n") != 2 {
 			t.Errorf("%s: exit code %d\n%s", manifest, r.code, r.stderr)
+		}
+		if checked := s.try("check", "-o", "manifest="+manifest, s.source, s.point); checked.code != r.code || !strings.Contains(checked.stdout+checked.stderr, "  manifest ") && !strings.Contains(checked.stderr, want) {
+			t.Errorf("check of %s: exit code %d\n%s", manifest, checked.code, checked.stderr)
 		}
 	}
 	s.check(os.Remove(s.source))
@@ -271,7 +277,7 @@ func TestGenerationsWithManifests(t *testing.T) {
 		t.Errorf("%d files were opened at the source, want the 5 that differ", n)
 	}
 	for _, words := range [][]string{{"prepare", "v3", s.point}, {"switch", "v3", s.point}} {
-		if r := s.try(words...); r.code != exit.Usage || !strings.Contains(r.stderr, "manifest v3/list: open v3/list: no such file") {
+		if r := s.try(words...); r.code != exit.Usage || !strings.Contains(r.stderr, "v3/list: it has no manifest") {
 			t.Errorf("%q: exit code %d\n%s", words, r.code, r.stderr)
 		}
 	}

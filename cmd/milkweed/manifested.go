@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers"
@@ -63,10 +64,40 @@ func (p manifestPlace) load(ctx context.Context, source drivers.Driver) (*manife
 // error returns the error of a command for err, of reading the manifest.
 func (p manifestPlace) error(err error) error {
 	e := &exit.Error{Code: exit.Usage, Err: fmt.Errorf("source.manifest: %w", err), Remedy: "`milkweed manifest --help` shows how to write one."}
-	if p.inside != "" && !errors.Is(err, fs.ErrNotExist) {
+	if p.inside != "" && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, manifest.ErrNone) {
 		e.Code = exit.Source
 	}
 	return e
+}
+
+// checkManifest reports on the manifest of cfg, if there is one and the source can be opened.
+func checkManifest(ctx context.Context, cfg *config.Config) []check.Finding {
+	place, ok := placeOf(cfg.Source)
+	if !ok {
+		return nil
+	}
+	shown, p, err := openShown(ctx, cfg, nil)
+	if err != nil {
+		return nil // the finding of the source says why
+	}
+	defer shown.Close()
+	if p.generation != "" && place.path != "" {
+		return check.Manifest(place.String(), 0, 0, place.ofOne())
+	}
+	m, err := place.load(ctx, shown)
+	if err != nil {
+		return check.Manifest(place.String(), 0, 0, err)
+	}
+	return check.Manifest(place.String(), m.Files, m.Bytes, nil)
+}
+
+// ofOne is the error for a manifest that is not in the dataset, if the source has generations.
+func (p manifestPlace) ofOne() error {
+	return &exit.Error{
+		Code:   exit.Usage,
+		Err:    fmt.Errorf("source.manifest: %s is the manifest of one generation, and the source has several", text(p.path)),
+		Remedy: fmt.Sprintf("Write a manifest into each generation, and set manifest = %q.", config.ManifestInDataset+"manifest.mtree"),
+	}
 }
 
 // withManifest returns source, or a driver that has the names of the manifest of cfg.
@@ -84,11 +115,7 @@ func (d *daemon) withManifest(ctx context.Context, source drivers.Driver) (drive
 		d.logManifest(place.String(), m)
 		return manifest.New(source, m), nil
 	case place.path != "":
-		return nil, &exit.Error{
-			Code:   exit.Usage,
-			Err:    fmt.Errorf("source.manifest: %s is the manifest of one generation, and the source has several", text(place.path)),
-			Remedy: fmt.Sprintf("Write a manifest into each generation, and set manifest = %q.", config.ManifestInDataset+"manifest.mtree"),
-		}
+		return nil, place.ofOne()
 	}
 	d.manifests = manifest.NewGenerations(source, place.inside)
 	m, err := d.manifestOf(ctx, d.pin.generation)

@@ -65,14 +65,15 @@ func openPinned(ctx context.Context, c *config.Config, log *slog.Logger) (source
 	return s, p, nil
 }
 
-// openShown opens the source that c shows first.
-func openShown(ctx context.Context, c *config.Config, log *slog.Logger) (source, error) {
+// openShown opens the source that c shows first. The caller closes it.
+func openShown(ctx context.Context, c *config.Config, log *slog.Logger) (source, pin, error) {
 	s, p, err := openPinned(ctx, c, log)
 	if err != nil || p.generation == "" {
-		return s, err
+		return s, p, err
 	}
 	s.Close()
-	return openSource(ctx, p.shown(), log)
+	s, err = openSource(ctx, p.shown(), log)
+	return s, p, err
 }
 
 // pinDir follows a symbolic link. There are no generations if its target is the root of a file system,

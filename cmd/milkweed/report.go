@@ -71,6 +71,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	source := d.levels.Source().Stats()
 	s.Source = control.Source{
 		Path:           d.cfg.Source.Name(),
+		Manifest:       d.cfg.Source.Manifest,
 		SourceCounters: source.SourceCounters,
 		IdleHandles:    placed.IdleHandles,
 

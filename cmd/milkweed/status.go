@@ -236,6 +236,9 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(t, "peers\t%s\n", peersLine(*s.Peers))
 	}
 	fmt.Fprintf(t, "scrub\t%s\n", scrubStatus(s.Scrub))
+	if r.Manifest != "" {
+		fmt.Fprintf(t, "manifest\t%s; %s not as it says\n", text(r.Manifest), plural(s.Placement.Mismatched, "file is", "files are"))
+	}
 	operations, total := byKind(&s, "source_operations_total")
 	if r.RacyFiles > 0 {
 		fmt.Fprintf(t, "racy\t%s changed less than %v ago and not copied yet\n", files(r.RacyFiles),

@@ -60,6 +60,9 @@ func NewGenerations(inner drivers.Driver, file string) *Driver {
 	return &Driver{inner: inner, file: file}
 }
 
+// ErrNone is the error for a generation that has no manifest. It matches syscall.EIO.
+var ErrNone = fmt.Errorf("it has no manifest: %w", syscall.EIO)
+
 // Generation returns the manifest of a generation. It is read once.
 func (d *Driver) Generation(ctx context.Context, generation string) (*Manifest, error) {
 	d.mu.Lock()
@@ -70,7 +73,14 @@ func (d *Driver) Generation(ctx context.Context, generation string) (*Manifest, 
 	}
 	v, err, _ := d.loads.Do(generation, func() (v any, err error) {
 		defer panics.Catch(&err)
-		m, err := Open(context.WithoutCancel(ctx), d.inner, generation+"/"+d.file)
+		ctx := context.WithoutCancel(ctx)
+		m, err := Open(ctx, d.inner, generation+"/"+d.file)
+		if errors.Is(err, fs.ErrNotExist) {
+			if _, err := d.inner.Stat(ctx, generation); err != nil {
+				return nil, err
+			}
+			err = fmt.Errorf("%s/%s: %w", generation, d.file, ErrNone) // its files are not known to be missing
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -92,12 +102,12 @@ func (d *Driver) Generation(ctx context.Context, generation string) (*Manifest, 
 func Open(ctx context.Context, from drivers.Driver, fileName string) (*Manifest, error) {
 	o, err := from.Open(ctx, fileName)
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", fileName, err)
+		return nil, err
 	}
 	defer o.Close()
 	m, err := Load(io.NewSectionReader(readerAt{ctx, o}, 0, o.Info().Size))
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", fileName, err)
+		return nil, fmt.Errorf("%s: %w", fileName, err)
 	}
 	return m, nil
 }

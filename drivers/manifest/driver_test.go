@@ -297,9 +297,9 @@ func TestGenerations(t *testing.T) {
 	if got := content(t, d, "v2/d/f"); string(got) != "two" {
 		t.Errorf("got %q", got)
 	}
-	for _, name := range []string{"v3/f", "v4/f"} {
-		if _, err := d.Stat(ctx, name); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("Stat(%s) without a manifest: %v", name, err)
+	for name, want := range map[string]error{"v3/f": ErrNone, "v4/f": fs.ErrNotExist} {
+		if _, err := d.Stat(ctx, name); !errors.Is(err, want) || errors.Is(err, syscall.ENOENT) != (want == fs.ErrNotExist) {
+			t.Errorf("Stat(%s) without a manifest: %v, want %v", name, err, want)
 		}
 	}
 	m.Put("v3/list", write(t, m, "v3"))

@@ -110,6 +110,8 @@ type Tier struct {
 type Source struct {
 	Path string `json:"path" metric:"mount_info" labels:"source" help:"Directory or URL of the source."`
 
+	Manifest string `json:"manifest,omitempty" help:"The manifest that has the names of the source (source.manifest). Absent if there is none."`
+
 	tiers.SourceCounters
 
 	IdleHandles int64 `json:"idle_handles" metric:"source_idle_handles" help:"Files of the source in the idle-handle cache."`
