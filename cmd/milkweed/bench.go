@@ -98,6 +98,7 @@ func newBench() *cobra.Command {
 	flags.StringSliceVar(&b.Modes, "modes", []string{"passthrough", "stateless"}, "the `MODES` of Milkweed that micro measures")
 	flags.StringVar(&b.Tier, "tier", "", "make the tiers in `DIR` instead of in memory")
 	flags.StringSliceVar(&b.Workloads, "workload", nil, "the `NAMES` of the workloads that workloads measures; the default is all")
+	flags.StringSliceVar(&b.Sides, "sides", nil, "the `SIDES` that workloads measures: native, direct, milkweed, stage-in, rclone; the default is all")
 	flags.IntVar(&b.Accelerators, "accelerators", 1, "workloads: emulate `N` accelerators, each with four reading processes, and N times the dataset")
 	flags.StringVar((*string)(&b.Barrier), "barrier", "batch", "workloads: the accelerators wait for each other after each batch, each epoch, or none; `WHEN` is batch, epoch or none")
 	flags.StringVar(&b.Format, "format", "npz", "workloads: the `FORMAT` of the files of unet3d, npz or npy")

@@ -184,7 +184,7 @@ func TestBenchAccelerators(t *testing.T) {
 		words    []string
 		division string
 	}{
-		{[]string{"--accelerators=3"}, "The readers keep the rules of the division CLOSED"},
+		{[]string{"--accelerators=3", "--sides=native,milkweed"}, "The readers keep the rules of the division CLOSED"},
 		{[]string{"--accelerators=2", "--format=npy", "--direct", "--barrier=epoch"}, "Only the division OPEN permits --format npy and --barrier epoch and --direct"},
 		{[]string{"--accelerators=2", "--direct", "--barrier=none", "--slowdown=2"}, "Only the division OPEN permits --barrier none and --direct"},
 	} {
@@ -263,7 +263,7 @@ func TestBenchInterrupted(t *testing.T) {
 
 func TestBenchUsage(t *testing.T) {
 	for _, line := range []string{"macro", "--scale=0", "--scale=-1", "--runs=0", "--latency=-1s", "--bandwidth=fast", "--rclone=on", "--modes=fast",
-		"--accelerators=0", "--accelerators=65", "--barrier=step", "--format=zip", "--slowdown=-1", "--workload=bert"} {
+		"--accelerators=0", "--accelerators=65", "--barrier=step", "--format=zip", "--slowdown=-1", "--workload=bert", "--sides=nfs"} {
 		_, _, err := runMilkweed(t, append([]string{"bench"}, strings.Fields(line)...)...)
 		if wantCode(t, err, exit.Usage); t.Failed() {
 			t.Fatal(line)

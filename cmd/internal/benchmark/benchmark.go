@@ -16,6 +16,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +44,7 @@ type Config struct {
 
 	// Of group workloads.
 	Workloads    []string // names of bench.Workloads; empty for all
+	Sides        []string // names of the sides that are measured; empty for all
 	Accelerators int      // that train on the dataset at the same time
 	Barrier      Barrier  // when they wait for each other
 	Format       string   // of the files of unet3d, one of Formats
@@ -86,6 +88,11 @@ func (c *Config) Validate() error {
 		valid := config.Default()
 		if err := valid.Set("mount.mode", m, "flag --modes"); err != nil {
 			return err
+		}
+	}
+	for _, name := range c.Sides {
+		if !slices.Contains(workloadSides, name) {
+			return fmt.Errorf("there is no side %q; the sides are %s", name, strings.Join(workloadSides, ", "))
 		}
 	}
 	return nil

@@ -15,6 +15,9 @@ import (
 // epochCount is the number of epochs of each side in a run.
 const epochCount = 3
 
+// workloadSides are the sides that Config.Sides may name. Milkweed is measured with and without a plan.
+var workloadSides = []string{bench.Native, bench.Direct, milkweed, bench.StageIn, bench.Rclone}
+
 // maxAccelerators is the largest number of accelerators. Each has trainReaders processes.
 const maxAccelerators = 64
 
@@ -121,6 +124,10 @@ func (b *benchmark) workload(ctx context.Context, w bench.Workload) (cases []ben
 	if b.noRclone == nil {
 		sides = append(sides, experimentSide{bench.Rclone, e.rclone})
 	}
+	sides = slices.DeleteFunc(sides, func(s experimentSide) bool {
+		name, _, _ := strings.Cut(s.name, ",")
+		return len(b.Sides) > 0 && !slices.Contains(b.Sides, name)
+	})
 	runs, err := e.runAll(ctx, sides)
 	if err != nil {
 		return nil, "", err
