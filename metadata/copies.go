@@ -116,6 +116,9 @@ func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 	if e.parent.dir.removeMissing(e.Name()) {
 		c.outdated.addName(e)
 	}
+	if old != nil && !old.Unknown() && !old.matches(e.info()) {
+		c.overtake()
+	}
 	e.setLevel(copies)
 	if old != nil || e.parent.dir.retired != copies.retired {
 		e.setBits(unverified)

@@ -17,6 +17,7 @@ func (c *Container) Changed(e *Entry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.get(e.Name()) == e {
+		c.overtake()
 		c.remove(d, e)
 		if c.byListing {
 			d.invalidate(e.Name())

@@ -127,6 +127,9 @@ func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 	if changed && e.lookups.Load() > 0 {
 		c.outdated.add(e, "", false)
 	}
+	if changed && !e.IsDir() {
+		c.overtake()
+	}
 	if changed || c.snapshotTTL == 0 { // then the snapshot contains the time of validation
 		c.changes.Add(1)
 	}

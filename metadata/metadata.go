@@ -52,6 +52,7 @@ type Container struct {
 	pieces      pieceTable
 	snapshot    *Snapshot     // nil: there is none
 	changes     atomic.Uint64 // see Changes
+	overtaken   chan struct{} // see Overtaken; has room for one element
 	warned      atomic.Uint32 // time of the last warning about the source, by now; 0: none
 	outdated    outdatedParts
 	sweeps      SweepCounters      // updated atomically
@@ -97,6 +98,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		racy:   opts.RacyWindow,
 
 		pieceSize: opts.PieceSize,
+		overtaken: make(chan struct{}, 1),
 		log:       log,
 		start:     time.Now().Add(-maxSnapshotAge),
 	}

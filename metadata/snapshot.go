@@ -256,6 +256,33 @@ func (c *Container) readSnapshot(dir *Entry) *block {
 // Changes counts the changes of what a snapshot would contain.
 func (c *Container) Changes() uint64 { return c.changes.Load() }
 
+// Overtaken returns a channel that receives after a file has got another version or other
+// attributes. If it was changed in place, the times of its directory do not tell, and a container
+// that starts with an earlier snapshot shows the file as it was, even to programs that have seen the
+// change. The receiver removes the snapshot until it saves the next one.
+func (c *Container) Overtaken() <-chan struct{} { return c.overtaken }
+
+// overtake lets Overtaken receive.
+func (c *Container) overtake() {
+	select {
+	case c.overtaken <- struct{}{}:
+	default: // the receiver has not handled an earlier one yet
+	}
+}
+
+// RemoveSnapshot removes the file name in folder, if it exists. For a file that is not a metadata
+// snapshot, the error matches ErrForeign.
+func RemoveSnapshot(folder *os.Root, name string) error {
+	err := checkSnapshotFile(folder, name)
+	if err == nil {
+		err = folder.Remove(name)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // SaveSnapshot writes the cached metadata to the file name in folder, from which OpenSnapshot and
 // New can start another container for the same source. It replaces an earlier snapshot atomically.
 // It does not replace any other file, and then the error matches ErrForeign. Concurrent changes may

@@ -276,6 +276,46 @@ type hung struct{ heal chan struct{} }
 
 func (h hung) ReadAt([]byte, int64) (int, error) { <-h.heal; return 0, syscall.EIO }
 
+// A file that another snapshot shows otherwise is announced, so that the saved one is removed before a
+// crash makes it the next mount's. What the times of a directory reveal is not.
+func TestOvertaken(t *testing.T) {
+	inRestart(t, func(t *testing.T, w *world) {
+		next := w.remount(t)
+		next.sweepUntilEnd(t)
+		overtaken := func() bool {
+			select {
+			case <-next.Overtaken():
+				return true
+			default:
+				return false
+			}
+		}
+		for _, c := range []struct {
+			what   string
+			change func()
+			want   bool
+		}{
+			{"nothing", func() {}, false},
+			{"new", func() { w.source.Put("e/new", []byte("x")) }, false},
+			{"removed", func() { w.source.Delete("d/g") }, false},
+			{"rewritten", func() { w.source.Overwrite("d/f", []byte("newer")) }, true},
+			{"mode", func() { w.source.Chmod("d/f", 0o600) }, true},
+			{"changed, as an open has found", func() { next.Changed(next.get(t, "d/f")) }, true},
+			{"mode of a directory", func() { w.source.Chmod("d", 0o700) }, false},
+		} {
+			next.use(t, "d/f")
+			next.use(t, "e/f")
+			c.change()
+			time.Sleep(2 * window)
+			next.use(t, "d/f")
+			tree(t, next.Container)
+			if got := overtaken(); got != c.want {
+				t.Errorf("%s: got %v, want %v", c.what, got, c.want)
+			}
+		}
+	})
+}
+
 // Only what would make another snapshot counts as a change.
 func TestChanges(t *testing.T) {
 	inRestart(t, func(t *testing.T, w *world) {

@@ -105,6 +105,35 @@ func TestRestartAfterChanges(t *testing.T) {
 	s.wantNothing()
 }
 
+// A program that has seen a change in place sees it after a crash of the daemon, too, although the
+// directory has the times that it had when the metadata was saved.
+func TestCrashAfterChangeInPlace(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	s.write("d/g", 1000)
+	s.age()
+	s.mount("64MiB")
+	s.epoch(1)
+	s.umount()
+	s.mountWith("attr_timeout=1s", "64MiB")
+	read := func() string { return s.must("cat", s.point+"/d/f") }
+	read()
+	s.sh(`printf rewritten >"$1"/d/f`, s.source)
+	s.eventually("the change is seen", func() bool { return read() == "rewritten" })
+	s.eventually("the saved metadata is removed", func() bool { _, err := os.Stat(s.snapshot(1)); return os.IsNotExist(err) })
+	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
+	s.umount()
+	s.mount("64MiB")
+	if got := read(); got != "rewritten" {
+		t.Errorf("after a crash: got %d bytes, want those that were seen before", len(got))
+	}
+	s.umount()
+	if _, err := os.Stat(s.snapshot(1)); err != nil {
+		t.Errorf("the metadata is not saved again: %v", err)
+	}
+	s.wantNothing()
+}
+
 // A snapshot that cannot be used is ignored with one line in the log, and replaced. A file that is
 // no snapshot stays.
 func TestUnusableSnapshot(t *testing.T) {

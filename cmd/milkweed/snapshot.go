@@ -39,6 +39,7 @@ type snapshotKeeper struct {
 
 	mu      sync.Mutex // held while the metadata is saved; guards the following
 	changes uint64     // Container.Changes when it was last saved
+	removed bool       // after that, or after the mount if it was not saved
 }
 
 // close closes the snapshot that the mount has started with, so that its file system can be
@@ -78,6 +79,16 @@ func (p snapshotPlace) save(ctx context.Context, names *metadata.Container, sour
 	}
 	defer folder.Close()
 	return names.SaveSnapshot(ctx, folder, p.name, source)
+}
+
+// remove removes the snapshot, if it exists.
+func (p snapshotPlace) remove() error {
+	folder, err := p.folder()
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return metadata.RemoveSnapshot(folder, p.name)
 }
 
 // snapshotPlaces returns the places of the metadata snapshot. It is saved in the first one where that
@@ -156,26 +167,32 @@ func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
 	return newest
 }
 
-// saveOften saves the metadata from time to time, until ctx is done.
+// saveOften saves the metadata from time to time, until ctx is done. Between two times it removes what
+// was saved as soon as it is wrong, so that no program sees a file as it was before what it has seen.
 func (d *daemon) saveOften(ctx context.Context) {
 	var failed string // the last error
-	for pause := saveInterval; ; {
+	for next := time.After(saveInterval); ; {
+		var what string
+		var err error
 		select {
-		case <-time.After(pause):
+		case <-d.names.Overtaken():
+			what, err = "removed", d.removeSaved()
+		case <-next:
+			start := time.Now()
+			what, err = "saved", d.save(ctx)
+			next = time.After(max(saveInterval, saveShare*time.Since(start)))
 		case <-ctx.Done():
 			return
 		}
-		start := time.Now()
-		switch err := d.save(ctx); {
+		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
 			failed = ""
 		case failed != err.Error():
 			failed = err.Error()
-			d.log.Warn("metadata snapshot is not saved", "err", err)
+			d.log.Warn("metadata snapshot is not "+what, "err", err)
 		}
-		pause = max(saveInterval, saveShare*time.Since(start))
 	}
 }
 
@@ -198,14 +215,14 @@ func (d *daemon) save(ctx context.Context) error {
 	defer k.mu.Unlock()
 	changes := d.names.Changes()
 	places := d.snapshotPlaces()
-	if changes == k.changes || len(places) == 0 {
+	if changes == k.changes && !k.removed || len(places) == 0 {
 		return nil
 	}
 	var errs []error
 	for _, p := range places {
 		err := p.save(ctx, d.names, d.cfg.Source.Name())
 		if err == nil {
-			k.changes = changes
+			k.changes, k.removed = changes, false
 			return nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", p.path, err))
@@ -213,5 +230,23 @@ func (d *daemon) save(ctx context.Context) error {
 			break
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// removeSaved removes the metadata from all places, since the newest of what is there is read.
+func (d *daemon) removeSaved() error {
+	k := &d.saved
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.removed {
+		return nil
+	}
+	var errs []error
+	for _, p := range d.snapshotPlaces() {
+		if err := p.remove(); err != nil && !errors.Is(err, metadata.ErrForeign) {
+			errs = append(errs, fmt.Errorf("%s: %w", p.path, err))
+		}
+	}
+	k.removed = len(errs) == 0
 	return errors.Join(errs...)
 }

@@ -73,7 +73,7 @@ func (d *daemon) run(ctx context.Context, env []string, words ...string) ([]byte
 func (d *daemon) mount(ctx context.Context, c Cycle) error {
 	words := []string{
 		d.program, "mount", "--log-file", d.log(),
-		"-o", fmt.Sprintf("mode=%s,attr_timeout=%v", c.Mode, attrTimeout),
+		"-o", fmt.Sprintf("mode=%s,attr_timeout=%v,consistency=%v", c.Mode, attrTimeout, attrTimeout),
 		"--tier", fmt.Sprintf("memory:%s:%d", d.memory, memoryQuota),
 		"--tier", fmt.Sprintf("disk:%s:%d", d.disk, diskQuota),
 		d.source, d.point(),

@@ -11,7 +11,9 @@ import (
 
 // The times for which a change of the source or of the mount may be visible.
 const (
-	// attrTimeout is the option of the mount.
+	// attrTimeout is the value of the options attr_timeout and consistency. With the default of the
+	// second, each mount may for a minute show a file as it was before if it was rewritten in place
+	// before that mount.
 	attrTimeout = time.Second
 
 	// staleBound is how long a version may be read after it was superseded. The name is
