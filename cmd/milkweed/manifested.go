@@ -40,7 +40,7 @@ func (p manifestPlace) String() string {
 	return p.path
 }
 
-// load reads the manifest of a dataset, that source shows.
+// load reads the manifest of the dataset that source shows.
 func (p manifestPlace) load(ctx context.Context, source drivers.Driver) (*manifest.Manifest, error) {
 	if p.inside != "" {
 		m, err := manifest.Open(ctx, source, p.inside)
