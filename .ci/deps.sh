@@ -9,6 +9,7 @@ packages=(
 	acl attr fuse3 iproute2                                 # mounts, network namespaces, extended attributes
 	python3-h5py python3-numpy python3-pil python3-sklearn  # readers.py, examples/
 	python3-torch python3-torchvision
+	python3-jsonschema                                      # cmd/internal/config
 	rclone                                                  # milkweed bench
 	fio                                                     # make test-posix
 	libarchive-tools mtree-netbsd                           # drivers/manifest

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -69,7 +68,7 @@ remedy and code.`,
 				}
 				return compareWithManifest(c, cfg, inTiers, asJSON)
 			}
-			r := checkReport{settingsOf(cfg), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
+			r := checkReport{cfg.Settings(), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
 			if asJSON {
 				err = printJSON(c.OutOrStdout(), r)
 			} else {
@@ -106,31 +105,12 @@ func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 
 // A checkReport is the output of check.
 type checkReport struct {
-	Settings []setting       `json:"settings"`
-	Findings []check.Finding `json:"findings"`
-}
-
-// A setting is a value of the configuration and its origin.
-type setting struct {
-	Key    string `json:"key"`
-	Value  string `json:"value"`
-	Origin string `json:"origin"`
-}
-
-func settingsOf(c *config.Config) []setting {
-	var settings []setting
-	c.Each(func(key, value, origin string) {
-		settings = append(settings, setting{key, value, origin})
-	})
-	return settings
+	Settings []config.Setting `json:"settings"`
+	Findings []check.Finding  `json:"findings"`
 }
 
 func (r checkReport) write(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, s := range r.Settings {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Key, text(s.Value), s.Origin)
-	}
-	if err := t.Flush(); err != nil {
+	if err := writeSettings(w, r.Settings); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)

@@ -34,13 +34,13 @@ func TestCheckPrintsOrigins(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, want := range []setting{
-		{"source.path", dir + "/source", file + ":2"},
-		{"tier.ssd.quota", "10MiB", file + ":7"},
-		{"mount.point", dir + "/mnt", "argument MOUNTPOINT"},
-		{"mount.attr_timeout", "30s", "option attr_timeout"},
-		{"placement.workers", "3", "flag --workers"},
-		{"log.format", "text", "default"},
+	for _, want := range []config.Setting{
+		{Key: "source.path", Value: dir + "/source", Origin: file + ":2"},
+		{Key: "tier.ssd.quota", Value: "10MiB", Origin: file + ":7"},
+		{Key: "mount.point", Value: dir + "/mnt", Origin: "argument MOUNTPOINT"},
+		{Key: "mount.attr_timeout", Value: "30s", Origin: "option attr_timeout"},
+		{Key: "placement.workers", Value: "3", Origin: "flag --workers"},
+		{Key: "log.format", Value: "text", Origin: "default"},
 	} {
 		if !slices.Contains(got.Settings, want) {
 			t.Errorf("no %+v in %+v", want, got.Settings)
@@ -76,11 +76,11 @@ func TestCheckSource(t *testing.T) {
 	t.Setenv(config.Environment, "")
 	for _, test := range []struct {
 		args []string
-		want []setting
+		want []config.Setting
 	}{
-		{[]string{source}, []setting{{"source.path", source, "argument SOURCE"}, {"mount.point", "", "default"}}},
-		{[]string{"-c", tiersOnly, source}, []setting{{"source.path", source, "argument SOURCE"}, {"tier.ssd.quota", "10MiB", tiersOnly + ":4"}}},
-		{[]string{"-c", whole, point}, []setting{{"source.path", source, whole + ":2"}, {"mount.point", point, "argument MOUNTPOINT"}}},
+		{[]string{source}, []config.Setting{{Key: "source.path", Value: source, Origin: "argument SOURCE"}, {Key: "mount.point", Value: "", Origin: "default"}}},
+		{[]string{"-c", tiersOnly, source}, []config.Setting{{Key: "source.path", Value: source, Origin: "argument SOURCE"}, {Key: "tier.ssd.quota", Value: "10MiB", Origin: tiersOnly + ":4"}}},
+		{[]string{"-c", whole, point}, []config.Setting{{Key: "source.path", Value: source, Origin: whole + ":2"}, {Key: "mount.point", Value: point, Origin: "argument MOUNTPOINT"}}},
 	} {
 		out, _, err := runMilkweed(t, append([]string{"check", "--json"}, test.args...)...)
 		var got checkReport

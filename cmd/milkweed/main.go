@@ -128,6 +128,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newScrub(),
 		newPeers(),
 		newCheck(),
+		newConfig(),
 		newDemo(),
 		newBench(),
 		newVersion(),
@@ -137,7 +138,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// noSuchCommand returns an error if the first argument of `milkweed` is not a command.
+// noSuchCommand returns an error if the first argument of a command that has commands is not one of them.
 func noSuchCommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -145,11 +146,11 @@ func noSuchCommand(c *cobra.Command, args []string) error {
 	e := &exit.Error{
 		Code:   exit.Usage,
 		Err:    fmt.Errorf("unknown command %q", args[0]),
-		Remedy: "`milkweed --help` lists the commands.",
+		Remedy: fmt.Sprintf("`%s --help` lists the commands.", c.CommandPath()),
 	}
 	c.SuggestionsMinimumDistance = 2
 	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-		e.Remedy = fmt.Sprintf("Did you mean `milkweed %s`?", strings.Join(near, "` or `milkweed "))
+		e.Remedy = fmt.Sprintf("Did you mean `%s %s`?", c.CommandPath(), strings.Join(near, "` or `"+c.CommandPath()+" "))
 	}
 	return e
 }

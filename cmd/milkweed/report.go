@@ -150,6 +150,9 @@ func histogram(l tiers.Latency) control.Histogram {
 	return h
 }
 
+// Settings implements control.Daemon.
+func (d *daemon) Settings() []config.Setting { return d.cfg.Settings() }
+
 // Where implements control.Daemon.
 func (d *daemon) Where(ctx context.Context, name string) (control.Location, error) {
 	e, err := d.resolve(ctx, d.names.Inside(name), whereTimeout)

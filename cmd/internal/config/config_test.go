@@ -188,11 +188,11 @@ func TestRateLimits(t *testing.T) {
 		if err := c.Set(tt.key, tt.text, "flag"); err != nil || c.Source != tt.want {
 			t.Errorf("%s = %q: got %+v, %v; want %+v", tt.key, tt.text, c.Source, err, tt.want)
 		}
-		c.Each(func(name, value, _ string) {
-			if name == tt.key && value != tt.back {
-				t.Errorf("%s = %q reads back as %q, want %q", name, tt.text, value, tt.back)
+		for _, s := range c.Settings() {
+			if s.Key == tt.key && s.Value != tt.back {
+				t.Errorf("%s = %q reads back as %q, want %q", s.Key, tt.text, s.Value, tt.back)
 			}
-		})
+		}
 	}
 }
 
@@ -259,12 +259,12 @@ func TestParse(t *testing.T) {
 	t.Chdir(dir)
 	c := parse(t, whole)
 	var got []string
-	c.Each(func(name, value, origin string) {
-		got = append(got, name+" = "+value+" from "+origin)
-		if o := c.Origin(name); o != origin {
-			t.Errorf("Origin(%q) = %q, want %q", name, o, origin)
+	for _, s := range c.Settings() {
+		got = append(got, s.Key+" = "+s.Value+" from "+s.Origin)
+		if o := c.Origin(s.Key); o != s.Origin {
+			t.Errorf("Origin(%q) = %q, want %q", s.Key, o, s.Origin)
 		}
-	})
+	}
 	want := []string{
 		"source.path = /data from tiering.toml:3",
 		"source.url =  from default",
@@ -328,11 +328,11 @@ func TestDefault(t *testing.T) {
 	if got := fmt.Sprintf("%+v", *c); got != fmt.Sprintf("%+v", want) {
 		t.Errorf("got %s, want %+v", got, want)
 	}
-	c.Each(func(name, _, origin string) {
-		if origin != "default" {
-			t.Errorf("%s comes from %q, want default", name, origin)
+	for _, s := range c.Settings() {
+		if !s.IsDefault() {
+			t.Errorf("%s comes from %q, want default", s.Key, s.Origin)
 		}
-	})
+	}
 }
 
 // The path of a file with a roster becomes absolute.
@@ -489,13 +489,15 @@ func TestSampleIsComplete(t *testing.T) {
 	d := Default()
 	d.Source, d.Tiers, d.Mount.Point = c.Source, c.Tiers, c.Mount.Point
 	want := make(map[string]string)
-	d.Each(func(name, value, _ string) { want[name] = value })
+	for _, s := range d.Settings() {
+		want[s.Key] = s.Value
+	}
 	for _, c := range []*Config{c, parse(t, string(data))} {
-		c.Each(func(name, value, _ string) {
-			if value != want[name] {
-				t.Errorf("%s is %q, but its default is %q", name, value, want[name])
+		for _, s := range c.Settings() {
+			if s.Value != want[s.Key] {
+				t.Errorf("%s is %q, but its default is %q", s.Key, s.Value, want[s.Key])
 			}
-		})
+		}
 	}
 }
 
@@ -562,18 +564,18 @@ func FuzzParse(f *testing.F) {
 			userError(t, err)
 			return // the names of tiers may be missing or duplicate
 		}
-		c.Each(func(name, value, _ string) {
-			if value == "" {
-				return // the value is not set
+		for _, s := range c.Settings() {
+			if s.Value == "" {
+				continue // the value is not set
 			}
-			if err := c.Set(name, value, "flag"); err != nil {
-				t.Errorf("Set refuses a value of Each: %v", err)
+			if err := c.Set(s.Key, s.Value, "flag"); err != nil {
+				t.Errorf("Set refuses a value of Settings: %v", err)
 			}
-		})
-		c.Each(func(name, value, origin string) {
-			if origin == "default" && value != "" {
-				t.Errorf("%s = %q has no origin", name, value)
+		}
+		for _, s := range c.Settings() {
+			if s.IsDefault() && s.Value != "" {
+				t.Errorf("%s = %q has no origin", s.Key, s.Value)
 			}
-		})
+		}
 	})
 }

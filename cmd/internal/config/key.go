@@ -62,14 +62,24 @@ func (c *Config) originOf(storageKey string) string {
 // originDefault is the origin of a value that was not set.
 const originDefault = "default"
 
-// Each calls f for every value in effect, in the order of tiering.toml. The keys
-// are those that Set takes.
-func (c *Config) Each(f func(key, value, origin string)) {
+// A Setting is a value in effect and its origin.
+type Setting struct {
+	Key    string `json:"key"` // as Set takes it
+	Value  string `json:"value"`
+	Origin string `json:"origin"` // as Config.Origin returns it
+}
+
+// IsDefault reports whether the value was not set.
+func (s Setting) IsDefault() bool { return s.Origin == originDefault }
+
+// Settings returns every value in effect, in the order of tiering.toml.
+func (c *Config) Settings() (all []Setting) {
 	for _, key := range c.settableKeys() {
 		if storageKey, k, t, ok := c.lookup(key); ok {
-			f(key, k.field(c, t).String(), c.originOf(storageKey))
+			all = append(all, Setting{key, k.field(c, t).String(), c.originOf(storageKey)})
 		}
 	}
+	return all
 }
 
 // settableKeys returns the keys that Set takes. The name of a tier is not one of

@@ -14,6 +14,7 @@ type Key struct {
 	Type        Type
 	Unit        string // such as "files"; "" if there is none or the value contains it
 	Bounds      string // the values that are accepted; "" if there is no bound
+	Min, Max    int64  // the bounds of an integer; Max is 0 if there is none
 	Default     string // the default in words; "" if Default returns it
 	Meaning     string // for the documentation; ends in a full stop
 
@@ -225,7 +226,7 @@ var keys = []Key{
 	},
 
 	{
-		Table: "placement", Name: "workers", Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers),
+		Table: "placement", Name: "workers", Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers), Min: 1, Max: maxWorkers,
 		Default: fmt.Sprintf("`%d`", defaultWorkers),
 		Flag:    "workers", Option: "workers",
 		Usage:   fmt.Sprintf("have at most `N` background requests for content in flight; the default is %d", defaultWorkers),
@@ -311,7 +312,7 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*boolValue)(&c.Peers.Gossip) },
 	},
 	{
-		Table: "peers", Name: "min", Type: integerType, Unit: "nodes", Default: "`0`; required for `dns:`", Bounds: fmt.Sprintf("0 to %d", maxNodes),
+		Table: "peers", Name: "min", Type: integerType, Unit: "nodes", Default: "`0`; required for `dns:`", Bounds: fmt.Sprintf("0 to %d", maxNodes), Max: maxNodes,
 		Option:  "peers_min",
 		Meaning: "The number of addresses with which a roster of `dns:` is complete. Later ones are not added.",
 		remedy:  fmt.Sprintf("Use the number of nodes of the job, at most %d.", maxNodes),
@@ -325,7 +326,7 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Peers.Wait) },
 	},
 	{
-		Table: "peers", Name: "group", Type: integerType, Unit: "nodes", Default: "`0`, one group", Bounds: fmt.Sprintf("0 to %d", maxNodes),
+		Table: "peers", Name: "group", Type: integerType, Unit: "nodes", Default: "`0`, one group", Bounds: fmt.Sprintf("0 to %d", maxNodes), Max: maxNodes,
 		Option:  "peers_group",
 		Meaning: "The largest number of nodes that form one cache. The roster is divided, in its order, into as few groups as possible, of nearly equal size. It must be the same on all nodes.",
 		remedy:  fmt.Sprintf("Use a number of nodes, at most %d; 0 is one group.", maxNodes),

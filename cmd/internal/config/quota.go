@@ -16,9 +16,17 @@ type Quota struct {
 	Percent float64 // the limit as a percentage of the free space and the space that the copies occupy
 }
 
-// sizePattern is stricter than humanize.ParseBytes, which ignores commas and so
-// would read "1,5GiB" as 15 GiB.
-var sizePattern = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?[A-Za-z]*$`)
+// Patterns of a size and of the number of a percentage. That of a size is stricter than
+// humanize.ParseBytes, which ignores commas and so would read "1,5GiB" as 15 GiB.
+const (
+	sizeText    = `[0-9]+(\.[0-9]+)? ?[A-Za-z]*`
+	percentText = `[0-9]+(\.[0-9]+)? ?`
+)
+
+var (
+	sizePattern    = regexp.MustCompile("^" + sizeText + "$")
+	percentPattern = regexp.MustCompile("^" + percentText + "$")
+)
 
 // ParseQuota reads "64GiB", "500MB", "1048576" or "90%".
 func ParseQuota(s string) (Quota, error) {
@@ -50,8 +58,6 @@ func parseSize(s string) (int64, error) {
 	}
 	return int64(n), nil
 }
-
-var percentPattern = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? ?$`)
 
 // parsePercent reads the percentage s. Number is s without its percent sign.
 func parsePercent(s, number string) (Quota, error) {

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
@@ -136,6 +137,18 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	return DecodeStatus(body)
+}
+
+// Settings returns the configuration with which the mount was made.
+func (c *Client) Settings(ctx context.Context) (settings []config.Setting, err error) {
+	body, err := c.get(ctx, "/v1/config")
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(body, &settings); err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	return settings, nil
 }
 
 // Where returns the location of a file. name is relative to the mount point.

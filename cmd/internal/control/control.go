@@ -2,6 +2,7 @@
 // mount. The daemon serves it. The subcommands are clients, and so is curl:
 //
 //	GET  /v1/status            responds with a Status
+//	GET  /v1/config            responds with an array of config.Setting
 //	GET  /v1/where?path=NAME   responds with a Location; NAME is percent-encoded bytes
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
@@ -33,6 +34,7 @@ import (
 	"io/fs"
 	"unicode/utf8"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/placement"
 )
@@ -42,6 +44,9 @@ type Daemon interface {
 	// Status returns the current status. It calls neither the tiers nor the source, so that
 	// it returns soon even if they hang.
 	Status(ctx context.Context) Status
+
+	// Settings returns the configuration with which the mount was made.
+	Settings() []config.Setting
 
 	// Where returns the location of one file. name is relative to the mount point, in the form
 	// of drivers.ValidName. If there is no such file, the error matches fs.ErrNotExist.

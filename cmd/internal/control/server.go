@@ -73,6 +73,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", s.status)
+	mux.HandleFunc("GET /v1/config", s.config)
 	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
@@ -100,6 +101,10 @@ func (s *Server) handler() http.Handler {
 
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 	respond(w, s.Daemon.Status(r.Context()))
+}
+
+func (s *Server) config(w http.ResponseWriter, r *http.Request) {
+	respond(w, s.Daemon.Settings())
 }
 
 func (s *Server) where(w http.ResponseWriter, r *http.Request) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers"
@@ -29,6 +30,7 @@ type Daemon struct {
 	Bucket     bool                        // whether the source of Status is a bucket
 	MountPoint string                      // of Status
 	Peered     bool                        // whether Status and Peers have nodes
+	Config     []config.Setting            // the result of Settings
 	Locations  map[string]control.Location // results of Where, by name
 	Steps      []control.Progress          // the progress that Warmup reports
 	StepEvery  time.Duration               // the duration of each of Steps
@@ -182,6 +184,9 @@ func (d *Daemon) Peers(context.Context) (control.PeerReport, error) {
 		{Peer: p.Nodes[1], Problem: "connection refused"},
 	}}, nil
 }
+
+// Settings implements control.Daemon.
+func (d *Daemon) Settings() []config.Setting { return d.Config }
 
 // Where implements control.Daemon.
 func (d *Daemon) Where(_ context.Context, name string) (control.Location, error) {
