@@ -350,9 +350,8 @@ func (h *Handler) withoutGiver(ctx context.Context, e *metadata.Entry) (drivers.
 		if s := h.standing(e); s.listed && !s.now {
 			return nil, errNotYet
 		}
-		if h.succeed(f, 0, false) {
-			f.discard(errTakenOver)
-			return nil, errTakenOver
+		if err := h.yield(f, 0); err != nil {
+			return nil, err
 		}
 	}
 	return openForReader(ctx, h, e)

@@ -185,9 +185,10 @@ type fillKey struct{}
 func (h *Handler) withoutPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	if rank := h.rank(e); rank > 0 {
 		f, _ := ctx.Value(fillKey{}).(*fill)
-		if f != nil && drivers.IsBackground(ctx) && h.mayCopy(e, rank, forPeer) == nil && h.succeed(f, rank, false) {
-			f.discard(errTakenOver)
-			return nil, errTakenOver
+		if f != nil && drivers.IsBackground(ctx) && h.mayCopy(e, rank, forPeer) == nil {
+			if err := h.yield(f, rank); err != nil {
+				return nil, err
+			}
 		}
 		o, err := h.openShared(context.WithValue(ctx, peerKey{}, true), e)
 		if err == nil {
@@ -228,6 +229,16 @@ func (h *Handler) takeOver(ctx context.Context, e *metadata.Entry, rank int) err
 		f.discard(errTakenOver)
 	}
 	return nil
+}
+
+// yield lets a fill from the source, which waits for its turn, take over from f, of which a background
+// request has found no node. It returns errTakenOver, also to the other requests of f that find none; the
+// reason if f has failed otherwise; and nil if f goes on.
+func (h *Handler) yield(f *fill, rank int) error {
+	if h.succeed(f, rank, false) {
+		f.discard(errTakenOver)
+	}
+	return f.blocks.failure()
 }
 
 // succeed puts a fill from the source in the place of f, which has started, and reports success: f has

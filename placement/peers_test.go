@@ -878,6 +878,36 @@ func TestPlaceWithoutTheOwner(t *testing.T) {
 	}
 }
 
+// So it is if several requests of the fill find out at the same time: the later ones do not become readers.
+func TestSeveralRequestsFindNoOwner(t *testing.T) {
+	c := newCluster(t, alike(3, 1<<30)...)
+	name := c.nameWith(0, 1)
+	c.mem.Put(name, random(7, 3<<20))
+	owner, second := c.nodes[0], c.nodes[1]
+	second.listAll()
+	second.known()
+	owner.hang.Store(true)
+	e := second.entry(name)
+	f, err := second.handler.join(t.Context(), e, forBackground)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.release()
+	second.eventually("the fill has started", func() bool { return isClosed(f.started) })
+	request := context.WithValue(drivers.Background(t.Context()), fillKey{}, f)
+	for range 3 {
+		if _, err := second.handler.withoutPeers(request, e); err != errTakenOver {
+			t.Errorf("got %v, want %v", err, errTakenOver)
+		}
+	}
+	if got, err := second.handler.Place(t.Context(), e); got != Placed || err != nil {
+		t.Errorf("got %v, %v; want Placed", got, err)
+	}
+	if got, reads := c.source.demand, len(c.source.spans()); got != 0 || reads != 3 {
+		t.Errorf("%d of %d reads of the source were not in the background", got, reads)
+	}
+}
+
 // A request of another node never joins a fill that reads from a third one, also if that has begun after
 // the request.
 func TestRequestsJoinNoFillFromPeers(t *testing.T) {
