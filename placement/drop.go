@@ -15,16 +15,16 @@ type DropReport struct {
 	Error  string `json:"first_error,omitempty"` // why one was not removed, or a tier not examined to the end
 }
 
-// Drop removes the copies of all files at and below a path, which is that of a generation that is not
-// used any more. Open files stay readable, and later opens read the source, or copy the file again. A
-// copy that is being made stays. It calls report after each directory. The error is that of ctx, or
-// that of the first tier that could not be examined; then the other tiers were.
-func (h *Handler) Drop(ctx context.Context, path string, report func(DropReport)) error {
+// Drop removes the copies of all files at and below the paths, which are those of a generation that is
+// not used any more, or that a user has named. Open files stay readable, and later opens read the source,
+// or copy the file again. A copy that is being made stays. It calls report after each directory. The error
+// is that of ctx, or that of the first tier that could not be examined; then the other tiers were.
+func (h *Handler) Drop(ctx context.Context, paths []string, report func(DropReport)) error {
 	h.levels.WaitScanned(ctx)
 	var r DropReport
 	var errs []error
 	for _, t := range h.levels.Tiers() {
-		for _, root := range []tiers.CopyName{h.names.CopyName(path), h.names.PieceCopies(path)} {
+		for _, root := range h.copiesOf(paths) {
 			err := t.Available()
 			if err == nil {
 				err = t.Copies(ctx, root, func(copies []tiers.CopyInfo) error {
@@ -45,6 +45,17 @@ func (h *Handler) Drop(ctx context.Context, path string, report func(DropReport)
 		return context.Cause(ctx)
 	}
 	return errors.Join(errs...)
+}
+
+// copiesOf returns the roots of the copies of all files at and below the paths, and of their pieces.
+func (h *Handler) copiesOf(paths []string) (roots []tiers.CopyName) {
+	for _, name := range paths {
+		roots = append(roots, h.names.CopyName(name))
+		if name != "." { // which includes the copies of pieces
+			roots = append(roots, h.names.PieceCopies(name))
+		}
+	}
+	return roots
 }
 
 // drop removes one copy that was found in a tier.

@@ -117,15 +117,9 @@ func (p *prune) examine(ctx context.Context, t *tiers.Tier) error {
 	if err := t.Available(); err != nil {
 		return err
 	}
-	for _, name := range p.opts.Paths {
-		roots := []tiers.CopyName{p.handler.names.CopyName(name)}
-		if name != "." { // which includes the copies of pieces
-			roots = append(roots, p.handler.names.PieceCopies(name))
-		}
-		for _, root := range roots {
-			if err := t.Copies(ctx, root, func(copies []tiers.CopyInfo) error { return p.directory(ctx, t, copies) }); err != nil {
-				return err
-			}
+	for _, root := range p.handler.copiesOf(p.opts.Paths) {
+		if err := t.Copies(ctx, root, func(copies []tiers.CopyInfo) error { return p.directory(ctx, t, copies) }); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -324,33 +324,11 @@ copies_removed, bytes_removed and copies_failed.`,
 			if err != nil {
 				return err
 			}
-			client, err := control.Dial(c.Context(), point)
-			if err != nil {
-				return err
-			}
-			defer client.Close()
-			d := newDisplay(c.ErrOrStderr(), asJSON)
-			r, err := client.DropGeneration(c.Context(), args[0], func(r placement.DropReport) {
-				d.show(step{text: dropLine(r), state: r})
+			return removeCopies(c, point, text(args[0]), asJSON, func(client *control.Client, show func(placement.DropReport)) (placement.DropReport, error) {
+				return client.DropGeneration(c.Context(), args[0], show)
 			})
-			d.end()
-			if errors.Is(err, context.Canceled) {
-				err = &exit.Error{Code: exit.Incomplete, Err: errors.New("the removal was stopped"), Remedy: "Run it again to remove the rest."}
-			}
-			if err != nil && exit.Of(err) != exit.Incomplete {
-				return err
-			}
-			if asJSON {
-				return errors.Join(printJSON(c.OutOrStdout(), r), err)
-			}
-			fmt.Fprintf(c.OutOrStdout(), "%s: %s\n", text(args[0]), dropLine(r))
-			return err
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return c
-}
-
-func dropLine(r placement.DropReport) string {
-	return fmt.Sprintf("%s (%s) removed", plural(r.Copies, "copy", "copies"), size(r.Bytes))
 }

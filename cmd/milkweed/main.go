@@ -119,6 +119,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newWhere(),
 		newWarmup(),
 		newRefresh(),
+		newEvict(),
 		newGenerations(),
 		newPrepare(),
 		newSwitch(),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -316,6 +317,30 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 			progress(r)
 		}
 	}, func() { progress(r) })
+}
+
+// Evict implements control.Daemon.
+func (d *daemon) Evict(ctx context.Context, names []string, progress func(placement.DropReport)) error {
+	if d.draining.Load() {
+		return errDraining
+	}
+	inside := make([]string, len(names))
+	for i, name := range names {
+		inside[i] = d.names.Inside(name)
+	}
+	r, err := d.drop(ctx, inside, progress)
+	for _, name := range inside {
+		if err != nil || r.Copies > 0 {
+			break
+		}
+		if _, missing := d.names.Resolve(ctx, name); errors.Is(missing, fs.ErrNotExist) {
+			err = &exit.Error{
+				Code: exit.Usage, Err: fmt.Errorf("%s: no such file or directory, and no copy", text(d.names.Outside(name))),
+				Remedy: "`milkweed where` shows whether a file has a copy.",
+			}
+		}
+	}
+	return err
 }
 
 // prune removes the copies of files that the source does not have. It calls last after the last report.

@@ -231,7 +231,7 @@ func (d *daemon) dropUnused(ctx context.Context, generation *metadata.Entry) {
 		}
 	}
 	var last placement.DropReport
-	err := d.handler.Drop(ctx, generation.Path(), func(r placement.DropReport) { last = r })
+	err := d.handler.Drop(ctx, []string{generation.Path()}, func(r placement.DropReport) { last = r })
 	level := d.log.Info
 	if err != nil || last.Failed > 0 {
 		level = d.log.Warn
@@ -312,21 +312,26 @@ func (d *daemon) DropGeneration(ctx context.Context, generation string, progress
 	ctx, end := d.dropping.begin(ctx, generation)
 	d.dropping.mu.Unlock()
 	defer end()
-	var last placement.DropReport
-	err := d.handler.Drop(ctx, generation, func(r placement.DropReport) {
+	_, err := d.drop(ctx, []string{generation}, progress)
+	return err
+}
+
+// drop removes the copies of all files at and below the paths, and returns the last report.
+func (d *daemon) drop(ctx context.Context, paths []string, progress func(placement.DropReport)) (last placement.DropReport, err error) {
+	err = d.handler.Drop(ctx, paths, func(r placement.DropReport) {
 		last = r
 		progress(r)
 	})
 	switch {
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return last, context.Cause(ctx)
 	case err != nil:
-		return &exit.Error{Code: exit.Incomplete, Err: err, Remedy: "`milkweed status` shows the health of each tier. Run it again to retry."}
+		return last, &exit.Error{Code: exit.Incomplete, Err: err, Remedy: "`milkweed status` shows the health of each tier. Run it again to retry."}
 	case last.Failed > 0:
-		return &exit.Error{
+		return last, &exit.Error{
 			Code: exit.Incomplete, Err: fmt.Errorf("%s could not be removed: %s", plural(last.Failed, "copy", "copies"), last.Error),
 			Remedy: "Run it again to retry.",
 		}
 	}
-	return nil
+	return last, nil
 }

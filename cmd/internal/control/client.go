@@ -19,6 +19,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 const (
@@ -223,6 +224,17 @@ func follow[P any](ctx context.Context, r io.Reader, work, remedy string, progre
 			return last, nil
 		}
 	}
+}
+
+// Evict removes the copies of the files at and below the names. It calls progress from time to time, and
+// returns the last report.
+func (c *Client) Evict(ctx context.Context, names []string, progress func(placement.DropReport)) (placement.DropReport, error) {
+	r, err := c.stream(ctx, "/v1/evict", makeNames(names))
+	if err != nil {
+		return placement.DropReport{}, err
+	}
+	defer r.Close()
+	return follow(ctx, r, "the removal of copies", "", progress)
 }
 
 // Shutdown starts the shutdown of the daemon, and does not wait for its end.

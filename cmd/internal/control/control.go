@@ -7,6 +7,8 @@
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
+//	POST /v1/evict             takes a NamesRequest; responds with a stream of Events of
+//	                           placement.DropReport
 //	POST /v1/scrub             takes a ScrubRequest; responds with a stream of ScrubEvents, as
 //	                           warmup does, or with status 202 if Background is set
 //	POST /v1/plan              takes paths, each ended by a NUL, relative to the mount point or
@@ -67,6 +69,12 @@ type Daemon interface {
 	//
 	// With opts.Prune, it then calls placement.Handler.Prune, whose errors it returns, too.
 	Refresh(ctx context.Context, names []string, opts RefreshOptions, progress func(Refreshed)) error
+
+	// Evict removes the copies of the files at and below the names, which have the form of
+	// drivers.ValidName, as placement.Handler.Drop does. It calls progress from time to time, never
+	// concurrently, and once with the result before it returns. It is an error if there is no copy
+	// and a name does not exist.
+	Evict(ctx context.Context, names []string, progress func(placement.DropReport)) error
 
 	// Generations returns the generations that the source and the tiers have.
 	Generations(ctx context.Context) (Generations, error)

@@ -36,6 +36,23 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
+func TestEvict(t *testing.T) {
+	d := new(controltest.Daemon)
+	c := dial(t, d)
+	names := []string{".", "a/\xff"}
+	r, err := c.Evict(t.Context(), names, func(placement.DropReport) {})
+	if err != nil || r.Copies != 3 || !reflect.DeepEqual(*d.Evicted.Load(), names) {
+		t.Errorf("got %+v, %v, of %q", r, err, *d.Evicted.Load())
+	}
+	d.EvictErr = &exit.Error{Code: exit.Incomplete, Err: errors.New("a tier is read-only")}
+	if _, err := c.Evict(t.Context(), names, func(placement.DropReport) {}); exit.Of(err) != exit.Incomplete {
+		t.Errorf("got %v, want code %d", err, exit.Incomplete)
+	}
+	if _, err := c.Evict(t.Context(), []string{"../a"}, func(placement.DropReport) {}); exit.Of(err) != exit.Usage {
+		t.Errorf("a name outside of the mount: got %v", err)
+	}
+}
+
 func TestSwitch(t *testing.T) {
 	d := new(controltest.Daemon)
 	c := dial(t, d)

@@ -77,6 +77,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
+	mux.HandleFunc("POST /v1/evict", s.evict)
 	mux.HandleFunc("POST /v1/scrub", s.scrub)
 	mux.HandleFunc("GET /v1/generations", s.getGenerations)
 	mux.HandleFunc("POST /v1/generations/switch", s.switchGeneration)
@@ -147,6 +148,17 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
 		})
 		progress(last)
 		return err
+	})
+}
+
+func (s *Server) evict(w http.ResponseWriter, r *http.Request) {
+	var req NamesRequest
+	names, ok := decodeNames(w, r, &req, &req)
+	if !ok {
+		return
+	}
+	stream(w, r, placement.DropReport{}, func(ctx context.Context, progress func(placement.DropReport)) error {
+		return s.Daemon.Evict(ctx, names, progress)
 	})
 }
 

@@ -38,6 +38,7 @@ type Daemon struct {
 	Refreshes  []control.Refreshed         // the progress that Refresh reports
 	RefreshErr error                       // the result of Refresh
 
+	EvictErr error                   // the result of Evict
 	Scrubs   []placement.ScrubReport // the reports of Scrub
 	ScrubErr error                   // the result of Scrub and StartScrub
 
@@ -55,6 +56,7 @@ type Daemon struct {
 	Warmed        atomic.Pointer[[]string]               // the names of the last call of Warmup
 	Refreshed     atomic.Pointer[[]string]               // the names of the last call of Refresh
 	RefreshedWith atomic.Pointer[control.RefreshOptions] // its options
+	Evicted       atomic.Pointer[[]string]               // the names of the last call of Evict
 	Scrubbed      atomic.Pointer[control.ScrubRequest]   // the last call of Scrub or StartScrub
 	SwitchedTo    atomic.Pointer[control.SwitchRequest]  // the last call of Switch
 	PreparedWith  atomic.Pointer[control.PrepareRequest] // the last call of Prepare
@@ -269,6 +271,13 @@ func (d *Daemon) Prepare(_ context.Context, req control.PrepareRequest, progress
 	d.PreparedWith.Store(&req)
 	progress(control.Prepared{Generation: req.Generation, Found: control.Amount{Files: 2, Bytes: 200}, Shared: control.Amount{Files: 1, Bytes: 100}, Copied: control.Amount{Files: 1, Bytes: 100}, NeedBytes: 4096, RoomBytes: 8192})
 	return d.GenerationErr
+}
+
+// Evict implements control.Daemon.
+func (d *Daemon) Evict(_ context.Context, names []string, progress func(placement.DropReport)) error {
+	d.Evicted.Store(&names)
+	progress(placement.DropReport{Copies: 3, Bytes: 12288})
+	return d.EvictErr
 }
 
 // DropGeneration implements control.Daemon.
