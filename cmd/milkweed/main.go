@@ -129,6 +129,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newScrub(),
 		newPeers(),
 		newCheck(),
+		newDebug(),
 		newConfig(),
 		newDemo(),
 		newBench(),

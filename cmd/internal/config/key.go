@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -71,6 +72,16 @@ type Setting struct {
 
 // IsDefault reports whether the value was not set.
 func (s Setting) IsDefault() bool { return s.Origin == originDefault }
+
+// IsPublic reports whether the value has no name in it, of a file, a directory, a bucket or a node.
+func (s Setting) IsPublic() bool {
+	table, rest, _ := strings.Cut(s.Key, ".")
+	if table == tierTable {
+		rest = rest[strings.LastIndexByte(rest, '.')+1:]
+	}
+	k, ok := keyOf(table, rest)
+	return ok && slices.Contains([]Type{integerType, booleanType, sizeType, quotaType, durationType, choiceType}, k.Type)
+}
 
 // Settings returns every value in effect, in the order of tiering.toml.
 func (c *Config) Settings() (all []Setting) {

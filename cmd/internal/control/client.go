@@ -131,6 +131,9 @@ func notAnswering(mountPoint string, err error) error {
 // Close closes the connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
+// Get returns the response to a GET request, such as "/metrics".
+func (c *Client) Get(ctx context.Context, path string) ([]byte, error) { return c.get(ctx, path) }
+
 // Status returns the status of the daemon.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	body, err := c.get(ctx, "/v1/status")

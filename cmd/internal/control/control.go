@@ -23,6 +23,7 @@
 //	POST /v1/shutdown          starts the shutdown of the daemon, and responds at once; with
 //	                           ?abort=true also while the mount is in use
 //	GET  /metrics              responds with the metrics, for Prometheus
+//	GET  /debug/pprof/         responds with profiles of the daemon, as net/http/pprof does
 //
 // The body of a response with a status other than 2xx is a Failure. The mode of the socket is
 // 0600, in a directory of mode 0700: only its owner and root can connect. The requests of other

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"sync/atomic"
 	"time"
 
@@ -93,6 +94,9 @@ func (s *Server) handler() http.Handler {
 	if s.Metrics != nil {
 		mux.Handle("GET /metrics", s.Metrics)
 	}
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index) // on this socket only, which other users cannot use
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	all := http.NewServeMux()
 	all.HandleFunc("POST /v1/plan", s.addPlan) // these have limits of their own
 	all.HandleFunc("POST /v1/exchange", s.startExchange)

@@ -294,6 +294,14 @@ func TestServe(t *testing.T) {
 			t.Errorf("the answer lacks %q", want)
 		}
 	}
+	profile, err := http.Get("http://" + l.Addr().String() + "/debug/pprof/heap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer profile.Body.Close()
+	if profile.StatusCode != http.StatusNotFound {
+		t.Errorf("every user can read profiles of the daemon: status %d", profile.StatusCode)
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
