@@ -304,7 +304,7 @@ func (c *collector) part(s partSource, content []byte, err error) debugPart {
 // shownTexts are the texts of a status that have no names of files or nodes.
 var shownTexts = []string{
 	"milkweed", "go_version", "mode", "since", "tiers.name", "tiers.health", "waits.level", "waits.cause",
-	"epochs.state", "epochs.start", "epochs.end", "scrub.state", "exchange.state", "peers.roster.hash",
+	"epochs.began", "epochs.opens.level", "epochs.waits.level", "epochs.waits.cause", "peers.roster.hash",
 }
 
 func (c *collector) hideStatus(document []byte) ([]byte, error) {

@@ -124,6 +124,19 @@ func TestDebug(t *testing.T) {
 	s.wantNothing()
 }
 
+// Each text of a status that --redact shows is one that a status has.
+func TestShownTexts(t *testing.T) {
+	known := make(map[string]bool)
+	for _, f := range control.Schema() {
+		known[strings.ReplaceAll(f.Path, "[]", "")] = true
+	}
+	for _, path := range shownTexts {
+		if !known[path] {
+			t.Errorf("a status has no %s", path)
+		}
+	}
+}
+
 // Of a daemon that does not answer, or is dead, the archive has what is left.
 func TestDebugWithoutAnswer(t *testing.T) {
 	s := newSite(t)
