@@ -10,6 +10,7 @@ packages=(
 	python3-h5py python3-numpy python3-pil python3-sklearn  # readers.py, examples/
 	python3-torch python3-torchvision
 	python3-jsonschema                                      # cmd/internal/config
+	prometheus                                              # examples/prometheus, examples/grafana
 	rclone                                                  # milkweed bench
 	fio                                                     # make test-posix
 	libarchive-tools mtree-netbsd                           # drivers/manifest
