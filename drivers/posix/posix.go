@@ -72,7 +72,8 @@ func openBelow(dirfd int, name string, flags int) (int, error) {
 
 // openat2 calls openat2(2) below dirfd. It retries after a signal. It also retries, for
 // about 50 ms, after EAGAIN, which reports a rename in the tree or a lease that is being
-// revoked.
+// revoked, and after EXDEV. A valid name does not lead out of dirfd, so EXDEV reports that the
+// file was moved out of dirfd after its name was looked up.
 func openat2(dirfd int, name string, flags int) (int, error) {
 	how := unix.OpenHow{
 		Flags:   uint64(flags | unix.O_CLOEXEC),
@@ -82,7 +83,7 @@ func openat2(dirfd int, name string, flags int) (int, error) {
 		fd, err := unix.Openat2(dirfd, name, &how)
 		switch {
 		case err == unix.EINTR:
-		case err == unix.EAGAIN && retries < 100:
+		case (err == unix.EAGAIN || err == unix.EXDEV) && retries < 100:
 			retries++
 			time.Sleep(time.Duration(retries) * 10 * time.Microsecond)
 		default:

@@ -389,6 +389,47 @@ func TestResolvingConcurrently(t *testing.T) {
 	readers.Wait()
 }
 
+// TestOpenMovedDirectory opens a directory that is moved out of its parent and back. It is there
+// or missing: EXDEV, by which openat2 reports the race, is no answer to a program.
+func TestOpenMovedDirectory(t *testing.T) {
+	root := t.TempDir()
+	inside, outside := root+"/parent/dir", root+"/dir"
+	if err := os.MkdirAll(inside, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	parent, err := unix.Open(root+"/parent", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(parent)
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 50_000 {
+			if err := errors.Join(os.Rename(inside, outside), os.Rename(outside, inside)); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		fd, err := openat2(parent, "dir", unix.O_PATH|unix.O_DIRECTORY)
+		switch err {
+		case nil:
+			unix.Close(fd)
+		case unix.ENOENT:
+		default:
+			t.Fatal(err)
+		}
+	}
+}
+
 func (r *resolving) checkContent(o drivers.Object) {
 	got := make([]byte, 7)
 	if _, err := o.ReadAt(ctx, got, 0); err != nil || string(got) != "content" {
