@@ -39,11 +39,14 @@ func (r *Redactor) Name(name string) string {
 	return "~" + hex.EncodeToString(h.Sum(nil)[:5])
 }
 
+// schemes are those of the URLs that Milkweed uses. Another word before "://" may be a name.
+var schemes = []string{"s3", "gs", "azblob", "http", "https"}
+
 // Path replaces each component of a path or a URL, and what else may be in the text. The scheme of a URL
-// stays, and its options do not.
+// stays if it is in schemes, and its options do not.
 func (r *Redactor) Path(text string) string {
 	scheme := ""
-	if u, err := url.Parse(text); err == nil && u.Scheme != "" && u.Host != "" {
+	if u, err := url.Parse(text); err == nil && slices.Contains(schemes, u.Scheme) && u.Host != "" {
 		scheme, text = u.Scheme+"://", u.Host+u.Path
 	}
 	parts := strings.Split(text, "/")

@@ -48,6 +48,7 @@ func TestPath(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", ".": ".", "a": a, "/a/b": "/" + a + "/" + b, "a/b/": a + "/" + b + "/",
 		"s3://a/b?region=eu": "s3://" + a + "/" + b, "a b": r.Name("a b"),
+		"a://b": r.Name("a:") + "//" + b,
 	} {
 		if got := r.Path(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
@@ -74,6 +75,7 @@ func FuzzLog(f *testing.F) {
 	f.Add("secret", "path")
 	f.Add("a b\"c\n=d", "err")
 	f.Add("\xff{", "x")
+	f.Add("://0", "path")
 	f.Fuzz(func(t *testing.T, value, key string) {
 		if len(value) < 4 || isNumber(value) || key == "" || strings.ContainsAny(key, " \"=\n\t") {
 			return
