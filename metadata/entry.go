@@ -123,14 +123,6 @@ func (e *Entry) CachedListing() *atomic.Uint64 { return &e.dir.cachedListing }
 // Size returns the size of a regular file in bytes.
 func (e *Entry) Size() int64 { return e.size }
 
-// bytes returns the entry's share of Container.Bytes.
-func (e *Entry) bytes() int64 {
-	if !e.IsRegular() || e.Unknown() {
-		return 0
-	}
-	return e.size
-}
-
 // placeable reports whether the entry can have copies. An empty file has no content to copy.
 func (e *Entry) placeable() bool {
 	return e.IsRegular() && !e.Unknown() && e.size > 0 && !e.isReserved()

@@ -13,7 +13,8 @@ import (
 type table struct {
 	chunks atomic.Pointer[[]*chunk]
 	live   atomic.Int64 // number of entries
-	bytes  atomic.Int64 // total size of the regular files among them
+	files  atomic.Int64 // regular files among them whose attributes are known
+	bytes  atomic.Int64 // total size of these files
 
 	mu     panics.Mutex // guards the following, and changes of chunks
 	last   uint64       // the highest ID
@@ -42,7 +43,7 @@ func (t *table) add(e *Entry) {
 	}
 	chunks[i][e.id%uint64(len(chunk{}))].Store(e)
 	t.live.Add(1)
-	t.bytes.Add(e.bytes())
+	t.countFile(e, 1)
 	if e.IsDir() {
 		t.addDir(e)
 	}
@@ -114,6 +115,14 @@ func (t *table) get(id uint64) *Entry {
 func (t *table) remove(e *Entry) {
 	if t.slot(e.id).CompareAndSwap(e, nil) {
 		t.live.Add(-1)
-		t.bytes.Add(-e.bytes())
+		t.countFile(e, -1)
+	}
+}
+
+// countFile adds n times e to files and bytes.
+func (t *table) countFile(e *Entry, n int64) {
+	if e.IsRegular() && !e.Unknown() {
+		t.files.Add(n)
+		t.bytes.Add(n * e.size)
 	}
 }

@@ -34,11 +34,12 @@ import (
 // A daemon is one mount with its source, tiers, metadata and placement. serve opens them from
 // the bottom up, and closes them from the top down.
 type daemon struct {
-	cfg     *config.Config
-	log     *slog.Logger
-	since   time.Time
-	crashes int64  // of earlier daemons of this mount
-	dataset string // config.DatasetID of the source; computing it calls the source's file system
+	cfg      *config.Config
+	log      *slog.Logger
+	warnings *recentWarnings // of the log
+	since    time.Time
+	crashes  int64  // of earlier daemons of this mount
+	dataset  string // config.DatasetID of the source; computing it calls the source's file system
 
 	pin    pin
 	source source
@@ -99,7 +100,7 @@ func threads(n, cpus int) int {
 
 // serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
 // ctx is done, serve unmounts it. If the mount is in use elsewhere then, serve goes on serving it.
-func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logger, crashes int64, ready func()) (err error) {
+func serve(ctx context.Context, cfg *config.Config, noExec bool, log *daemonLog, crashes int64, ready func()) (err error) {
 	signal := ctx
 	ctx, shutdown := context.WithCancel(signal)
 	defer shutdown()
@@ -110,9 +111,9 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *slog.Logge
 		runtime.GOMAXPROCS(threads(n, runtime.NumCPU()))
 	}
 	d := &daemon{
-		cfg: cfg, log: log, since: time.Now(), crashes: crashes, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
+		cfg: cfg, log: log.Logger, warnings: &log.recent, since: time.Now(), crashes: crashes, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
 	}
-	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), log); err != nil {
+	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {
 		return err
 	}
 	listener, err := control.Listen(ctx, cfg.Mount.Point)

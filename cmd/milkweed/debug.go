@@ -305,6 +305,7 @@ func (c *collector) part(s partSource, content []byte, err error) debugPart {
 var shownTexts = []string{
 	"milkweed", "go_version", "mode", "since", "tiers.name", "tiers.health", "waits.level", "waits.cause",
 	"epochs.began", "epochs.opens.level", "epochs.waits.level", "epochs.waits.cause", "peers.roster.hash",
+	"warnings.level", "warnings.message", "warnings.tier",
 }
 
 func (c *collector) hideStatus(document []byte) ([]byte, error) {

@@ -20,6 +20,7 @@ type daemonLog struct {
 	File *os.File // the log file; nil if there is none
 
 	console slog.LevelVar // the minimum level for the standard error
+	recent  recentWarnings
 }
 
 // silent is a level above all others.
@@ -33,7 +34,7 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 	if foreground && c.File == "" {
 		l.console.Set(c.Level)
 	}
-	handler := logHandler(stderr, c.Format, &l.console)
+	handlers := []slog.Handler{logHandler(stderr, c.Format, &l.console), l.recent.handler()}
 	if c.File != "" {
 		f, err := os.OpenFile(c.File, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 		if err != nil {
@@ -44,9 +45,9 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 			}
 		}
 		l.File = f
-		handler = slog.NewMultiHandler(logHandler(f, c.Format, c.Level), handler)
+		handlers = append(handlers, logHandler(f, c.Format, c.Level))
 	}
-	l.Logger = slog.New(handler)
+	l.Logger = slog.New(slog.NewMultiHandler(handlers...))
 	return l, nil
 }
 

@@ -238,7 +238,7 @@ func (f *mountFlags) serve(
 	if by.crashes > 0 {
 		log.Warn("mounting again after a crash", "cause", by.cause, "crashes", by.crashes)
 	}
-	return serve(ctx, c, noExec, log.Logger, by.crashes, ready)
+	return serve(ctx, c, noExec, log, by.crashes, ready)
 }
 
 // openLog opens the log, and returns the function to be called when the mount is ready. A daemon in

@@ -39,6 +39,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Since:         d.since,
 		UptimeSeconds: time.Since(d.since).Seconds(),
 		Ready:         true,
+		Names:         control.Names{Entries: int64(d.names.Len()), Files: d.names.Files(), Bytes: d.names.Bytes()},
 		Peers:         d.peerStatus(),
 		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
@@ -56,6 +57,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		OpenHandles:   int64(d.mount.OpenFiles()),
 		Crashes:       d.crashes,
 		Panics:        panics.Count(),
+		Warnings:      d.warnings.list(),
 	}
 	stuck := d.mount.Stuck(stuckAfter)
 	s.StuckRequests, s.OldestRequestSeconds = stuck.Requests, stuck.Oldest.Seconds()

@@ -51,6 +51,7 @@ type Status struct {
 	Draining  bool              `json:"draining" metric:"draining" help:"Whether the mount is unmounted where it was mounted, and is in use in other mount namespaces. The daemon then reads from the source only, and ends when the mount is idle."`
 	Elsewhere []procs.Namespace `json:"elsewhere,omitempty" help:"While draining: the mount namespaces in which it is still mounted."`
 
+	Names                Names                       `json:"names" help:"What the daemon knows of the dataset."`
 	Source               Source                      `json:"source" help:"The storage that holds the whole dataset."`
 	Tiers                []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
 	Peers                *Peers                      `json:"peers,omitempty" help:"The nodes that share their tiers. Absent without peers."`
@@ -71,6 +72,7 @@ type Status struct {
 	StuckRequests        int64                       `json:"stuck_requests" metric:"requests_stuck" help:"Requests of the kernel that have waited for more than a minute, such as for a source that hangs. The log has their stacks."`
 	OldestRequestSeconds float64                     `json:"oldest_request_seconds" metric:"request_oldest_seconds" help:"Age of the oldest request of the kernel in flight."`
 	OpenHandles          int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
+	Warnings             []Warning                   `json:"warnings" help:"The last 16 different warnings and errors of the log, the latest last. They have no names of files; the log has."`
 	ReadLatency          map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
 }
 
@@ -104,6 +106,23 @@ type Tier struct {
 
 	Passthrough       bool   `json:"passthrough" metric:"tier_passthrough" help:"Whether passthrough is on: the kernel reads the copies in the tier directly."`
 	PassthroughReason string `json:"passthrough_reason,omitempty" help:"Why passthrough is off."`
+}
+
+// Names describe what the daemon knows of the dataset. It knows a directory once it is listed, and
+// forgets nothing that the source still has.
+type Names struct {
+	Entries int64 `json:"entries" metric:"names" help:"Names of files, directories and links that are loaded."`
+	Files   int64 `json:"files" metric:"known_files" help:"Regular files among them whose attributes are known. That is the whole dataset when all of its directories were listed."`
+	Bytes   int64 `json:"files_bytes" metric:"known_bytes" help:"Sizes of these files."`
+}
+
+// A Warning is a message in the log of the daemon, of level WARN or ERROR.
+type Warning struct {
+	Time    time.Time `json:"time" help:"When it was logged last."`
+	Level   string    `json:"level" help:"WARN or ERROR."`
+	Message string    `json:"message" help:"The message."`
+	Tier    string    `json:"tier,omitempty" help:"The tier that it concerns."`
+	Count   int64     `json:"count" help:"How often it was logged since it was first one of the last 16."`
 }
 
 // A Source describes the storage that holds the whole dataset.
