@@ -330,8 +330,8 @@ func opensLine(s control.Status) string {
 
 // The names of the source and of the other nodes as levels.
 const (
-	sourceLevel = "source"
-	peersLevel  = "peers"
+	sourceLevel = control.SourceLevel
+	peersLevel  = control.PeersLevel
 )
 
 // peersLine returns what passed between this node and the others.

@@ -12,7 +12,7 @@ import (
 )
 
 // fillLevel is the name of copies in flight as a level.
-const fillLevel = "fill"
+const fillLevel = control.FillLevel
 
 // waits converts w. The tiers come last.
 func (d *daemon) waits(w placement.Waits) []control.Wait {

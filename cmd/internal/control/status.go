@@ -76,6 +76,13 @@ type Status struct {
 	ReadLatency          map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
 }
 
+// The names of levels that are no tiers, such as in Status.Opens.
+const (
+	SourceLevel = "source"
+	PeersLevel  = "peers" // the other nodes
+	FillLevel   = "fill"  // copies in flight
+)
+
 // Health is the state of a tier.
 type Health string
 
