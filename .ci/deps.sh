@@ -15,6 +15,7 @@ packages=(
 	fio                                                     # make test-posix
 	libarchive-tools mtree-netbsd                           # drivers/manifest
 	strace                                                  # drivers/peer
+	tmux                                                    # milkweed top
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	versitygw fake-gcs-server azurite                       # blobtest

@@ -116,6 +116,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newMount(),
 		newUmount(),
 		newStatus(),
+		newTop(),
 		newWhere(),
 		newWarmup(),
 		newRefresh(),

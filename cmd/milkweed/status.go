@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -14,14 +15,17 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 func newStatus() *cobra.Command {
-	var asJSON bool
+	var asJSON, follow bool
+	var interval time.Duration
 	c := &cobra.Command{
 		Use:   "status [PATH]",
 		Short: "Show the tiers, the reads and the copies of a mount",
@@ -49,6 +53,10 @@ the latency and the bandwidth of the source, for copies in flight, and for
 tiers. An epoch is recognized by its opens; "mixed" is none. docs/operations.md
 has the definitions.
 
+With --watch, status prints the status of one mount every --interval, with the
+rates since the one before, which are those of "milkweed top". On a terminal, it
+replaces the last one. Ctrl-C ends it.
+
 With --json, status prints one JSON object on one line for each mount. The
 schema is stable: a release may add fields. A release that removes a field or
 changes its meaning has a new "version". Names of sizes end in _bytes, names of
@@ -59,6 +67,7 @@ requests of their kind. The fields of each object:
 ` + jsonFields(control.Schema()) + `
 docs/operations.md explains each field and names its Prometheus metric.`,
 		Example: `  milkweed status
+  milkweed status --watch --interval 5s /mnt/imagenet
   milkweed status --json /mnt/imagenet | jq '.tiers[] | {name, used_bytes}'`,
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeMounts,
@@ -66,6 +75,9 @@ docs/operations.md explains each field and names its Prometheus metric.`,
 			show := printStatus
 			if asJSON {
 				show = func(w io.Writer, s control.Status) error { return printJSON(w, s) }
+			}
+			if follow {
+				return watchStatus(c.Context(), c.OutOrStdout(), args, interval, asJSON)
 			}
 			if len(args) == 0 {
 				return showEvery(c.Context(), c.OutOrStdout(), show)
@@ -82,7 +94,50 @@ docs/operations.md explains each field and names its Prometheus metric.`,
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	c.Flags().BoolVarP(&follow, "watch", "w", false, "print the status again and again")
+	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "with --watch: the time between two of them")
 	return c
+}
+
+// clearScreen moves the cursor of a terminal to its top, and clears what is below.
+const clearScreen = "\x1b[H\x1b[J"
+
+// watchStatus prints the status of a mount every interval, until ctx is done.
+func watchStatus(ctx context.Context, w io.Writer, args []string, interval time.Duration, asJSON bool) error {
+	if err := checkInterval(interval); err != nil {
+		return err
+	}
+	point, _, err := warmupNames(args)
+	if err != nil {
+		return err
+	}
+	f, ok := w.(*os.File)
+	onTerminal := ok && !asJSON && term.IsTerminal(int(f.Fd()))
+	err = watch(ctx, point, interval, func(s sample) error {
+		if s.err != nil {
+			return s.err
+		}
+		if asJSON {
+			return printJSON(w, s.status)
+		}
+		var page bytes.Buffer
+		if onTerminal {
+			page.WriteString(clearScreen)
+		}
+		if err := printStatus(&page, s.status); err != nil {
+			return err
+		}
+		page.WriteByte('\n')
+		if s.rated {
+			printLine(&page, s.rates, true)
+		}
+		_, err := w.Write(page.Bytes())
+		return err
+	})
+	if ctx.Err() != nil {
+		return nil // an interrupt is how it ends
+	}
+	return err
 }
 
 // jsonFields lists the names of fields by the object that has them, in lines that fit a
@@ -226,8 +281,7 @@ func printStatus(w io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "limit\t%s of at most %s in flight in the background; requests take %.1f × the time of an idle source\n",
 		plural(s.Fills.Background, "block", "blocks"), count(s.Fills.BackgroundLimit), s.Fills.SourceSlowdown)
 	if w := s.Window; w.Size > 0 {
-		fmt.Fprintf(t, "window\t%s of %s used, %s; %s dropped after use, %s before\n",
-			size(w.Taken), size(w.Size), plural(w.Files, "file", "files"), count(w.Used), count(w.Unused))
+		fmt.Fprintf(t, "window\t%s\n", windowLine(w))
 	}
 	if s.Plan.StreamCount > 0 {
 		fmt.Fprintf(t, "plan\t%s\n", planSummary(s.Plan))
@@ -333,6 +387,12 @@ const (
 	sourceLevel = control.SourceLevel
 	peersLevel  = control.PeersLevel
 )
+
+// windowLine returns how full the window is.
+func windowLine(w placement.WindowStats) string {
+	return fmt.Sprintf("%s of %s used, %s; %s dropped after use, %s before",
+		size(w.Taken), size(w.Size), plural(w.Files, "file", "files"), count(w.Used), count(w.Unused))
+}
 
 // peersLine returns what passed between this node and the others.
 func peersLine(p control.Peers) string {

@@ -112,6 +112,7 @@ func TestLibrariesHaveOneHome(t *testing.T) {
 		"github.com/spf13/cobra":         "cmd/",
 		"github.com/prometheus/":         "cmd/",
 		"github.com/schollz/progressbar": "cmd/",
+		"github.com/gdamore/tcell/":      "cmd/milkweed",
 		"gocloud.dev/":                   "drivers/blob",
 		"github.com/aws/":                "drivers/blob",
 		"github.com/Azure/":              "drivers/blob",

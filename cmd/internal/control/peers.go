@@ -61,12 +61,18 @@ func (p *Peers) Add(n Peer) {
 	p.ServedReads += n.ServedReads
 	p.ServedBytes += n.ServedBytes
 	p.Joined += n.Joined
-	for causes, i := reflect.ValueOf(n.Misses), 0; i < causes.NumField(); i++ {
-		p.Misses += causes.Field(i).Int()
-	}
+	p.Misses += n.Missed()
 	if n.Up {
 		p.Up++
 	}
+}
+
+// Missed returns the number of requests to the node that brought no content.
+func (n Peer) Missed() (all int64) {
+	for causes, i := reflect.ValueOf(n.Misses), 0; i < causes.NumField(); i++ {
+		all += causes.Field(i).Int()
+	}
+	return all
 }
 
 // A PeerReport is the response to GET /v1/peers: what each node of the roster says about itself.
