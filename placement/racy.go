@@ -24,15 +24,16 @@ type racyFiles struct {
 	window time.Duration // age of a time below which it is racy; 0: no file is racy
 	start  time.Time     // when the handler was made
 
-	ahead atomic.Int64 // nanoseconds by which the clock of the source is ahead of the local one, at least
+	ahead  atomic.Int64 // nanoseconds by which the clock of the source is ahead of the local one, at least
+	future atomic.Int64 // the same, and not bounded by MaxClockAhead
 
 	mu    panics.Mutex // guards the following
 	until map[*metadata.Entry]time.Time
 }
 
-// maxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
-// the future is not the time of a clock.
-const maxClockAhead = time.Hour
+// MaxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
+// the future does not measure the clock.
+const MaxClockAhead = time.Hour
 
 func newRacyFiles(window time.Duration) *racyFiles {
 	return &racyFiles{window: window, start: time.Now(), until: make(map[*metadata.Entry]time.Time)}
@@ -66,16 +67,26 @@ func (r *racyFiles) has(e *metadata.Entry, now time.Time) bool {
 // future is as old as the handler.
 func (r *racyFiles) ageOfChange(ctime, now time.Time) time.Duration {
 	ahead := int64(ctime.Sub(now))
-	if ahead > int64(maxClockAhead) {
+	raise(&r.future, ahead)
+	if ahead > int64(MaxClockAhead) {
 		return now.Sub(r.start)
 	}
-	for old := r.ahead.Load(); ahead > old; old = r.ahead.Load() {
-		if r.ahead.CompareAndSwap(old, ahead) {
-			break
-		}
-	}
+	raise(&r.ahead, ahead)
 	return time.Duration(r.ahead.Load() - ahead)
 }
+
+// raise sets v to n if that is more.
+func raise(v *atomic.Int64, n int64) {
+	for old := v.Load(); n > old; old = v.Load() {
+		if v.CompareAndSwap(old, n) {
+			return
+		}
+	}
+}
+
+// clockAhead returns by how much a change time was in the future when its file was opened, at most. It is
+// 0 if none was.
+func (r *racyFiles) clockAhead() time.Duration { return time.Duration(r.future.Load()) }
 
 // ageOfContent returns the age of a modification time. A program may have set it, also to one in
 // the future. That is not racy by itself: a rewrite would change it, and the change time shows

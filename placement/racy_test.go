@@ -3,6 +3,7 @@ package placement
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -129,6 +130,24 @@ func TestRacyTimes(t *testing.T) {
 				if r.handler.racy.has(r.entry("f"), time.Now()) {
 					t.Errorf("%s: racy for ever", name)
 				}
+			}
+		}
+	})
+}
+
+// The largest change time in the future is reported, also if it does not measure the clock.
+func TestClockAhead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := racyRig(t)
+		for i, tt := range []struct{ ctime, want time.Duration }{
+			{-time.Hour, 0}, {time.Minute, time.Minute}, {time.Second, time.Minute}, {24 * time.Hour, 24 * time.Hour},
+		} {
+			name := fmt.Sprint(i)
+			r.put(name, 1000)
+			r.mem.Chctime(name, time.Now().Add(tt.ctime))
+			r.handler.racy.has(r.entry(name), time.Now())
+			if got := r.handler.Stats().ClockAhead; got != tt.want {
+				t.Errorf("after a change time %v in the future: got %v, want %v", tt.ctime, got, tt.want)
 			}
 		}
 	})

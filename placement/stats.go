@@ -2,6 +2,7 @@ package placement
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -38,6 +39,7 @@ type Stats struct {
 
 	IdleHandles int64         // files of the source in the idle-handle cache
 	RacyFiles   int64         // files that were opened while they were racy, and are not settled yet
+	ClockAhead  time.Duration // by how much the change time of a file was in the future when it was opened, at most
 	Opens       []Opens       // opens by level; Opens[0] at the source
 	Passthrough []Opens       // those of them that the kernel reads without the daemon
 	FillOpens   Opens         // opens of files whose copies were in flight
@@ -80,6 +82,7 @@ func (h *Handler) Stats() Stats {
 		},
 		IdleHandles: h.files.idle.len(),
 		RacyFiles:   h.racy.len(),
+		ClockAhead:  h.racy.clockAhead(),
 		Opens:       opens[:n],
 		Passthrough: passthrough[:n],
 		FillOpens:   drivers.Snapshot(&h.fillOpens),

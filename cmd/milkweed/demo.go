@@ -166,6 +166,7 @@ unmounts when that ends.`,
 	}
 	addSpeed(c, &speed)
 	c.Flags().BoolVar(&speed.Direct, "direct", false, "let the kernel cache no pages")
+	c.Flags().DurationVar(&speed.Ahead, "ahead", 0, "`DURATION` by which the clock of the servers is ahead")
 	return c
 }
 

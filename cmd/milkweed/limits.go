@@ -23,10 +23,9 @@ const (
 	// of 1 MiB in flight.
 	workerMemory = 32 << 20
 
-	// smallMemory is the limit below which the reads of the kernel are small. Each takes a buffer.
-	// Those in the background may take a quarter of the heap; there is also one for each process
-	// that waits.
-	smallMemory   = 1 << 30
+	// smallRequests is the size of the reads of the kernel below config.SmallMemory. Each takes a
+	// buffer. Those in the background may take a quarter of the heap; there is also one for each
+	// process that waits.
 	smallRequests = 128 << 10
 
 	// readAhead is for read-ahead from the source, without a limit; with one, an eighth of the heap
@@ -51,7 +50,7 @@ func planMemory(limit int64, hasRAM bool) memoryPlan {
 		return memoryPlan{heap: limit, ram: limit, workers: math.MaxInt, request: fs.MaxRequest, reads: fs.MaxBackground, ahead: readAhead}
 	}
 	p := memoryPlan{workers: int(max(1, limit/workerMemory)), request: fs.MaxRequest}
-	if limit < smallMemory {
+	if limit < config.SmallMemory {
 		p.request = smallRequests
 	}
 	if hasRAM {

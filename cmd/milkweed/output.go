@@ -6,10 +6,11 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/dustin/go-humanize"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
 
 // printJSON prints v as JSON on one line.
@@ -44,13 +45,8 @@ func percent(n, total int64) string {
 	return fmt.Sprintf("%.0f%%", 100*float64(n)/float64(total))
 }
 
-// text quotes a path that has bytes which a terminal cannot show.
-func text(path string) string {
-	if q := strconv.Quote(path); len(q) != len(path)+2 || strings.Contains(path, "\uFFFD") {
-		return q
-	}
-	return path
-}
+// text is paths.Printable.
+func text(path string) string { return paths.Printable(path) }
 
 // byName lists counts in the order of their names, as in "900 ram, 100 source".
 func byName(counts map[string]int64) string {

@@ -383,7 +383,7 @@ func (d *daemon) Peers(ctx context.Context) (control.PeerReport, error) {
 	}
 	p.ask(ctx, p.others(p.nodes.Len()), func(i int, info peer.Info, ahead time.Duration, err error) {
 		a := &r.Nodes[i]
-		a.Problem = check.PeerProblem(p.node.Info(), check.PeerAnswer{Name: a.Name, Address: a.Address, Info: info, Ahead: ahead, Err: err})
+		a.Problem, a.Remedy = check.PeerProblem(p.node.Info(), check.PeerAnswer{Name: a.Name, Address: a.Address, Info: info, Ahead: ahead, Err: err})
 		if err == nil {
 			a.Describe(info)
 			a.ClockAhead = ahead.Seconds()

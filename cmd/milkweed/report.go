@@ -81,6 +81,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		GranularitySeconds: d.service.Granularity.Seconds(),
 		RacyWindowSeconds:  d.service.RacyWindow(d.cfg).Seconds(),
 		RacyFiles:          placed.RacyFiles,
+		ClockAheadSeconds:  placed.ClockAhead.Seconds(),
 	}
 	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
 	if b, ok := d.source.(*blob.Bucket); ok {

@@ -36,6 +36,10 @@ type Config struct {
 	// caches, several clients on one machine would share the pages, as clients on several machines
 	// do not.
 	Direct bool
+
+	// Ahead is by how much the clock of the servers is ahead of that of this machine. The change and
+	// modification times are later by it than those of the folder.
+	Ahead time.Duration
 }
 
 // attrTTL is the least TTL of attributes. It is not 0, so that a program that opens a file and calls
@@ -87,6 +91,7 @@ func Mount(folder, point, source, fsType string, config Config) (*PFS, error) {
 		RawFileSystem: fs.NewNodeFS(root, &fs.Options{EntryTimeout: &config.TTL, NegativeTimeout: &config.TTL, AttrTimeout: &attrs}),
 		latency:       config.Latency,
 		direct:        config.Direct,
+		ahead:         uint64(config.Ahead / time.Second),
 		bandwidth:     limit.NewRate(config.BytesPerSecond),
 	}
 	server, err := fuse.NewServer(f, point, &fuse.MountOptions{
@@ -131,6 +136,7 @@ type fileSystem struct {
 	fuse.RawFileSystem
 	latency   time.Duration
 	direct    bool
+	ahead     uint64 // seconds
 	bandwidth *limit.Rate
 	use       Use // updated atomically
 }
@@ -144,12 +150,22 @@ func (f *fileSystem) begin(kind *int64) {
 
 func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	f.begin(&f.use.Lookups)
-	return f.RawFileSystem.Lookup(cancel, in, name, out)
+	status := f.RawFileSystem.Lookup(cancel, in, name, out)
+	f.shift(&out.Attr)
+	return status
 }
 
 func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	f.begin(&f.use.Getattrs)
-	return f.RawFileSystem.GetAttr(cancel, in, out)
+	status := f.RawFileSystem.GetAttr(cancel, in, out)
+	f.shift(&out.Attr)
+	return status
+}
+
+// shift sets times as the clock of the servers does.
+func (f *fileSystem) shift(a *fuse.Attr) {
+	a.Mtime += f.ahead
+	a.Ctime += f.ahead
 }
 
 func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -131,17 +132,36 @@ func passthroughFinding(probed string, err error, wouldBeMode bool) []Finding {
 	return warning(name, passthroughRemedy(err), "%v", err)
 }
 
+// passthroughRemedies are the remedies for errors of the probe.
+var passthroughRemedies = []struct {
+	err    error
+	remedy string
+}{
+	{milkweed.ErrPrivilege, "Run the daemon as root or with CAP_SYS_ADMIN."},
+	{milkweed.ErrKernel, "Use Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH."},
+	{milkweed.ErrStacked, "Use a file system that is not stacked on another, such as a volume of the container."},
+	// The device may not be opened, or a file may not be created.
+	{os.ErrPermission, "See the findings of fuse and of the tiers."},
+}
+
+const otherPassthroughRemedy = "Use another file system there, or ignore this: reads then go through the daemon."
+
 func passthroughRemedy(err error) string {
-	switch {
-	case errors.Is(err, milkweed.ErrPrivilege):
-		return "Run the daemon as root or with CAP_SYS_ADMIN."
-	case errors.Is(err, milkweed.ErrKernel):
-		return "Use Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH."
-	case errors.Is(err, milkweed.ErrStacked):
-		return "Use a file system that is not stacked on another, such as a volume of the container."
-	case errors.Is(err, os.ErrPermission):
-		// The device may not be opened, or a file may not be created.
-		return "See the findings of fuse and of the tiers."
+	for _, r := range passthroughRemedies {
+		if errors.Is(err, r.err) {
+			return r.remedy
+		}
 	}
-	return "Use another file system there, or ignore this: reads then go through the daemon."
+	return otherPassthroughRemedy
+}
+
+// PassthroughRemedy returns the remedy for an error of the probe by its text, which is what another
+// process knows of it.
+func PassthroughRemedy(reason string) string {
+	for _, r := range passthroughRemedies {
+		if strings.Contains(reason, r.err.Error()) {
+			return r.remedy
+		}
+	}
+	return otherPassthroughRemedy
 }

@@ -71,7 +71,7 @@ func (h host) peers(g PeerGroup) []Finding {
 		faults[f] = append(faults[f], a.Name)
 	}
 	for _, f := range order {
-		detail := fmt.Sprintf("%s: %s", someNames(faults[f]), f.detail)
+		detail := fmt.Sprintf("%s: %s", SomeNames(faults[f]), f.detail)
 		if f.status == Warning {
 			findings = append(findings, warning(name, f.remedy, "%s", detail)...)
 		} else {
@@ -116,8 +116,12 @@ func PeersError(err error) []Finding {
 	return problem(e.Code, "peers", e.Remedy, "%s", strings.TrimPrefix(e.Err.Error(), "peers: "))
 }
 
-// PeerProblem returns why a node and this one do not share their tiers, or "" if they do.
-func PeerProblem(this peer.Info, a PeerAnswer) string { return faultOf(this, a).detail }
+// PeerProblem returns why a node and this one do not share their tiers, and what to do about it. Both
+// are "" if they do.
+func PeerProblem(this peer.Info, a PeerAnswer) (problem, remedy string) {
+	f := faultOf(this, a)
+	return f.detail, f.remedy
+}
 
 // faultOf returns why a node and this one do not share their tiers. It is the zero value if they do.
 func faultOf(this peer.Info, a PeerAnswer) fault {
@@ -181,8 +185,8 @@ func rootOf(err error) string {
 	return text
 }
 
-// someNames lists names, at most four of them.
-func someNames(names []string) string {
+// SomeNames lists names, at most four of them.
+func SomeNames(names []string) string {
 	const most = 4
 	if len(names) > most {
 		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), len(names)-most)

@@ -176,8 +176,8 @@ const minFiles = 256
 // which needs one.
 const enoughFiles = 65536
 
-// raiseFiles is the remedy for a low limit.
-var raiseFiles = fmt.Sprintf(`Raise the hard limit to %d, with LimitNOFILE= in a unit file or "nofile" in limits.conf.`, enoughFiles)
+// RaiseFiles is the remedy for a limit below enoughFiles.
+var RaiseFiles = fmt.Sprintf(`Raise the hard limit to %d, with LimitNOFILE= in a unit file or "nofile" in limits.conf.`, enoughFiles)
 
 func (h host) openFiles() []Finding {
 	const name = "open files"
@@ -186,9 +186,9 @@ func (h host) openFiles() []Finding {
 	case err != nil:
 		return warning(name, `Check "ulimit -Hn".`, "the limit is not known: %v", reason(err))
 	case hard < minFiles:
-		return problem(exit.Fuse, name, raiseFiles, "at most %d at once (ulimit -Hn), and a mount needs %d", hard, minFiles)
+		return problem(exit.Fuse, name, RaiseFiles, "at most %d at once (ulimit -Hn), and a mount needs %d", hard, minFiles)
 	case hard < enoughFiles:
-		return warning(name, raiseFiles, "at most %d at once (ulimit -Hn)", hard)
+		return warning(name, RaiseFiles, "at most %d at once (ulimit -Hn)", hard)
 	case hard == unix.RLIM_INFINITY:
 		return ok(name, "no limit")
 	}

@@ -238,9 +238,12 @@ var (
 // limit it returns math.MaxInt64. Batch systems set such limits and kill a job that
 // exceeds them, and the content of a tmpfs counts. Clusters with version 1 of
 // control groups still exist.
-func (h host) cgroupAvailable() int64 {
+func (h host) cgroupAvailable() int64 { return h.availableTo("self") }
+
+// availableTo is cgroupAvailable for a process.
+func (h host) availableTo(process string) int64 {
 	left := int64(math.MaxInt64)
-	h.eachGroup(func(v cgroupVersion, dir string) {
+	h.eachGroup(process, func(v cgroupVersion, dir string) {
 		limit, err1 := readInt(filepath.Join(dir, v.limit))
 		used, err2 := readInt(filepath.Join(dir, v.used))
 		if err1 == nil && err2 == nil {
@@ -254,11 +257,22 @@ func (h host) cgroupAvailable() int64 {
 
 // MemoryLimit returns the memory in bytes that the control group of this process and its parents
 // permit. Without a limit it returns math.MaxInt64.
-func MemoryLimit() int64 { return host{root: "/"}.memoryLimit() }
+func MemoryLimit() int64 { return host{root: "/"}.memoryLimit("self") }
 
-func (h host) memoryLimit() int64 {
+// MemoryOf returns the memory in bytes that the control group of another process and its parents
+// permit, and how much of that is left. Without a limit both are math.MaxInt64.
+func MemoryOf(pid int) (limit, left int64) {
+	h, process := host{root: "/"}, strconv.Itoa(pid)
+	return h.memoryLimit(process), h.availableTo(process)
+}
+
+// SmallMemory is the memory limit in bytes below which a mount saves memory at the cost of speed: the
+// kernel reads little at a time, and few workers copy.
+const SmallMemory = 1 << 30
+
+func (h host) memoryLimit(process string) int64 {
 	lowest := int64(math.MaxInt64)
-	h.eachGroup(func(v cgroupVersion, dir string) {
+	h.eachGroup(process, func(v cgroupVersion, dir string) {
 		if limit, err := readInt(filepath.Join(dir, v.limit)); err == nil && limit < 1<<60 { // without a limit, version 1 has a large number
 			lowest = min(lowest, limit)
 		}
@@ -266,9 +280,10 @@ func (h host) memoryLimit() int64 {
 	return lowest
 }
 
-// eachGroup calls f with the folder of each control group that limits the memory of this process.
-func (h host) eachGroup(f func(v cgroupVersion, dir string)) {
-	data, err := os.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
+// eachGroup calls f with the folder of each control group that limits the memory of a process, which
+// is a number or "self".
+func (h host) eachGroup(process string, f func(v cgroupVersion, dir string)) {
+	data, err := os.ReadFile(filepath.Join(h.root, "proc", process, "cgroup"))
 	if err != nil {
 		return
 	}

@@ -88,6 +88,7 @@ type PeerAnswer struct {
 
 	Self       bool    `json:"self,omitempty"`      // it is this node
 	Problem    string  `json:"problem,omitempty"`   // why it does not share its tiers with this node
+	Remedy     string  `json:"remedy,omitempty"`    // a sentence: what to do about Problem
 	Milkweed   string  `json:"milkweed,omitempty"`  // its version
 	ClockAhead float64 `json:"clock_ahead_seconds"` // by which its clock is ahead of that of this node
 

@@ -25,7 +25,7 @@ type PFS struct{ process *child.Process }
 // to end first. The caller must call Stop.
 func Start(ctx context.Context, folder, point string, speed Speed) (*PFS, error) {
 	p, err := child.Start(child.Command(context.WithoutCancel(ctx), "demo", "pfs", folder, point,
-		"--latency", speed.Latency.String(), "--bandwidth", fmt.Sprint(speed.BytesPerSecond), "--ttl", speed.TTL.String(), fmt.Sprint("--direct=", speed.Direct)))
+		"--latency", speed.Latency.String(), "--bandwidth", fmt.Sprint(speed.BytesPerSecond), "--ttl", speed.TTL.String(), "--ahead", speed.Ahead.String(), fmt.Sprint("--direct=", speed.Direct)))
 	if err != nil {
 		return nil, err
 	}
