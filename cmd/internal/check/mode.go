@@ -34,10 +34,16 @@ func Decide(ctx context.Context, c *config.Config, source drivers.Sampler, tiers
 // in a mode. Probe is the error of the probe of the directory.
 func PassthroughError(mode config.Mode, probe error) error {
 	if probe == nil && mode != config.Passthrough {
-		return fmt.Errorf("the mode is %s", mode)
+		return otherMode(mode)
 	}
 	return probe
 }
+
+func otherMode(mode config.Mode) error { return fmt.Errorf("the mode is %s", mode) }
+
+// OnlyTheMode reports whether a reason, which is the text of a PassthroughError, is the mode alone: in
+// mode passthrough the kernel would read the files directly.
+func OnlyTheMode(mode config.Mode, reason string) bool { return reason == otherMode(mode).Error() }
 
 // modeInputs are the facts that the choice of a mode depends on.
 type modeInputs struct {

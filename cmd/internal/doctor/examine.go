@@ -63,8 +63,6 @@ func plural(n int64, one, many string) string {
 
 func files(n int64) string { return plural(n, "file", "files") }
 
-func percent(n, total int64) string { return fmt.Sprintf("%.0f%%", 100*float64(n)/float64(total)) }
-
 // seconds formats a time in seconds.
 func seconds(s float64) string { return short(time.Duration(s * float64(time.Second))) }
 
@@ -562,6 +560,11 @@ func best(mean int64) (config.Mode, bool) {
 	return choose(mean), choose(mean/2) == choose(mean) && choose(2*mean) == choose(mean)
 }
 
+// works reports whether the kernel reads the copies in a tier directly, or would in mode passthrough.
+func works(f *Facts, t control.Tier) bool {
+	return t.Passthrough || check.OnlyTheMode(config.Mode(f.Status.Mode), t.PassthroughReason)
+}
+
 // passthrough reports on tiers with large files that the kernel cannot read directly.
 func passthrough(f *Facts) (all []Finding) {
 	mean, known := f.meanSize()
@@ -569,8 +572,7 @@ func passthrough(f *Facts) (all []Finding) {
 		return nil
 	}
 	for _, t := range f.Status.Tiers {
-		works := t.PassthroughReason == "the mode is "+f.Status.Mode // rule mode reports it
-		if t.Passthrough || works || t.Health == control.Down {
+		if works(f, t) || t.Health == control.Down { // rule mode reports the first
 			continue
 		}
 		remedy, severity := check.PassthroughRemedy(t.PassthroughReason), Warning
@@ -587,9 +589,7 @@ func mode(f *Facts) []Finding {
 	mean, known := f.meanSize()
 	want, clear := best(mean)
 	now := config.Mode(f.Status.Mode)
-	works := slices.ContainsFunc(f.Status.Tiers, func(t control.Tier) bool {
-		return t.Passthrough || t.PassthroughReason == "the mode is "+f.Status.Mode
-	})
+	works := slices.ContainsFunc(f.Status.Tiers, func(t control.Tier) bool { return works(f, t) })
 	if !known || !clear || want == now || want == config.Passthrough && !works {
 		return nil
 	}
