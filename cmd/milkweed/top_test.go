@@ -23,8 +23,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/rates"
 )
 
-// shown returns a model of the daemon d with a sample after some opens.
-func shown(d *controltest.Daemon) *topModel {
+// watched returns a model of the daemon d with a sample after some opens.
+func watched(d *controltest.Daemon) *topModel {
 	at := time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC)
 	before, after := d.Status(context.Background()), d.Status(context.Background())
 	after.Opens["ram"]["passthrough"] += 90
@@ -50,7 +50,7 @@ func rowsOf(rows []row) string {
 }
 
 func TestTopViews(t *testing.T) {
-	m := shown(&controltest.Daemon{MountPoint: "/mnt", Peered: true})
+	m := watched(&controltest.Daemon{MountPoint: "/mnt", Peered: true})
 	for i, wants := range [][]string{
 		{"ram     ███", "25%", "400 MiB", "90M", "down: no space left on device", "1 of 2 up", "hit ratio", "90%", "90 of 1,000 known files", "mostly for: latency (100%)", "20 ops/s", "2 copies", "7 queued", "plan ", "tier is not healthy (2 times)"},
 		{"latency", "1.50 s/s", "1m3s", "EPOCH", "7, now", "20 MiB fill, 80 MiB ram", "80%"},
@@ -65,10 +65,10 @@ func TestTopViews(t *testing.T) {
 			}
 		}
 	}
-	if got := rowsOf(shown(&controltest.Daemon{MountPoint: "/mnt"}).peersView(blocks, 100)); !strings.Contains(got, "no other node") {
+	if got := rowsOf(watched(&controltest.Daemon{MountPoint: "/mnt"}).peersView(blocks, 100)); !strings.Contains(got, "no other node") {
 		t.Errorf("without peers: %s", got)
 	}
-	if got := rowsOf(shown(&controltest.Daemon{MountPoint: "/mnt", Bucket: true}).sourceView(ascii, 100)); !strings.Contains(got, "3,413 requests") {
+	if got := rowsOf(watched(&controltest.Daemon{MountPoint: "/mnt", Bucket: true}).sourceView(ascii, 100)); !strings.Contains(got, "3,413 requests") {
 		t.Errorf("a bucket: %s", got)
 	}
 }
@@ -92,7 +92,7 @@ func TestTopWithoutRates(t *testing.T) {
 }
 
 func TestTopKeys(t *testing.T) {
-	m := shown(&controltest.Daemon{MountPoint: "/mnt"})
+	m := watched(&controltest.Daemon{MountPoint: "/mnt"})
 	press := func(keys ...string) {
 		t.Helper()
 		for _, k := range keys {
