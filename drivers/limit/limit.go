@@ -42,35 +42,54 @@ type Config struct {
 	Latency        time.Duration // added to each operation; concurrent operations wait at the same time
 	BytesPerSecond int64         // of all reads together; 0: unlimited
 	OpsPerSecond   int64         // operations of all kinds that begin in one second; 0: unlimited
+
+	// Transparent means that a Driver without limits, and without Latency, is as the inner one: its
+	// profile is the same, and its Objects have the same backing files. Reads by the kernel are then
+	// not counted.
+	Transparent bool
 }
 
 // A Driver passes requests on to another driver, at the speed of a Config. It implements every
 // capability for reading, so that drivers.As never returns a capability of the wrapped driver. Its
 // Objects have neither backing file nor splice descriptor, because reads by the kernel are neither
-// limited nor counted.
+// limited nor counted; see Config.Transparent for the exception.
 //
 // All methods may be called concurrently. A method that waits returns when its
 // context is done, without a request to the storage. Requests of drivers.Background
 // wait for demand reads, for at most maxYield.
 type Driver struct {
-	inner   drivers.Driver
-	latency time.Duration
-	bytes   limiter
-	ops     limiter
-	pool    *drivers.StatPool
-	stats   Stats // updated atomically
+	inner       drivers.Driver
+	latency     time.Duration
+	transparent bool // Config.Transparent, without Latency
+	bytes       limiter
+	ops         limiter
+	pool        *drivers.StatPool
+	stats       Stats // updated atomically
 }
 
 // New returns inner with limits. inner serves as a source: a Driver has no methods that
 // write.
 func New(inner drivers.Driver, config Config) *Driver {
-	return &Driver{
-		inner:   inner,
-		latency: config.Latency,
-		bytes:   limiter{perSecond: config.BytesPerSecond},
-		ops:     limiter{perSecond: config.OpsPerSecond},
-		pool:    drivers.NewStatPool(),
+	d := &Driver{
+		inner:       inner,
+		latency:     config.Latency,
+		transparent: config.Transparent && config.Latency == 0,
+		pool:        drivers.NewStatPool(),
 	}
+	d.SetRates(config.BytesPerSecond, config.OpsPerSecond)
+	return d
+}
+
+// SetRates changes the limits, as in Config, while the Driver is used. Requests that wait then wait
+// at the new rates. Files whose backing file the kernel has keep it until they are closed.
+func (d *Driver) SetRates(bytesPerSecond, opsPerSecond int64) {
+	d.bytes.set(bytesPerSecond)
+	d.ops.set(opsPerSecond)
+}
+
+// isTransparent reports whether the Driver is as the inner one now.
+func (d *Driver) isTransparent() bool {
+	return d.transparent && d.bytes.perSecond.Load() <= 0 && d.ops.perSecond.Load() <= 0
 }
 
 // Stats are the counters of a Driver. An operation is counted when it begins.
@@ -160,6 +179,9 @@ func (d *Driver) Inner() drivers.Driver { return d.inner }
 // are worth saving.
 func (d *Driver) Profile() drivers.Profile {
 	p := drivers.ProfileOf(d.inner)
+	if d.isTransparent() {
+		return p
+	}
 	if p.Latency == drivers.LatencyMemory {
 		p.Latency = drivers.LatencyFile
 	}
@@ -339,8 +361,11 @@ func (o *object) Verify(ctx context.Context) error {
 	return errors.ErrUnsupported
 }
 
-// BackingFile implements drivers.BackingFiler: there is none.
-func (o *object) BackingFile(func(fd uintptr) error) (release func(), err error) {
+// BackingFile implements drivers.BackingFiler: there is none, unless the driver is transparent.
+func (o *object) BackingFile(register func(fd uintptr) error) (release func(), err error) {
+	if b, ok := drivers.As[drivers.BackingFiler](o.inner); ok && o.driver.isTransparent() {
+		return b.BackingFile(register)
+	}
 	return nil, errors.ErrUnsupported
 }
 

@@ -2,8 +2,10 @@ package limit
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -19,13 +21,16 @@ import (
 // background request that is being admitted, unless that request has already waited for
 // maxYield. A background request never waits for demand reads that arrive more than
 // maxYield after it, so that a reader that comes to depend on it is not starved.
+//
+// The rate may change at any time. A caller that waits then waits for what it still lacks, at the
+// new rate.
 type limiter struct {
-	perSecond int64 // 0: unlimited
+	perSecond atomic.Int64 // 0: unlimited; written while mu is held
 
 	mu      sync.Mutex // guards the following
 	paid    time.Time  // until when the rate is used up
+	first   *waiter    // its units are taken, and it waits for its time; a timer will call serve
 	waiting [2][]*waiter
-	serving bool // a timer will call serve
 }
 
 // The queues of waiting callers.
@@ -53,7 +58,7 @@ const (
 // wait returns when the rate admits n more units, or with the error of ctx. A caller that is
 // still in a queue when ctx is done is not charged.
 func (l *limiter) wait(ctx context.Context, n int64) error {
-	if l.perSecond <= 0 || ctx.Err() != nil {
+	if l.perSecond.Load() <= 0 || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	w := &waiter{n: n, arrival: time.Now(), granted: make(chan struct{})}
@@ -64,7 +69,7 @@ func (l *limiter) wait(ctx context.Context, n int64) error {
 	}
 	l.mu.Lock()
 	l.waiting[queue] = append(l.waiting[queue], w)
-	if !l.serving {
+	if l.first == nil {
 		l.serve()
 	}
 	l.mu.Unlock()
@@ -75,6 +80,20 @@ func (l *limiter) wait(ctx context.Context, n int64) error {
 		l.cancel(queue, w)
 		return ctx.Err()
 	}
+}
+
+// set changes the rate. 0 admits all callers, also those that wait.
+func (l *limiter) set(perSecond int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now, old := time.Now(), l.perSecond.Swap(perSecond)
+	switch debt := l.paid.Sub(now); {
+	case perSecond <= 0:
+		l.paid = time.Time{}
+	case debt > 0:
+		l.paid = now.Add(duration(debt.Seconds()*float64(old), perSecond))
+	}
+	l.serve()
 }
 
 // cancel removes w from its queue.
@@ -89,21 +108,23 @@ func (l *limiter) cancel(queue int, w *waiter) {
 // serve grants units to callers until one of them has to wait, and sets a timer for it.
 // l.mu must be held.
 func (l *limiter) serve() {
-	l.serving = false
-	for w := l.next(); w != nil; w = l.next() {
-		now := time.Now()
-		l.charge(now, w.n)
-		if wait := l.paid.Sub(now); wait > 0 {
-			l.serving = true
-			time.AfterFunc(wait, func() {
+	for {
+		if l.first == nil {
+			if l.first = l.next(); l.first == nil {
+				return
+			}
+			l.charge(time.Now(), l.first.n)
+		}
+		if wait := time.Until(l.paid); wait > 0 {
+			time.AfterFunc(wait, func() { // after a change of the rate, another timer may have been faster
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				close(w.granted)
 				l.serve()
 			})
 			return
 		}
-		close(w.granted)
+		close(l.first.granted)
+		l.first = nil
 	}
 }
 
@@ -124,8 +145,18 @@ func (l *limiter) next() *waiter {
 
 // charge advances paid by n units. l.mu must be held.
 func (l *limiter) charge(now time.Time, n int64) {
+	rate := l.perSecond.Load()
+	if rate <= 0 {
+		return
+	}
 	if earliest := now.Add(-slack); l.paid.Before(earliest) {
 		l.paid = earliest
 	}
-	l.paid = l.paid.Add(time.Duration(float64(n) / float64(l.perSecond) * float64(time.Second)))
+	l.paid = l.paid.Add(duration(float64(n), rate))
+}
+
+// duration returns the time that n units take, at most a century.
+func duration(n float64, perSecond int64) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour
+	return time.Duration(math.Min(n/float64(perSecond)*float64(time.Second), float64(most)))
 }

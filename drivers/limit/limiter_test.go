@@ -25,7 +25,8 @@ type log struct {
 }
 
 func newLog(perSecond int64) *log {
-	l := &log{limiter: &limiter{perSecond: perSecond}, start: time.Now(), after: make(map[string]time.Duration)}
+	l := &log{limiter: new(limiter), start: time.Now(), after: make(map[string]time.Duration)}
+	l.limiter.set(perSecond)
 	l.limiter.paid = l.start // no slack
 	return l
 }
@@ -115,7 +116,8 @@ func TestRateIsExactForManyCallers(t *testing.T) {
 // The rate holds on a real clock, on which timers fire late.
 func TestRateIsNotExceeded(t *testing.T) {
 	const rate, each = 100_000, 50
-	l := &limiter{perSecond: rate}
+	l := new(limiter)
+	l.set(rate)
 	start := time.Now()
 	var wg sync.WaitGroup
 	for range 20 {
@@ -146,6 +148,36 @@ func TestCancelledCallersAreNotCharged(t *testing.T) {
 		}
 		if l.after["b cancelled"] != 50*time.Millisecond || l.after["c cancelled"] != 50*time.Millisecond {
 			t.Errorf("served %v", l.after)
+		}
+	})
+}
+
+// A caller that waits then waits for what it lacks, at the new rate. Without a rate nobody waits.
+func TestRateChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLog(10)
+		l.add(ctx, "first", 10)                         // a second
+		l.add(ctx, "second", 10)                        // until the end of another one
+		time.Sleep(500 * time.Millisecond)              // the first lacks 5 units
+		l.limiter.set(50)                               // 100 ms, and 200 ms for the second
+		time.Sleep(200 * time.Millisecond)              // the second lacks 5 units
+		l.limiter.set(1)                                // 5 s
+		l.add(inBackground, "third", 1_000_000_000_000) // waits behind the second
+		l.add(ctx, "fourth", 1_000_000_000_000)         // also behind it, and before the third
+		time.Sleep(6 * time.Second)                     // the fourth waits for its units now
+		l.limiter.set(0)                                // and for nothing any more
+		l.add(ctx, "fifth", 1_000_000_000_000)          // without a limit
+		l.limiter.set(100)                              // what was not limited is not charged
+		l.add(ctx, "sixth", 100)                        // as slack permits
+		l.wg.Wait()
+		for name, want := range map[string]time.Duration{
+			"first": 600 * time.Millisecond, "second": 5700 * time.Millisecond,
+			"third": 6700 * time.Millisecond, "fourth": 6700 * time.Millisecond, "fifth": 6700 * time.Millisecond,
+			"sixth": 6700*time.Millisecond + time.Second - slack,
+		} {
+			if got := l.after[name]; got != want {
+				t.Errorf("%s was served after %v, want %v", name, got, want)
+			}
 		}
 	})
 }
