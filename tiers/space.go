@@ -76,6 +76,13 @@ func (s *space) reserve(bytes, available int64, windowed bool, now time.Time) bo
 	return true
 }
 
+// resize changes the quota and the window in it.
+func (s *space) resize(quota, window int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.quota, s.window = quota, window
+}
+
 // fits reports whether the quota has room for bytes, in the window or outside of it.
 func (s *space) fits(bytes int64, windowed bool) bool {
 	s.mu.Lock()
@@ -84,10 +91,11 @@ func (s *space) fits(bytes int64, windowed bool) bool {
 }
 
 // left returns the bytes that the quota leaves in the window or outside of it; s.mu must be held.
-// The window has less than its size left if the tier held more when it was opened. used is negative
-// for a moment when a copy is replaced before the scan has counted it.
+// The window has less than its size left if the tier held more when it was opened, and nothing if it
+// was made smaller than what it holds. used is negative for a moment when a copy is replaced before
+// the scan has counted it.
 func (s *space) left(windowed bool) int64 {
-	all, inWindow := s.quota-max(s.used, 0)-s.reserved, s.window-s.windowed
+	all, inWindow := s.quota-max(s.used, 0)-s.reserved, max(s.window-s.windowed, 0)
 	if windowed {
 		return min(all, inWindow)
 	}

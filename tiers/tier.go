@@ -24,7 +24,6 @@ type Tier struct {
 	path   string
 	level  Level
 	store  drivers.Store
-	limit  Quota
 	window Quota
 	opts   Options
 	log    *slog.Logger
@@ -45,6 +44,9 @@ type Tier struct {
 
 	counters TierCounters // updated atomically
 	latency  Histogram
+
+	sizing sync.Mutex // held while the quota is determined, which may call the device; guards the following
+	limit  Quota
 }
 
 func newTier(l Level, c Config, source *Source, opts Options, log *slog.Logger) *Tier {
@@ -134,16 +136,11 @@ func (t *Tier) scan(ctx context.Context) error {
 			}
 		}
 	}
-	quota := t.limit.Bytes
-	if quota == 0 {
-		available, err := t.available(ctx)
-		if err == nil && available == unlimited {
-			err = errNoSize
-		}
-		if err != nil {
-			return err
-		}
-		quota = int64(float64(available+bytes) * t.limit.Percent / 100)
+	t.sizing.Lock()
+	defer t.sizing.Unlock()
+	quota, err := t.bytesOf(ctx, t.limit, bytes)
+	if err != nil {
+		return err
 	}
 	t.space.mu.Lock()
 	t.space.quota = quota
@@ -155,6 +152,40 @@ func (t *Tier) scan(ctx context.Context) error {
 	if t.window.Bytes > quota {
 		t.log.Warn("the window takes the whole quota: no copy on this tier stays", "window", t.window.Bytes, "quota", quota)
 	}
+	return nil
+}
+
+// bytesOf returns a quota in bytes, in a tier whose copies take used.
+func (t *Tier) bytesOf(ctx context.Context, q Quota, used int64) (int64, error) {
+	if q.Bytes > 0 {
+		return q.Bytes, nil
+	}
+	available, err := t.available(ctx)
+	if err == nil && available == unlimited {
+		err = errNoSize
+	}
+	return int64(float64(available+used) * q.Percent / 100), err
+}
+
+// Resize changes the quota, of which a percentage is determined anew. If copies take more than the new
+// quota, they stay, and there are no new ones until they take less. Before the scan has ended, the quota
+// has no effect yet. After an error, which is that of the device, the quota is unchanged.
+func (t *Tier) Resize(ctx context.Context, q Quota) error {
+	t.sizing.Lock()
+	defer t.sizing.Unlock()
+	if !t.Scanned() {
+		t.limit = q
+		return nil
+	}
+	t.space.mu.Lock()
+	used := max(t.space.used, 0)
+	t.space.mu.Unlock()
+	quota, err := t.bytesOf(ctx, q, used)
+	if err != nil {
+		return fmt.Errorf("tier %s: %w", t.name, err)
+	}
+	t.limit = q
+	t.space.resize(quota, t.windowOf(quota))
 	return nil
 }
 
