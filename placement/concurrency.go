@@ -43,10 +43,10 @@ import (
 //
 // The methods may be called concurrently.
 type controller struct {
-	max   float64 // of limit
 	least float64 // of bytes
 
 	mu       panics.Mutex // guards the following
+	max      float64      // of limit
 	limit    float64
 	bytes    float64       // in flight, at most
 	rate     float64       // bytes per second that the source delivers to background requests
@@ -140,6 +140,14 @@ func newController(first, max int) *controller {
 		interval: minProbeInterval,
 		ratio:    1,
 	}
+}
+
+// SetMax changes the bound of the limit. The limit reaches a higher one as it rises in any case.
+func (c *controller) SetMax(max int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.max = float64(max)
+	c.limit = min(c.limit, c.max)
 }
 
 // Limit returns the number of blocks that background requests may have in flight.

@@ -26,6 +26,7 @@ type gate struct {
 	blocks  *buffers // of background requests
 	reads   *stalls  // demand fetches without an answer
 	turns   *stalls  // turns of workers without an answer
+	streams bool     // the source is best read in streams, whose number does not depend on that of workers
 
 	waits tiers.Histogram // how long readers waited
 
@@ -64,11 +65,30 @@ func newGate(workers int, source drivers.Profile) *gate {
 	}
 	return &gate{
 		control: control,
-		demands: newBuffers(max(16, min(2*workers, 64))),
-		blocks:  newBuffers(workers),
+		demands: newBuffers(demandBlocks(workers), maxDemands),
+		blocks:  newBuffers(workers, max(workers, MaxWorkers)),
 		reads:   newStalls(readStall, maxStallReads),
 		turns:   newStalls(turnStall, maxStallTurns),
+		streams: control.least > blockSize,
 	}
+}
+
+// The bounds of the blocks of demand reads.
+const (
+	minDemands = 16
+	maxDemands = 64
+)
+
+// demandBlocks returns the number of blocks of demand reads beside a number of workers.
+func demandBlocks(workers int) int { return max(minDemands, min(2*workers, maxDemands)) }
+
+// resize changes the number of workers. Requests in flight go on. Calls of resize are not concurrent.
+func (g *gate) resize(workers int) {
+	if !g.streams {
+		g.control.SetMax(workers)
+	}
+	g.demands.resize(demandBlocks(workers))
+	g.blocks.resize(workers)
 }
 
 // A wait is the time during which one reader waits.

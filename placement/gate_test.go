@@ -23,9 +23,9 @@ func TestGateLimits(t *testing.T) {
 		{64, drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 20, Concurrency: 10}, 40, 80, 64},
 	} {
 		g := newGate(c.workers, c.source)
-		if g.control.Limit() != c.first || g.control.max != float64(c.most) || cap(g.demands.unmade) != c.demands || cap(g.blocks.unmade) != c.workers {
+		if g.control.Limit() != c.first || g.control.max != float64(c.most) || len(g.demands.unmade) != c.demands || len(g.blocks.unmade) != c.workers {
 			t.Errorf("%d workers, %+v: got %d, %v, %d, %d; want %d, %d, %d, %d", c.workers, c.source,
-				g.control.Limit(), g.control.max, cap(g.demands.unmade), cap(g.blocks.unmade), c.first, c.most, c.demands, c.workers)
+				g.control.Limit(), g.control.max, len(g.demands.unmade), len(g.blocks.unmade), c.first, c.most, c.demands, c.workers)
 		}
 	}
 }

@@ -54,7 +54,7 @@ var peerProfile = drivers.Profile{Latency: drivers.LatencyRequest, Stride: 8 << 
 
 // newPeers makes the part of a handler that needs peers. ahead is the memory for read-ahead.
 func newPeers(p tiers.Peers, workers int, ahead int64) *peers {
-	g := newGate(min(workers, peerWorkers), drivers.Profile{})
+	g := newGate(peerWorkersOf(workers), drivers.Profile{})
 	return &peers{
 		Peers: p, started: time.Now(), gate: g, queue: newQueue(g, nil, nil, nil),
 		ahead: readahead.NewPool(ahead, peerProfile),

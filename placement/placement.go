@@ -21,7 +21,6 @@ package placement
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -47,7 +46,6 @@ type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
 	log         *slog.Logger
-	workers     int
 	stride      int64 // bytes that one request to the source best serves; 0: any number
 	objectStore bool  // the source has drivers.LatencyRequest
 
@@ -80,6 +78,8 @@ type Handler struct {
 	wg   sync.WaitGroup // goroutines that Run waits for
 	pool sync.WaitGroup // workers
 
+	staff staff
+
 	mu       panics.Mutex                // guards the following
 	fills    map[*metadata.Entry]*fill   // by entry; a claim without a fill verifies or removes a copy
 	backoffs map[*metadata.Entry]backoff // of the entries whose last copy failed
@@ -94,7 +94,7 @@ type Handler struct {
 
 // A Config configures a Handler.
 type Config struct {
-	Workers     int // background workers, at least 1
+	Workers     int // background workers, 1 to MaxWorkers
 	IdleHandles int // open files of the source without a user that are kept, if no tier has room for them
 
 	// ReadAhead is how many bytes of files that no tier has room for are read ahead into memory,
@@ -123,7 +123,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		ahead, atPeers = ahead/2, ahead/2
 	}
 	h := &Handler{
-		levels: levels, names: names, log: log, workers: cfg.Workers,
+		levels: levels, names: names, log: log,
 		stride:      source.Stride,
 		objectStore: source.Latency == drivers.LatencyRequest,
 		gate:        newGate(cfg.Workers, source),
@@ -150,6 +150,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		h.peers = newPeers(p, cfg.Workers, atPeers)
 		h.scattered.mine = h.mayPrefetch
 	}
+	h.staff.wanted.Store(int64(cfg.Workers))
 	h.ctx, h.stop = context.WithCancel(context.Background())
 	return h
 }
@@ -160,14 +161,9 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 func (h *Handler) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, h.stop)()
 	defer context.AfterFunc(h.ctx, h.queue.close)()
-	for range h.workers {
-		h.startWorker(h.gate, h.queue)
-	}
+	h.startWorkers()
 	if h.peers != nil {
 		defer context.AfterFunc(h.ctx, h.peers.queue.close)()
-		for range min(h.workers, peerWorkers) {
-			h.startWorker(h.peers.gate, h.peers.queue)
-		}
 		h.pool.Go(func() { panics.Repeat(h.ctx, h.runCensus) })
 	}
 	h.pool.Go(func() { panics.Repeat(h.ctx, h.checkCopies) })
@@ -175,7 +171,7 @@ func (h *Handler) Run(ctx context.Context) {
 	panics.Repeat(h.ctx, h.sweep)
 	h.StopExchange()
 	h.files.close()
-	h.pool.Wait()
+	h.endWorkers()
 	h.mu.Lock()
 	left := slices.Collect(maps.Values(h.fills)) // the context is done, so that there will be no more
 	h.mu.Unlock()
@@ -212,35 +208,5 @@ func (h *Handler) sweep() {
 		case <-h.ctx.Done():
 			return
 		}
-	}
-}
-
-// startWorker starts one background worker, for requests to the source or to the peers.
-func (h *Handler) startWorker(g *gate, q *queue) {
-	h.pool.Go(func() { panics.Repeat(h.ctx, func() { h.work(g, q) }) })
-}
-
-// work is one background worker. If a turn stalls, another worker takes its place, and it ends
-// after the turn.
-func (h *Handler) work(g *gate, q *queue) {
-	background := drivers.Background(h.ctx)
-	for f := q.take(); f != nil; f = q.take() {
-		buf, err := g.blocks.get(h.ctx, nil)
-		if err != nil {
-			q.done(f)
-			return
-		}
-		turn := g.turns.watch(func() {
-			g.blocks.replace()
-			q.stall(f)
-			h.startWorker(g, q)
-		})
-		err = f.fetchNext(background, buf, turn)
-		if stalled := turn.end(); stalled {
-			q.resume(f)
-			return
-		}
-		g.blocks.put(buf, errors.Is(err, drivers.ErrAbandoned))
-		q.done(f)
 	}
 }

@@ -64,7 +64,7 @@ func (h *Handler) Prepare(
 	if err := p.checkRoom(); err != nil {
 		return err
 	}
-	each(ctx, 2*h.workers, p.todo, func(f *preparedFile) { p.settle(ctx, f) })
+	each(ctx, 2*h.workers(), p.todo, func(f *preparedFile) { p.settle(ctx, f) })
 	return context.Cause(ctx)
 }
 

@@ -28,6 +28,7 @@ type queue struct {
 	planned feed
 	idle    feed
 	marker  *list.Element // of the urgent feed in hot; nil if it is not there
+	leaving int           // workers that take is to end
 	closed  bool
 }
 
@@ -145,8 +146,8 @@ func (q *queue) unlist(f *fill) {
 	f.slot.hot, f.slot.all, f.slot.credit = nil, nil, 0
 }
 
-// take waits for a fill whose next blocks a worker fetches, and returns nil when the queue
-// is closed. The fill stays in the queue for other workers. The caller removes it if it has
+// take waits for a fill whose next blocks a worker fetches, and returns nil when the worker is to end:
+// the queue is closed, or there are to be fewer workers. The fill stays in the queue for other workers. The caller removes it if it has
 // no absent block left, and calls done in any case.
 func (q *queue) take() *fill {
 	q.mu.Lock()
@@ -154,6 +155,10 @@ func (q *queue) take() *fill {
 	for !q.closed {
 		f, from := q.front()
 		switch {
+		case q.leaving > 0:
+			q.leaving--
+			q.cond.Signal() // which this worker may have consumed
+			return nil
 		case f != nil && q.gate.admit(f.weight):
 			if f.slot.fresh { // it returns when it has begun
 				f.slot.fresh = false
@@ -284,6 +289,23 @@ func (q *queue) resume(f *fill) {
 		f.slot.all = q.all.PushBack(f)
 		q.cond.Signal()
 	}
+}
+
+// dismiss makes n calls of take, now or later, return nil.
+func (q *queue) dismiss(n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.leaving += n
+	q.cond.Broadcast()
+}
+
+// keep undoes up to n dismissals that have had no effect yet, and returns their number.
+func (q *queue) keep(n int) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n = min(n, q.leaving)
+	q.leaving -= n
+	return n
 }
 
 // close makes take return nil, now and later.

@@ -36,7 +36,7 @@ type ScrubOptions struct {
 func (h *Handler) Scrub(ctx context.Context, opts ScrubOptions, report func(ScrubReport)) error {
 	s := &scrub{
 		handler: h, opts: opts, rate: limit.NewRate(opts.Rate), send: report,
-		refetches: make(chan struct{}, h.workers),
+		refetches: make(chan struct{}, h.workers()),
 		report:    ScrubReport{Path: opts.Path, Started: time.Now()},
 	}
 	if !h.scrubs.begin(s) {

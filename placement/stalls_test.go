@@ -92,7 +92,7 @@ func (p *hungPart) recover() {
 		p.t.Errorf("stalled after the end: got %d reads and %d turns, want none", reads, turns)
 	}
 	for _, b := range []*buffers{p.handler.gate.demands, p.handler.gate.blocks} {
-		if got, want := len(b.free)+len(b.unmade), cap(b.free); got != want {
+		if got, want := len(b.free)+len(b.unmade), b.n; got != want {
 			p.t.Errorf("buffers that are not in use: got %d, want %d", got, want)
 		}
 	}

@@ -80,7 +80,7 @@ func (h *Handler) Warmup(
 		})
 	}
 	start := func(files <-chan *metadata.Entry) {
-		for range 2 * h.workers { // so that no worker waits for the next file
+		for range 2 * h.workers() { // so that no worker waits for the next file
 			placers.Go(func() {
 				for e := range files {
 					if ctx.Err() != nil {
