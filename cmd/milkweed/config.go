@@ -25,7 +25,7 @@ and checks it.`,
 		Args: noSuchCommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newConfigShow(), newConfigSchema())
+	c.AddCommand(newConfigShow(), newConfigReload(), newConfigSchema())
 	return c
 }
 

@@ -34,7 +34,7 @@ import (
 // A daemon is one mount with its source, tiers, metadata and placement. serve opens them from
 // the bottom up, and closes them from the top down.
 type daemon struct {
-	cfg      *config.Config
+	cfg      *config.Config // at the mount; reloading has what has changed since
 	log      *slog.Logger
 	warnings *recentWarnings // of the log
 	since    time.Time
@@ -57,6 +57,8 @@ type daemon struct {
 	mount   *fs.Mount
 	dev     uint64 // device number of the mount
 	memory  memoryPlan
+
+	reloading
 
 	dropping dropping
 
@@ -100,7 +102,9 @@ func threads(n, cpus int) int {
 
 // serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
 // ctx is done, serve unmounts it. If the mount is in use elsewhere then, serve goes on serving it.
-func serve(ctx context.Context, cfg *config.Config, noExec bool, log *daemonLog, crashes int64, ready func()) (err error) {
+func serve(
+	ctx context.Context, cfg *config.Config, again rereading, noExec bool, log *daemonLog, crashes int64, ready func(),
+) (err error) {
 	signal := ctx
 	ctx, shutdown := context.WithCancel(signal)
 	defer shutdown()
@@ -113,9 +117,11 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *daemonLog,
 	d := &daemon{
 		cfg: cfg, log: log.Logger, warnings: &log.recent, since: time.Now(), crashes: crashes, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
 	}
+	d.rereading, d.rescheduled = again, make(chan struct{}, 1)
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {
 		return err
 	}
+	d.effective.Store(cfg)
 	listener, err := control.Listen(ctx, cfg.Mount.Point)
 	if err != nil {
 		return err
@@ -151,6 +157,7 @@ func serve(ctx context.Context, cfg *config.Config, noExec bool, log *daemonLog,
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	defer d.serveControl(context.WithoutCancel(ctx), listener)()
 	d.start(d.scheduleScrubs)
+	d.start(d.awaitHangups)
 	d.start(d.saveOften)
 	d.start(d.watch)
 	d.start(d.watchReplies)
@@ -286,13 +293,11 @@ var modes = map[config.Mode]fs.Mode{
 	config.Cached: fs.Cached, config.Passthrough: fs.Passthrough, config.Stateless: fs.Stateless,
 }
 
-// limited returns the source, behind a rate limiter if the configuration has limits.
+// limited returns the source behind a rate limiter, which may get its limits later.
 func (d *daemon) limited() drivers.Driver {
 	c := d.cfg.Source
-	if c.Bandwidth == 0 && c.Operations == 0 {
-		return d.source
-	}
-	return limit.New(d.source, limit.Config{BytesPerSecond: c.Bandwidth, OpsPerSecond: c.Operations})
+	d.limiter = limit.New(d.source, limit.Config{BytesPerSecond: c.Bandwidth, OpsPerSecond: c.Operations, Transparent: true})
+	return d.limiter
 }
 
 // descriptors returns the number of files that this process may have open.

@@ -74,30 +74,41 @@ func boundMemory(c *config.Config, limit int64, log *slog.Logger) (memoryPlan, e
 			Remedy: "Raise its limit (memory.max).",
 		}
 	}
-	ram := make(map[int]int64) // free bytes of the file system, by the index of the tier
+	ram := memoryTiers(c)
+	p := planMemory(limit, len(ram) > 0)
+	p.bound(c, ram, log)
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(p.heap)
+	}
+	return p, nil
+}
+
+// memoryTiers returns the free bytes of the file system of each tier in memory, by its index.
+func memoryTiers(c *config.Config) map[int]int64 {
+	ram := make(map[int]int64)
 	for i, t := range c.Tiers {
 		if free, ok := tmpfs(t.Path); ok {
 			ram[i] = free
 		}
 	}
-	p := planMemory(limit, len(ram) > 0)
+	return ram
+}
+
+// bound reduces the quotas of tiers in memory and the number of workers to what the plan permits.
+func (p memoryPlan) bound(c *config.Config, ram map[int]int64, log *slog.Logger) {
 	for i, free := range ram {
 		q := &c.Tiers[i].Quota
 		share := p.ram / int64(len(ram))
 		if want := max(q.Bytes, int64(float64(free)*q.Percent/100)); want > share {
 			log.Warn("tier in memory is reduced, because of the memory limit of the control group",
-				"tier", c.Tiers[i].Name, "from", q.String(), "to", size(share), "limit", size(limit))
+				"tier", c.Tiers[i].Name, "from", q.String(), "to", size(share))
 			*q = config.Quota{Bytes: max(share, 1)} // 0 is no quota
 		}
 	}
 	if c.Placement.Workers > p.workers {
-		log.Info("fewer workers, because of the memory limit of the control group", "workers", p.workers, "limit", size(limit))
+		log.Info("fewer workers, because of the memory limit of the control group", "workers", p.workers)
 		c.Placement.Workers = p.workers
 	}
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(p.heap)
-	}
-	return p, nil
 }
 
 // tmpfs reports whether a path, or the parent of it that exists, is in memory, and the free bytes

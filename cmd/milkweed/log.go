@@ -21,6 +21,7 @@ type daemonLog struct {
 
 	console slog.LevelVar // the minimum level for the standard error
 	recent  recentWarnings
+	level   slog.LevelVar // that for the log file
 }
 
 // silent is a level above all others.
@@ -30,6 +31,7 @@ const silent = slog.Level(math.MaxInt)
 // they go to stderr. Warnings and errors also go to stderr in all cases, until detach.
 func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error) {
 	l := &daemonLog{}
+	l.level.Set(c.Level)
 	l.console.Set(max(c.Level, slog.LevelWarn))
 	if foreground && c.File == "" {
 		l.console.Set(c.Level)
@@ -45,7 +47,7 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 			}
 		}
 		l.File = f
-		handlers = append(handlers, logHandler(f, c.Format, c.Level))
+		handlers = append(handlers, logHandler(f, c.Format, &l.level))
 	}
 	l.Logger = slog.New(slog.NewMultiHandler(handlers...))
 	return l, nil
@@ -64,6 +66,14 @@ func defaultLog(source string) string {
 
 // detach stops writing to stderr, because the command that started the daemon has returned.
 func (l *daemonLog) detach() { l.console.Set(silent) }
+
+// setLevel changes the minimum level of the log. Without a file, that is the standard error.
+func (l *daemonLog) setLevel(level slog.Level) {
+	l.level.Set(level)
+	if l.File == nil && l.console.Level() != silent {
+		l.console.Set(level)
+	}
+}
 
 func (l *daemonLog) close() {
 	if l.File != nil {

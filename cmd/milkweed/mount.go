@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os/signal"
 	"strings"
 	"text/tabwriter"
 
@@ -160,6 +161,9 @@ type mountFlags struct {
 	watched    bool // --supervise
 	clearStale bool
 	fake       bool
+
+	file     string // the configuration file that load has read; "" if there is none
+	isLoaded bool   // load has decided on the file, which stays the same
 }
 
 // addConfiguration adds the flags that set the configuration of the mount.
@@ -217,7 +221,12 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 func (f *mountFlags) serve(
 	ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer, d *starter, by supervised,
 ) error {
-	c, noExec, err := f.load(flags, args, stderr)
+	if err := config.StayHere(); err != nil {
+		return err
+	}
+	hangups := catchHangups()
+	defer signal.Stop(hangups)
+	c, asked, noExec, err := f.loadTwo(flags, args, stderr)
 	if err != nil || f.fake {
 		return err
 	}
@@ -238,7 +247,17 @@ func (f *mountFlags) serve(
 	if by.crashes > 0 {
 		log.Warn("mounting again after a crash", "cause", by.cause, "crashes", by.crashes)
 	}
-	return serve(ctx, c, noExec, log, by.crashes, ready)
+	again := rereading{
+		asked: asked, setLevel: log.setLevel, hangups: hangups,
+		read: func(tiers []config.Tier) (*config.Config, error) {
+			c, _, err := f.values(flags, args, func(c *config.Config) error { c.Tiers = tiers; return nil })
+			if err != nil {
+				return nil, err
+			}
+			return c, c.ValidateValues()
+		},
+	}
+	return serve(ctx, c, again, noExec, log, by.crashes, ready)
 }
 
 // openLog opens the log, and returns the function to be called when the mount is ready. A daemon in
@@ -263,6 +282,38 @@ func (f *mountFlags) openLog(c *config.Config, stderr io.Writer, d *starter) (*d
 // load returns the configuration. The file is overridden by -o, and -o by the flags
 // and arguments. NoExec reports whether files in the mount may not be executed.
 func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer) (c *config.Config, noExec bool, err error) {
+	c, _, noExec, err = f.loadTwo(flags, args, stderr)
+	return c, noExec, err
+}
+
+// loadTwo is load. It also returns the configuration as the user has written it, with which a later one can be
+// compared.
+func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writer) (c, asked *config.Config, noExec bool, err error) {
+	c, noExec, err = f.values(flags, args, func(c *config.Config) error { return setDefaultTiers(c, stderr) })
+	if err != nil {
+		return nil, nil, false, err
+	}
+	validate := c.Validate
+	if f.check {
+		validate = c.ValidateForCheck
+	}
+	asked = c.Clone()
+	for _, step := range []func() error{
+		validate,
+		func() error { return parseURL(c) },
+		func() error { return resolveMountPoint(c) },
+	} {
+		if err := step(); err != nil {
+			return nil, nil, false, err
+		}
+	}
+	return c, asked, noExec, nil
+}
+
+// values reads the values of the configuration. If there is no file and no --tier, it calls defaultTiers.
+func (f *mountFlags) values(
+	flags *pflag.FlagSet, args []string, defaultTiers func(*config.Config) error,
+) (c *config.Config, noExec bool, err error) {
 	o, err := parseOptions(strings.Join(f.options, ","))
 	if err != nil {
 		return nil, false, err
@@ -270,8 +321,7 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 	if f.config != "" {
 		o.config = f.config
 	}
-	c, isDefault, err := f.loadFile(o.config, args)
-	if err != nil {
+	if c, err = f.loadFile(o.config, args); err != nil {
 		return nil, false, err
 	}
 	for _, step := range []func() error{
@@ -280,19 +330,11 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 		func() error { return setArguments(c, args) },
 		func() error { return f.setTiers(c) },
 		func() error {
-			if isDefault && len(c.Tiers) == 0 {
-				return setDefaultTiers(c, stderr)
+			if f.file == "" && len(c.Tiers) == 0 {
+				return defaultTiers(c)
 			}
 			return nil
 		},
-		func() error {
-			if f.check {
-				return c.ValidateForCheck()
-			}
-			return c.Validate()
-		},
-		func() error { return parseURL(c) },
-		func() error { return resolveMountPoint(c) },
 	} {
 		if err := step(); err != nil {
 			return nil, false, err
@@ -303,22 +345,24 @@ func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer)
 
 // loadFile reads the configuration file at path, or the one that config.Find
 // returns. With arguments that name the source, no file is needed: loadFile then returns the
-// defaults, and true. With both arguments, path is the only file that it reads.
-func (f *mountFlags) loadFile(path string, args []string) (c *config.Config, isDefault bool, err error) {
-	if path == "" && len(args) == 2 {
+// defaults. With both arguments, path is the only file that it reads. Later calls read the file of the first
+// one, if it has read one.
+func (f *mountFlags) loadFile(path string, args []string) (*config.Config, error) {
+	if !f.isLoaded {
+		if path != "" || len(args) < 2 {
+			found, err := config.Find(path)
+			if err != nil && len(args) != 1 {
+				return nil, err
+			}
+			path = found // "" if no file exists
+		}
+		f.file, f.isLoaded = path, true
+	}
+	if f.file == "" {
 		d := config.Default()
-		return &d, true, nil
+		return &d, nil
 	}
-	path, err = config.Find(path)
-	if err != nil && len(args) == 1 { // no file exists
-		d := config.Default()
-		return &d, true, nil
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	c, err = config.Load(path)
-	return c, false, err
+	return config.Load(f.file)
 }
 
 // setFlags sets the values of the flags that are on the command line.

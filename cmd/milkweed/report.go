@@ -155,7 +155,7 @@ func histogram(l tiers.Latency) control.Histogram {
 }
 
 // Settings implements control.Daemon.
-func (d *daemon) Settings() []config.Setting { return d.cfg.Settings() }
+func (d *daemon) Settings() []config.Setting { return d.effective.Load().Settings() }
 
 // Where implements control.Daemon.
 func (d *daemon) Where(ctx context.Context, name string) (control.Location, error) {

@@ -92,25 +92,23 @@ func (d *daemon) StartScrub(req control.ScrubRequest) error {
 // scheduleScrubs verifies all copies whenever the last complete scrub, or the mount, is
 // scrub.interval ago.
 func (d *daemon) scheduleScrubs(ctx context.Context) {
-	interval := d.cfg.Scrub.Interval
-	if interval == 0 {
-		return
-	}
 	for last := time.Now(); ; {
 		if end := d.handler.ScrubStats().LastEnd; end > last.Unix() { // by hand, meanwhile
 			last = time.Unix(end, 0)
 		}
-		wait := time.Until(last.Add(interval))
-		if wait <= 0 {
-			err := d.Scrub(ctx, control.ScrubRequest{Name: []byte("."), Rate: d.cfg.Scrub.Rate}, func(placement.ScrubReport) {})
+		c := d.effective.Load().Scrub
+		var due <-chan time.Time // never
+		if c.Interval > 0 {
+			due = time.After(time.Until(last.Add(c.Interval)))
+		}
+		select {
+		case <-due:
+			err := d.Scrub(ctx, control.ScrubRequest{Name: []byte("."), Rate: c.Rate}, func(placement.ScrubReport) {})
 			if err != nil && ctx.Err() == nil {
 				d.log.Warn("scheduled scrub did not run", "err", err)
 			}
 			last = time.Now()
-			continue
-		}
-		select {
-		case <-time.After(wait):
+		case <-d.rescheduled:
 		case <-ctx.Done():
 			return
 		}

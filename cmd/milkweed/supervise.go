@@ -25,7 +25,7 @@ import (
 //     In the environment, crashesEnv has the number of crashes so far and the cause of the last.
 //  2. The daemon mounts and reports to the supervisor. The first time, the supervisor passes the
 //     report on, as detach.go describes.
-//  3. The supervisor passes signals on to the daemon, and waits for its end.
+//  3. The supervisor passes signals on to the daemon, SIGHUP too, and waits for its end.
 //  4. If the mount is gone then, it was unmounted, and the supervisor ends, too. Otherwise the
 //     daemon has crashed. The supervisor starts another one, which removes the dead mount first.
 //
@@ -87,6 +87,8 @@ func (f *mountFlags) supervise(ctx context.Context, flags *pflag.FlagSet, args [
 	s := &supervisor{dir: dir, point: c.Mount.Point, log: log.Logger, ready: ready, signals: make(chan os.Signal, 8)}
 	signal.Notify(s.signals, shutdownSignals()...)
 	defer signal.Stop(s.signals)
+	s.hangups = catchHangups()
+	defer signal.Stop(s.hangups)
 	if err := ctx.Err(); err != nil { // a signal before Notify
 		return err
 	}
@@ -100,7 +102,8 @@ type supervisor struct {
 	log     *slog.Logger
 	ready   func() // called when the first daemon is ready
 	signals chan os.Signal
-	stopped bool // a signal has arrived
+	hangups chan os.Signal // SIGHUP, which a daemon gets when it is ready: it reloads its configuration
+	stopped bool           // a signal has arrived
 }
 
 // run returns when the mount has ended, or the supervisor gives up.
@@ -156,6 +159,7 @@ func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
+	var hangups chan os.Signal // nil until the daemon is ready: before, SIGHUP would end it
 	for {
 		select {
 		case v := <-verdicts:
@@ -167,6 +171,9 @@ func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 			if !served {
 				return false, failure(v, <-ended)
 			}
+			hangups = s.hangups
+		case <-hangups:
+			cmd.Process.Signal(syscall.SIGHUP)
 		case <-s.signals:
 			s.stopped = true
 			cmd.Process.Signal(syscall.SIGTERM)

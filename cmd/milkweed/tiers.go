@@ -80,7 +80,7 @@ func (d *daemon) tierConfigs() []tiers.Config {
 
 // openTier opens a tier of the configuration. It may hang.
 func (d *daemon) openTier(i int) (drivers.Store, error) {
-	t := d.cfg.Tiers[i]
+	t := d.effective.Load().Tiers[i]
 	if err := check.Tier(t, d.cfg.Source.Name()); err != nil {
 		return nil, err
 	}

@@ -198,7 +198,11 @@ var systemFolder = "/etc" // a variable so that the test can replace it
 // Load reads a configuration file. Keys that the file does not set have their
 // defaults. An unknown key is an error.
 func Load(path string) (*Config, error) {
-	data, err := os.ReadFile(path)
+	file, err := absolute(path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, &exit.Error{
 			Code:   exit.Usage,

@@ -23,6 +23,8 @@ type Key struct {
 	Usage    string // the help of Flag, with the placeholder of its value in backquotes
 	Option   string // the option for -o and /etc/fstab; "" if there is none
 
+	Reloadable bool // a mount takes a new value over while it is used
+
 	remedy string // a sentence that describes a valid value, printed with errors
 
 	// field returns the value in c. For a key of the table tier, it returns the
@@ -114,14 +116,14 @@ var keys = []Key{
 		field:   func(c *Config, _ *Tier) flag.Value { return (*manifestValue)(&c.Source.Manifest) },
 	},
 	{
-		Table: "source", Name: "bandwidth", Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds, Default: "`\"\"`, no limit",
+		Table: "source", Name: "bandwidth", Reloadable: true, Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds, Default: "`\"\"`, no limit",
 		Option:  "source_bandwidth",
 		Meaning: "The rate limit of this mount for reads from the source.",
 		remedy:  `A bandwidth is a size, the bytes that may be read per second, such as "500MB"; "" is no limit.`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*bandwidthValue)(&c.Source.Bandwidth) },
 	},
 	{
-		Table: "source", Name: "operations", Type: integerType, Unit: "operations per second", Bounds: "0 or more", Default: "`0`, no limit",
+		Table: "source", Name: "operations", Reloadable: true, Type: integerType, Unit: "operations per second", Bounds: "0 or more", Default: "`0`, no limit",
 		Option:  "source_operations",
 		Meaning: "The rate limit of this mount for operations of all kinds on the source.",
 		remedy:  `Use the number of operations that may start per second, such as 1000; 0 is no limit.`,
@@ -150,7 +152,7 @@ var keys = []Key{
 		field:   func(_ *Config, t *Tier) flag.Value { return (*pathValue)(&t.Path) },
 	},
 	{
-		Table: tierTable, Name: "quota", Type: quotaType, Default: required, Argument: tierArgument,
+		Table: tierTable, Name: "quota", Reloadable: true, Type: quotaType, Default: required, Argument: tierArgument,
 		Bounds: "above 0; at most 100%; " + sizeBounds,
 		Meaning: "The limit on the size of the copies; a percentage refers to the free space of the file system " +
 			"plus the space that the copies occupy already.",
@@ -226,7 +228,7 @@ var keys = []Key{
 	},
 
 	{
-		Table: "placement", Name: "workers", Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers), Min: 1, Max: maxWorkers,
+		Table: "placement", Name: "workers", Reloadable: true, Type: integerType, Unit: "files", Bounds: fmt.Sprintf("1 to %d", maxWorkers), Min: 1, Max: maxWorkers,
 		Default: fmt.Sprintf("`%d`", defaultWorkers),
 		Flag:    "workers", Option: "workers",
 		Usage:   fmt.Sprintf("have at most `N` background requests for content in flight; the default is %d", defaultWorkers),
@@ -334,14 +336,14 @@ var keys = []Key{
 	},
 
 	{
-		Table: "scrub", Name: "interval", Type: durationType, Bounds: "0 or more", Default: "`0s`, no scheduled scrubs",
+		Table: "scrub", Name: "interval", Reloadable: true, Type: durationType, Bounds: "0 or more", Default: "`0s`, no scheduled scrubs",
 		Option:  "scrub_interval",
 		Meaning: "The time between two scheduled scrubs, which compare all copies with their checksums.",
 		remedy:  `A duration is a number with a unit, such as "168h"; "0s" turns scheduled scrubs off.`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*durationValue)(&c.Scrub.Interval) },
 	},
 	{
-		Table: "scrub", Name: "rate", Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds,
+		Table: "scrub", Name: "rate", Reloadable: true, Type: sizeType, Unit: "bytes per second", Bounds: sizeBounds,
 		Option:  "scrub_rate",
 		Meaning: "The rate limit of scheduled scrubs for reads from the tiers; `\"\"` is no limit.",
 		remedy:  `A rate is a size, the bytes that may be read per second, such as "50MB"; "" is no limit.`,
@@ -357,7 +359,7 @@ var keys = []Key{
 	},
 
 	{
-		Table: "log", Name: "level", Type: choiceType, Bounds: "`debug`, `info`, `warn` or `error`",
+		Table: "log", Name: "level", Reloadable: true, Type: choiceType, Bounds: "`debug`, `info`, `warn` or `error`",
 		Flag: "log-level", Option: "log_level", Usage: "log messages of `LEVEL` and above: debug, info, warn or error; the default is info",
 		Meaning: "The lowest severity of the messages that are logged.",
 		remedy:  `Use "debug", "info", "warn" or "error".`,

@@ -33,7 +33,18 @@ func (c *Config) Validate() error { return c.validate(true) }
 // ValidateForCheck is Validate, except that the mount point may be missing.
 func (c *Config) ValidateForCheck() error { return c.validate(false) }
 
+// ValidateValues is Validate without the calls to the file system, for a daemon, which must not use its own
+// mount.
+func (c *Config) ValidateValues() error { return c.validateValues(true) }
+
 func (c *Config) validate(needsPoint bool) error {
+	if err := c.validateValues(needsPoint); err != nil {
+		return err
+	}
+	return c.validatePaths()
+}
+
+func (c *Config) validateValues(needsPoint bool) error {
 	if err := c.validateSource(); err != nil {
 		return err
 	}
@@ -47,10 +58,7 @@ func (c *Config) validate(needsPoint bool) error {
 	if err := c.validateWindow(); err != nil {
 		return err
 	}
-	if err := c.validatePeers(); err != nil {
-		return err
-	}
-	return c.validatePaths()
+	return c.validatePeers()
 }
 
 func (c *Config) validateSource() error {

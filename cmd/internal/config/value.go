@@ -57,7 +57,7 @@ func (v *pathValue) Set(s string) error {
 	if strings.IndexByte(s, 0) >= 0 {
 		return fmt.Errorf("%q is not a path", s)
 	}
-	abs, err := filepath.Abs(s)
+	abs, err := absolute(s)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@
 //
 //	GET  /v1/status            responds with a Status
 //	GET  /v1/config            responds with an array of config.Setting
+//	POST /v1/reload            reads the configuration again; responds with a Reloaded; with
+//	                           ?dry-run=true nothing changes
 //	GET  /v1/where?path=NAME   responds with a Location; NAME is percent-encoded bytes
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
@@ -48,8 +50,13 @@ type Daemon interface {
 	// it returns soon even if they hang.
 	Status(ctx context.Context) Status
 
-	// Settings returns the configuration with which the mount was made.
+	// Settings returns the configuration that is in effect.
 	Settings() []config.Setting
+
+	// Reload reads the configuration again, and applies what a mount can take over while it is used.
+	// With dryRun it changes nothing. If the configuration is invalid, that is the error, and nothing
+	// changes.
+	Reload(ctx context.Context, dryRun bool) (Reloaded, error)
 
 	// Where returns the location of one file. name is relative to the mount point, in the form
 	// of drivers.ValidName. If there is no such file, the error matches fs.ErrNotExist.

@@ -75,6 +75,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", s.status)
 	mux.HandleFunc("GET /v1/config", s.config)
+	mux.HandleFunc("POST /v1/reload", s.reload)
 	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)

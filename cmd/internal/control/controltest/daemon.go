@@ -194,6 +194,11 @@ func (d *Daemon) Peers(context.Context) (control.PeerReport, error) {
 // Settings implements control.Daemon.
 func (d *Daemon) Settings() []config.Setting { return d.Config }
 
+// Reload implements control.Daemon. Nothing has changed.
+func (d *Daemon) Reload(context.Context, bool) (control.Reloaded, error) {
+	return control.Reloaded{Changed: []config.Change{}, Refused: []control.Refusal{}}, nil
+}
+
 // Where implements control.Daemon.
 func (d *Daemon) Where(_ context.Context, name string) (control.Location, error) {
 	if loc, ok := d.Locations[name]; ok {
