@@ -25,7 +25,8 @@ func main() {
 }
 
 // shutdownSignals returns the signals after which the program shuts down. SIGHUP is one of them if
-// it means that the terminal is gone. Otherwise, as in a daemon, and under nohup, it is ignored.
+// it means that the terminal is gone. Otherwise, as in a daemon, and under nohup, it is ignored,
+// except that a daemon reloads its configuration (catchHangups).
 func shutdownSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if signal.Ignored(syscall.SIGHUP) {
@@ -88,8 +89,8 @@ Exit codes:
   6  FUSE is missing, or the system does not permit what was requested, or too
      little memory or too few open files
   7  no Milkweed is mounted there, or its daemon does not answer
-  8  some files failed, copies were corrupt, the work was interrupted, or doctor
-     found a problem
+  8  some files failed, copies were corrupt, keys were not reloaded, doctor found
+     a problem, or the work was interrupted
   9  the peers cannot be used: their roster, their secret, or the address`
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {

@@ -34,6 +34,9 @@ first time, then after a pause that doubles from 1 s to 1 min. It gives up after
 10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
 Files that were open fail with ENOTCONN. Unmounting ends both processes.
 
+SIGHUP makes the daemon read its configuration again; see milkweed config reload
+--help. In the foreground of a terminal, it unmounts.
+
 SOURCE is the directory or the URL of the bucket that holds the dataset.
 Milkweed never writes to it. MOUNTPOINT is an empty directory. A single
 argument is MOUNTPOINT if a configuration file sets the source. With both

@@ -18,7 +18,7 @@ const (
 	Tier       Code = 5 // a tier cannot be used
 	Fuse       Code = 6 // FUSE is missing, or the system does not permit what was requested
 	NotMounted Code = 7 // no Milkweed is mounted there, or it does not answer
-	Incomplete Code = 8 // some files failed, copies were corrupt, the work was interrupted, or doctor found a problem
+	Incomplete Code = 8 // some files failed, copies were corrupt, keys were not reloaded, the work was interrupted, or doctor found a problem
 	Peers      Code = 9 // the peers cannot be used: their roster, their secret, or the address
 )
 
