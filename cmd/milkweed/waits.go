@@ -88,13 +88,7 @@ func epochName(s control.Status, i int) string {
 	if s.Epochs[i].Mixed {
 		return "mixed"
 	}
-	n := s.EpochsEnded
-	for _, e := range s.Epochs[i:] {
-		if e.Ended && !e.Mixed {
-			n--
-		}
-	}
-	name := count(n + 1)
+	name := count(s.EpochNumber(i))
 	if !s.Epochs[i].Ended {
 		name += ", now"
 	}

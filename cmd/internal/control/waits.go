@@ -30,6 +30,20 @@ type Epoch struct {
 	Waits   []EpochWait  `json:"waits" help:"How long readers waited in it, by level and cause."`
 }
 
+// EpochNumber returns the number of Epochs[i], from 1. A mixed one has none: it is 0.
+func (s *Status) EpochNumber(i int) int64 {
+	if s.Epochs[i].Mixed {
+		return 0
+	}
+	n := s.EpochsEnded
+	for _, e := range s.Epochs[i:] {
+		if e.Ended && !e.Mixed {
+			n--
+		}
+	}
+	return n + 1
+}
+
 // EpochOpens are the opens of an epoch on one level.
 type EpochOpens struct {
 	Level string `json:"level" help:"The tier that served the opens, source, or fill if the copies were in flight."`

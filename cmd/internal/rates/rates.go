@@ -114,8 +114,8 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 	for _, cause := range Causes {
 		p.Waits[cause] = max(waited(after, cause)-waited(before, cause), 0) / seconds
 	}
-	was := operations(before)
-	for kind, n := range operations(after) {
+	was := Operations(before)
+	for kind, n := range Operations(after) {
 		p.Operations[kind] = rate(was[kind], n)
 	}
 	if b, a := before.Peers, after.Peers; b != nil && a != nil {
@@ -157,6 +157,25 @@ func levels(s *control.Status) []level {
 	return all
 }
 
+// A Total is what one level has served since the start of a daemon.
+type Total struct {
+	Name        string
+	Tier        bool
+	Opens       int64 // files opened
+	Reads       int64 // reads through the daemon
+	Bytes       int64 // bytes of these reads
+	Passthrough int64 // sizes of the files opened in passthrough
+}
+
+// Totals returns what each level has served, in the order of Point.Levels.
+func Totals(s *control.Status) []Total {
+	var all []Total
+	for _, l := range levels(s) {
+		all = append(all, Total{Name: l.Name, Tier: l.tier, Opens: l.opens, Reads: l.reads, Bytes: l.bytes, Passthrough: l.passthrough})
+	}
+	return all
+}
+
 // waited returns how long readers have waited for a cause, in seconds.
 func waited(s *control.Status, cause string) (seconds float64) {
 	for _, w := range s.Waits {
@@ -167,8 +186,8 @@ func waited(s *control.Status, cause string) (seconds float64) {
 	return seconds
 }
 
-// operations returns the operations at the source, by kind.
-func operations(s *control.Status) map[string]int64 {
+// Operations returns the operations at the source, by kind. Kinds without operations are missing.
+func Operations(s *control.Status) map[string]int64 {
 	o := s.Source.SourceOperations
 	all := map[string]int64{
 		"open": o.Opens, "read": o.Reads, "stat": o.Stats, "readdir": o.ReadDirs,

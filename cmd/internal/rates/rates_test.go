@@ -74,6 +74,17 @@ func TestBetween(t *testing.T) {
 	}
 }
 
+func TestTotals(t *testing.T) {
+	_, after := later(&controltest.Daemon{MountPoint: "/mnt", Peered: true})
+	want := []rates.Total{
+		{Name: "ram", Tier: true, Opens: 918, Reads: 1010, Bytes: 902 << 20, Passthrough: 7040 << 20}, {Name: "ssd", Tier: true},
+		{Name: "peers", Reads: 57, Bytes: 48 << 20}, {Name: "fill", Opens: 3}, {Name: "source", Opens: 103, Reads: 404, Bytes: 304 << 20},
+	}
+	if got := rates.Totals(&after); !slices.Equal(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
 // There is no rate between different daemons, or without time between two statuses.
 func TestBetweenNothing(t *testing.T) {
 	before, after := later(&controltest.Daemon{MountPoint: "/mnt"})

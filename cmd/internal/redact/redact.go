@@ -71,12 +71,21 @@ var causes = func() []string {
 	return all
 }()
 
-// Error returns the cause in the text of an error, if it ends in one that is known.
-func (r *Redactor) Error(text string) string {
+// Cause returns the cause in the text of an error, without the names before it. It is "" if the text
+// ends in none that is known.
+func Cause(text string) string {
 	for _, c := range causes {
 		if strings.HasSuffix(text, c) {
-			return hidden + ": " + c
+			return c
 		}
+	}
+	return ""
+}
+
+// Error returns the cause in the text of an error, if it ends in one that is known.
+func (r *Redactor) Error(text string) string {
+	if c := Cause(text); c != "" {
+		return hidden + ": " + c
 	}
 	if text == "" {
 		return ""
