@@ -1,8 +1,9 @@
 #!/bin/bash
 # deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
-# ones. A name is a package of Debian or a server of an object store. The servers are
-# installed in the user's cache folder, where drivers/blob/blobtest finds them. Go itself
-# is not installed; go.mod has its version.
+# ones. A name is a package of Debian, a server of an object store, or axe-core, which checks
+# the accessibility of web pages. The latter are installed in the user's cache folder, where
+# drivers/blob/blobtest and cmd/internal/browser find them. Go itself is not installed; go.mod
+# has its version.
 set -euo pipefail
 
 packages=(
@@ -18,6 +19,7 @@ packages=(
 	tmux                                                    # milkweed top
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
+	chromium chromium-driver axe-core                       # cmd/internal/browser
 	versitygw fake-gcs-server azurite                       # blobtest
 )
 [ $# -eq 0 ] || packages=("$@")
@@ -33,24 +35,35 @@ module() {
 	fi
 }
 
-# azurite VERSION installs Azurite, a Node.js program.
-azurite() {
-	local folder=$cache/azurite@$1
+# npm_package NAME VERSION installs a package of npm into the folder NAME@VERSION of the cache.
+npm_package() {
+	local folder=$cache/$1@$2
 	if [ ! -d "$folder" ]; then
 		rm -rf "$folder.new"
-		npm install --prefix "$folder.new" --ignore-scripts --no-audit --no-fund --loglevel error "azurite@$1" >&2
+		npm install --prefix "$folder.new" --ignore-scripts --no-audit --no-fund --loglevel error "$1@$2" >&2
 		mv "$folder.new" "$folder"
 	fi
+}
+
+# azurite VERSION installs Azurite, a Node.js program.
+azurite() {
+	npm_package azurite "$1"
 	mkdir -p "$cache/bin"
-	ln -sfn "$folder/node_modules/.bin/azurite-blob" "$cache/bin/azurite-blob"
+	ln -sfn "$cache/azurite@$1/node_modules/.bin/azurite-blob" "$cache/bin/azurite-blob"
+}
+
+# axe VERSION installs axe-core, a script.
+axe() {
+	npm_package axe-core "$1"
+	ln -sfn "$cache/axe-core@$1/node_modules/axe-core/axe.min.js" "$cache/axe.min.js"
 }
 
 missing=() servers=()
 for package in "${packages[@]}"; do
 	case $package in
 	versitygw | fake-gcs-server) servers+=("$package") ;;
-	azurite)
-		servers+=(azurite)
+	azurite | axe-core)
+		servers+=("$package")
 		command -v npm >/dev/null || missing+=(nodejs npm)
 		;;
 	*)
@@ -75,5 +88,6 @@ for server in "${servers[@]}"; do
 	versitygw) module github.com/versity/versitygw/cmd/versitygw v1.8.0 ;;
 	fake-gcs-server) module github.com/fsouza/fake-gcs-server v1.56.1 ;;
 	azurite) azurite 3.37.0 ;;
+	axe-core) axe 4.14.1 ;;
 	esac
 done
