@@ -21,6 +21,8 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/metrics"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/cmd/internal/page"
+	"github.com/milkweedfs/milkweed/cmd/internal/rates"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/limit"
 	"github.com/milkweedfs/milkweed/drivers/manifest"
@@ -316,7 +318,7 @@ func (d *daemon) awaitScan(ctx context.Context) {
 	d.levels.WaitScanned(ctx)
 }
 
-// serveMetrics serves the metrics on the address metrics.listen, if it is set.
+// serveMetrics serves the metrics and the web page on the address metrics.listen, if it is set.
 func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := d.cfg.Metrics.Listen
 	if address == "" {
@@ -326,8 +328,11 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	if err != nil {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("metrics.listen: %w", err), Remedy: "Choose another port, or remove metrics.listen."}
 	}
+	history := rates.NewHistory(d.Status)
+	d.start(history.Run)
+	web := page.Handler(address, d.Status, history.Since)
 	d.start(func(ctx context.Context) {
-		if err := metrics.Serve(ctx, l, metrics.Handler(d.Status), d.log); err != nil {
+		if err := metrics.Serve(ctx, l, metrics.Handler(d.Status), web, d.log); err != nil {
 			d.log.Error("metrics", "err", err)
 		}
 	})

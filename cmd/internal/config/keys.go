@@ -352,8 +352,8 @@ var keys = []Key{
 
 	{
 		Table: "metrics", Name: "listen", Type: addressType, Bounds: "port 0 to 65535", Default: "`\"\"`, no metrics",
-		Flag: "metrics-listen", Option: "metrics", Usage: "serve Prometheus metrics at `ADDRESS`, such as 127.0.0.1:9877",
-		Meaning: "The address at which Prometheus reads the metrics; without a host it is `127.0.0.1`.",
+		Flag: "metrics-listen", Option: "metrics", Usage: "serve Prometheus metrics and a web page at `ADDRESS`, such as 127.0.0.1:9877",
+		Meaning: "The address at which Prometheus reads the metrics, and a browser the page; without a host it is `127.0.0.1`.",
 		remedy:  `An address is host:port, such as "127.0.0.1:9877"; "" turns the metrics off.`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*addressValue)(&c.Metrics.Listen) },
 	},

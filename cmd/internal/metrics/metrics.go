@@ -33,9 +33,11 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return lc.Listen(ctx, "tcp", address)
 }
 
-// Serve serves h on l, at /metrics, until ctx is done, and then returns nil. It closes l.
-func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
+// Serve serves h on l, at /metrics, and page at other paths, until ctx is done, and then returns nil.
+// It closes l.
+func Serve(ctx context.Context, l net.Listener, h, page http.Handler, log *slog.Logger) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", h)
+	mux.Handle("/", page)
 	return control.ServeHTTP(ctx, l, mux, log)
 }

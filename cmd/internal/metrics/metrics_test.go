@@ -278,7 +278,7 @@ func TestServe(t *testing.T) {
 		t.Errorf("listening twice: %v, want %v", err, syscall.EADDRINUSE)
 	}
 	ended := make(chan error)
-	go func() { ended <- Serve(ctx, l, Handler(sample), slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- Serve(ctx, l, Handler(sample), http.NotFoundHandler(), slog.New(slog.DiscardHandler)) }()
 
 	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
 	if err != nil {
