@@ -89,8 +89,8 @@ Exit codes:
   6  FUSE is missing, or the system does not permit what was requested, or too
      little memory or too few open files
   7  no Milkweed is mounted there, or its daemon does not answer
-  8  some files failed, copies were corrupt, keys were not reloaded, doctor found
-     a problem, or the work was interrupted
+  8  some files failed, copies were corrupt, keys were not reloaded, doctor
+     found a problem, or the work was interrupted
   9  the peers cannot be used: their roster, their secret, or the address`
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
