@@ -323,7 +323,7 @@ func full(f *Facts) []Finding {
 	i := slices.IndexFunc(f.Status.Tiers, func(t control.Tier) bool { return t.Health != control.Down && !isFull(t) })
 	if i >= 0 {
 		t := f.Status.Tiers[i]
-		return one(Note, "tier "+t.Name, "A file must fit into one tier: files that are larger are read from the source.", seeSlow,
+		return one(Note, "tier "+t.Name, "A file must fit into one tier: files that are larger are read from the source. If a quota was raised since, the others are copied when they are opened again, or by `milkweed warmup`.", seeSlow,
 			"%s of %s used; %s had no room when they were opened%s", size(t.UsedBytes), size(t.QuotaBytes), files(skipped), missed)
 	}
 	last := len(f.Status.Tiers) - 1 // the largest, as a rule
