@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
@@ -158,7 +159,7 @@ func (s *starter) ready() { s.write(verdict{Ready: true}) }
 // standard error become the log file, or /dev/null if log is nil: the Go runtime writes the message
 // of a panic there.
 func (s *starter) leave(log *os.File) {
-	os.Chdir("/")
+	config.LeaveDirectory() // after an error, the process stays where it is
 	if null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0); err == nil {
 		defer null.Close()
 		if log == nil {

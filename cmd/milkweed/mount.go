@@ -224,9 +224,6 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 func (f *mountFlags) serve(
 	ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer, d *starter, by supervised,
 ) error {
-	if err := config.StayHere(); err != nil {
-		return err
-	}
 	hangups := catchHangups()
 	defer signal.Stop(hangups)
 	c, asked, noExec, err := f.loadTwo(flags, args, stderr)

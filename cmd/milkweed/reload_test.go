@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,4 +89,54 @@ func TestReload(t *testing.T) {
 			s.umount()
 		})
 	}
+}
+
+// A limit on the source that is added while a job reads slows that job, and one that is removed does so no
+// longer. The bytes are right, and a relative path of the file is still found.
+func TestReloadOfRates(t *testing.T) {
+	s := newSite(t)
+	for i := range 64 {
+		s.write(fmt.Sprintf("%02d", i), 256<<10)
+	}
+	s.age()
+	s.writeReloadable("64KiB", "") // no file has room: all are read from the source
+	mount := s.command(s.words([]string{"mount", "-c", "tiering.toml"})...)
+	mount.Dir = s.dir
+	if out, err := mount.CombinedOutput(); err != nil {
+		t.Fatalf("mount: %v\n%s", err, out)
+	}
+	rates := func(lines string) {
+		t.Helper()
+		s.check(os.WriteFile(s.dir+"/tiering.toml", fmt.Appendf(nil,
+			"[source]\npath = %q\n%s[mount]\npoint = %q\n[[tier]]\nname = \"ssd\"\npath = %q\nquota = \"64KiB\"\n",
+			s.source, lines, s.point, s.dir+"/tier1"), 0o600))
+		s.milkweed("config", "reload", s.point)
+	}
+	job := s.command("sh", "-ec", `while [ ! -e "$2" ]; do cat "$1"/?? | cmp - "$3"; echo; done`, "sh", s.point, s.dir+"/stop", s.dir+"/all")
+	s.sh(`cat "$1"/?? >"$2"`, s.source, s.dir+"/all")
+	var out bytes.Buffer
+	job.Stdout, job.Stderr = &out, &out
+	s.check(job.Start())
+	// direct reads 4 MiB through the daemon.
+	direct := func() time.Duration {
+		begin := time.Now()
+		s.sh(`for i in 0 1 2 3 4 5 6 7; do for f in "$1/1$i" "$1/2$i"; do dd if="$f" iflag=direct of=/dev/null bs=256k 2>/dev/null; done; done`, s.point)
+		return time.Since(begin)
+	}
+	rates("operations = 1000000\nbandwidth = \"2MB\"\n")
+	direct() // what the limiter grants at once
+	if took := direct(); took < time.Second {
+		t.Errorf("4 MiB took %v with a limit of 2 MB/s", took)
+	}
+	rates("")
+	limited := s.status().Source.Bytes
+	direct()
+	if sent := s.status().Source.Bytes - limited; sent < 4<<20 {
+		t.Errorf("%d bytes from the source", sent)
+	}
+	s.sh(`: >"$1"`, s.dir+"/stop")
+	if err := job.Wait(); err != nil || strings.TrimSpace(out.String()) != "" {
+		t.Errorf("the job: %v\n%s", err, &out)
+	}
+	s.umount()
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 )
 
 // A Change is a value that differs between two configurations.
@@ -76,21 +77,25 @@ func (c *Config) Adopt(next *Config, keys []Change) error {
 	return nil
 }
 
-// workingDir is the directory at which relative paths start; "" is that of the process.
-var workingDir string
+// startDir is the directory that the process has left, at which relative paths start. nil: it has not.
+var startDir atomic.Pointer[string]
 
-// StayHere makes relative paths start at the present directory of the process, also after it has changed to
-// another one, as a daemon does. It is called before other goroutines use this package.
-func StayHere() error {
+// LeaveDirectory changes the working directory of this process to "/", as a daemon does, so that the
+// present one can be removed or unmounted. Relative paths in a configuration start at the present one also
+// after that. It can be called once.
+func LeaveDirectory() error {
 	dir, err := os.Getwd()
-	workingDir = dir
-	return err
+	if err != nil {
+		return err
+	}
+	startDir.Store(&dir)
+	return os.Chdir("/")
 }
 
 // absolute returns path as an absolute path.
 func absolute(path string) (string, error) {
-	if workingDir != "" && !filepath.IsAbs(path) {
-		path = filepath.Join(workingDir, path)
+	if dir := startDir.Load(); dir != nil && !filepath.IsAbs(path) {
+		path = filepath.Join(*dir, path)
 	}
 	return filepath.Abs(path)
 }
