@@ -2,7 +2,6 @@ package placement
 
 import (
 	"errors"
-	"sync"
 	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -16,8 +15,8 @@ const MaxWorkers = 256
 type staff struct {
 	wanted atomic.Int64 // how many there are, apart from those that end after their turn
 
-	mu      sync.Mutex // held while the number changes; guards the following
-	serving bool       // Run has started the workers, and does not end them yet
+	mu      panics.Mutex // held while the number changes; guards the following
+	serving bool         // Run has started the workers, and does not end them yet
 }
 
 // workers returns the number of background workers.

@@ -76,6 +76,7 @@ var notShared = map[string]string{
 	"placement/scrub.go":       "a scrub: it is held while a callback runs",
 	"placement/scrubreport.go": "the report of a scrub",
 	"placement/warmup.go":      "a call of Warmup: it is held while a callback runs",
+	"tiers/tier.go":            "the quota: it is held while the device is called",
 }
 
 // Data that requests share is guarded by the locks of package panics, so that a panic that may have
