@@ -1,10 +1,8 @@
 package blob
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
@@ -15,12 +13,9 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
-	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	azblob "github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
-	cdk "gocloud.dev/blob"
-	"gocloud.dev/blob/azureblob"
 	"golang.org/x/oauth2"
 )
 
@@ -28,7 +23,6 @@ import (
 // when the process starts. Azure's library renews tokens that expire.
 type azure struct {
 	client  *container.Client
-	blob    *cdk.Bucket
 	tokens  *tokenProvider // nil: the credentials cannot be refreshed
 	signing string         // how requests are signed
 }
@@ -40,9 +34,8 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 	var err error
 	client := &http.Client{Transport: t, CheckRedirect: noRedirect}
 	if a.client, a.signing, err = azureClient(l, &container.ClientOptions{ClientOptions: azcore.ClientOptions{
-		Transport:       client,
-		Retry:           policy.RetryOptions{MaxRetries: -1}, // see retry.go
-		PerCallPolicies: []policy.Policy{listingCheck{}},
+		Transport: client,
+		Retry:     policy.RetryOptions{MaxRetries: -1}, // see retry.go
 	}}); err != nil {
 		return nil, err
 	}
@@ -51,9 +44,6 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 			return nil, err
 		}
 		client.Transport, a.signing = &signer{a.tokens, t}, "default Azure credential"
-	}
-	if a.blob, err = azureblob.OpenBucket(context.Background(), a.client, nil); err != nil {
-		return nil, err
 	}
 	return a, nil
 }
@@ -147,85 +137,48 @@ func (s azureSource) Token() (*oauth2.Token, error) {
 	return nil, err
 }
 
-// listingCheck rejects responses to a listing request that are not a page of keys.
-// The portable library does not check that.
-type listingCheck struct{}
-
-// Do implements policy.Policy.
-func (listingCheck) Do(r *policy.Request) (*http.Response, error) {
-	resp, err := r.Next()
-	if err != nil || resp.StatusCode != http.StatusOK || r.Raw().URL.Query().Get("comp") != "list" {
-		return resp, err
+func (a *azure) list(ctx context.Context, prefix, delimiter, token string, maxKeys int) (page, error) {
+	n := int32(maxKeys)
+	opts := &container.ListBlobsHierarchyOptions{Prefix: &prefix, MaxResults: &n}
+	if token != "" {
+		opts.Marker = &token
 	}
-	body, err := runtime.Payload(resp) // rewinds the body
+	resp, err := a.client.NewListBlobsHierarchyPager(delimiter, opts).NextPage(ctx)
 	if err != nil {
-		return nil, err
+		return page{}, err
 	}
-	if !isAzureListing(body) {
-		return nil, errNoListing
-	}
-	return resp, nil
+	return azurePageOf(&resp.ListBlobsHierarchySegmentResponse)
 }
 
-// isAzureListing reports whether body is a page with a list of keys, and each key has
-// the properties that the portable library reads. Pages are long, so only the
-// beginning is decoded.
-func isAzureListing(body []byte) bool {
-	blobs := bytes.Count(body, []byte("<Blob>"))
-	for _, property := range []string{"<Last-Modified>", "<Content-Length>"} {
-		if bytes.Count(body, []byte(property)) < blobs {
-			return false
-		}
+// azurePageOf returns the page in a response to a listing request. The library accepts
+// any XML document, and also an empty body.
+func azurePageOf(resp *container.ListBlobsHierarchySegmentResponse) (page, error) {
+	if resp.Segment == nil {
+		return page{}, errNoListing
 	}
-	for d, depth := xml.NewDecoder(bytes.NewReader(body)), 0; ; {
-		token, err := d.Token()
-		if err != nil {
-			return false
+	p := page{next: valueOf(resp.NextMarker)}
+	for _, o := range resp.Segment.BlobItems {
+		if o.Properties == nil || o.Properties.ContentLength == nil || o.Properties.LastModified == nil {
+			return page{}, errNoListing
 		}
-		switch token := token.(type) {
-		case xml.StartElement:
-			if depth == 1 && token.Name.Local == "Blobs" {
-				return true
-			}
-			depth++
-		case xml.EndElement:
-			depth--
-		}
+		i := item{key: valueOf(o.Name), size: *o.Properties.ContentLength, mtime: *o.Properties.LastModified}
+		i.version = etagVersion(string(valueOf(o.Properties.ETag)))
+		p.items = append(p.items, i)
 	}
+	for _, prefix := range resp.Segment.BlobPrefixes {
+		p.items = append(p.items, item{key: valueOf(prefix.Name), dir: true})
+	}
+	return p, nil
 }
 
-func (a *azure) bucket() *cdk.Bucket { return a.blob }
-
-func (a *azure) list(prefix string) func(as func(any) bool) error {
-	return func(as func(any) bool) error {
-		var in *container.ListBlobsHierarchyOptions
-		if !as(&in) {
-			return errVendorType
-		}
-		in.Prefix = &prefix
-		return nil
+// valueOf returns the value that p points to, the zero value if p is nil.
+func valueOf[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
 	}
+	return v
 }
 
-func (a *azure) item(o *cdk.ListObject) item {
-	var (
-		blob   container.BlobItem
-		prefix container.BlobPrefix
-	)
-	switch {
-	case o.IsDir && o.As(&prefix) && prefix.Name != nil:
-		return item{key: *prefix.Name, dir: true}
-	case !o.IsDir && o.As(&blob) && blob.Name != nil:
-		i := item{key: *blob.Name, size: o.Size, mtime: o.ModTime}
-		if blob.Properties != nil && blob.Properties.ETag != nil {
-			i.version = etagVersion(string(*blob.Properties.ETag))
-		}
-		return i
-	}
-	return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime}
-}
-
-// read does not use the portable library, which always escapes keys.
 func (a *azure) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
 	opts := &azblob.DownloadStreamOptions{Range: azblob.HTTPRange{Offset: off, Count: n}}
 	if match := azcore.ETag(ifMatch(version)); match != "" {

@@ -29,8 +29,6 @@ import (
 	"syscall"
 	"time"
 
-	cdk "gocloud.dev/blob"
-
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
@@ -104,7 +102,7 @@ func (b *Bucket) connect(ctx context.Context) error {
 		return &storeError{errno: syscall.EACCES, text: message(&trace{}, "", "", err)}
 	}
 	b.stallTimeout = openStallTimeout
-	p, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, pageSize, openRetries)
+	p, err := b.page(ctx, b.location.Prefix, "", "", pageSize, openRetries)
 	if err != nil {
 		return err
 	}
@@ -118,11 +116,8 @@ func (b *Bucket) connect(ctx context.Context) error {
 
 // Close closes the connections to the store. All Objects must have been closed.
 func (b *Bucket) Close() error {
-	defer b.net.inner.CloseIdleConnections()
-	if b.vendor == nil {
-		return nil
-	}
-	return b.vendor.bucket().Close()
+	b.net.inner.CloseIdleConnections()
+	return nil
 }
 
 // Identity describes how requests are signed, without secrets.
@@ -213,18 +208,18 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 	case name == "." && time.Since(b.opened) < rootTTL:
 		return b.directory("."), nil
 	case name == ".":
-		_, err := b.page(ctx, b.location.Prefix, "", cdk.FirstPageToken, 1, readRetries)
+		_, err := b.page(ctx, b.location.Prefix, "", "", 1, readRetries)
 		return b.directory("."), err
 	}
 	key := b.location.Prefix + name
-	p, err := b.page(ctx, key, "/", cdk.FirstPageToken, 2, readRetries)
+	p, err := b.page(ctx, key, "/", "", 2, readRetries)
 	if err != nil {
 		return drivers.Info{}, err
 	}
 	file, isFile := find(p.items, key)
 	_, isDir := find(p.items, key+"/")
-	if last := len(p.items) - 1; !isDir && len(p.next) > 0 && last >= 0 && p.items[last].key < key+"/" {
-		if p, err = b.page(ctx, key+"/", "/", cdk.FirstPageToken, 1, readRetries); err != nil {
+	if last := len(p.items) - 1; !isDir && p.next != "" && last >= 0 && p.items[last].key < key+"/" {
+		if p, err = b.page(ctx, key+"/", "/", "", 1, readRetries); err != nil {
 			return drivers.Info{}, err
 		}
 		isDir = len(p.items) > 0

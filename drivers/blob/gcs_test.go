@@ -84,8 +84,8 @@ func (c *cloud) open(t *testing.T, query string) (*Bucket, drivers.Object) {
 	return b, o
 }
 
-// When a response ends early, Google's library sends a second request without a pause,
-// and does not check the generation of the response. The driver prevents that.
+// When a response ends early, the driver requests the rest, after a pause, and checks
+// the generation of the second response.
 func TestCloudTruncatedResponses(t *testing.T) {
 	c := newCloud(t, 100_000)
 	b, o := c.open(t, "&anonymous=true")
@@ -140,7 +140,7 @@ func applicationDefault(t *testing.T, tokenURL string) {
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
 }
 
-// With anonymous=true neither the driver nor Google's library looks for credentials.
+// With anonymous=true the driver looks for no credentials.
 // Here the credentials are a FIFO, which can be opened for writing without blocking
 // only while a reader has it open.
 func TestCloudAnonymous(t *testing.T) {

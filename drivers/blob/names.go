@@ -7,8 +7,6 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	cdk "gocloud.dev/blob"
-
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
@@ -23,27 +21,21 @@ func isFileName(elem string) bool {
 	return elem != "" && elem != "." && elem != ".." && len(elem) <= 255 && strings.IndexByte(elem, 0) < 0 && utf8.ValidString(elem)
 }
 
-// A page is the response to one listing request.
+// A page is a part of a listing.
 type page struct {
-	items []item // in key order
-	next  []byte // token of the next page; empty: this is the last one
+	items []item
+	next  string // token of the next page; "": this is the last one
 }
 
-// page lists one page of up to maxKeys keys that begin with prefix. If delimiter is
-// not "", the keys that contain it after the prefix are replaced by the directory
-// that they are in.
-func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byte, maxKeys int, p retryPolicy) (page, error) {
-	opts := &cdk.ListOptions{Prefix: prefix, Delimiter: delimiter, BeforeList: b.vendor.list(prefix)}
+// page lists one page of up to maxKeys keys that begin with prefix, in key order. If
+// delimiter is not "", the keys that contain it after the prefix are replaced by the
+// directory that they are in. The page has fewer keys only if it is the last one.
+func (b *Bucket) page(ctx context.Context, prefix, delimiter, token string, maxKeys int, p retryPolicy) (page, error) {
 	for retry := b.retrier(p); ; {
-		objects, next, t, err := b.listPage(ctx, token, maxKeys, opts)
+		found, t, err := b.listPage(ctx, prefix, delimiter, token, maxKeys)
 		if err == nil {
-			found := page{items: make([]item, len(objects)), next: next}
-			for i, o := range objects {
-				found.items[i] = b.vendor.item(o)
-			}
-			if byKey := func(a, b item) int { return strings.Compare(a.key, b.key) }; !slices.IsSortedFunc(found.items, byKey) {
-				slices.SortFunc(found.items, byKey) // the library sorted by its escaped keys
-			}
+			// Stores send keys and directories apart.
+			slices.SortFunc(found.items, func(a, b item) int { return strings.Compare(a.key, b.key) })
 			return found, nil
 		}
 		if reason, ok := isEndless(err); ok {
@@ -55,13 +47,22 @@ func (b *Bucket) page(ctx context.Context, prefix, delimiter string, token []byt
 	}
 }
 
-// listPage sends one listing request.
-func (b *Bucket) listPage(ctx context.Context, token []byte, maxKeys int, opts *cdk.ListOptions) ([]*cdk.ListObject, []byte, *trace, error) {
+// listPage sends listing requests until a page has maxKeys keys: a store may send fewer.
+// They share a watchdog and a trace.
+func (b *Bucket) listPage(ctx context.Context, prefix, delimiter, token string, maxKeys int) (page, *trace, error) {
 	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
 	defer cancel()
 	ctx, t := withTrace(ctx, list, watchdog)
-	objects, next, err := b.vendor.bucket().ListPage(ctx, token, maxKeys, opts)
-	return objects, next, t, watchdog.disarm(err)
+	for found := (page{next: token}); ; {
+		part, err := b.vendor.list(ctx, prefix, delimiter, found.next, maxKeys-len(found.items))
+		if err != nil {
+			return page{}, t, watchdog.disarm(err)
+		}
+		found.items, found.next = append(found.items, part.items...), part.next
+		if found.next == "" || len(found.items) >= maxKeys {
+			return found, t, nil
+		}
+	}
 }
 
 // pageSize is the number of keys per listing request: the maximum of the stores.
@@ -88,17 +89,17 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 	l := listing{bucket: b, prefix: b.prefix(dir)}
 	var exists bool
 	var tokens tokenCheck
-	for token := cdk.FirstPageToken; len(token) > 0; {
+	for token, more := "", true; more; {
 		p, err := b.page(ctx, l.prefix, "/", token, pageSize, readRetries)
 		if err != nil {
 			return err
 		}
-		if err := tokens.add(string(p.next)); err != nil {
+		if err := tokens.add(p.next); err != nil {
 			return b.endless(l.prefix, err)
 		}
 		exists = exists || len(p.items) > 0
 		infos := l.infos(p.items)
-		if token = p.next; len(token) == 0 {
+		if token, more = p.next, p.next != ""; !more {
 			infos = l.finish(infos)
 		}
 		if len(infos) == 0 {

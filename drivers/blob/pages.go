@@ -8,8 +8,8 @@ import (
 )
 
 // A listing ends when a page has no token for the next one. This file detects stores that send
-// tokens without end. The libraries hide some of that: they send requests until they have as many
-// keys as were requested.
+// tokens without end. trace.check detects most of them, within one call of Bucket.listPage, which
+// sends requests until it has as many keys as were requested.
 
 // maxPages is the number of requests for pageSize keys. A page may have few keys, or none, such as
 // the one before a partition without keys.

@@ -8,9 +8,7 @@ import (
 )
 
 // A retryPolicy bounds the retries of one operation. The retries of the vendors'
-// libraries are disabled, because each library has its own policy. One of them
-// resumes a body that ended early (errResumed), without a pause and without
-// checking the second response.
+// libraries are disabled, because each library has its own policy.
 type retryPolicy struct {
 	firstBackoff time.Duration // bound of the first backoff; each bound is twice the one before
 	maxBackoff   time.Duration // largest bound

@@ -19,14 +19,12 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/logging"
-	"github.com/aws/smithy-go/middleware"
-	cdk "gocloud.dev/blob"
-	"gocloud.dev/blob/s3blob"
 )
 
 // amazon is Amazon S3, or a server with the same protocol.
 type amazon struct {
-	blob        *cdk.Bucket
+	client      *s3.Client
+	bucket      string
 	credentials *aws.CredentialsCache // nil: requests are not signed
 	chain       *credentialChain      // behind credentials
 }
@@ -52,22 +50,19 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 			t.inner.TLSClientConfig = &tls.Config{RootCAs: tlsConfig.RootCAs}
 		}
 	}
-	a := &amazon{}
+	a := &amazon{bucket: l.Bucket}
 	if !l.Anonymous {
 		a.chain = &credentialChain{options: options, first: cfg.Credentials}
 		a.credentials = aws.NewCredentialsCache(a.chain, func(o *aws.CredentialsCacheOptions) {
 			o.ExpiryWindow, o.ExpiryWindowJitterFrac = time.Minute, 0.5
 		})
 	}
-	client := a.newClient(cfg, l, t)
-	if found := client.Options().BaseEndpoint; l.Endpoint == "" && found != nil {
+	a.client = a.newClient(cfg, l, t)
+	if found := a.client.Options().BaseEndpoint; l.Endpoint == "" && found != nil {
 		return nil, invalid("the environment or the profile names the endpoint " + *found + ": add endpoint= to the URL, which must identify the dataset")
 	}
-	if client.Options().Region == "" {
+	if a.client.Options().Region == "" {
 		return nil, invalid("no region is set: add region= to the URL, or set AWS_REGION")
-	}
-	if a.blob, err = s3blob.OpenBucket(ctx, client, l.Bucket, nil); err != nil {
-		return nil, err
 	}
 	return a, nil
 }
@@ -95,7 +90,6 @@ func (a *amazon) newClient(cfg aws.Config, l Location, t *transport) *s3.Client 
 		if a.credentials != nil {
 			o.Credentials = a.credentials
 		}
-		o.APIOptions = append(o.APIOptions, decodeKeys)
 	})
 }
 
@@ -131,36 +125,57 @@ func (c *credentialChain) Retrieve(ctx context.Context) (aws.Credentials, error)
 	return provider.Retrieve(ctx)
 }
 
-// decodeKeys adds middleware that requests URL-encoded keys in listings, because XML
-// cannot represent every character of a key. It decodes the keys if the server has
-// encoded them. A response that is not a listing is an error.
-func decodeKeys(stack *middleware.Stack) error {
-	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("DecodeKeys",
-		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
-			if list, ok := in.Parameters.(*s3.ListObjectsV2Input); ok {
-				list.EncodingType = types.EncodingTypeUrl
-			}
-			out, metadata, err := next.HandleInitialize(ctx, in)
-			page, ok := out.Result.(*s3.ListObjectsV2Output)
-			if !ok || err != nil {
-				return out, metadata, err
-			}
-			if !isS3Listing(page) {
-				return out, metadata, errNoListing
-			}
-			if aws.ToBool(page.IsTruncated) && aws.ToString(page.NextContinuationToken) == "" {
-				return out, metadata, errNoToken
-			}
-			for i := range page.Contents {
-				if page.Contents[i].LastModified == nil { // the portable library dereferences it
-					page.Contents[i].LastModified = new(time.Time)
-				}
-			}
-			if page.EncodingType == types.EncodingTypeUrl {
-				err = decodePage(page)
-			}
-			return out, metadata, err
-		}), middleware.After)
+func (a *amazon) list(ctx context.Context, prefix, delimiter, token string, maxKeys int) (page, error) {
+	in := &s3.ListObjectsV2Input{
+		Bucket:       &a.bucket,
+		MaxKeys:      aws.Int32(int32(maxKeys)),
+		EncodingType: types.EncodingTypeUrl, // XML cannot represent every character of a key
+	}
+	if prefix != "" {
+		in.Prefix = &prefix
+	}
+	if delimiter != "" {
+		in.Delimiter = &delimiter
+	}
+	if token != "" {
+		in.ContinuationToken = &token
+	}
+	out, err := a.client.ListObjectsV2(ctx, in)
+	if err != nil {
+		return page{}, err
+	}
+	return s3PageOf(out)
+}
+
+// s3PageOf returns the page in a response to a listing request. It decodes the keys if
+// the server has encoded them.
+func s3PageOf(out *s3.ListObjectsV2Output) (page, error) {
+	if !isS3Listing(out) {
+		return page{}, errNoListing
+	}
+	if aws.ToBool(out.IsTruncated) && aws.ToString(out.NextContinuationToken) == "" {
+		return page{}, errNoToken
+	}
+	p := page{items: make([]item, 0, len(out.Contents)+len(out.CommonPrefixes)), next: aws.ToString(out.NextContinuationToken)}
+	for _, o := range out.Contents {
+		p.items = append(p.items, item{
+			key: aws.ToString(o.Key), size: aws.ToInt64(o.Size), mtime: aws.ToTime(o.LastModified), version: etagVersion(aws.ToString(o.ETag)),
+		})
+	}
+	for _, prefix := range out.CommonPrefixes {
+		p.items = append(p.items, item{key: aws.ToString(prefix.Prefix), dir: true})
+	}
+	if out.EncodingType != types.EncodingTypeUrl {
+		return p, nil
+	}
+	for i := range p.items {
+		key, err := url.QueryUnescape(p.items[i].key)
+		if err != nil {
+			return page{}, fmt.Errorf("decode a key of a listing: %w", err)
+		}
+		p.items[i].key = key
+	}
+	return p, nil
 }
 
 // isS3Listing reports whether a response is a listing, which may be empty. The
@@ -170,76 +185,16 @@ func isS3Listing(page *s3.ListObjectsV2Output) bool {
 		page.KeyCount != nil || page.MaxKeys != nil || page.EncodingType != ""
 }
 
-func decodePage(page *s3.ListObjectsV2Output) error {
-	decode := func(s *string) (*string, error) {
-		key, err := url.QueryUnescape(aws.ToString(s))
-		if err != nil {
-			return nil, fmt.Errorf("decode a key of a listing: %w", err)
-		}
-		return &key, nil
-	}
-	var err error
-	for i := range page.Contents {
-		if page.Contents[i].Key, err = decode(page.Contents[i].Key); err != nil {
-			return err
-		}
-	}
-	for i := range page.CommonPrefixes {
-		if page.CommonPrefixes[i].Prefix, err = decode(page.CommonPrefixes[i].Prefix); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (a *amazon) bucket() *cdk.Bucket { return a.blob }
-
-// list passes the prefix to Amazon's library unchanged. The portable library would
-// escape some characters, and find only keys that it has written itself. The other
-// vendors, and read, do the same.
-func (a *amazon) list(prefix string) func(as func(any) bool) error {
-	return func(as func(any) bool) error {
-		var in *s3.ListObjectsV2Input
-		if !as(&in) {
-			return errVendorType
-		}
-		if prefix != "" {
-			in.Prefix = &prefix
-		}
-		return nil
-	}
-}
-
-// errVendorType means that the portable library is not the version that this package was
-// written for.
-var errVendorType = errors.New("the portable library does not expose the vendor's types")
-
-func (a *amazon) item(o *cdk.ListObject) item {
-	var (
-		object types.Object
-		prefix types.CommonPrefix
-	)
-	switch {
-	case o.IsDir && o.As(&prefix):
-		return item{key: aws.ToString(prefix.Prefix), dir: true}
-	case o.As(&object):
-		return item{key: aws.ToString(object.Key), size: o.Size, mtime: o.ModTime, version: etagVersion(aws.ToString(object.ETag))}
-	}
-	return item{key: o.Key, dir: o.IsDir, size: o.Size, mtime: o.ModTime}
-}
-
 func (a *amazon) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
-	return a.blob.NewRangeReader(ctx, key, off, n, &cdk.ReaderOptions{BeforeRead: func(as func(any) bool) error {
-		var in *s3.GetObjectInput
-		if !as(&in) {
-			return errVendorType
-		}
-		in.Key = &key
-		if match := ifMatch(version); match != "" {
-			in.IfMatch = &match
-		}
-		return nil
-	}})
+	in := &s3.GetObjectInput{Bucket: &a.bucket, Key: &key, Range: aws.String(byteRange(off, n))}
+	if match := ifMatch(version); match != "" {
+		in.IfMatch = &match
+	}
+	out, err := a.client.GetObject(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	return out.Body, nil
 }
 
 func (a *amazon) version(h http.Header) string { return etagVersion(h.Get("ETag")) }

@@ -2,7 +2,6 @@ package blob
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -76,9 +75,6 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		atomic.AddInt64(&t.counters.Others, 1)
 		return t.inner.RoundTrip(r)
 	}
-	if tr.kind == get && tr.status != 0 {
-		return nil, errResumed
-	}
 	if err := tr.check(r); err != nil {
 		return nil, err
 	}
@@ -131,11 +127,6 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
-
-// errResumed refuses the second request of a library that resumes a response which
-// ended early. The library sends it without a pause, and its response would
-// bypass checkResponse.
-var errResumed = errors.New("the response ended early")
 
 // throttled reports whether the response requests a lower rate.
 func (t *trace) throttled() bool {

@@ -9,28 +9,20 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	cdk "gocloud.dev/blob"
 )
 
-// A vendor is one kind of store. This package lists and reads through the portable
-// library (gocloud.dev/blob). That library has no versions, escapes keys, and does
-// not select credentials. For these a vendor uses the types of the vendor's own
-// library, which the portable library exposes.
+// A vendor is one kind of store. It sends one request for each call, to which the caller
+// adds retries (retry.go) and time-outs (watchdog.go).
 //
 // The methods may be called concurrently.
 type vendor interface {
-	// bucket returns the bucket of the portable library.
-	bucket() *cdk.Bucket
+	// list requests one page of up to maxKeys keys that begin with prefix, in any
+	// order. If delimiter is not "", the keys that contain it after the prefix are
+	// replaced by the directory that they are in. The token is that of the page
+	// before, "" for the first page.
+	list(ctx context.Context, prefix, delimiter, token string, maxKeys int) (page, error)
 
-	// list returns a function that prepares a request for keys that begin with
-	// prefix.
-	list(prefix string) func(as func(any) bool) error
-
-	// item returns one entry of a listing.
-	item(o *cdk.ListObject) item
-
-	// read requests n bytes of one version of an object, from offset off. It
+	// read requests n bytes, at least one, of one version of an object, from offset off. It
 	// fails if the object no longer has that version. The caller closes the
 	// reader.
 	read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error)
@@ -74,12 +66,15 @@ func connect(ctx context.Context, l Location, t *transport, log *slog.Logger) (v
 	case "s3":
 		return connectS3(ctx, l, t, log)
 	case "gs":
-		return connectGCS(ctx, l, t)
+		return connectGCS(l, t)
 	case "azblob":
 		return connectAzure(l, t)
 	}
 	return nil, fmt.Errorf("unknown scheme %s://", l.Scheme)
 }
+
+// byteRange returns the value of a Range header for n bytes from offset off.
+func byteRange(off, n int64) string { return fmt.Sprintf("bytes=%d-%d", off, off+n-1) }
 
 // etagVersion returns an ETag as a version. It removes the quotes, which some
 // responses omit. Most ETags are checksums in hexadecimal; their version is a NUL

@@ -141,7 +141,7 @@ func TestUnusualListings(t *testing.T) {
 		{"not UTF-8", func() string {
 			return `<EncodingType>url</EncodingType><Contents><Key>a%FFb</Key></Contents><Contents><Key>c</Key></Contents>`
 		}, []string{"c"}},
-		{"keys that the portable library changes", func() string {
+		{"keys that look escaped", func() string {
 			return `<Contents><Key>a</Key></Contents><Contents><Key>a__0x21__</Key></Contents><CommonPrefixes><Prefix>a/</Prefix></CommonPrefixes>`
 		}, []string{"a/", "a__0x21__"}},
 		{"short pages", func() string {

@@ -1,14 +1,15 @@
 package blobtest
 
 import (
+	"bytes"
 	"context"
-	"errors"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
 	"os/exec"
 	"testing"
-
-	"cloud.google.com/go/storage"
-	"google.golang.org/api/iterator"
-	"google.golang.org/api/option"
 )
 
 // startGCS starts fake-gcs-server. Its public host has no port, so that it accepts
@@ -25,50 +26,74 @@ func startGCS(t testing.TB) *Server {
 	return s
 }
 
-// A gcsStore is the store of a server of Google Cloud Storage.
-type gcsStore struct{ client *storage.Client }
+// A gcsStore is the store of a server of Google Cloud Storage. It uses the JSON API.
+type gcsStore struct {
+	client   *http.Client
+	endpoint string
+}
 
 func newGCSStore(t testing.TB, endpoint string) *gcsStore {
-	t.Helper()
-	client, err := storage.NewClient(t.Context(), option.WithHTTPClient(httpClient(t)), option.WithoutAuthentication(),
-		option.WithEndpoint(endpoint+"/storage/v1/"))
-	if err != nil {
-		t.Fatalf("make a client of %s: %v", endpoint, err)
-	}
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil {
-			t.Errorf("close the client of %s: %v", endpoint, err)
-		}
-	})
-	return &gcsStore{client}
+	return &gcsStore{httpClient(t), endpoint}
 }
 
 func (s *gcsStore) makeBucket(ctx context.Context, bucket string) error {
-	return s.client.Bucket(bucket).Create(ctx, "project", nil)
+	body, err := json.Marshal(map[string]string{"name": bucket})
+	if err != nil {
+		return err
+	}
+	_, err = s.send(ctx, http.MethodPost, "/storage/v1/b?project=project", body)
+	return err
 }
 
 func (s *gcsStore) put(ctx context.Context, bucket, key string, data []byte) error {
-	w := s.client.Bucket(bucket).Object(key).NewWriter(ctx)
-	w.ChunkSize = 0 // send one request
-	_, err := w.Write(data)
-	return errors.Join(err, w.Close())
+	query := url.Values{"uploadType": {"media"}, "name": {key}}
+	_, err := s.send(ctx, http.MethodPost, "/upload/storage/v1/b/"+url.PathEscape(bucket)+"/o?"+query.Encode(), data)
+	return err
 }
 
 func (s *gcsStore) remove(ctx context.Context, bucket, key string) error {
-	return s.client.Bucket(bucket).Object(key).Delete(ctx)
+	_, err := s.send(ctx, http.MethodDelete, "/storage/v1/b/"+url.PathEscape(bucket)+"/o/"+url.PathEscape(key), nil)
+	return err
 }
 
 func (s *gcsStore) keys(ctx context.Context, bucket string) ([]string, error) {
 	var keys []string
-	objects := s.client.Bucket(bucket).Objects(ctx, nil)
-	for {
-		object, err := objects.Next()
-		if err == iterator.Done {
-			return keys, nil
-		}
+	for token, more := "", true; more; {
+		body, err := s.send(ctx, http.MethodGet, "/storage/v1/b/"+url.PathEscape(bucket)+"/o?pageToken="+url.QueryEscape(token), nil)
 		if err != nil {
 			return nil, err
 		}
-		keys = append(keys, object.Name)
+		var page struct {
+			Items         []struct{ Name string }
+			NextPageToken string
+		}
+		if err := json.Unmarshal(body, &page); err != nil {
+			return nil, err
+		}
+		for _, object := range page.Items {
+			keys = append(keys, object.Name)
+		}
+		token, more = page.NextPageToken, page.NextPageToken != ""
 	}
+	return keys, nil
+}
+
+// send sends a request for a resource, which is a path and a query. It returns the body
+// of the response.
+func (s *gcsStore) send(ctx context.Context, method, resource string, data []byte) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, method, s.endpoint+resource, bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/octet-stream")
+	resp, err := s.client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return body, err
 }
