@@ -16,7 +16,7 @@ GOTEST    := $(GO) test -timeout 20m $(if $(RACE),-race) $(TESTFLAGS)
 
 .PHONY: build
 build:
-	$(GO) build -trimpath -ldflags '-X main.release=$(VERSION)' -o $(BIN) ./cmd/milkweed
+	$(GO) build -trimpath -ldflags '-s -w -X main.release=$(VERSION)' -o $(BIN) ./cmd/milkweed
 
 .PHONY: demo
 demo: build

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -83,6 +85,33 @@ func TestNoTestSupportInTheProgram(t *testing.T) {
 		case "fs/faultdisk", "cmd/internal/browser", "cmd/internal/enclosure", "cmd/internal/netlab", "cmd/internal/torture":
 			t.Errorf("cmd/milkweed depends on %s", dep)
 		}
+	}
+}
+
+// The program has none of the libraries that made it twice as large, and is not larger than 36 MB.
+func TestSizeOfTheProgram(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module+"cmd/milkweed").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		for _, large := range []string{"google.golang.org/grpc", "github.com/envoyproxy/", "go.opentelemetry.io/", "cloud.google.com/go/storage", "gocloud.dev/"} {
+			if strings.HasPrefix(dep, large) {
+				t.Errorf("cmd/milkweed depends on %s", dep)
+			}
+		}
+	}
+	program := filepath.Join(t.TempDir(), "milkweed")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, module+"cmd/milkweed") // as make build does
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	info, err := os.Stat(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > 36e6 {
+		t.Errorf("the program has %d bytes", info.Size())
 	}
 }
 
