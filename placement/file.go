@@ -63,11 +63,20 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off >= f.entry.Size() {
 		return 0, io.EOF
 	}
+	ctx, op := f.trace(ctx)
 	v, err := f.enterView(ctx)
 	if err != nil {
+		op.endRead(nil, off, 0, err)
 		return 0, err
 	}
 	defer v.leave()
+	n, err := f.readIn(ctx, v, p, off)
+	op.endRead(v, off, n, err)
+	return n, err
+}
+
+// readIn is ReadAt in a view.
+func (f *file) readIn(ctx context.Context, v *view, p []byte, off int64) (int, error) {
 	if v.fill != nil {
 		return f.readFill(ctx, v, p, off)
 	}
@@ -103,10 +112,12 @@ func (f *file) readView(ctx context.Context, v *view, p []byte, off int64) (int,
 	start := time.Now()
 	n, err := v.ReadAt(ctx, p, off)
 	if v.atPeers {
-		f.handler.waits.peers.Observe(time.Since(start))
+		took := time.Since(start)
+		f.handler.waits.peers.Observe(took)
+		attribute(ctx, CausePeers, took)
 		return n, err
 	}
-	f.handler.waits.atSource(time.Since(start), f.handler.levels.Source().BaseLatency())
+	f.handler.waits.atSource(ctx, time.Since(start), f.handler.levels.Source().BaseLatency())
 	return n, err
 }
 
@@ -196,7 +207,11 @@ func (f *file) startMoving(ctx context.Context) error {
 	default:
 	}
 	start := time.Now()
-	defer func() { f.handler.waits.fill.Observe(time.Since(start)) }()
+	defer func() {
+		took := time.Since(start)
+		f.handler.waits.fill.Observe(took)
+		attribute(ctx, CauseFill, took)
+	}()
 	select {
 	case f.moving <- struct{}{}:
 		return nil
@@ -236,7 +251,9 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 		start := time.Now()
 		obj, err := h.levels.Tier(l).Open(ctx, c.CopyName(), c.Info())
 		if !f.forPeer {
-			h.waits.opens[l-1].Observe(time.Since(start))
+			took := time.Since(start)
+			h.waits.opens[l-1].Observe(took)
+			attribute(ctx, CauseTier, took)
 		}
 		if err == nil {
 			return &view{Object: sectionOf(obj, c, e), level: l, copied: c}, nil
@@ -315,7 +332,9 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 		start := time.Now()
 		obj, err := openForReader(ctx, f.handler, f.entry)
 		if !f.forPeer {
-			f.handler.waits.latency.Observe(time.Since(start))
+			took := time.Since(start)
+			f.handler.waits.latency.Observe(took)
+			attribute(ctx, CauseLatency, took)
 		}
 		if err != nil {
 			return nil, err
@@ -386,7 +405,9 @@ func (f *file) verify(ctx context.Context, v *view) error {
 	}
 	start := time.Now()
 	err := o.Verify(ctx)
-	f.handler.waits.latency.Observe(time.Since(start))
+	took := time.Since(start)
+	f.handler.waits.latency.Observe(took)
+	attribute(ctx, CauseLatency, took)
 	if err != nil {
 		return f.sourceError(ctx, err)
 	}

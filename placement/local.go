@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"errors"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -8,6 +9,7 @@ import (
 
 // SpliceDescriptor implements drivers.Splicer for a file that is read from a copy.
 func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
+	_, op := f.trace(context.Background())
 	v := f.current.Load()
 	if !v.usable(f.entry) || !v.enter() {
 		return 0, nil, errors.ErrUnsupported
@@ -24,6 +26,7 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	}
 	return fd, func(n int) {
 		done(n)
+		op.endRead(v, -1, n, nil)
 		v.leave()
 	}, nil
 }

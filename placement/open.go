@@ -22,6 +22,7 @@ import (
 // drivers.LatencyRequest or from the peers.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)
+	ctx, op := f.trace(ctx)
 	err := h.opened(ctx, f, fresh, 0)
 	if err == nil {
 		err = f.awaitFirst(ctx)
@@ -29,6 +30,7 @@ func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 	if err == nil {
 		err = f.holdSource(ctx)
 	}
+	op.endOpen(err)
 	if err != nil {
 		h.files.release(f)
 		return nil, err
@@ -43,7 +45,10 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 	defer h.files.release(f)
 	if fresh {
 		f.stateless = true
-		if err := h.opened(ctx, f, true, off); err != nil {
+		opening, op := f.trace(ctx)
+		err := h.opened(opening, f, true, off)
+		op.endOpen(err)
+		if err != nil {
 			return 0, err
 		}
 		h.files.keep(f)

@@ -67,6 +67,7 @@ type Handler struct {
 	scrubs    scrubs
 	waits     waits
 	epochs    epochs
+	traces    traces
 
 	checksEarly bool // Config.Passthrough
 

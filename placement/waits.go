@@ -84,13 +84,15 @@ func (h *Handler) waited() (w Waits) {
 }
 
 // atSource records a wait for the source, of which a part was spent before it began to answer.
-func (w *waits) atSource(took, latency time.Duration) {
+func (w *waits) atSource(ctx context.Context, took, latency time.Duration) {
 	latency = max(0, min(latency, took))
 	if latency > 0 {
 		w.latency.Observe(latency)
+		attribute(ctx, CauseLatency, latency)
 	}
 	if rest := took - latency; rest > 0 {
 		w.bandwidth.Observe(rest)
+		attribute(ctx, CauseBandwidth, rest)
 	}
 }
 
@@ -125,12 +127,14 @@ func (f *fill) await(ctx context.Context, fl *flight) error {
 	switch took := end.Sub(start); {
 	case !own:
 		h.waits.fill.Observe(took)
+		attribute(ctx, CauseFill, took)
 	case f.foreign:
 		h.waits.peers.Observe(took)
+		attribute(ctx, CausePeers, took)
 	case err != nil || fl.timing == timing{}: // the source did not answer
-		h.waits.atSource(took, took)
+		h.waits.atSource(ctx, took, took)
 	default:
-		h.waits.atSource(took, fl.timing.unanswered(start, end))
+		h.waits.atSource(ctx, took, fl.timing.unanswered(start, end))
 	}
 	return err
 }
@@ -150,14 +154,20 @@ func (h *Handler) awaitStart(ctx context.Context, f *fill, first bool) error {
 	switch {
 	case !first:
 		h.waits.fill.Observe(took)
+		attribute(ctx, CauseFill, took)
 	case f.foreign:
 		h.waits.peers.Observe(took)
+		attribute(ctx, CausePeers, took)
 	case err != nil || f.err != nil:
 		h.waits.latency.Observe(took)
+		attribute(ctx, CauseLatency, took)
 	default:
 		opening := max(0, f.opened.Sub(start))
+		creating := max(0, took-opening)
 		h.waits.latency.Observe(opening)
-		h.waits.opens[f.tier.Level()-1].Observe(max(0, took-opening))
+		h.waits.opens[f.tier.Level()-1].Observe(creating)
+		attribute(ctx, CauseLatency, opening)
+		attribute(ctx, CauseTier, creating)
 	}
 	return err
 }

@@ -119,6 +119,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newUmount(),
 		newStatus(),
 		newTop(),
+		newTrace(),
 		newWhere(),
 		newWarmup(),
 		newRefresh(),

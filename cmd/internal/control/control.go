@@ -6,6 +6,8 @@
 //	POST /v1/reload            reads the configuration again; responds with a Reloaded; with
 //	                           ?dry-run=true nothing changes
 //	GET  /v1/where?path=NAME   responds with a Location; NAME is percent-encoded bytes
+//	GET  /v1/trace             responds with a stream of TraceLines of the opens and reads whose path
+//	                           matches path= (TraceFilter.Matches) and that took slow= or longer
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
@@ -61,6 +63,11 @@ type Daemon interface {
 	// Where returns the location of one file. name is relative to the mount point, in the form
 	// of drivers.ValidName. If there is no such file, the error matches fs.ErrNotExist.
 	Where(ctx context.Context, name string) (Location, error)
+
+	// Trace calls show with the opens and reads that the filter selects, as placement.Handler.Trace
+	// has them, until ctx is done or show returns an error. It calls show first with the mode, when
+	// the trace has begun. If too many traces are in progress, the error is an *exit.Error.
+	Trace(ctx context.Context, filter TraceFilter, show func(TraceLine) error) error
 
 	// Warmup places the files below the names, which have the form of drivers.ValidName. It
 	// returns when each file is placed, skipped or failed. It calls progress from time to

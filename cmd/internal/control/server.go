@@ -77,6 +77,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/config", s.config)
 	mux.HandleFunc("POST /v1/reload", s.reload)
 	mux.HandleFunc("GET /v1/where", s.where)
+	mux.HandleFunc("GET /v1/trace", s.trace)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/evict", s.evict)

@@ -39,6 +39,8 @@ type Daemon struct {
 	RefreshErr error                       // the result of Refresh
 
 	EvictErr error                   // the result of Evict
+	Lines    []control.TraceLine     // what Trace shows before it waits for the end of its context
+	TraceErr error                   // the result of Trace, which then shows nothing
 	Scrubs   []placement.ScrubReport // the reports of Scrub
 	ScrubErr error                   // the result of Scrub and StartScrub
 
@@ -205,6 +207,20 @@ func (d *Daemon) Where(_ context.Context, name string) (control.Location, error)
 		return loc, nil
 	}
 	return control.Location{}, &fs.PathError{Op: "where", Path: name, Err: fs.ErrNotExist}
+}
+
+// Trace implements control.Daemon.
+func (d *Daemon) Trace(ctx context.Context, _ control.TraceFilter, show func(control.TraceLine) error) error {
+	if d.TraceErr != nil {
+		return d.TraceErr
+	}
+	for _, l := range d.Lines {
+		if err := show(l); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // Warmup implements control.Daemon.
