@@ -24,9 +24,10 @@ func newCheck() *cobra.Command {
 A single argument is MOUNTPOINT if a configuration file sets the source.
 
 Check prints each value of the configuration and its origin: the default, a
-line of the file, an option, a flag or an argument. Then it checks the source,
-the tiers, the mount point and the kernel. It also prints the mode that a mount
-will use, the reason for it, and the directories for which passthrough works.
+profile, a line of the file, an option, a flag or an argument. Then it checks
+the source, the tiers, the mount point and the kernel. It also prints the mode
+that a mount will use, the reason for it, and the directories for which
+passthrough works.
 For a bucket it requests one page of names, and prints the kind of credentials
 that it found, without secrets. With peers it asks the other nodes whether they
 are up, and have the same roster, secret, dataset, protocol and time.

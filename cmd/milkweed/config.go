@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -16,16 +17,18 @@ import (
 func newConfig() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
-		Short: "Show the configuration, and the schema of its file",
+		Short: "Show the configuration, its profiles, and the schema of its file",
 		Long: `Config show prints each value of a configuration and its origin. Config schema
 prints a JSON Schema of the configuration file, with which an editor completes
-and checks it.`,
+and checks it. Config profiles lists the profiles, which replace a few defaults.
+Config reload makes a mount take over its changed configuration.`,
 		Example: `  milkweed config show /mnt/imagenet
+  milkweed config profiles
   milkweed config schema > tiering.schema.json`,
 		Args: noSuchCommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newConfigShow(), newConfigReload(), newConfigSchema())
+	c.AddCommand(newConfigShow(), newConfigProfiles(), newConfigReload(), newConfigSchema())
 	return c
 }
 
@@ -35,8 +38,8 @@ func newConfigShow() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show [PATH | [-c tiering.toml] [SOURCE] [MOUNTPOINT]]",
 		Short: "Show each value of a configuration and its origin",
-		Long: `Show prints each value of a configuration and its origin: the default, a line of
-the file, an option, a flag or an argument.
+		Long: `Show prints each value of a configuration and its origin: the default, a
+profile, a line of the file, an option, a flag or an argument.
 
 PATH is a mount point of Milkweed or a path below one: show prints the values
 with which that mount was made, whatever has become of the file since. Otherwise
@@ -100,6 +103,68 @@ func writeSettings(w io.Writer, settings []config.Setting) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Key, text(s.Value), s.Origin)
 	}
 	return t.Flush()
+}
+
+func newConfigProfiles() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "profiles [NAME]",
+		Short: "List the profiles and the values that they set",
+		Long: `Profiles prints all profiles, or the one with NAME: what it is for, and each key
+that it sets, with the value and the reason. A profile replaces defaults only:
+the file, options and flags win over it.
+
+With --json, it prints an array of objects with name, for and values, an array
+of objects with key, value and reason.`,
+		Example: `  milkweed config profiles
+  milkweed config profiles hpc
+  milkweed mount --profile hpc /lustre/imagenet /mnt/imagenet`,
+		Args:              usage(cobra.MaximumNArgs(1)),
+		ValidArgsFunction: completeProfiles,
+		RunE: func(c *cobra.Command, args []string) error {
+			profiles := config.Profiles()
+			if len(args) > 0 {
+				p, err := config.FindProfile(args[0])
+				if err != nil {
+					return optionError(err, config.ProfilesRemedy())
+				}
+				profiles = []config.Profile{p}
+			}
+			if asJSON {
+				return printJSON(c.OutOrStdout(), profiles)
+			}
+			return writeProfiles(c.OutOrStdout(), profiles)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// completeProfiles completes the name of a profile.
+func completeProfiles(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, p := range config.Profiles() {
+		if len(args) == 0 {
+			names = append(names, p.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// writeProfiles writes a paragraph for each profile.
+func writeProfiles(w io.Writer, profiles []config.Profile) error {
+	var b strings.Builder
+	for i, p := range profiles {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, "%s: %s\n", p.Name, p.For)
+		for _, v := range p.Values {
+			fmt.Fprintf(&b, "  %s = %s\n    %s\n", v.Key, v.Value, strings.ReplaceAll(v.Reason, "`", ""))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 func newConfigSchema() *cobra.Command {

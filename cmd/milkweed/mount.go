@@ -47,7 +47,9 @@ command prints the quota of each.
 A configuration file sets the tiers and everything else. It is the file of -c;
 or else of $MILKWEED_CONFIG; or else the first that exists of ./tiering.toml,
 ~/.config/milkweed/tiering.toml and /etc/milkweed/tiering.toml. Arguments and
-flags override -o, and -o overrides the file.
+flags override -o, and -o overrides the file. With a profile, the values that
+none of them sets are those of the profile, if it has them, in place of the
+defaults. milkweed config profiles lists the profiles.
 
 The URL of a bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or
 azblob://CONTAINER/PREFIX. /PREFIX may be omitted. Options follow a "?" and are
@@ -81,7 +83,7 @@ open needs no FUSE round trip. This suits small files. In cached each open, and
 each read that misses the page cache, goes through the daemon. With auto, the
 default, the sizes of a few files decide. status prints the mode and the reason.
 
-Options of -o and /etc/fstab are config=FILE, allow_other,
+Options of -o and /etc/fstab are config=FILE, profile=NAME, allow_other,
 force_allow_other, xattrs, workers=N, attr_timeout=DURATION,
 consistency=DURATION, mode=MODE, metadata_snapshot=PLACE, plan=FILE,
 window=QUOTA, generation=GEN, manifest=FILE, source_bandwidth=SIZE,
@@ -123,6 +125,7 @@ error.`
 	mountExample = `  milkweed mount /lustre/imagenet /mnt/imagenet
   milkweed mount -c tiering.toml
   milkweed mount --tier ram:/dev/shm/milkweed:64GiB --tier ssd:/local/milkweed:90% /lustre/imagenet /mnt/imagenet
+  milkweed mount --profile imagenet-folder /lustre/imagenet /mnt/imagenet
   milkweed mount -f --log-level debug /lustre/imagenet /mnt/imagenet
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed mount 's3://imagenet?endpoint=https://minio.example.org:9000' /mnt/imagenet

@@ -27,6 +27,7 @@ import (
 // Config is the configuration of one mount. Its paths are absolute and clean, and
 // its URL contains no secret.
 type Config struct {
+	Profile   string // NoProfile, or the Name of a Profile
 	Source    Source
 	Tiers     []Tier // fastest first
 	Mount     Mount
@@ -36,7 +37,7 @@ type Config struct {
 	Metrics   Metrics
 	Log       Log
 
-	origins map[string]string // the origin of each value that was set, by storage key; see lookup
+	origins map[string]string // the origin of each value that the user has set, by storage key; see lookup
 }
 
 // Source is the storage that holds the complete dataset: a directory or a bucket.
@@ -147,6 +148,7 @@ type Log struct {
 // it has no source, no mount point and no tier.
 func Default() Config {
 	return Config{
+		Profile:   NoProfile,
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: Auto, AttrTimeout: time.Hour, Consistency: consistencyForDirectory, MetadataSnapshot: SnapshotInTier},
 		Placement: Placement{Workers: defaultWorkers},

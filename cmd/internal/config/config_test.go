@@ -266,6 +266,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	want := []string{
+		"profile = none from default",
 		"source.path = /data from tiering.toml:3",
 		"source.url =  from default",
 		"source.generation =  from default",
@@ -318,6 +319,7 @@ func TestParse(t *testing.T) {
 func TestDefault(t *testing.T) {
 	c := parse(t, "")
 	want := Config{
+		Profile:   "none",
 		Source:    Source{ClockSkew: 5 * time.Second},
 		Mount:     Mount{Mode: "auto", AttrTimeout: time.Hour, Consistency: time.Minute, MetadataSnapshot: "auto"},
 		Placement: Placement{Workers: 64},

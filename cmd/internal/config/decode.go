@@ -19,7 +19,7 @@ import (
 
 // An entry is one table or one value of the file.
 type entry struct {
-	table      string
+	table      string // "" for a value above all tables
 	name       string // the name of the value; "" for the table itself
 	tier       int    // the index of the [[tier]] table; notTier for other tables
 	storageKey string // the key in Config.origins: "mount.mode", "tier[0].quota"
@@ -53,6 +53,10 @@ func entries(tree map[string]any, lines lines) []entry {
 		}
 	}
 	for table, value := range tree {
+		if _, isKey := keyOf("", table); isKey {
+			all = append(all, entry{"", table, notTier, table, value, lines.of(table)})
+			continue
+		}
 		elements, isList := tables(value)
 		if table != tierTable || !isList {
 			add(table, table, notTier, value)
@@ -113,7 +117,7 @@ func (c *Config) decodeEntry(origin string, e entry) error {
 func (c *Config) decodeTable(origin string, e entry) error {
 	_, isTable := e.value.(map[string]any)
 	switch {
-	case len(namesIn(e.table)) == 0:
+	case !slices.Contains(tableNames(), e.table):
 		return unknownTable(origin, e.table, isTable)
 	case isTable && (e.tier != notTier) == (e.table == tierTable):
 		c.setOrigin(e.storageKey, origin)
@@ -171,7 +175,7 @@ func unknownTable(origin, table string, isTable bool) error {
 	if isTable {
 		return unknown(origin, "table", table, nearest(table, tableNames()), remedy)
 	}
-	return unknown(origin, "key", table, nearest(table, fullNames()), "Write each key below the heading of its table. "+remedy)
+	return unknown(origin, "key", table, nearest(table, fullNames()), "Write each key but profile below the heading of its table. "+remedy)
 }
 
 func unknownKey(origin string, e entry) error {
@@ -233,7 +237,9 @@ func fullNames() []string {
 func tableNames() []string {
 	var tables []string
 	for _, k := range keys {
-		tables = append(tables, k.Table)
+		if k.Table != "" {
+			tables = append(tables, k.Table)
+		}
 	}
 	return slices.Compact(tables) // keys has the keys of a table next to each other
 }

@@ -10,52 +10,70 @@ import (
 	"unicode/utf8"
 )
 
-var update = flag.Bool("update", false, "write the table of keys to docs/configuration.md")
+var update = flag.Bool("update", false, "write the tables of keys and profiles to docs/configuration.md")
 
-// The table of keys in docs/configuration.md is generated from the code, and the
+// The tables of keys and of profiles in docs/configuration.md are generated from the code, and the
 // other lines of the document have at most 100 columns.
 func TestConfigurationDocument(t *testing.T) {
-	const (
-		file       = "../../../docs/configuration.md"
-		begin, end = "<!-- begin: keys -->\n", "<!-- end: keys -->\n"
-	)
+	const file = "../../../docs/configuration.md"
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, hasBegin := strings.Cut(string(data), begin)
-	got, after, hasEnd := strings.Cut(rest, end)
-	if !hasBegin || !hasEnd {
-		t.Fatalf("%s does not contain %q and %q", file, begin, end)
+	document := string(data)
+	for name, want := range map[string]string{"keys": keyTable(), "profiles": profileTable()} {
+		begin, end := "<!-- begin: "+name+" -->\n", "<!-- end: "+name+" -->\n"
+		before, rest, hasBegin := strings.Cut(document, begin)
+		got, after, hasEnd := strings.Cut(rest, end)
+		if !hasBegin || !hasEnd {
+			t.Fatalf("%s does not contain %q and %q", file, begin, end)
+		}
+		if got != want && !*update {
+			t.Errorf("%s differs from the code: run go test ./cmd/internal/config -update\ngot\n%s\nwant\n%s", file, got, want)
+		}
+		document = before + begin + want + end + after
 	}
-	want := keyTable()
-	switch {
-	case got == want:
-	case *update:
-		if err := os.WriteFile(file, []byte(before+begin+want+end+after), 0o644); err != nil {
+	if *update {
+		if err := os.WriteFile(file, []byte(document), 0o644); err != nil {
 			t.Fatal(err)
 		}
-	default:
-		t.Errorf("%s differs from the code: run go test ./cmd/internal/config -update\ngot\n%s\nwant\n%s", file, got, want)
 	}
-	for line := range strings.Lines(before + after) {
+	for line := range strings.Lines(document) {
 		if !strings.HasPrefix(line, "|") && utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > 100 {
 			t.Errorf("%s: a line of more than 100 columns: %s", file, line)
 		}
 	}
 }
 
+// profileTable returns a table of all profiles in Markdown.
+func profileTable() string {
+	var b strings.Builder
+	b.WriteString("| profile | for | key | value | reason |\n|---|---|---|---|---|\n")
+	for _, p := range Profiles() {
+		name, purpose := code(p.Name), p.For
+		for _, v := range p.Values {
+			fmt.Fprintf(&b, "| %s | %s | `%s` | `%s` | %s |\n", name, purpose, v.Key, v.Value, v.Reason)
+			name, purpose = "", ""
+		}
+	}
+	return b.String()
+}
+
 // keyTable returns a table of all keys in Markdown.
 func keyTable() string {
 	var b strings.Builder
-	b.WriteString("| key | type | unit | default | bounds | flag | option | meaning |\n|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| key | type | unit | default | bounds | flag | option | reload | meaning |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, k := range Keys() {
 		flag := k.Argument
 		if k.Flag != "" {
 			flag = "--" + k.Flag
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s | %s |\n",
-			k, k.Type, k.Unit, cmp.Or(k.Default, code(defaultOf(k))), k.Bounds, code(flag), code(k.Option), k.Meaning)
+		reload := ""
+		if k.Reloadable {
+			reload = "yes"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s | %s | %s |\n",
+			k, k.Type, k.Unit, cmp.Or(k.Default, code(defaultOf(k))), k.Bounds, code(flag), code(k.Option), reload, k.Meaning)
 	}
 	return b.String()
 }

@@ -11,10 +11,10 @@ import (
 // A value has two keys. The user writes "tier.ssd.quota", with the name of the
 // tier. Config.origins has the storage key "tier[0].quota", with its index, because
 // the names of tiers may be missing or duplicate before Validate. For values
-// outside of tiers the two are equal, such as "mount.mode".
+// outside of tiers the two are equal, such as "mount.mode" and "profile".
 
 // Set overrides one value, as a flag does. The key is "table.name", such as
-// "mount.mode"; for a value of a tier it is "tier.NAME.name", such as
+// "mount.mode", or "profile"; for a value of a tier it is "tier.NAME.name", such as
 // "tier.ssd.quota". Origin describes what sets the value, such as "flag --workers".
 // Set does not expand ${NAME} in a path: the shell has done so.
 func (c *Config) Set(key, value, origin string) error {
@@ -46,8 +46,8 @@ func (c *Config) setOrigin(storageKey, origin string) {
 	c.origins[storageKey] = origin
 }
 
-// Origin returns the origin of the value of a key: "default", the file and line
-// such as "tiering.toml:7", or the origin given to Set.
+// Origin returns the origin of the value of a key: "default", "profile hpc", the file
+// and line such as "tiering.toml:7", or the origin given to Set.
 func (c *Config) Origin(key string) string {
 	storageKey, _, _, _ := c.lookup(key)
 	return c.originOf(storageKey)
@@ -57,10 +57,13 @@ func (c *Config) originOf(storageKey string) string {
 	if o, ok := c.origins[storageKey]; ok {
 		return o
 	}
+	if p := c.profile(); p.sets(storageKey) {
+		return "profile " + p.Name
+	}
 	return originDefault
 }
 
-// originDefault is the origin of a value that was not set.
+// originDefault is the origin of a value that neither the user nor a profile has set.
 const originDefault = "default"
 
 // A Setting is a value in effect and its origin.
@@ -70,12 +73,12 @@ type Setting struct {
 	Origin string `json:"origin"` // as Config.Origin returns it
 }
 
-// IsDefault reports whether the value was not set.
+// IsDefault reports whether neither the user nor a profile has set the value.
 func (s Setting) IsDefault() bool { return s.Origin == originDefault }
 
 // IsPublic reports whether the value has no name in it, of a file, a directory, a bucket or a node.
 func (s Setting) IsPublic() bool {
-	table, rest, _ := strings.Cut(s.Key, ".")
+	table, rest := splitKey(s.Key)
 	if table == tierTable {
 		rest = rest[strings.LastIndexByte(rest, '.')+1:]
 	}
@@ -117,7 +120,7 @@ func (c *Config) settableKeys() []string {
 // lookup returns the storage key of a key, its description and, for a value of a
 // tier, that tier. It reports false if there is no such key.
 func (c *Config) lookup(key string) (storageKey string, k Key, t *Tier, ok bool) {
-	table, rest, _ := strings.Cut(key, ".")
+	table, rest := splitKey(key)
 	if table != tierTable {
 		k, ok = keyOf(table, rest)
 		return key, k, nil, ok
@@ -133,6 +136,15 @@ func (c *Config) lookup(key string) (storageKey string, k Key, t *Tier, ok bool)
 		}
 	}
 	return key, Key{}, nil, false
+}
+
+// splitKey returns the table of a key, "" if it is in none, and the rest.
+func splitKey(key string) (table, rest string) {
+	table, rest, hasTable := strings.Cut(key, ".")
+	if !hasTable {
+		return "", key
+	}
+	return table, rest
 }
 
 // tierKey returns the storage key of a value of tier i.

@@ -10,7 +10,7 @@ import (
 // suggestions for misspelled keys use it, and so do the flags, the mount options
 // and docs/configuration.md. To add a key, add it to keys.
 type Key struct {
-	Table, Name string // [Table] Name = …
+	Table, Name string // [Table] Name = …; Table is "" for a key above all tables
 	Type        Type
 	Unit        string // such as "files"; "" if there is none or the value contains it
 	Bounds      string // the values that are accepted; "" if there is no bound
@@ -72,8 +72,13 @@ func (t Type) expandsVariables() bool { return t == pathType || t == urlType || 
 // IsBoolean reports whether the value is true or false.
 func (k Key) IsBoolean() bool { return k.Type == booleanType }
 
-// String returns the key as "table.name".
-func (k Key) String() string { return k.Table + "." + k.Name }
+// String returns the key as "table.name", or as "name" if it is in no table.
+func (k Key) String() string {
+	if k.Table == "" {
+		return k.Name
+	}
+	return k.Table + "." + k.Name
+}
 
 // Keys returns all keys in the order of tiering.toml.
 func Keys() []Key { return slices.Clone(keys) }
@@ -88,6 +93,14 @@ const (
 )
 
 var keys = []Key{
+	{
+		Name: "profile", Type: choiceType, Bounds: profileBounds(),
+		Flag: "profile", Option: "profile", Usage: "replace some defaults by those of profile `NAME`; milkweed config profiles lists them",
+		Meaning: "The profile, which replaces the defaults of a few keys.",
+		remedy:  ProfilesRemedy(),
+		field:   func(c *Config, _ *Tier) flag.Value { return (*profileValue)(&c.Profile) },
+	},
+
 	{
 		Table: "source", Name: "path", Type: pathType, Default: oneSource, Argument: "SOURCE",
 		Meaning: "The directory that holds the complete dataset; Milkweed only reads it.",

@@ -68,10 +68,9 @@ func (c *Config) Adopt(next *Config, keys []Change) error {
 		if !ok || k.field(c, t).String() != k.field(next, nt).String() {
 			continue
 		}
-		if origin := next.originOf(nextKey); origin != originDefault {
-			c.setOrigin(storageKey, origin)
-		} else {
-			delete(c.origins, storageKey)
+		delete(c.origins, storageKey)
+		if origin := next.originOf(nextKey); origin != c.originOf(storageKey) {
+			c.setOrigin(storageKey, origin) // also if it is the default of next, and not of the profile of c
 		}
 	}
 	return nil

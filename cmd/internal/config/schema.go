@@ -17,7 +17,7 @@ func Schema() []byte {
 		"type":                 "object",
 		"additionalProperties": false,
 	}
-	tables := make(object)
+	tables := propertiesOf("")
 	for _, name := range tableNames() {
 		table := object{"type": "object", "additionalProperties": false, "properties": propertiesOf(name)}
 		switch name {
@@ -43,7 +43,7 @@ func Schema() []byte {
 // An object is one of JSON.
 type object map[string]any
 
-// propertiesOf returns the schemas of the keys of a table.
+// propertiesOf returns the schemas of the keys of a table; those above all tables if it is "".
 func propertiesOf(table string) object {
 	c := Default()
 	all := make(object)

@@ -72,7 +72,7 @@ func TestSchema(t *testing.T) {
 	if n := strings.Count(every, " = "); n < len(keys)-1 {
 		t.Fatalf("tiering.toml has %d keys, want %d", n, len(keys)-1)
 	}
-	valid = append(valid, every, "", `peers.roster = ["a", "b"]`, `tier = [{name = "a", path = "/b", quota = "1"}]`)
+	valid = append(valid, every, "", `profile = "hpc"`, `peers.roster = ["a", "b"]`, `tier = [{name = "a", path = "/b", quota = "1"}]`)
 	for i, problem := range validate(t, valid...) {
 		if problem != "" {
 			t.Errorf("%s: %s", problem, valid[i])
@@ -83,7 +83,7 @@ func TestSchema(t *testing.T) {
 		`placement.workers = "8"`, `placement.workers = 0`, `placement.workers = 257`, `placement.window = "ten"`,
 		`mount.attr_timeout = "1"`, `source.bandwidth = "fast"`, `source = {path = "/a", url = "s3://b"}`,
 		`tier = {name = "a", path = "/b", quota = "1"}`, `tier = [{name = "a", path = "/b"}]`,
-		`peers.roster = [""]`, `peers.roster = 1`,
+		`peers.roster = [""]`, `peers.roster = 1`, `profile = "hcp"`, `profile = 1`, `mount.profile = "hpc"`,
 	}
 	for i, problem := range validate(t, invalid...) {
 		if problem == "" {

@@ -158,14 +158,3 @@ const (
 	consistencyForDirectory               = time.Minute
 	consistencyForBucket    time.Duration = 0
 )
-
-// updateDefaults sets the defaults that depend on other values.
-func (c *Config) updateDefaults() {
-	consistency := consistencyForDirectory
-	if c.Source.URL != "" {
-		consistency = consistencyForBucket
-	}
-	if c.originOf("mount.consistency") == originDefault {
-		c.Mount.Consistency = consistency
-	}
-}

@@ -82,7 +82,7 @@ func (c *Config) invalid(storageKey, problem, remedy string) error {
 	}
 	prefix := ""
 	for k := storageKey; prefix == "" && k != ""; k = k[:max(0, strings.LastIndexByte(k, '.'))] {
-		if o, ok := c.origins[k]; ok {
+		if o := c.originOf(k); o != originDefault {
 			prefix = o + ": "
 		}
 	}
