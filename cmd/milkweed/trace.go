@@ -21,16 +21,16 @@ func newTrace() *cobra.Command {
 		Use:   "trace [PATH]",
 		Short: "Show the opens and reads of a mount as they happen",
 		Long: `Trace prints a line for each open and read that the daemon answers: when it
-began, the level that served it, how long it took, the cause of its longest wait,
-the offset, the size and the path. PATH is a mount point or a path below one.
-Without it, trace needs exactly one mount.
+began, the level that served it, how long it took, the cause of its longest
+wait, the offset, the size and the path. PATH is a mount point or a path below
+one. Without it, trace needs exactly one mount.
 
 The level is the name of a tier, fill (a copy in flight), source or peers. The
 cause is latency or bandwidth (of the source), fill (another reader or a worker
 had requested the data), tier or peers; "-" means that there was no wait. An
 operation that returned an error has the cause "failed". A read that the daemon
-repeats in another place has a line for each attempt. A read that was spliced has
-no offset.
+repeats in another place has a line for each attempt. A read that was spliced
+has no offset.
 
 The kernel answers reads from its page cache, and in mode passthrough those of
 copies, without the daemon: trace does not show them. In mode stateless, the

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,8 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
@@ -211,4 +214,25 @@ func TestTraceUnread(t *testing.T) {
 	})
 	s.umount()
 	s.wantNothing()
+}
+
+// The columns are aligned, missing numbers are dashes, and hostile names are quoted.
+func TestTraceText(t *testing.T) {
+	controltest.Folder(t)
+	size := int64(4096)
+	read := control.TraceLine{Time: time.Now(), Op: "read", Level: "ram", Seconds: 0.0125, Cause: "tier", Size: &size}
+	read.SetPath("a\x1b[31m")
+	d := &controltest.Daemon{MountPoint: "/mnt/imagenet", Lines: []control.TraceLine{{Mode: "cached"}, {Dropped: 3}, read}}
+	controltest.Serve(t, d)
+	var out, notes bytes.Buffer
+	err := traceFlags{count: 1}.run(t.Context(), &out, &notes, d.MountPoint, control.TraceFilter{})
+	wantCode(t, err, exit.OK)
+	lines := strings.Split(out.String(), "\n")
+	if len(lines) != 3 || strings.Index(lines[0], "PATH") != strings.Index(lines[1], `"a`) ||
+		strings.Join(strings.Fields(lines[1])[1:], " ") != `read ram 12.5ms tier - 4096 "a\x1b[31m"` {
+		t.Errorf("printed\n%s", &out)
+	}
+	if want := "milkweed: 3 lines dropped\nmilkweed: 1 line, 3 dropped\n"; !strings.HasSuffix(notes.String(), want) {
+		t.Errorf("printed %q, want %q at the end", &notes, want)
+	}
 }
