@@ -120,6 +120,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newStatus(),
 		newTop(),
 		newTrace(),
+		newProfile(),
 		newWhere(),
 		newWarmup(),
 		newRefresh(),
