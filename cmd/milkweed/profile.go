@@ -49,11 +49,12 @@ waits and directories.`,
 			if flags.duration <= 0 {
 				return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("--duration is %v", flags.duration), Remedy: "Use a duration such as 30s."}
 			}
-			point, _, err := warmupNames(args)
+			client, err := dialOne(c.Context(), args)
 			if err != nil {
 				return err
 			}
-			return flags.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), point)
+			defer client.Close()
+			return flags.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), client)
 		},
 	}
 	c.Flags().DurationVar(&flags.duration, "duration", 30*time.Second, "how long to watch")
@@ -76,12 +77,7 @@ type profileReport struct {
 	status control.Status
 }
 
-func (flags profileFlags) run(ctx context.Context, w, notes io.Writer, point string) error {
-	client, err := control.Dial(ctx, point)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
+func (flags profileFlags) run(ctx context.Context, w, notes io.Writer, client *control.Client) error {
 	recorder := accesses.NewRecorder()
 	seconds, err := flags.record(ctx, client, notes, recorder)
 	if err != nil {

@@ -167,11 +167,7 @@ applied. With --json it prints an object with changed and refused.`,
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
-			point, _, err := warmupNames(args)
-			if err != nil {
-				return err
-			}
-			client, err := control.Dial(c.Context(), point)
+			client, err := dialOne(c.Context(), args)
 			if err != nil {
 				return err
 			}

@@ -57,11 +57,12 @@ offset, size, failed and path; or dropped, a number of lines.`,
 			if flags.count < 0 {
 				return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("--count is %d", flags.count), Remedy: "Use a number from 1 on, or 0 for no end."}
 			}
-			point, _, err := warmupNames(args)
+			client, err := dialOne(c.Context(), args)
 			if err != nil {
 				return err
 			}
-			return flags.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), point, filter)
+			defer client.Close()
+			return flags.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), client, filter)
 		},
 	}
 	c.Flags().StringVar(&flags.glob, "path", "", "show only paths that match `GLOB`")
@@ -79,14 +80,9 @@ type traceFlags struct {
 }
 
 // run prints a trace until ctx is done, and then how many lines there were.
-func (flags traceFlags) run(ctx context.Context, w, notes io.Writer, point string, filter control.TraceFilter) error {
-	client, err := control.Dial(ctx, point)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
+func (flags traceFlags) run(ctx context.Context, w, notes io.Writer, client *control.Client, filter control.TraceFilter) error {
 	shown, dropped := 0, int64(0)
-	err = client.Trace(ctx, filter, func(l control.TraceLine) (err error) {
+	err := client.Trace(ctx, filter, func(l control.TraceLine) (err error) {
 		switch {
 		case l.Mode != "":
 			fmt.Fprintln(notes, "milkweed:", unseen(l.Mode))

@@ -225,7 +225,10 @@ func TestTraceText(t *testing.T) {
 	d := &controltest.Daemon{MountPoint: "/mnt/imagenet", Lines: []control.TraceLine{{Mode: "cached"}, {Dropped: 3}, read}}
 	controltest.Serve(t, d)
 	var out, notes bytes.Buffer
-	err := traceFlags{count: 1}.run(t.Context(), &out, &notes, d.MountPoint, control.TraceFilter{})
+	client, err := control.Dial(t.Context(), d.MountPoint)
+	wantCode(t, err, exit.OK)
+	defer client.Close()
+	err = traceFlags{count: 1}.run(t.Context(), &out, &notes, client, control.TraceFilter{})
 	wantCode(t, err, exit.OK)
 	lines := strings.Split(out.String(), "\n")
 	if len(lines) != 3 || strings.Index(lines[0], "PATH") != strings.Index(lines[1], `"a`) ||
