@@ -94,6 +94,7 @@ Exit codes:
   9  the peers cannot be used: their roster, their secret, or the address`
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	var printVersion bool
 	root := &cobra.Command{
 		Use:   "milkweed",
 		Short: "Cache a shared dataset on the local node",
@@ -102,13 +103,20 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed status /mnt/imagenet
   milkweed umount /mnt/imagenet`,
-		Args:          noSuchCommand,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args: noSuchCommand,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if printVersion {
+				fmt.Fprintln(c.OutOrStdout(), "milkweed", thisBuild())
+				return nil
+			}
+			return c.Help()
+		},
 		SilenceErrors: true, // main reports them
 		SilenceUsage:  true,
 	}
-	root.Version = thisBuild().String()
-	root.SetVersionTemplate("milkweed {{.Version}}\n")
+	// Not cobra's own flag, whose format is a template: a program with text/template calls
+	// methods by their names, so the linker keeps all methods of all types.
+	root.Flags().BoolVarP(&printVersion, "version", "v", false, "version for milkweed")
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

@@ -115,6 +115,46 @@ func TestCloudTruncatedResponses(t *testing.T) {
 	}
 }
 
+// Requests name the object by its escaped key, and its generation, and accept it as it
+// is stored. Errors are read from JSON, XML and anything else.
+func TestCloudRequests(t *testing.T) {
+	c := newCloud(t, 1000)
+	b, _ := c.open(t, "&anonymous=true")
+	const key = "a b/ü+%2F?#"
+	o, err := b.OpenVersion(t.Context(), key, b.file(item{key: key, size: 1000, version: "1"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.onGet = func(_ int64, w http.ResponseWriter, r *http.Request) bool {
+		if got, want := r.RequestURI, "/bucket/a%20b%2F%C3%BC+%252F%3F%23"; got != want {
+			t.Errorf("requested %s, want %s", got, want)
+		}
+		for name, want := range map[string]string{"Accept-Encoding": "gzip", "X-Goog-If-Generation-Match": "1", "Range": "bytes=0-999"} {
+			if got := r.Header.Get(name); got != want {
+				t.Errorf("%s: got %q, want %q", name, got, want)
+			}
+		}
+		return false
+	}
+	if _, err := readAll(o); err != nil {
+		t.Error(err)
+	}
+	for body, want := range map[string]string{
+		`{"error":{"message":"no","errors":[{"reason":"forbidden"}]}}`:                       "HTTP 403: forbidden: no",
+		`<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>no</Message></Error>`: "HTTP 403: AccessDenied: no",
+		"plain": "HTTP 403: plain", "": "HTTP 403",
+	} {
+		c.onGet = func(_ int64, w http.ResponseWriter, r *http.Request) bool {
+			w.WriteHeader(http.StatusForbidden)
+			io.WriteString(w, body)
+			return true
+		}
+		if _, err := readAll(o); !errors.Is(err, syscall.EACCES) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got error %v, want %q", body, err, want)
+		}
+	}
+}
+
 // applicationDefault creates Application Default Credentials, for which the server at
 // tokenURL issues tokens.
 func applicationDefault(t *testing.T, tokenURL string) {

@@ -118,7 +118,8 @@ func TestEnvironmentDoesNotSelectDataset(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
 	t.Setenv("AWS_REGION", "eu-west-1")
 	t.Setenv("AZURE_STORAGE_ACCOUNT", "vision")
-	for url, want := range map[string]string{"s3://b": "add endpoint= to the URL", "azblob://b": "names the storage account vision: add account= to the URL"} {
+	t.Setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
+	for url, want := range map[string]string{"s3://b": "add endpoint= to the URL", "gs://b?anonymous=true": "STORAGE_EMULATOR_HOST names an endpoint: add endpoint= to the URL", "azblob://b": "names the storage account vision: add account= to the URL"} {
 		l, err := Parse(url)
 		if err != nil {
 			t.Fatal(err)
@@ -126,6 +127,11 @@ func TestEnvironmentDoesNotSelectDataset(t *testing.T) {
 		if _, err := Open(t.Context(), l, nil); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got error %v, want %q", url, err, want)
 		}
+	}
+	t.Setenv("STORAGE_EMULATOR_HOST", "")
+	t.Setenv("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "example.org")
+	if _, err := Open(t.Context(), Location{Scheme: "gs", Bucket: "b", Anonymous: true}, nil); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("another universe of Google: got error %v", err)
 	}
 }
 
