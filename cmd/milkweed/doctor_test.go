@@ -157,7 +157,7 @@ func TestDoctor(t *testing.T) {
 	})
 }
 
-// A daemon that hangs, or is dead, does not hang doctor, and the error says so.
+// If the daemon hangs or is dead, doctor ends in time with an error that names the cause.
 func TestDoctorWithoutAnswer(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 10)

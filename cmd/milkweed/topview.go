@@ -255,7 +255,7 @@ func (m *topModel) levelsView(g glyphs, width int) []row {
 	l.add("placed", share(p.PlacedShare()), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.PlacedShare(); return orZero(r, ok) }), w, 1), second,
 		fmt.Sprintf("%s of %s known files", count(p.PlacedFiles), count(p.KnownFiles)))
 	l.add("source", rateOf(sum(p.Operations))+" ops/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Operations) }), w, 0), first, "")
-	l.add("waits", waitOf(sum(p.Waits))+" s/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Waits) }), w, 0), first, m.mainCause(p))
+	l.add("waits", waitOf(sum(p.Waits))+" s/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Waits) }), w, 0), first, mainCause(p))
 	l.add("in flight", plural(s.Fills.InFlight, "copy", "copies"), g.sparkline(m.series(func(p rates.Point) float64 { return float64(p.Filling) }), w, 0), first,
 		fmt.Sprintf("%s queued, %s made per second", count(s.Fills.Queued), rateOf(p.Placed)))
 	rows = append(rows, l.all()...)
@@ -293,15 +293,11 @@ func perSecond(n int64, p rates.Point) float64 {
 
 // levels returns the names of the levels in the order of rates.Point.Levels.
 func (m *topModel) levels() []string {
-	s := m.now.status
 	var names []string
-	for _, t := range s.Tiers {
-		names = append(names, t.Name)
+	for _, l := range rates.Totals(&m.now.status) {
+		names = append(names, l.Name)
 	}
-	if s.Peers != nil {
-		names = append(names, peersLevel)
-	}
-	return append(names, fillLevel, sourceLevel)
+	return names
 }
 
 // levelRow returns the row of a level in levelsView.
@@ -350,7 +346,7 @@ func healthTone(h control.Health) tone {
 }
 
 // mainCause names the cause for which readers wait most.
-func (m *topModel) mainCause(p rates.Point) string {
+func mainCause(p rates.Point) string {
 	all := sum(p.Waits)
 	if all == 0 {
 		return "seconds that readers waited, per second"
@@ -411,25 +407,14 @@ func (m *topModel) highestWait() (most float64) {
 
 // epochHits returns the share of the opens of an epoch that a tier served.
 func epochHits(s control.Status, e control.Epoch) (ratio float64, ok bool) {
-	all, local := int64(0), int64(0)
-	for _, o := range e.Opens {
-		all += o.Opens
-		if slices.ContainsFunc(s.Tiers, func(t control.Tier) bool { return t.Name == o.Level }) {
-			local += o.Opens
-		}
-	}
+	local, all := s.LocalOpens(e)
 	return float64(local) / float64(all), all > 0
 }
 
 // sourceView shows the operations at the source.
 func (m *topModel) sourceView(g glyphs, width int) []row {
 	s, p := m.now.status, m.latest()
-	counts := make(map[string]int64)
-	control.Walk(&s, func(f control.Field) {
-		if f.Metric == "source_operations_total" {
-			counts[f.Labels[len(f.Labels)-1].Value] = f.Value.Int()
-		}
-	})
+	counts := rates.Operations(&s)
 	t := grid{left: []int{3}}
 	t.header("OPERATION", "NOW", "SINCE THE START", "")
 	for _, kind := range []string{"open", "read", "stat", "readdir", "readlink", "xattr", "acl", "holes"} {

@@ -1,6 +1,9 @@
 package control
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A Wait is how long readers waited at one level for one cause.
 type Wait struct {
@@ -28,6 +31,17 @@ type Epoch struct {
 	Files   int64        `json:"files" help:"Files opened, each counted once."`
 	Opens   []EpochOpens `json:"opens" help:"Its opens by level."`
 	Waits   []EpochWait  `json:"waits" help:"How long readers waited in it, by level and cause."`
+}
+
+// LocalOpens returns how many opens of an epoch a tier served, and the number of all.
+func (s *Status) LocalOpens(e Epoch) (local, all int64) {
+	for _, o := range e.Opens {
+		all += o.Opens
+		if slices.ContainsFunc(s.Tiers, func(t Tier) bool { return t.Name == o.Level }) {
+			local += o.Opens
+		}
+	}
+	return local, all
 }
 
 // EpochNumber returns the number of Epochs[i], from 1. A mixed one has none: it is 0.

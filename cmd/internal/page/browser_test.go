@@ -189,7 +189,7 @@ func TestPageByKeyboard(t *testing.T) {
 	b.Eventually("the numbers of each minute are shown", `return document.querySelectorAll("#filling-minutes tbody tr").length >= 30`)
 }
 
-// A daemon that is slow, does not answer, is started again or has ended: the page says so.
+// The page shows when its daemon is slow, does not answer, was restarted or has ended.
 func TestPageWithoutAnswers(t *testing.T) {
 	s := serve(t)
 	b := browser.Start(t)

@@ -3,7 +3,6 @@ package page
 import (
 	"os"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -173,12 +172,9 @@ func epoch(s *control.Status, i int) Epoch {
 		Number: s.EpochNumber(i), Began: e.Began.UnixMilli(), Seconds: e.Seconds, Ended: e.Ended, Files: e.Files,
 		Bytes: make(map[string]int64),
 	}
+	shown.Local, shown.Opens = s.LocalOpens(e)
 	for _, o := range e.Opens {
-		shown.Opens += o.Opens
 		shown.Bytes[o.Level] += o.Bytes
-		if slices.ContainsFunc(s.Tiers, func(t control.Tier) bool { return t.Name == o.Level }) {
-			shown.Local += o.Opens
-		}
 	}
 	for _, w := range e.Waits {
 		shown.Waited += w.Seconds
