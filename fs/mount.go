@@ -176,9 +176,9 @@ func (m *Mount) invalidate(ctx context.Context) {
 func (m *Mount) Wait() { <-m.served }
 
 // Unmount unmounts the file system. While files are open on it, Unmount fails. If this
-// process is root, the error then matches syscall.EBUSY.
+// process has CAP_SYS_ADMIN, the error then matches syscall.EBUSY.
 func (m *Mount) Unmount() error {
-	err := unmountAsRoot(m.point, false)
+	err := unmountDirect(m.point, false)
 	if err == unix.EPERM {
 		return m.server.Unmount() // runs fusermount3, and retries if files were just closed
 	}
@@ -199,7 +199,7 @@ func (m *Mount) Ended() <-chan struct{} { return m.served }
 // OpenFiles returns the number of file handles that the kernel has open.
 func (m *Mount) OpenFiles() int { return m.fs.files.len() }
 
-// mount mounts f by mount(2) if this process is root, and otherwise by fusermount3.
+// mount mounts f by mount(2) if this process has CAP_SYS_ADMIN, and otherwise by fusermount3.
 func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error) {
 	opts := &fuse.MountOptions{
 		FsName:               cfg.Source,
@@ -227,21 +227,19 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 	if cfg.AllowOther {
 		opts.Options = append(opts.Options, "default_permissions")
 	}
-	if os.Geteuid() == 0 {
-		server, err := mountDirect(f, cfg, opts)
-		if !errors.Is(err, syscall.EPERM) { // root in a container may lack the privilege
-			return server, err
-		}
+	server, err := mountDirect(f, cfg, opts)
+	if err == nil || !errors.Is(err, syscall.EPERM) {
+		return server, err
 	}
 	opts.Options = append(opts.Options, "ro")
-	server, err := fuse.NewServer(f, cfg.Point, opts)
+	server, err = fuse.NewServer(f, cfg.Point, opts)
 	if err != nil { // the errors of fusermount3 end with a newline
 		return nil, errors.New(strings.TrimSpace(err.Error()))
 	}
 	return server, nil
 }
 
-// mountDirect mounts f by mount(2), which needs root. go-fuse could do this too, but it
+// mountDirect mounts f by mount(2). go-fuse could do this too, but it
 // opens /dev/fuse without O_CLOEXEC, and every child process would inherit the
 // connection. If this process were then killed, the kernel would wait for the children
 // to serve the mount: processes that use the mount, and the children themselves when
@@ -262,7 +260,7 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 	if cfg.NoExec {
 		flags |= unix.MS_NOEXEC
 	}
-	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d", fd, cfg.MaxRequest)
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,max_read=%d", fd, os.Geteuid(), os.Getegid(), cfg.MaxRequest)
 	if cfg.AllowOther {
 		data += ",allow_other,default_permissions"
 	}

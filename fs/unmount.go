@@ -6,18 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"os/exec"
 
 	"golang.org/x/sys/unix"
 )
 
-// Unmount unmounts the FUSE file system at a mount point, as root by the system call and as
-// another user by fusermount3. It needs no daemon. While the mount is in use, Unmount fails;
+// Unmount unmounts the FUSE file system at a mount point, with CAP_SYS_ADMIN by the system call and
+// otherwise by fusermount3. It needs no daemon. While the mount is in use, Unmount fails;
 // with lazy, it detaches the mount at once, and the file system ends when its last file is
 // closed.
 func Unmount(ctx context.Context, point string, lazy bool) error {
-	err := unmountAsRoot(point, lazy)
+	err := unmountDirect(point, lazy)
 	if errors.Is(err, unix.EPERM) {
 		err = fusermount(ctx, point, lazy)
 	}
@@ -76,12 +75,8 @@ func fusectl() (int, error) {
 	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
 }
 
-// unmountAsRoot calls umount2(2). The error matches unix.EPERM if this user may not call it:
-// root in a user namespace may not either.
-func unmountAsRoot(point string, lazy bool) error {
-	if os.Geteuid() != 0 {
-		return unix.EPERM
-	}
+// unmountDirect calls umount2(2). The error matches unix.EPERM if this process may not call it.
+func unmountDirect(point string, lazy bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if lazy {
 		flags |= unix.MNT_DETACH

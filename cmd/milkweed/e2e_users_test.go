@@ -41,6 +41,39 @@ func TestUnprivileged(t *testing.T) {
 	s.wantNothing()
 }
 
+// A user with CAP_SYS_ADMIN, as the one of the systemd unit, needs no fusermount3, has passthrough,
+// and may allow other users. With CAP_DAC_READ_SEARCH it reads the files of all users.
+func TestServiceUser(t *testing.T) {
+	need(t, "setpriv")
+	s := newSite(t)
+	dataset := varied(s)
+	s.inNamespace(fuseForAll)
+	root := s.wrapper
+	s.giveToNobody()
+	s.sh(`chown -R 77 "$1" && find "$1" -type f -exec chmod 400 {} +`, s.source)
+	const rights = "+sys_admin,+dac_read_search"
+	service := append(s.wrapper[:len(s.wrapper)-1], "--inh-caps="+rights, "--ambient-caps="+rights, "--no-new-privs", "--")
+	s.wrapper = service
+	if got := s.milkweed("check", s.source, s.point); !strings.Contains(got, "not needed with CAP_SYS_ADMIN") {
+		t.Errorf("check:\n%s", got)
+	}
+	s.mountWith("allow_other,mode=passthrough", "64MiB")
+	warmed := s.milkweed("warmup", s.point)
+	status := s.settled()
+	if status.Placement.PlacedBytes != dataset || status.Mode != "passthrough" {
+		t.Errorf("placed: %d bytes of %d, mode %s\n%s", status.Placement.PlacedBytes, dataset, status.Mode, warmed)
+	}
+	s.wrapper = root
+	for user, want := range map[string]exit.Code{"77": exit.OK, "78": 1} {
+		if r := s.run("setpriv", "--reuid="+user, "--", "cat", s.point+"/class0/000.jpg"); r.code != want {
+			t.Errorf("cat as user %s: exit code %d\n%s", user, r.code, r.stderr)
+		}
+	}
+	s.wrapper = service
+	s.umount()
+	s.wantNothing()
+}
+
 // A user cannot use the daemon of another user.
 func TestOtherUser(t *testing.T) {
 	s := newSite(t)

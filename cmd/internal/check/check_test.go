@@ -184,7 +184,7 @@ func TestChecks(t *testing.T) {
 		{"root without rights or helper", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps); w.lookPath = notFound }, Problem, exit.Fuse, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
 
 		{"good", "allow_other", user, OK, 0, "/etc/fuse.conf permits it", ""},
-		{"root", "allow_other", func(w *world) { w.uid = 0; w.write("root/etc/fuse.conf", "") }, OK, 0, "root", ""},
+		{"root", "allow_other", func(w *world) { w.uid = 0; w.write("root/etc/fuse.conf", "") }, OK, 0, "needs no permission", ""},
 		{"comment", "allow_other", func(w *world) { w.uid = 1000; w.write("root/etc/fuse.conf", "#user_allow_other\n") }, Problem, exit.Fuse, "/etc/fuse.conf does not permit it", "Add the line user_allow_other"},
 		{"no file", "allow_other", func(w *world) { w.uid = 1000; w.must(os.Remove(w.path("root/etc/fuse.conf"))) }, Problem, exit.Fuse, "/etc/fuse.conf does not permit it", "Add the line user_allow_other"},
 		{"unreadable", "allow_other", func(w *world) { w.uid = 1000; w.must(os.Chmod(w.path("root/etc/fuse.conf"), 0)) }, Problem, exit.Fuse, "/etc/fuse.conf: permission denied", "readable"},

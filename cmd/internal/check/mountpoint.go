@@ -95,7 +95,7 @@ func (h host) checkMountable(point string, info os.FileInfo) []Finding {
 		name   = "mount point"
 		remedy = "Choose a directory of your own: fusermount3 requires it."
 	)
-	if h.uid != 0 {
+	if h.uid != 0 && !h.mayMountDirectly() {
 		if err := unix.Faccessat(unix.AT_FDCWD, point, unix.W_OK, unix.AT_EACCESS); err != nil {
 			return problem(exit.MountPoint, name, remedy, "%s: %w", point, reason(err))
 		}

@@ -87,8 +87,8 @@ const rootRemedy = "Start the container with --cap-add SYS_ADMIN and --device /d
 // fusermount3, which is setuid root.
 func (h host) mayMount() []Finding {
 	const name = "fusermount3"
-	if h.uid == 0 && h.mayMountDirectly() {
-		return ok(name, "not needed, because root mounts directly")
+	if h.mayMountDirectly() {
+		return ok(name, "not needed with CAP_SYS_ADMIN")
 	}
 	path, err := h.lookPath("fusermount3")
 	switch {
@@ -151,8 +151,8 @@ func (h host) allowOther(c *config.Config) []Finding {
 	switch {
 	case !c.Mount.AllowOther:
 		return nil
-	case h.uid == 0:
-		return ok(name, "root may allow it")
+	case h.uid == 0, h.mayMountDirectly():
+		return ok(name, "needs no permission of %s", file)
 	}
 	data, err := os.ReadFile(filepath.Join(h.root, file))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
