@@ -9,12 +9,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 // A foreground is a daemon that runs in the foreground, as a child of the test.
@@ -237,4 +240,39 @@ func TestMetrics(t *testing.T) {
 	d.cmd.Process.Signal(unix.SIGTERM)
 	d.wait()
 	s.wantNothing()
+}
+
+// Umount --all unmounts all mounts, also if one of them is in use.
+func TestUmountAll(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1000)
+	s.inNamespace("true")
+	inner := s.dir + "/inner"
+	s.check(os.Mkdir(inner, 0o755))
+	s.mount("64MiB")
+	s.milkweed("mount", "--tier", "ram:"+s.tier(2)+":64MiB", s.source+"/.", inner)
+	busy := s.command("sh", "-c", `cd "$1" && echo ready && exec cat`, "sh", s.point)
+	stdin, err := busy.StdinPipe()
+	s.check(err)
+	stdout, err := busy.StdoutPipe()
+	s.check(err)
+	s.check(busy.Start())
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	if r := s.try("umount", "--all"); r.code != exit.MountPoint || !strings.Contains(r.stderr, s.point+" is in use by cat") {
+		t.Errorf("one is in use: exit code %d\n%s", r.code, r.stderr)
+	}
+	if got := s.mounts(); !slices.Equal(got, []string{s.point}) {
+		t.Errorf("still mounted: %q", got)
+	}
+	stdin.Close()
+	s.check(busy.Wait())
+	for range 2 {
+		s.milkweed("umount", "--all")
+	}
+	s.wantNothing()
+	if r := s.try("umount", "--all", s.point); r.code != exit.Usage {
+		t.Errorf("with a mount point: exit code %d", r.code)
+	}
 }

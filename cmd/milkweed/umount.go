@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,9 +23,9 @@ import (
 const endTimeout = 30 * time.Second
 
 func newUmount() *cobra.Command {
-	var lazy, force bool
+	var lazy, force, all bool
 	c := &cobra.Command{
-		Use:     "umount MOUNTPOINT",
+		Use:     "umount {MOUNTPOINT | --all}",
 		Aliases: []string{"unmount"},
 		Short:   "Unmount a dataset and end its daemon",
 		Long: `Umount unmounts a dataset and returns when its daemon has released the mount
@@ -45,19 +46,47 @@ status shows the daemon as draining.
 With --force, the mount ends at once in all namespaces: every access to it fails
 with ENOTCONN. Umount --force also ends a daemon that drains.
 
-Umount also removes the mount of a daemon that has died.`,
+Umount also removes the mount of a daemon that has died.
+
+With --all, umount does this for all mounts of the user, or as root for all
+mounts. One that is in use does not keep the others mounted.`,
 		Example: `  milkweed umount /mnt/imagenet
   milkweed umount --lazy /mnt/imagenet
-  milkweed umount --force /mnt/imagenet`,
-		Args:              usage(cobra.ExactArgs(1)),
+  milkweed umount --force /mnt/imagenet
+  milkweed umount --all`,
+		Args: usage(func(c *cobra.Command, args []string) error {
+			if all {
+				return cobra.NoArgs(c, args)
+			}
+			return cobra.ExactArgs(1)(c, args)
+		}),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
+			if all {
+				return umountAll(c.Context(), c.ErrOrStderr(), lazy, force)
+			}
 			return umount(c.Context(), c.ErrOrStderr(), args[0], lazy, force)
 		},
 	}
+	c.Flags().BoolVarP(&all, "all", "a", false, "unmount all mounts")
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "unmount even if files are open")
 	c.Flags().BoolVarP(&force, "force", "f", false, "unmount in all mount namespaces, even if files are open")
 	return c
+}
+
+// umountAll unmounts the mounts of this user, the latest first, since it may be inside another one.
+func umountAll(ctx context.Context, stderr io.Writer, lazy, force bool) error {
+	mounts, err := control.Mounts()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range slices.Backward(mounts) {
+		if m.UID == os.Geteuid() || os.Geteuid() == 0 {
+			errs = append(errs, umount(ctx, stderr, m.Point, lazy, force))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool) error {

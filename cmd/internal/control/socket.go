@@ -153,6 +153,7 @@ func folders(uid int) []string {
 		// Preferred to $XDG_RUNTIME_DIR, which logind removes when root logs out.
 		list = append(list, "/run/milkweed")
 	}
+	list = append(list, "/run/milkweed-service") // of the user of the systemd unit
 	id := strconv.Itoa(uid)
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
 		list = append(list, filepath.Join(dir, "milkweed"))
