@@ -18,7 +18,7 @@ GOTEST    := $(GO) test -timeout 20m $(if $(RACE),-race) $(TESTFLAGS)
 # Stack traces and profiles have names and lines without it.
 .PHONY: build
 build:
-	$(GO) build -trimpath -ldflags '-s -w -X main.release=$(VERSION)' -o $(BIN) ./cmd/milkweed
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.release=$(VERSION)' -o $(BIN) ./cmd/milkweed
 
 .PHONY: demo
 demo: build
@@ -92,6 +92,11 @@ torture: build deps
 .PHONY: man
 man: build
 	$(BIN) man build/man
+
+# Builds the packages, archives, bills of materials and checksums of a release.
+.PHONY: release
+release:
+	GO='$(GO)' cmd/release/release.sh build/release
 
 .PHONY: fmt
 fmt:

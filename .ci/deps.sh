@@ -1,9 +1,9 @@
 #!/bin/bash
 # deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
-# ones. A name is a package of Debian, a server of an object store, or axe-core, which checks
-# the accessibility of web pages. The latter are installed in the user's cache folder, where
-# drivers/blob/blobtest and cmd/internal/browser find them. Go itself is not installed; go.mod
-# has its version.
+# ones. A name is a package of Debian, a server of an object store, axe-core, which checks the
+# accessibility of web pages, or a tool that makes releases. All but the first are installed in the
+# user's cache folder, where drivers/blob/blobtest, cmd/internal/browser and cmd/release find them.
+# Go itself is not installed; go.mod has its version.
 set -euo pipefail
 
 packages=(
@@ -21,6 +21,8 @@ packages=(
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	chromium chromium-driver axe-core                       # cmd/internal/browser
 	versitygw fake-gcs-server azurite                       # blobtest
+	nfpm cyclonedx-gomod                                    # make release
+	lintian mmdebstrap rpm systemd-container                # cmd/release
 )
 [ $# -eq 0 ] || packages=("$@")
 
@@ -61,7 +63,7 @@ axe() {
 missing=() servers=()
 for package in "${packages[@]}"; do
 	case $package in
-	versitygw | fake-gcs-server) servers+=("$package") ;;
+	versitygw | fake-gcs-server | nfpm | cyclonedx-gomod) servers+=("$package") ;;
 	azurite | axe-core)
 		servers+=("$package")
 		command -v npm >/dev/null || missing+=(nodejs npm)
@@ -88,6 +90,8 @@ for server in "${servers[@]}"; do
 	versitygw) module github.com/versity/versitygw/cmd/versitygw v1.8.0 ;;
 	fake-gcs-server) module github.com/fsouza/fake-gcs-server v1.56.1 ;;
 	azurite) azurite 3.37.0 ;;
+	nfpm) module github.com/goreleaser/nfpm/v2/cmd/nfpm v2.45.2 ;;
+	cyclonedx-gomod) module github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod v1.10.0 ;;
 	axe-core) axe 4.14.1 ;;
 	esac
 done

@@ -1,0 +1,113 @@
+#!/bin/bash
+# release.sh FOLDER builds a release of the commit that is checked out into FOLDER, which it empties:
+# packages for Debian and RPM, archives, bills of materials and checksums, for amd64 and arm64. All
+# times are that of the commit, so that a commit gives the same bytes wherever it is built with the
+# same Go. ARCHS=amd64 builds for one architecture.
+set -euo pipefail
+umask 022
+export LC_ALL=C TZ=UTC CGO_ENABLED=0 GOOS=linux GOFLAGS=-mod=readonly
+
+out=$(realpath --canonicalize-missing "${1:?usage: release.sh FOLDER}")
+here=$(realpath "$(dirname "$0")")
+cd "$here/../.."
+go=${GO:-go}
+stage=$(mktemp --directory)
+trap 'rm -rf "$stage"' EXIT
+
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+
+# The version is 1.2.3 at the tag v1.2.3, and 1.2.3+5.gabcdef 5 commits later. Without a tag it is
+# 0~20261124.gabcdef, which comes before all others.
+if version=$(git describe --tags --match 'v[0-9]*' 2>/dev/null); then
+	version=$(sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/; s/-/~/' <<<"$version")
+else
+	version=0~$(date --date "@$SOURCE_DATE_EPOCH" +%Y%m%d).g$(git rev-parse --short HEAD)
+fi
+if [ -n "$(git status --porcelain --untracked-files=no)" ]; then
+	echo 'release.sh: some changes are not committed' >&2
+	version+=+dirty
+fi
+
+.ci/deps.sh nfpm cyclonedx-gomod
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/milkweed-test/bin
+
+# compile ARCH PROGRAM FILE compiles a program. It is static, because cgo is off.
+compile() {
+	GOARCH=$1 "$go" build -trimpath -buildvcs=false -ldflags "-s -w -X main.release=$version" -o "$3" "./cmd/$2"
+}
+
+# licenses PROGRAM prints the licences of Go and of the modules in a program.
+licenses() {
+	local folder module version file
+	{
+		echo "go $("$go" env GOVERSION) $("$go" env GOROOT)"
+		"$go" version -m "$1" | awk '$1 == "dep" {print $2, $3}' | while read -r module version; do
+			echo "$module $version $("$go" list -m -f '{{.Dir}}' "$module")"
+		done
+	} | while read -r module version folder; do
+		for file in "$folder"/{LICEN[CS]E,COPYING,NOTICE,PATENTS}*; do
+			[ -f "$file" ] || continue
+			printf '%s %s: %s\n\n' "$module" "$version" "${file##*/}"
+			cat "$file"
+			printf '\n%s\n\n' '----------------------------------------'
+		done
+	done
+}
+
+# archive FILE FOLDER packs a folder of $stage.
+archive() {
+	tar --create --directory "$stage" --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" \
+		--owner=0 --group=0 --numeric-owner "$2" | gzip --best --no-name >"$1"
+}
+
+# share FOLDER makes what is the same for all architectures.
+share() {
+	local native=$stage/native doc=$1/doc/milkweed
+	compile "$("$go" env GOHOSTARCH)" milkweed "$native"
+	mkdir -p "$1"/{man/man8,bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d} "$doc"
+	"$native" man "$1/man/man1"
+	gzip --best --no-name "$1"/man/man1/*
+	ln -s ../man1/milkweed-mount.1.gz "$1/man/man8/mount.milkweed.8.gz"
+	"$native" completion bash >"$1/bash-completion/completions/milkweed"
+	"$native" completion zsh >"$1/zsh/vendor-completions/_milkweed"
+	"$native" completion fish >"$1/fish/vendor_completions.d/milkweed.fish"
+	git archive HEAD README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md tiering.toml docs examples |
+		tar --extract --directory "$doc"
+	cp LICENSE "$doc/copyright"
+	licenses "$native" | gzip --best --no-name >"$doc/third-party-licenses.gz"
+	gzip --best --no-name >"$doc/changelog.gz" <<-END
+		milkweed ($version) unstable; urgency=medium
+
+		  * The changes are in CHANGELOG.md.
+
+		 -- The Milkweed Authors <milkweedfs@users.noreply.github.com>  $(date --date "@$SOURCE_DATE_EPOCH" --rfc-email)
+	END
+	mkdir -p "$1/lintian/overrides"
+	cp "$here/lintian-overrides" "$1/lintian/overrides/milkweed"
+}
+
+rm -rf "$out"
+mkdir -p "$out"
+share "$stage/share"
+for arch in ${ARCHS:-amd64 arm64}; do
+	name=milkweed-$version-linux-$arch
+	usr=$stage/$name
+	mkdir -p "$usr"/{bin,sbin} "$usr"/lib/{systemd/system,sysusers.d,tmpfiles.d}
+	compile "$arch" milkweed "$usr/bin/milkweed"
+	ln -s ../bin/milkweed "$usr/sbin/mount.milkweed"
+	cp 'examples/systemd/milkweed@.service' "$usr/lib/systemd/system/"
+	cp "$here/sysusers.conf" "$usr/lib/sysusers.d/milkweed.conf"
+	cp "$here/tmpfiles.conf" "$usr/lib/tmpfiles.d/milkweed.conf"
+	cp --recursive --no-dereference "$stage/share" "$usr/share"
+	find "$usr" -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +
+	for format in deb rpm; do
+		(cd "$stage" && USR=$name ARCH=$arch VERSION=$version SCRIPTS=$here \
+			"$tools/nfpm" package --config "$here/nfpm.yaml" --packager "$format" --target "$out/" >/dev/null)
+	done
+	archive "$out/$name.tar.gz" "$name"
+	"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$version" -output "$out/$name.cdx.json" "$usr/bin/milkweed" 2>/dev/null
+done
+(cd "$out" && sha256sum -- * >SHA256SUMS)
+echo "$out:"
+(cd "$out" && ls -l --human-readable | awk 'NR > 1 {print "  " $5 "\t" $9}')
