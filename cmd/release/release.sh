@@ -55,10 +55,10 @@ licenses() {
 	done
 }
 
-# archive FILE FOLDER packs a folder of $stage.
+# archive FILE FOLDER NAME packs a folder under another name.
 archive() {
-	tar --create --directory "$stage" --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" \
-		--owner=0 --group=0 --numeric-owner "$2" | gzip --best --no-name >"$1"
+	tar --create --directory "$2" --transform "flags=rh;s|^\.|$3|" --sort=name --format=gnu \
+		--mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner . | gzip --best --no-name >"$1"
 }
 
 # share FOLDER makes what is the same for all architectures.
@@ -92,7 +92,7 @@ mkdir -p "$out"
 share "$stage/share"
 for arch in ${ARCHS:-amd64 arm64}; do
 	name=milkweed-$version-linux-$arch
-	usr=$stage/$name
+	usr=$stage/$arch/usr
 	mkdir -p "$usr"/{bin,sbin} "$usr"/lib/{systemd/system,sysusers.d,tmpfiles.d}
 	compile "$arch" milkweed "$usr/bin/milkweed"
 	ln -s ../bin/milkweed "$usr/sbin/mount.milkweed"
@@ -101,11 +101,13 @@ for arch in ${ARCHS:-amd64 arm64}; do
 	cp "$here/tmpfiles.conf" "$usr/lib/tmpfiles.d/milkweed.conf"
 	cp --recursive --no-dereference "$stage/share" "$usr/share"
 	find "$usr" -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +
+	ln -s "$here/scripts" "$stage/$arch/scripts"
 	for format in deb rpm; do
-		(cd "$stage" && USR=$name ARCH=$arch VERSION=$version SCRIPTS=$here \
-			"$tools/nfpm" package --config "$here/nfpm.yaml" --packager "$format" --target "$out/" >/dev/null)
+		(cd "$stage/$arch" && ARCH=$arch VERSION=$version \
+			"$tools/nfpm" package --config "$here/nfpm.yaml" --packager "$format" --target "$out/" >"$stage/log") ||
+			{ cat "$stage/log" >&2; exit 1; }
 	done
-	archive "$out/$name.tar.gz" "$name"
+	archive "$out/$name.tar.gz" "$usr" "$name"
 	"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$version" -output "$out/$name.cdx.json" "$usr/bin/milkweed" 2>/dev/null
 done
 (cd "$out" && sha256sum -- * >SHA256SUMS)

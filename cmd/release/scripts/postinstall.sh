@@ -1,9 +1,6 @@
 #!/bin/sh
 # Makes the user and the folder of the service. Mounts go on with the earlier program.
 set -e
-if [ -z "$DPKG_ROOT" ] && [ "$1" != configure ] && [ "$1" != 1 ] && [ "$1" != 2 ]; then
-	exit 0
-fi
 if command -v systemd-sysusers >/dev/null; then
 	systemd-sysusers milkweed.conf
 	systemd-tmpfiles --create milkweed.conf
