@@ -69,7 +69,7 @@ func checkout(t *testing.T) string {
 func build(t *testing.T, repository, version string, env ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "release")
-	sh(t, `git -C "$1" tag -f "v$2" >/dev/null`, repository, version)
+	sh(t, `cd "$1" && git tag --list | xargs --no-run-if-empty git tag --delete && git tag "v$2"`, repository, version)
 	cmd := exec.Command(repository+"/cmd/release/release.sh", out)
 	cmd.Env = append(os.Environ(), env...)
 	if output, err := cmd.CombinedOutput(); err != nil {

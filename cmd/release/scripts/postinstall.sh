@@ -3,8 +3,8 @@
 set -e
 if command -v systemd-sysusers >/dev/null; then
 	systemd-sysusers milkweed.conf
-	systemd-tmpfiles --create milkweed.conf
 fi
-if [ -d /run/systemd/system ]; then
+if [ -d /run/systemd/system ]; then # not in a chroot
+	systemd-tmpfiles --create milkweed.conf
 	systemctl daemon-reload
 fi
