@@ -83,7 +83,8 @@ func (m *machine) do(script string) string {
 	m.Helper()
 	out, err := m.command(script).CombinedOutput()
 	if err != nil {
-		m.Errorf("%s\n%v\n%s", script, err, out)
+		journal, _ := m.command(`journalctl -b --no-pager -n 30`).CombinedOutput()
+		m.Fatalf("%s\n%v\n%s\nThe journal:\n%s", script, err, out, journal)
 	}
 	return string(out)
 }
@@ -124,19 +125,19 @@ func (m *machine) installDebian(first, second string) {
 		milkweed --version | grep -F 0.1.0
 		[ "$(stat -c %U:%a /run/milkweed-service)" = milkweed:700 ]
 		[ "$(stat -c %U:%a /etc/milkweed)" = root:755 ]
-		systemd-analyze verify /usr/lib/systemd/system/milkweed@.service`)
+		systemd-analyze --man=no verify /usr/lib/systemd/system/milkweed@.service`)
 
 	// A dataset with a file that only its owner may read.
 	m.do(`mkdir -p /srv/data/class{0,1} /mnt/data /mnt/tab
 		for i in $(seq 20); do head -c $((i * 10000)) /dev/urandom >/srv/data/class$((i % 2))/$i; done
 		echo secret >/srv/data/secret && chmod 600 /srv/data/secret && chown games /srv/data/secret
 		find /srv -exec touch -d '1 hour ago' {} +
-		printf '%s\n' '[source]' 'path = "/srv/data"' '[mount]' 'point = "/mnt/data"' \
+		printf '%s\n' '[source]' 'path = "/srv/data"' '[mount]' 'point = "/mnt/data"' 'mode = "passthrough"' \
 			'[[tier]]' 'name = "ram"' 'path = "/dev/shm/milkweed-data"' 'quota = "64MiB"' \
 			'[[tier]]' 'name = "disk"' 'path = "/var/cache/milkweed/data"' 'quota = "64MiB"' >/etc/milkweed/data.toml
 		systemctl enable --now milkweed@data`)
 	m.do(`pid=$(systemctl show --property MainPID --value milkweed@data)
-		[ "$(ps -o user= -p "$pid")" = milkweed ]
+		[ "$(stat -c %U "/proc/$pid")" = milkweed ]
 		# CAP_DAC_READ_SEARCH and CAP_SYS_ADMIN
 		grep -E 'CapEff:\s*0000000000200004' "/proc/$pid/status"
 		ls /var/log/milkweed/*.log
@@ -146,8 +147,8 @@ func (m *machine) installDebian(first, second string) {
 		[ "$(setpriv --reuid=games --clear-groups cat /mnt/data/secret)" = secret ]
 		milkweed status --json /mnt/data >/root/status
 		grep '"mode": "passthrough"' /root/status
-		systemctl reload milkweed@data
-		milkweed status /mnt/data`)
+		systemctl reload milkweed@data`)
+	m.eventually(`grep 'configuration reloaded' /var/log/milkweed/data-*.log && milkweed status /mnt/data`)
 	m.do(`kill -KILL "$(systemctl show --property MainPID --value milkweed@data)"`)
 	m.eventually(`milkweed status /mnt/data && cat /mnt/data/class0/2 >/dev/null`) // started again
 
@@ -184,7 +185,7 @@ func (m *machine) installDebian(first, second string) {
 		systemctl stop job
 		apt-get remove --yes milkweed
 		! findmnt -t fuse.milkweed
-		! pgrep milkweed
+		! grep -l milkweed /proc/[0-9]*/comm
 		[ ! -e /usr/bin/milkweed ] && [ -z "$(systemctl list-units --no-legend --all 'milkweed@*')" ]
 		[ -e /etc/milkweed/data.toml ] && [ -d /var/log/milkweed ]
 		apt-get purge --yes milkweed
