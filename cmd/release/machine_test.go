@@ -71,9 +71,12 @@ func (m *machine) until(what string, f func() (string, error)) string {
 	return ""
 }
 
+// not is a function of the shell. After "!", set -e would ignore a command that succeeds.
+const not = "not() { if \"$@\"; then echo \"unexpected: $*\"; return 1; fi; }\n"
+
 // command returns a command that runs a script as root in the machine.
 func (m *machine) command(script string) *exec.Cmd {
-	cmd := exec.Command("nsenter", "--target", m.leader, "--all", "--", "bash", "-euo", "pipefail", "-c", script)
+	cmd := exec.Command("nsenter", "--target", m.leader, "--all", "--", "bash", "-euo", "pipefail", "-c", not+script)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"}
 	return cmd
 }
@@ -115,13 +118,15 @@ func (m *machine) installRPM(first string) {
 		chroot "$2" milkweed --version | grep -F 0.1.0
 		grep '^milkweed:' "$2/etc/passwd"
 		rpm --root "$2" --dbpath /var/lib/rpm -e milkweed
-		[ ! -e "$2/usr/bin/milkweed" ] && [ ! -e "$2/usr/lib/systemd/system/milkweed@.service" ]`, first, m.root)
+		[ ! -e "$2/usr/bin/milkweed" ]
+		[ ! -e "$2/usr/lib/systemd/system/milkweed@.service" ]`, first, m.root)
 }
 
 // installDebian installs the package, mounts by the unit and by fstab, upgrades, and removes.
 func (m *machine) installDebian(first, second string) {
 	sh(m.T, `cp "$1"/*_amd64.deb "$2"/*_amd64.deb "$3/root/"`, first, second, m.root)
-	m.do(`cd /root && apt-get install --yes --no-install-recommends ./milkweed_0.1.0_amd64.deb
+	m.do(`cd /root
+		apt-get install --yes --no-install-recommends ./milkweed_0.1.0_amd64.deb
 		milkweed --version | grep -F 0.1.0
 		[ "$(stat -c %U:%a /run/milkweed-service)" = milkweed:700 ]
 		[ "$(stat -c %U:%a /etc/milkweed)" = root:755 ]
@@ -130,7 +135,9 @@ func (m *machine) installDebian(first, second string) {
 	// A dataset with a file that only its owner may read.
 	m.do(`mkdir -p /srv/data/class{0,1} /mnt/data /mnt/tab
 		for i in $(seq 20); do head -c $((i * 10000)) /dev/urandom >/srv/data/class$((i % 2))/$i; done
-		echo secret >/srv/data/secret && chmod 600 /srv/data/secret && chown games /srv/data/secret
+		echo secret >/srv/data/secret
+		chmod 600 /srv/data/secret
+		chown games /srv/data/secret
 		find /srv -exec touch -d '1 hour ago' {} +
 		printf '%s\n' '[source]' 'path = "/srv/data"' '[mount]' 'point = "/mnt/data"' 'mode = "passthrough"' \
 			'[[tier]]' 'name = "ram"' 'path = "/dev/shm/milkweed-data"' 'quota = "64MiB"' \
@@ -143,7 +150,7 @@ func (m *machine) installDebian(first, second string) {
 		ls /var/log/milkweed/*.log
 		milkweed warmup /mnt/data
 		setpriv --reuid=nobody --clear-groups diff -r --exclude=secret /srv/data /mnt/data
-		! setpriv --reuid=nobody --clear-groups cat /mnt/data/secret
+		not setpriv --reuid=nobody --clear-groups cat /mnt/data/secret
 		[ "$(setpriv --reuid=games --clear-groups cat /mnt/data/secret)" = secret ]
 		milkweed status --json /mnt/data >/root/status
 		grep '"mode": "passthrough"' /root/status
@@ -153,24 +160,33 @@ func (m *machine) installDebian(first, second string) {
 	m.eventually(`milkweed status /mnt/data && cat /mnt/data/class0/2 >/dev/null`) // started again
 
 	// Fstab, by mount(8), by systemd's mount unit, and at the first access.
-	const tab = `/srv/data /mnt/tab milkweed ro,nofail,allow_other%s,tier=ram:/dev/shm/milkweed-tab:64MiB 0 0`
-	m.do(`echo '` + fmt.Sprintf(tab, "") + `' >>/etc/fstab
-		mount /mnt/tab && cmp /srv/data/class0/2 /mnt/tab/class0/2 && umount /mnt/tab
+	const tab = `/srv/data /mnt/tab milkweed ro,nofail,allow_other%s,config=/etc/milkweed/tab.toml 0 0`
+	m.do(`printf '%s\n' '[[tier]]' 'name = "ram"' 'path = "/dev/shm/milkweed-tab"' 'quota = "64MiB"' >/etc/milkweed/tab.toml
+		echo '` + fmt.Sprintf(tab, "") + `' >>/etc/fstab
+		mount /mnt/tab
+		cmp /srv/data/class0/2 /mnt/tab/class0/2
+		umount /mnt/tab
 		systemctl daemon-reload
-		systemctl start mnt-tab.mount && cmp /srv/data/class0/2 /mnt/tab/class0/2 && systemctl stop mnt-tab.mount
-		! mountpoint -q /mnt/tab`)
+		systemctl start mnt-tab.mount
+		cmp /srv/data/class0/2 /mnt/tab/class0/2
+		systemctl stop mnt-tab.mount
+		not mountpoint -q /mnt/tab`)
 	m.do(`sed -i 's|^/srv/data.*|` + fmt.Sprintf(tab, ",noauto,x-systemd.automount") + `|' /etc/fstab
-		systemctl daemon-reload && systemctl start mnt-tab.automount
-		cmp /srv/data/class0/2 /mnt/tab/class0/2 && findmnt -t fuse.milkweed /mnt/tab`)
+		systemctl daemon-reload
+		systemctl start mnt-tab.automount
+		cmp /srv/data/class0/2 /mnt/tab/class0/2
+		findmnt -t fuse.milkweed /mnt/tab`)
 
 	// An upgrade leaves mounts alone.
 	m.do(`daemon=$(systemctl show --property MainPID --value milkweed@data)
 		exec 3</mnt/data/class1/3
-		cd /root && apt-get install --yes --no-install-recommends ./milkweed_0.2.0_amd64.deb
+		cd /root
+		apt-get install --yes --no-install-recommends ./milkweed_0.2.0_amd64.deb
 		milkweed --version | grep -F 0.2.0
 		[ "$(systemctl show --property MainPID --value milkweed@data)" = "$daemon" ]
 		cmp /srv/data/class1/3 - <&3
-		cmp /srv/data/class1/5 /mnt/data/class1/5 && cmp /srv/data/class1/5 /mnt/tab/class1/5
+		cmp /srv/data/class1/5 /mnt/data/class1/5
+		cmp /srv/data/class1/5 /mnt/tab/class1/5
 		milkweed status /mnt/data
 		exec 3<&-
 		systemctl restart milkweed@data
@@ -181,15 +197,20 @@ func (m *machine) installDebian(first, second string) {
 	m.do(`systemd-run --quiet --unit=job tail -f /mnt/data/class1/3`)
 	m.eventually(`ls -l /proc/"$(systemctl show --property MainPID --value job)"/fd | grep /mnt/data`)
 	m.refuse(`apt-get remove --yes milkweed`, "/mnt/data is in use by tail")
-	m.do(`milkweed --version && cmp /srv/data/class1/5 /mnt/data/class1/5
+	m.do(`milkweed --version
+		cmp /srv/data/class1/5 /mnt/data/class1/5
 		systemctl stop job
 		apt-get remove --yes milkweed
-		! findmnt -t fuse.milkweed
-		! grep -l milkweed /proc/[0-9]*/comm
-		[ ! -e /usr/bin/milkweed ] && [ -z "$(systemctl list-units --no-legend --all 'milkweed@*')" ]
-		[ -e /etc/milkweed/data.toml ] && [ -d /var/log/milkweed ]
+		not findmnt -t fuse.milkweed
+		not grep -l milkweed /proc/[0-9]*/comm
+		[ ! -e /usr/bin/milkweed ]
+		[ -z "$(systemctl list-units --no-legend --all 'milkweed@*')" ]
+		[ -e /etc/milkweed/data.toml ]
+		[ -d /var/log/milkweed ]
 		apt-get purge --yes milkweed
-		[ ! -e /var/log/milkweed ] && [ ! -e /var/cache/milkweed ] && [ ! -e /run/milkweed-service ]
+		[ ! -e /var/log/milkweed ]
+		[ ! -e /var/cache/milkweed ]
+		[ ! -e /run/milkweed-service ]
 		[ -e /etc/milkweed/data.toml ]
 		diff <(ls /dev/shm) <(printf '%s\n' milkweed-data milkweed-tab)`)
 }
