@@ -2,21 +2,106 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/docrun"
+	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
-// The pages of the tutorial and of the how-to guides are run: TestPages runs each in a sandbox, as
+// The tutorial and the how-to guides are run: TestPages runs the commands of each in a sandbox, as
 // package docrun describes.
 
-// pages has the setup of each page, by its path in docs. A page that is not in the table is not
-// run, which is an error.
-var pages = map[string]func(t *testing.T) []docrun.Sandbox{
-	"tutorial.md": tutorialPage,
+// pages has the setups of each page, by its path in docs. Each setup is one run.
+var pages = map[string]func(t *testing.T, p *docrun.Page){
+	"tutorial.md":       tutorialPage,
+	"howto/bucket.md":   bucketPage,
+	"howto/cloud-vm.md": cloudPage,
 }
+
+// Each command in the tutorial and in a how-to guide is run, and prints what the page shows.
+func TestPages(t *testing.T) {
+	for _, path := range slices.Sorted(maps.Keys(pages)) {
+		t.Run(path, func(t *testing.T) {
+			p := readPage(t, "docs/"+path)
+			if p.Commands() == 0 {
+				t.Error("the page has no commands")
+			}
+			pages[path](t, p)
+		})
+	}
+}
+
+// No tutorial and no how-to guide is missing in pages.
+func TestEveryPageIsRun(t *testing.T) {
+	found := []string{"tutorial.md"}
+	err := fs.WalkDir(os.DirFS("../../docs"), "howto", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			found = append(found, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(found)
+	if run := slices.Sorted(maps.Keys(pages)); !slices.Equal(run, found) {
+		t.Errorf("the pages that are run are %q, want %q", run, found)
+	}
+}
+
+// readPage parses a page of the repository.
+func readPage(t *testing.T, path string) *docrun.Page {
+	t.Helper()
+	text, err := os.ReadFile("../../" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := docrun.Parse(path, string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page
+}
+
+// runPage runs a page in a sandbox.
+func runPage(t *testing.T, p *docrun.Page, s docrun.Sandbox) {
+	t.Helper()
+	need(t, "root", "/dev/fuse", "unshare", "setpriv", "fusermount3")
+	var err error
+	if s.Program, err = program(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Repo, err = filepath.Abs("../.."); err != nil {
+		t.Fatal(err)
+	}
+	s.Setup = fakePackage + s.Setup
+	stubs := map[string]string{"apt": aptStub}
+	maps.Copy(stubs, s.Stubs)
+	s.Stubs = stubs
+	ctx, cancel := context.WithTimeout(t.Context(), 2*commandTimeout)
+	defer cancel()
+	output, err := s.Run(ctx, p)
+	if err != nil {
+		t.Error(err)
+	}
+	if testing.Verbose() {
+		t.Log(output)
+	}
+}
+
+// fakePackage is a setup that makes a package for aptStub.
+const fakePackage = "for home in /root /home/ada; do : >$home/milkweed_0_amd64.deb; done\n"
 
 // aptStub is an apt that installs nothing. It fails if a package is neither a file nor installed.
 const aptStub = `#!/bin/sh
@@ -34,57 +119,131 @@ for word; do
 done
 `
 
-// tutorialPage is the setup of the tutorial, for an ordinary user and for root.
-func tutorialPage(t *testing.T) []docrun.Sandbox {
+// The tutorial is for an ordinary user. Root can follow it, too.
+func tutorialPage(t *testing.T, p *docrun.Page) {
 	need(t, "python3-torch", "python3-torchvision", "python3-sklearn")
-	s := docrun.Sandbox{
-		Stubs: map[string]string{"apt": aptStub},
-		Setup: `for home in /root /home/ada; do : >$home/milkweed_0_amd64.deb; done`,
-	}
-	user := s
-	user.User = true
-	return []docrun.Sandbox{user, s}
+	t.Run("user", func(t *testing.T) { runPage(t, p, docrun.Sandbox{User: true}) })
+	t.Run("root", func(t *testing.T) { runPage(t, p, docrun.Sandbox{}) })
 }
 
-func TestPages(t *testing.T) {
-	need(t, "root", "/dev/fuse", "unshare", "setpriv", "fusermount3")
-	milkweed, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, setup := range pages {
-		t.Run(path, func(t *testing.T) {
-			page := readPage(t, "docs/"+path)
-			for _, s := range setup(t) {
-				s.Program, s.Repo = milkweed, repo
-				ctx, cancel := context.WithTimeout(t.Context(), 2*commandTimeout)
-				defer cancel()
-				output, err := s.Run(ctx, page)
-				if err != nil {
-					t.Errorf("as an ordinary user: %v: %v", s.User, err)
-				}
-				if testing.Verbose() {
-					t.Log(output)
-				}
-			}
-		})
-	}
-}
-
-// readPage parses a page of the repository.
-func readPage(t *testing.T, path string) *docrun.Page {
+// fillBucket makes a bucket with 20 images below 2012/.
+func fillBucket(t *testing.T, kind blobtest.Kind, name, prefix string) *blobtest.Server {
 	t.Helper()
-	text, err := os.ReadFile("../../" + path)
-	if err != nil {
-		t.Fatal(err)
+	s := blobtest.Start(t, kind)
+	s.MakeBucket(t, name)
+	s.PutMany(t, name, func(yield func(string, []byte) bool) {
+		for i := range 20 {
+			key := fmt.Sprintf("%s/train/%s/%d.jpg", prefix, []string{"cat", "dog"}[i%2], i)
+			if !yield(key, []byte(strings.Repeat(key, 4000))) {
+				return
+			}
+		}
+	})
+	return s
+}
+
+// variable returns the value of a variable in the environment of a client of a server.
+func variable(t *testing.T, s *blobtest.Server, name string) string {
+	t.Helper()
+	for _, pair := range s.Env() {
+		if value, ok := strings.CutPrefix(pair, name+"="); ok {
+			return value
+		}
 	}
-	page, err := docrun.Parse(path, string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return page
+	t.Fatalf("no variable %s", name)
+	return ""
+}
+
+// The stores of the page are servers on this machine. Only URLs and secrets differ from the page.
+func bucketPage(t *testing.T, p *docrun.Page) {
+	need(t, "rclone")
+	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
+	gcs := fillBucket(t, blobtest.GCS, "public-images", "v1")
+	azure := fillBucket(t, blobtest.Azure, "imagenet", "2012")
+	id, secret := variable(t, s3, "AWS_ACCESS_KEY_ID"), variable(t, s3, "AWS_SECRET_ACCESS_KEY")
+	runPage(t, p, docrun.Sandbox{
+		User: true,
+		Replace: []string{
+			"s3://imagenet/2012?region=eu-west-1", s3.BucketURL("imagenet", "2012", ""),
+			"AKIAIOSFODNN7EXAMPLE", id,
+			"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", secret,
+			"gs://public-images/v1?anonymous=true", gcs.BucketURL("public-images", "v1", ""),
+			"azblob://imagenet/2012?account=vision", azure.BucketURL("imagenet", "2012", ""),
+			"cGxlYXNlIHVzZSB5b3VyIG93biBrZXk=", variable(t, azure, "AZURE_STORAGE_KEY"),
+		},
+		// aws s3 cp FILE URL, for the server.
+		Stubs: map[string]string{"aws": `#!/bin/sh
+[ "$1 $2 $#" = "s3 cp 4" ] || exit 2
+exec rclone --config= --s3-provider=Other --s3-no-check-bucket --s3-endpoint=` + s3.URL + ` \
+	--s3-access-key-id=` + id + ` --s3-secret-access-key=` + secret + ` copyto "$3" ":s3:${4#s3://}"
+`},
+	})
+}
+
+// The machine of the page has the role of a metadata service that runs here, a file in place of the
+// NVMe, and a systemctl that does what the unit says, without its restrictions.
+func cloudPage(t *testing.T, p *docrun.Page) {
+	need(t, "curl", "mkfs.ext4")
+	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
+	runPage(t, p, docrun.Sandbox{
+		Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadataService(t, s3)},
+		Replace: []string{
+			"s3://imagenet/2012?region=eu-west-1", s3.BucketURL("imagenet", "2012", ""),
+			"/dev/nvme1n1", "/srv/nvme",
+		},
+		Setup: "truncate --size=300M /srv/nvme\n",
+		Stubs: map[string]string{"systemctl": `#!/bin/bash
+set -eu
+command=$1
+shift
+[ "$1" != --now ] || shift
+name=${1#milkweed@}
+[ $# = 1 ] && [ "$name" != "$1" ] || exit 2
+unit=/usr/lib/systemd/system/milkweed@.service
+set -a
+. <(sed -n 's/^Environment=//p' $unit)
+set +a
+start=$(sed -n "s/^ExecStart=//; T; s/%i/$name/gp" $unit)
+point=$(sed -n 's/^point = "\(.*\)"/\1/p' "/etc/milkweed/$name.toml")
+case $command in
+enable) umask 077 && exec $start ;;
+disable)
+	pid=$(milkweed status --json "$point" | jq .pid)
+	kill -TERM "$pid"
+	while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+	;;
+*) exit 2 ;;
+esac
+`},
+	})
+}
+
+// metadataService starts a metadata service of a machine whose role may use a server, and returns
+// its URL. It is that of Amazon, version 2.
+func metadataService(t *testing.T, s *blobtest.Server) string {
+	const token, roles = "the token of a session", "/latest/meta-data/iam/security-credentials/"
+	mux := http.NewServeMux()
+	mux.HandleFunc("PUT /latest/api/token", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
+		fmt.Fprint(w, token)
+	})
+	mux.HandleFunc("GET "+roles+"{role...}", func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("X-Aws-Ec2-Metadata-Token") != token:
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.PathValue("role") == "":
+			fmt.Fprint(w, "training")
+		default:
+			json.NewEncoder(w).Encode(map[string]string{
+				"Code": "Success", "Type": "AWS-HMAC",
+				"AccessKeyId":     variable(t, s, "AWS_ACCESS_KEY_ID"),
+				"SecretAccessKey": variable(t, s, "AWS_SECRET_ACCESS_KEY"),
+				"LastUpdated":     time.Now().UTC().Format(time.RFC3339),
+				"Expiration":      time.Now().Add(6 * time.Hour).UTC().Format(time.RFC3339),
+			})
+		}
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL
 }
