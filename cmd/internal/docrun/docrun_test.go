@@ -145,6 +145,9 @@ func TestMatch(t *testing.T) {
 
 		{"/home/.../a", "/home/ada/x/a", true},
 		{"/home/...", "/root/x", false},
+		{"a ... c", "a c", true},
+		{"a ... c", "a b c", true},
+		{"a ... c", "a b", false},
 		{"a.*", "abc", false},
 		{"...", "a\nb", true},
 		{"...", "", true},

@@ -37,7 +37,7 @@ func normal(line string) string {
 // other number, except that 0 stands for 0 only. A duration stands for any duration, such as 1.2s
 // for 35ms, also for 0s; a time of day for any time of day; and a size in a unit above the byte,
 // such as 1.5 MiB, for any such size in any such unit. White space stands for any white space.
-// Empty lines are ignored. "..." stands for any text in a line; alone in a line, for any number of
+// Empty lines are ignored. "..." stands for any text in a line, with the blanks around it; alone in a line, for any number of
 // lines.
 func Match(shown, output string) string {
 	want, got := nonEmpty(shown), nonEmpty(output)
@@ -83,7 +83,7 @@ func nonEmpty(text string) []string {
 func matchLine(want, got string) bool {
 	parts := strings.Split(normal(want), "...")
 	for i, p := range parts {
-		parts[i] = regexp.QuoteMeta(p)
+		parts[i] = regexp.QuoteMeta(strings.TrimSpace(p))
 	}
 	return regexp.MustCompile("^" + strings.Join(parts, ".*") + "$").MatchString(normal(got))
 }

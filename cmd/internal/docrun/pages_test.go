@@ -1,4 +1,4 @@
-package main
+package docrun_test
 
 import (
 	"context"
@@ -9,9 +9,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,10 +21,10 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
-// The tutorial and the how-to guides are run: TestPages runs the commands of each in a sandbox, as
-// package docrun describes.
+// root is the root of the repository.
+const root = "../../.."
 
-// pages has the setups of each page, by its path in docs. Each setup is one run.
+// pages has the function that runs a page, by its path in docs.
 var pages = map[string]func(t *testing.T, p *docrun.Page){
 	"tutorial.md":       tutorialPage,
 	"howto/bucket.md":   bucketPage,
@@ -33,6 +35,7 @@ var pages = map[string]func(t *testing.T, p *docrun.Page){
 func TestPages(t *testing.T) {
 	for _, path := range slices.Sorted(maps.Keys(pages)) {
 		t.Run(path, func(t *testing.T) {
+			t.Parallel()
 			p := readPage(t, "docs/"+path)
 			if p.Commands() == 0 {
 				t.Error("the page has no commands")
@@ -45,7 +48,7 @@ func TestPages(t *testing.T) {
 // No tutorial and no how-to guide is missing in pages.
 func TestEveryPageIsRun(t *testing.T) {
 	found := []string{"tutorial.md"}
-	err := fs.WalkDir(os.DirFS("../../docs"), "howto", func(path string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(os.DirFS(root+"/docs"), "howto", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			found = append(found, path)
 		}
@@ -63,7 +66,7 @@ func TestEveryPageIsRun(t *testing.T) {
 // readPage parses a page of the repository.
 func readPage(t *testing.T, path string) *docrun.Page {
 	t.Helper()
-	text, err := os.ReadFile("../../" + path)
+	text, err := os.ReadFile(root + "/" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,22 +77,65 @@ func readPage(t *testing.T, path string) *docrun.Page {
 	return page
 }
 
+// program builds the program once, and returns its path. TestMain removes it.
+var program = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(folder, "milkweed")
+	if out, err := exec.Command("go", "build", "-o", path, root+"/cmd/milkweed").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// folder is a temporary folder of these tests.
+var folder string
+
+func TestMain(m *testing.M) {
+	var err error
+	if folder, err = os.MkdirTemp("", "milkweed-docrun-"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	os.RemoveAll(folder)
+	os.Exit(code)
+}
+
+// need skips the test if this machine lacks a program or a Debian package, unless it is in CI.
+func need(t *testing.T, what ...string) {
+	t.Helper()
+	for _, w := range what {
+		_, err := exec.LookPath(w)
+		if strings.HasPrefix(w, "python3-") {
+			err = exec.Command("dpkg-query", "--show", w).Run()
+		}
+		if err != nil && os.Getenv("CI") == "true" {
+			t.Fatalf("the test needs %s, and CI=true does not allow a skip", w)
+		} else if err != nil {
+			t.Skipf("the test needs %s", w)
+		}
+	}
+}
+
+// pageTimeout bounds the session of a page. They take seconds on an idle machine; only a page that
+// hangs reaches it.
+const pageTimeout = 10 * time.Minute
+
 // runPage runs a page in a sandbox.
 func runPage(t *testing.T, p *docrun.Page, s docrun.Sandbox) {
 	t.Helper()
-	need(t, "root", "/dev/fuse", "unshare", "setpriv", "fusermount3")
+	if os.Geteuid() != 0 {
+		t.Skip("the test needs root")
+	}
+	need(t, "unshare", "setpriv", "fusermount3")
 	var err error
 	if s.Program, err = program(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Repo, err = filepath.Abs("../.."); err != nil {
-		t.Fatal(err)
-	}
+	s.Repo = root
 	s.Setup = fakePackage + s.Setup
 	stubs := map[string]string{"apt": aptStub}
 	maps.Copy(stubs, s.Stubs)
 	s.Stubs = stubs
-	ctx, cancel := context.WithTimeout(t.Context(), 2*commandTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
 	defer cancel()
 	output, err := s.Run(ctx, p)
 	if err != nil {
@@ -122,8 +168,12 @@ done
 // The tutorial is for an ordinary user. Root can follow it, too.
 func tutorialPage(t *testing.T, p *docrun.Page) {
 	need(t, "python3-torch", "python3-torchvision", "python3-sklearn")
-	t.Run("user", func(t *testing.T) { runPage(t, p, docrun.Sandbox{User: true}) })
-	t.Run("root", func(t *testing.T) { runPage(t, p, docrun.Sandbox{}) })
+	for _, user := range []bool{true, false} {
+		t.Run(fmt.Sprintf("user=%v", user), func(t *testing.T) {
+			t.Parallel()
+			runPage(t, p, docrun.Sandbox{User: user})
+		})
+	}
 }
 
 // fillBucket makes a bucket with 20 images below 2012/.
@@ -208,7 +258,7 @@ point=$(sed -n 's/^point = "\(.*\)"/\1/p' "/etc/milkweed/$name.toml")
 case $command in
 enable) umask 077 && exec $start ;;
 disable)
-	pid=$(milkweed status --json "$point" | jq .pid)
+	pid=$(milkweed status --json "$point" | sed 's/.*"pid":\([0-9]*\).*/\1/')
 	kill -TERM "$pid"
 	while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
 	;;
