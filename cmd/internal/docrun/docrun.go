@@ -8,8 +8,10 @@
 package docrun
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path"
 	"regexp"
 	"strconv"
@@ -108,6 +110,15 @@ func (p *Page) Script() string {
 
 // Words returns the command that runs the script. Its messages begin with the path of the page.
 func (p *Page) Words() []string { return []string{"bash", "-c", p.Script(), p.name} }
+
+// RunOn runs the session in a bash that reads its script from standard input, such as bash -s on
+// another machine. It returns the output, and the error of Check.
+func (p *Page) RunOn(bash *exec.Cmd) (output string, err error) {
+	var b bytes.Buffer
+	bash.Stdin, bash.Stdout, bash.Stderr = strings.NewReader(p.Script()), &b, &b
+	err = bash.Run()
+	return mark.ReplaceAllString(b.String(), ""), p.Check(b.String(), err)
+}
 
 // mark matches what the script prints at the end of a block, and when a command fails.
 var mark = regexp.MustCompile("(?s)\x1e(\\d+)( .*?)?\x1e")

@@ -44,7 +44,14 @@ func run(t *testing.T, text string) error {
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Dir = t.TempDir()
 	output, err := cmd.CombinedOutput()
-	return p.Check(string(output), err)
+	err = p.Check(string(output), err)
+
+	bash := exec.Command("bash", "-s")
+	bash.Dir = t.TempDir()
+	if _, other := p.RunOn(bash); (other == nil) != (err == nil) {
+		t.Errorf("from standard input: %v; as an argument: %v", other, err)
+	}
+	return err
 }
 
 // The session keeps its directory and its variables from one block to the next. The output of a
@@ -180,12 +187,10 @@ func TestLinks(t *testing.T) {
 
 // A session in a sandbox changes nothing outside, and may leave no mount.
 func TestSandbox(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the test needs root")
-	}
+	need(t, "root", "unshare", "setpriv")
 	outside := t.TempDir() + "/file"
 	s := Sandbox{
-		Program: "/bin/true", Repo: "../../..", Env: []string{"WORD=a b"},
+		Program: "/bin/true", Repo: root, Env: []string{"WORD=a b"},
 		Setup:   "echo setup >/mnt/file",
 		Stubs:   map[string]string{"stub": "#!/bin/sh\necho stub\n"},
 		Replace: []string{"OLD", "new"},

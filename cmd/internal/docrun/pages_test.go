@@ -1,4 +1,4 @@
-package docrun_test
+package docrun
 
 import (
 	"context"
@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/docrun"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
@@ -25,7 +24,7 @@ import (
 const root = "../../.."
 
 // pages has the function that runs a page, by its path in docs.
-var pages = map[string]func(t *testing.T, p *docrun.Page){
+var pages = map[string]func(t *testing.T, p *Page){
 	"tutorial.md":       tutorialPage,
 	"howto/bucket.md":   bucketPage,
 	"howto/cloud-vm.md": cloudPage,
@@ -64,13 +63,13 @@ func TestEveryPageIsRun(t *testing.T) {
 }
 
 // readPage parses a page of the repository.
-func readPage(t *testing.T, path string) *docrun.Page {
+func readPage(t *testing.T, path string) *Page {
 	t.Helper()
 	text, err := os.ReadFile(root + "/" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := docrun.Parse(path, string(text))
+	page, err := Parse(path, string(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,13 +98,18 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// need skips the test if this machine lacks a program or a Debian package, unless it is in CI.
+// need skips the test without a program, a Debian package or the user root, and fails it in CI.
 func need(t *testing.T, what ...string) {
 	t.Helper()
 	for _, w := range what {
 		_, err := exec.LookPath(w)
 		if strings.HasPrefix(w, "python3-") {
 			err = exec.Command("dpkg-query", "--show", w).Run()
+		}
+		if w == "root" {
+			if err = nil; os.Geteuid() != 0 {
+				err = os.ErrPermission
+			}
 		}
 		if err != nil && os.Getenv("CI") == "true" {
 			t.Fatalf("the test needs %s, and CI=true does not allow a skip", w)
@@ -119,13 +123,10 @@ func need(t *testing.T, what ...string) {
 // hangs reaches it.
 const pageTimeout = 10 * time.Minute
 
-// runPage runs a page in a sandbox.
-func runPage(t *testing.T, p *docrun.Page, s docrun.Sandbox) {
+// runPage runs a page in a sandbox, in which it adds a package and an apt.
+func runPage(t *testing.T, p *Page, s Sandbox) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("the test needs root")
-	}
-	need(t, "unshare", "setpriv", "fusermount3")
+	need(t, "root", "unshare", "setpriv", "fusermount3")
 	var err error
 	if s.Program, err = program(); err != nil {
 		t.Fatal(err)
@@ -138,6 +139,12 @@ func runPage(t *testing.T, p *docrun.Page, s docrun.Sandbox) {
 	ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
 	defer cancel()
 	output, err := s.Run(ctx, p)
+	wantPage(t, output, err)
+}
+
+// wantPage fails the test if a page has failed.
+func wantPage(t *testing.T, output string, err error) {
+	t.Helper()
 	if err != nil {
 		t.Error(err)
 	}
@@ -166,12 +173,12 @@ done
 `
 
 // The tutorial is for an ordinary user. Root can follow it, too.
-func tutorialPage(t *testing.T, p *docrun.Page) {
+func tutorialPage(t *testing.T, p *Page) {
 	need(t, "python3-torch", "python3-torchvision", "python3-sklearn")
 	for _, user := range []bool{true, false} {
 		t.Run(fmt.Sprintf("user=%v", user), func(t *testing.T) {
 			t.Parallel()
-			runPage(t, p, docrun.Sandbox{User: user})
+			runPage(t, p, Sandbox{User: user})
 		})
 	}
 }
@@ -205,13 +212,13 @@ func variable(t *testing.T, s *blobtest.Server, name string) string {
 }
 
 // The stores of the page are servers on this machine. Only URLs and secrets differ from the page.
-func bucketPage(t *testing.T, p *docrun.Page) {
+func bucketPage(t *testing.T, p *Page) {
 	need(t, "rclone")
 	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
 	gcs := fillBucket(t, blobtest.GCS, "public-images", "v1")
 	azure := fillBucket(t, blobtest.Azure, "imagenet", "2012")
 	id, secret := variable(t, s3, "AWS_ACCESS_KEY_ID"), variable(t, s3, "AWS_SECRET_ACCESS_KEY")
-	runPage(t, p, docrun.Sandbox{
+	runPage(t, p, Sandbox{
 		User: true,
 		Replace: []string{
 			"s3://imagenet/2012?region=eu-west-1", s3.BucketURL("imagenet", "2012", ""),
@@ -232,10 +239,10 @@ exec rclone --config= --s3-provider=Other --s3-no-check-bucket --s3-endpoint=` +
 
 // The machine of the page has the role of a metadata service that runs here, a file in place of the
 // NVMe, and a systemctl that does what the unit says, without its restrictions.
-func cloudPage(t *testing.T, p *docrun.Page) {
+func cloudPage(t *testing.T, p *Page) {
 	need(t, "curl", "mkfs.ext4")
 	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
-	runPage(t, p, docrun.Sandbox{
+	runPage(t, p, Sandbox{
 		Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadataService(t, s3)},
 		Replace: []string{
 			"s3://imagenet/2012?region=eu-west-1", s3.BucketURL("imagenet", "2012", ""),
