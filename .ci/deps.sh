@@ -17,7 +17,7 @@ packages=(
 	libarchive-tools mtree-netbsd                           # drivers/manifest
 	strace                                                  # drivers/peer
 	tmux                                                    # milkweed top
-	curl                                                    # docs/howto
+	curl jq                                                 # docs/howto, the examples of --help
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	chromium chromium-driver axe-core                       # cmd/internal/browser

@@ -91,7 +91,8 @@ func examine(ctx context.Context, c *control.Client) (doctorReport, error) {
 	if err != nil {
 		return doctorReport{}, err
 	}
-	r := doctorReport{MountPoint: facts.Status.MountPoint, Findings: doctor.Examine(facts)}
+	// Without a finding, the array is empty, and not null.
+	r := doctorReport{MountPoint: facts.Status.MountPoint, Findings: append([]doctor.Finding{}, doctor.Examine(facts)...)}
 	r.Problems, r.Warnings, r.Notes = doctor.Count(r.Findings, doctor.Problem), doctor.Count(r.Findings, doctor.Warning), doctor.Count(r.Findings, doctor.Note)
 	return r, nil
 }

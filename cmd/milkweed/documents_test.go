@@ -313,3 +313,23 @@ func TestValidCommand(t *testing.T) {
 		}
 	}
 }
+
+// The explanation has the promises of docs/SEMANTICS.md, in its order.
+func TestExplanationHasThePromises(t *testing.T) {
+	promises := func(file string) (names []string) {
+		text, err := os.ReadFile("../../docs/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, section, _ := strings.Cut(string(text), "\n## Promises\n")
+		section, _, _ = strings.Cut(section, "\n## ")
+		for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z][^|]*) \|`).FindAllStringSubmatch(section, -1) {
+			names = append(names, m[1])
+		}
+		return names
+	}
+	got, want := promises("explanation.md"), promises("SEMANTICS.md")
+	if !slices.Equal(got, want) || len(want) < 9 {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -104,6 +104,9 @@ func showPeers(ctx context.Context, w io.Writer, point string, asJSON bool) erro
 	case err != nil:
 		return err
 	case asJSON:
+		if r.Nodes == nil { // without peers; the array is empty, and not null
+			r.Nodes = []control.PeerAnswer{}
+		}
 		return printJSON(w, r)
 	case len(r.Nodes) == 0:
 		_, err := fmt.Fprintf(w, "%s: no peers; milkweed mount --peers shares the tiers of several nodes\n", text(point))

@@ -51,7 +51,7 @@ queued, background, slowdown, placed_per_second, peer_bytes and served_bytes.
 Rates are per second.`,
 		Example: `  milkweed top /mnt/imagenet
   milkweed top --lines --interval 10s --count 6 /mnt/imagenet
-  milkweed top --json /mnt/imagenet | jq -c '[.time, .local_opens / .opens]'`,
+  milkweed top --json /mnt/imagenet | jq -c '[.time, .local_opens, .opens]'`,
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
