@@ -125,7 +125,7 @@ done
 [ ${#names[@]} -gt 0 ] || exit 0
 
 status=0
-command -v milkweed >/dev/null || { say "milkweed is not installed"; status=1; }
+limited milkweed version >/dev/null 2>&1 || { say "milkweed is not installed"; status=1; }
 [ -c /dev/fuse ] || { say "/dev/fuse is missing"; status=1; }
 mkdir -p "$run/task" || exit 1
 if [ ${#names[@]} -gt $most ]; then
