@@ -84,7 +84,7 @@ func ask(name string) (int, error) {
 	}
 	r := request{Command: name, Args: os.Args[1:], Env: os.Environ(), Dir: dir}
 	if name == "sbatch" {
-		if _, words, err := sbatchOptions.parse(r.Args); err == nil && len(words) == 0 {
+		if options, words, err := sbatchOptions.parse(r.Args); err == nil && len(words) == 0 && options["wrap"] == "" {
 			if r.Script, err = io.ReadAll(os.Stdin); err != nil {
 				return 1, err
 			}
