@@ -417,3 +417,72 @@ func TestSlurmHowTo(t *testing.T) {
 		rest = after
 	}
 }
+
+// The job scripts of the examples mount and train as their user, with peers and without, and leave
+// nothing on their nodes. The secret of the peers is one that nobody else may read.
+func TestSlurmExamples(t *testing.T) {
+	need(t, "fusermount3")
+	s := newSlurmSite(t, 2)
+	s.root(`sed -i 's/^KillWait=.*/KillWait=30/' /etc/slurm/slurm.conf; scontrol reconfigure
+		rm -r /lustre/imagenet/private
+		cp /usr/share/doc/milkweed/examples/slurm/{node.sh,*.sbatch} /usr/share/doc/milkweed/examples/tiering/hpc-node.toml /home/alice
+		sed -i '/^.source/a clock_skew = "0s"' /home/alice/hpc-node.toml
+		cat >/home/alice/train.py <<'END'
+import glob, os, sys, time
+print(sum(len(open(f, "rb").read()) for f in glob.glob(sys.argv[1] + "/*.jpg")), "bytes", flush=True)
+for key in glob.glob("/tmp/milkweed-*.key"):
+    print("%o" % (os.stat(key).st_mode & 0o777), "key", flush=True)
+job = os.environ["SLURM_JOB_ID"]
+open("ready-" + job + "-" + os.environ["SLURM_PROCID"], "w")
+while not os.path.exists("go-" + job):
+    time.sleep(0.02)
+END
+		printf '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec python3 "$@"\n' >/lustre/torchrun; chmod 755 /lustre/torchrun`)
+	s.dataset -= 1000
+	for _, c := range []struct {
+		script string
+		cancel string // "": the job ends by itself
+		source int64  // bytes that the two nodes read from it together
+		key    int    // lines about the key
+	}{
+		{"train.sbatch", "", 2 * s.dataset, 0},
+		{"train.sbatch", "scancel --signal=TERM", 2 * s.dataset, 0},
+		{"milkweed-peers.sbatch", "", s.dataset, 2},
+		{"milkweed-peers.sbatch", "scancel", s.dataset, 2},
+	} {
+		cmd := s.As("alice", "bash", "-c", "PATH=/lustre:$PATH sbatch --parsable --nodes=2 "+c.script)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", c.script, err, out)
+		}
+		id := strings.TrimSpace(string(out))
+		s.wait("cd /home/alice && test -e ready-" + id + "-0 -a -e ready-" + id + "-1")
+		got := s.output("alice", id)
+		if strings.Count(got, fmt.Sprint(s.dataset, " bytes\n")) != 2 || strings.Count(got, "600 key\n") != c.key {
+			t.Errorf("%s: got\n%s", c.script, got)
+		}
+		var source int64
+		for node := range 2 {
+			var status control.Status
+			if err := json.Unmarshal([]byte(s.on(node+1, "milkweed status --json /tmp/alice-"+id+"/imagenet")), &status); err != nil {
+				t.Fatal(err)
+			}
+			source += status.Source.Bytes
+		}
+		if source != c.source {
+			t.Errorf("%s: %d bytes read from the source, want %d", c.script, source, c.source)
+		}
+		if c.cancel != "" {
+			s.run(s.As("alice", "bash"), c.cancel+" "+id)
+			s.wait("scontrol show job " + id + " | grep -E 'JobState=(CANCELLED|FAILED)'")
+		} else {
+			s.release("alice", id)
+		}
+		for node := range 2 {
+			s.clean(node + 1)
+			if left := s.on(node+1, "find /dev/shm /tmp -mindepth 1 ! -path '/tmp/milkweed-2001*' -user alice"); left != "" {
+				t.Errorf("%s: left on node%d:\n%s", c.script, node+1, left)
+			}
+		}
+	}
+}

@@ -1,7 +1,7 @@
 #!/bin/bash
 # node.sh runs on each node of the step. It mounts the dataset, trains, unmounts and
-# removes the copies, also if the job is cancelled or reaches its time limit. Its arguments
-# are passed to milkweed mount.
+# removes the copies, also if the step gets SIGTERM. Its arguments are passed to milkweed
+# mount.
 set -euo pipefail
 
 # Some sites do not create a scratch folder for each job.
@@ -14,13 +14,17 @@ data=$SLURM_TMPDIR/imagenet
 mkdir -p "$data"
 
 finish() {
+	local code=$?
+	trap '' TERM                # nothing below is interrupted by another one
 	milkweed status || true     # prints the use of each tier to the output of the job
 	milkweed umount "$data" || fusermount3 -u -z "$data" || true
 	rm -rf "/dev/shm/milkweed-$SLURM_JOB_ID" "/tmp/milkweed-$SLURM_JOB_ID-"*.key
 	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
+	# The first task that fails ends the step: leave the other nodes time to finish, too.
+	[ $code = 0 ] || sleep 5
 }
 trap finish EXIT
-# Slurm sends SIGTERM to every process of the step, and SIGKILL after 30 s (KillWait).
+# A step that is to end gets SIGTERM, if it is not killed at once; see README.md.
 trap 'exit 143' TERM
 
 milkweed mount -c hpc-node.toml "$@"     # returns when the mount is ready

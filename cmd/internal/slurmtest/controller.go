@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -73,6 +74,7 @@ type job struct {
 // A step is the part of a step on one node.
 type step struct {
 	control net.Conn
+	batch   bool // it is the script of the job
 	done    chan struct{}
 	code    int
 }
@@ -223,8 +225,10 @@ func (c *controller) answer(conn *net.UnixConn) (int, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
-		io.Copy(io.Discard, in) // until the command ends
-		cancel()
+		// A step goes on when its srun has died without a signal that it forwards.
+		if line, _ := in.ReadString('\n'); line == "KILL\n" {
+			cancel()
+		}
 	}()
 	code, err := c.command(ctx, r, who.Uid, files)
 	if err != nil {
@@ -393,11 +397,11 @@ func (c *controller) run(j *job) {
 		c.batch(j)
 	}
 	c.mu.Lock()
-	for s := range j.steps {
-		s.control.Close() // steps that the script did not wait for
-	}
-	steps := j.steps
 	j.state = "COMPLETING"
+	if !j.canceled { // else they have got SIGTERM
+		c.terminate(j) // steps that the script did not wait for
+	}
+	steps := maps.Clone(j.steps)
 	c.mu.Unlock()
 	for s := range steps {
 		<-s.done
@@ -599,7 +603,7 @@ func (c *controller) launch(j *job, n *host, t task, files [3]*os.File) (*step, 
 	if files[1] != nil {
 		cmd.Stdout, cmd.Stderr = files[1], files[2]
 	}
-	s := &step{control: control, done: make(chan struct{})}
+	s := &step{control: control, batch: t.Output != "", done: make(chan struct{})}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if j.canceled {
@@ -629,6 +633,12 @@ func (c *controller) srun(ctx context.Context, r request, uid uint32, files [3]*
 	options, words, err := srunOptions.parse(r.Args)
 	if err != nil {
 		return 1, err
+	}
+	if options["help"] != "" {
+		for _, name := range slices.Sorted(maps.Keys(srunOptions)) {
+			fmt.Fprintln(files[1], "  --"+name)
+		}
+		return 0, nil
 	}
 	if len(words) == 0 {
 		return 1, errors.New("No command given to execute.")
@@ -788,20 +798,31 @@ func (c *controller) scancel(r request, uid uint32) error {
 	if err != nil {
 		return err
 	}
-	if len(words) == 0 || len(options) > 0 {
-		return errors.New("the stub needs job ids, and has no signals")
+	term := options["signal"] == "TERM" || options["signal"] == "SIGTERM"
+	if len(words) == 0 || options["signal"] != "" && !term {
+		return errors.New("the stub needs job ids, and knows the signal TERM only")
 	}
 	for _, id := range words {
 		j, err := c.find(id, uid)
 		if err != nil {
 			return err
 		}
-		c.cancel(j)
+		if !term {
+			c.cancel(j)
+			continue
+		}
+		c.mu.Lock()
+		for s := range j.steps {
+			if s.batch == (options["batch"] != "") || options["full"] != "" {
+				s.control.Write([]byte("TERM\n"))
+			}
+		}
+		c.mu.Unlock()
 	}
 	return nil
 }
 
-// cancel sends SIGCONT and SIGTERM to all processes of the job, and SIGKILL after KillWait.
+// cancel ends a job.
 func (c *controller) cancel(j *job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -815,6 +836,12 @@ func (c *controller) cancel(j *job) {
 		return
 	}
 	j.canceled = true
+	c.terminate(j)
+}
+
+// terminate sends SIGCONT and SIGTERM to all processes of the job, and SIGKILL after KillWait. c.mu
+// must be held.
+func (c *controller) terminate(j *job) {
 	wait := c.conf.killWait
 	for s := range j.steps {
 		s.control.Write([]byte("TERM\n"))

@@ -20,7 +20,7 @@ var (
 	}
 	srunOptions = options{
 		"chdir": "D=", "cpus-per-task": "c=", "exact": "", "export": "=", "gpus-per-node": "=", "gres": "=", "kill-on-bad-exit": "K=?",
-		"label": "l", "mem": "=", "nodelist": "w=", "nodes": "N=", "ntasks": "n=", "ntasks-per-node": "=", "overlap": "", "task-prolog": "=",
+		"help": "", "ignore-signals": "=", "label": "l", "mem": "=", "nodelist": "w=", "nodes": "N=", "ntasks": "n=", "ntasks-per-node": "=", "overlap": "", "task-prolog": "=",
 		"unbuffered": "u", "wait": "W=",
 	}
 	sbcastOptions  = options{"compress": "C=?", "force": "f", "preserve": "p", "size": "s=", "timeout": "t=", "verbose": "v"}

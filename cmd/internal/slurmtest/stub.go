@@ -105,6 +105,18 @@ func ask(name string) (int, error) {
 	if _, err := c.Write(append(data, '\n')); err != nil {
 		return 1, err
 	}
+	if options, _, err := srunOptions.parse(r.Args); name == "srun" && err == nil {
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGINT)
+		go func() {
+			for sig := range signals {
+				if !strings.Contains(options["ignore-signals"], unix.SignalName(sig.(syscall.Signal))) {
+					fmt.Fprintln(os.Stderr, "srun: forcing job termination")
+					c.Write([]byte("KILL\n")) // srun forwards all of them as SIGKILL
+				}
+			}
+		}()
+	}
 	line, err := bufio.NewReader(c).ReadString('\n')
 	if err != nil {
 		return 1, err
