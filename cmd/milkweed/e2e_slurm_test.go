@@ -301,6 +301,41 @@ func TestSlurmProlog(t *testing.T) {
 		s.on(1, "milkweed umount /mnt/imagenet; rmdir /mnt/imagenet") // the epilog did not
 		s.clean(1)
 	})
+	t.Run("systemd", func(t *testing.T) {
+		// The stub of systemd-run runs the service with the environment that systemd gives it.
+		s.on(1, `mkdir -p /run/systemd/system
+			rm -f /usr/bin/systemd-run
+			cat >/usr/bin/systemd-run <<'END'
+#!/bin/bash
+env=(PATH=/usr/bin LANG=C)
+while [[ $1 == --* ]]; do
+	case $1 in
+	--quiet | --collect | --unit=milkweed-slurm-* | --service-type=forking | --property=LimitNOFILE=* | --property=TimeoutStartSec=*) ;;
+	--property=EnvironmentFile=-/etc/milkweed/imagenet.env) env+=($(cat /etc/milkweed/imagenet.env)) ;;
+	--setenv=*) env+=("${1#--setenv=}") ;;
+	*) echo "unrecognized option '$1'"; exit 1 ;;
+	esac
+	shift
+done
+exec env -i "${env[@]}" setsid --wait "$@" </dev/null >/dev/null 2>&1
+END
+			chmod 755 /usr/bin/systemd-run`)
+		for _, how := range []string{"by systemd-run", "directly"} {
+			s.root(`echo SECRET=of-the-daemon >/etc/milkweed/imagenet.env`)
+			id := s.submit("alice", readAll+hold, imagenet)
+			s.ready("alice", id)
+			if got := s.output("alice", id); got != want {
+				t.Errorf("%s: got %q, want %q", how, got, want)
+			}
+			env := s.on(1, `tr '\0' '\n' </proc/$(pgrep -o -f 'milkweed moun[t]')/environ | sort`)
+			if !strings.Contains(env, "SECRET=of-the-daemon\n") || !strings.Contains(env, "SLURM_JOB_NODELIST=node1\n") || strings.Contains(env, "SLURM_JOB_ID=") {
+				t.Errorf("%s: the environment of the daemon:\n%s", how, env)
+			}
+			s.release("alice", id)
+			s.clean(1)
+			s.on(1, "rm -rf /run/systemd")
+		}
+	})
 	t.Run("kept", func(t *testing.T) {
 		s.root("sed -i 's/^keep=no /keep=yes /' /etc/slurm/epilog.d/50-milkweed")
 		s.job("alice", readAll, imagenet)

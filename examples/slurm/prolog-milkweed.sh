@@ -6,8 +6,8 @@
 # The dataset NAME has the configuration /etc/milkweed/NAME.toml. All jobs of a node share
 # one mount of it, which needs allow_other: the permissions of the source then decide who
 # may read a file. A configuration with peers.roster = "slurm" shares the tiers of the
-# nodes of the job. /etc/milkweed/NAME.env may have lines NAME=value for the daemon, such
-# as AWS_SHARED_CREDENTIALS_FILE=/etc/milkweed/aws.
+# nodes of the job. /etc/milkweed/NAME.env may have lines VARIABLE=value, without quotes, for
+# the daemon, such as AWS_SHARED_CREDENTIALS_FILE=/etc/milkweed/aws.
 #
 # slurmd runs it as root on each node, without a PATH. If it fails, Slurm drains the node
 # and requeues the job. So it fails only if the node lacks milkweed or /dev/fuse. All other
@@ -49,22 +49,36 @@ mounted() {
 # limited runs a command for a limited time, and without the lock.
 limited() { timeout --kill-after=1 "$timeout" "$@" 9>&-; }
 
-# start NAME starts the daemon of a dataset. It must outlive this script: milkweed leaves the
-# process group by itself, and systemd-run starts it outside of the control group of slurmd.
-start() {
+# clean NAME COMMAND... runs a command with the environment of the daemon of a dataset only. No
+# value is an argument of a command, because all users can see those.
+clean() {
 	local name=$1 line vars=(HOME=/root "PATH=$PATH" XDG_STATE_HOME=/var/log
 		"SLURM_JOB_NODELIST=${SLURM_JOB_NODELIST:-}" "SLURMD_NODENAME=${SLURMD_NODENAME:-}")
+	shift
 	if [ -e "$etc/$name.env" ]; then
 		while IFS= read -r line; do
 			[[ $line =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] && vars+=("$line")
 		done <"$etc/$name.env"
 	fi
-	local mount=(milkweed mount --supervise --clear-stale -c "$etc/$name.toml")
+	(
+		unset $(compgen -e)
+		export "${vars[@]}"
+		limited "$@"
+	)
+}
+
+# start NAME starts the daemon of a dataset. It must outlive this script: milkweed leaves the
+# process group by itself, and systemd-run starts it outside of the control group of slurmd.
+start() {
+	local mount=(milkweed mount --supervise --clear-stale -c "$etc/$1.toml")
 	if [ -d /run/systemd/system ]; then
-		limited systemd-run --quiet --collect --unit="milkweed-slurm-$name-$job" \
-			--service-type=forking --property=LimitNOFILE=1048576 "${vars[@]/#/--setenv=}" "${mount[@]}"
+		limited systemd-run --quiet --collect --unit="milkweed-slurm-$1-$job" --service-type=forking \
+			--property=TimeoutStartSec="$timeout" --property=LimitNOFILE=1048576 \
+			--property=EnvironmentFile=-"$etc/$1.env" --setenv=XDG_STATE_HOME=/var/log \
+			--setenv=SLURM_JOB_NODELIST="${SLURM_JOB_NODELIST:-}" \
+			--setenv=SLURMD_NODENAME="${SLURMD_NODENAME:-}" "${mount[@]}"
 	else
-		limited env --ignore-environment "${vars[@]}" "${mount[@]}"
+		clean "$1" "${mount[@]}"
 	fi
 }
 
@@ -72,7 +86,7 @@ start() {
 # be held.
 attach() {
 	local name=$1 file=$etc/$1.toml state=$run/$1 config point roster= out
-	config=$(limited env --ignore-environment HOME=/root "PATH=$PATH" milkweed config show -c "$file" 2>&1) ||
+	config=$(clean "$name" milkweed config show -c "$file" 2>&1) ||
 		{ say "$name: ${config%%$'\n'*}"; return; }
 	point=$(value mount.point)
 	[[ $point == /* ]] || { say "$name: mount.point is missing or contains a space"; return; }
