@@ -18,6 +18,7 @@ packages=(
 	strace                                                  # drivers/peer
 	tmux                                                    # milkweed top
 	curl jq                                                 # docs/howto, the examples of --help
+	procps util-linux                                       # cmd/internal/slurmtest
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	chromium chromium-driver axe-core                       # cmd/internal/browser

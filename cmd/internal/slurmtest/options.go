@@ -1,6 +1,7 @@
 package slurmtest
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -100,7 +101,7 @@ func directives(script string) ([]string, error) {
 		switch {
 		case i == 0:
 			if !strings.HasPrefix(line, "#!") {
-				return nil, fmt.Errorf("This does not look like a batch script.  The first\nline must start with #! followed by the path to an interpreter.")
+				return nil, errors.New("the first line begins with no interpreter")
 			}
 		case strings.HasPrefix(line, "#SBATCH "):
 			more, err := split(strings.TrimPrefix(line, "#SBATCH "))
