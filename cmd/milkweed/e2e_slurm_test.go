@@ -398,7 +398,9 @@ func TestSlurmPeers(t *testing.T) {
 		s.clean(node + 1)
 	}
 
-	// A mount that was kept gets the peers of the next job.
+	// A mount that was kept gets the peers of the next job. The prolog gets the nodes as in Slurm 22.05.
+	s.root(`printf '#!/bin/bash\nSLURM_NODELIST=$SLURM_JOB_NODELIST exec /usr/bin/env -u SLURM_JOB_NODELIST /etc/slurm/prolog\n' >/etc/slurm/old
+		mv /etc/slurm/prolog.d/50-milkweed /etc/slurm/prolog; install -m 755 /etc/slurm/old /etc/slurm/prolog.d/50-milkweed`)
 	s.root("sed -i 's/^keep=no /keep=yes /' /etc/slurm/epilog.d/50-milkweed")
 	s.job("alice", read, imagenet, "--nodes=2")
 	s.root("sed -i 's/^keep=yes /keep=no /' /etc/slurm/epilog.d/50-milkweed")

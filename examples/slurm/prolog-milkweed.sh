@@ -25,6 +25,7 @@ run=/run/milkweed-slurm         # epilog-milkweed.sh and taskprolog-milkweed.sh 
 job=${SLURM_JOB_ID:-}
 [[ $job =~ ^[0-9]+$ ]] || { echo "milkweed: SLURM_JOB_ID is not set"; exit 1; }
 
+nodes=${SLURM_JOB_NODELIST:-${SLURM_NODELIST:-}}        # Slurm 22.05 sets the latter only
 lines=()        # for taskprolog-milkweed.sh
 
 # say logs a message and prints it to the output of the job.
@@ -53,7 +54,7 @@ limited() { timeout --kill-after=1 "$timeout" "$@" 9>&-; }
 # value is an argument of a command, because all users can see those.
 clean() {
 	local name=$1 line vars=(HOME=/root "PATH=$PATH" XDG_STATE_HOME=/var/log
-		"SLURM_JOB_NODELIST=${SLURM_JOB_NODELIST:-}" "SLURMD_NODENAME=${SLURMD_NODENAME:-}")
+		"SLURM_JOB_NODELIST=$nodes" "SLURMD_NODENAME=${SLURMD_NODENAME:-}")
 	shift
 	if [ -e "$etc/$name.env" ]; then
 		while IFS= read -r line; do
@@ -75,7 +76,7 @@ start() {
 		limited systemd-run --quiet --collect --unit="milkweed-slurm-$1-$job" --service-type=forking \
 			--property=TimeoutStartSec="$timeout" --property=LimitNOFILE=1048576 \
 			--property=EnvironmentFile=-"$etc/$1.env" --setenv=XDG_STATE_HOME=/var/log \
-			--setenv=SLURM_JOB_NODELIST="${SLURM_JOB_NODELIST:-}" \
+			--setenv=SLURM_JOB_NODELIST="$nodes" \
 			--setenv=SLURMD_NODENAME="${SLURMD_NODENAME:-}" "${mount[@]}"
 	else
 		clean "$1" "${mount[@]}"
@@ -91,7 +92,7 @@ attach() {
 	point=$(value mount.point)
 	[[ $point == /* ]] || { say "$name: mount.point is missing or contains a space"; return; }
 	[ "$(value mount.allow_other)" = true ] || { say "$name: the configuration lacks allow_other"; return; }
-	[ "$(value peers.roster)" != slurm ] || roster=${SLURM_JOB_NODELIST:-}
+	[ "$(value peers.roster)" != slurm ] || roster=$nodes
 
 	if mounted "$point" && [ ! -e "$state/point" ]; then
 		provide "$name" "$point"        # the site has mounted it in another way
