@@ -19,6 +19,7 @@ umask 022
 
 timeout=20      # seconds that one mount may take
 most=8          # datasets of one job
+long=60         # seconds after which no further dataset is begun
 etc=/etc/milkweed
 run=/run/milkweed-slurm         # epilog-milkweed.sh and taskprolog-milkweed.sh use it, too
 
@@ -152,6 +153,10 @@ for name in "${names[@]}"; do
 	# Only a name of these characters becomes a part of a path.
 	if [[ ! $name =~ ^[A-Za-z0-9_-]{1,64}$ || ! -f $etc/$name.toml ]]; then
 		say "there is no dataset ${name:0:64}"
+		continue
+	fi
+	if [ $SECONDS -ge $long ]; then
+		say "$name is not mounted: the other datasets took too long"
 		continue
 	fi
 	exec 9>"$run/$name.lock"
