@@ -149,6 +149,8 @@ func asDaemon() (*starter, error) {
 		return nil, fmt.Errorf("%s is %q, not the file descriptor of a pipe", readyEnv, value)
 	}
 	unix.CloseOnExec(fd)
+	// pgrep and top show this name. Without it, that is "exe". It does not matter if it cannot be set.
+	os.WriteFile("/proc/self/comm", []byte("milkweed"), 0)
 	return &starter{os.NewFile(uintptr(fd), "ready")}, nil
 }
 

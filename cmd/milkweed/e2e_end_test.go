@@ -260,6 +260,11 @@ func TestUmountAll(t *testing.T) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
+	for _, pid := range s.processes() {
+		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); pid != busy.Process.Pid && string(comm) != "milkweed\n" {
+			t.Errorf("the name of a daemon is %q, %v", comm, err)
+		}
+	}
 	if r := s.try("umount", "--all"); r.code != exit.MountPoint || !strings.Contains(r.stderr, s.point+" is in use by cat") {
 		t.Errorf("one is in use: exit code %d\n%s", r.code, r.stderr)
 	}

@@ -418,43 +418,6 @@ func TestSlurmPeers(t *testing.T) {
 	}
 }
 
-// The commands of the guide for Slurm work in the order of the page.
-func TestSlurmHowTo(t *testing.T) {
-	need(t, "root", "/dev/fuse", "nsenter", "unshare", "ip", "tc", "fusermount3")
-	path, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../../docs/howto/slurm.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := "set -e\n"
-	var want []string // lines of the blocks that show the output of the block before them
-	for i, block := range strings.Split(string(page), "```") {
-		if commands, ok := strings.CutPrefix(block, "sh\n"); ok && i%2 == 1 {
-			script += commands
-		}
-		if text, ok := strings.CutPrefix(block, "text\n"); ok && i%2 == 1 && !strings.HasPrefix(text, "milkweed: ") {
-			want = append(want, text)
-		}
-	}
-	shell := slurmtest.HowTo(t, path, "../..")
-	shell.Stdin = strings.NewReader(script)
-	out, err := shell.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	rest := string(out)
-	for _, text := range want {
-		_, after, ok := strings.Cut(rest, text)
-		if !ok {
-			t.Fatalf("%q is missing in\n%s", text, rest)
-		}
-		rest = after
-	}
-}
-
 // The job scripts of the examples mount and train as their user, with peers and without, and leave
 // nothing on their nodes. The secret of the peers is one that nobody else may read.
 func TestSlurmExamples(t *testing.T) {

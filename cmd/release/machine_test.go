@@ -146,6 +146,7 @@ func (m *machine) installDebian(first, second string) {
 	m.do(`pid=$(systemctl show --property MainPID --value milkweed@data)
 		[ "$(stat -c %U "/proc/$pid")" = milkweed ]
 		# CAP_DAC_READ_SEARCH and CAP_SYS_ADMIN
+		grep -x milkweed "/proc/$pid/comm"
 		grep -E 'CapEff:\s*0000000000200004' "/proc/$pid/status"
 		ls /var/log/milkweed/*.log
 		milkweed warmup /mnt/data
@@ -187,15 +188,15 @@ func (m *machine) installDebian(first, second string) {
 		milkweed status /mnt/data | grep -F 'milkweed 0.2.0'`)
 
 	// While a job uses a mount, the package stays. Then no mount and no process is left.
-	m.do(`systemd-run --quiet --unit=job tail -f /mnt/data/class1/3`)
+	m.do(`systemd-run --quiet --unit=job --property=StandardOutput=null tail -f /mnt/data/class1/3`)
 	m.eventually(`ls -l /proc/"$(systemctl show --property MainPID --value job)"/fd | grep /mnt/data`)
 	m.refuse(`apt-get remove --yes milkweed`, "/mnt/data is in use by tail")
 	m.do(`milkweed --version
 		cmp /srv/data/class1/5 /mnt/data/class1/5
 		systemctl stop job
 		apt-get remove --yes milkweed
-		not findmnt -t fuse.milkweed
-		not grep -l milkweed /proc/[0-9]*/comm
+		not grep fuse.milkweed /proc/self/mountinfo
+		not grep -lx milkweed /proc/[0-9]*/comm
 		[ ! -e /usr/bin/milkweed ]
 		[ -z "$(systemctl list-units --no-legend --all 'milkweed@*')" ]
 		[ -e /etc/milkweed/data.toml ]

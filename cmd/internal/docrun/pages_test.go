@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/slurmtest"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
@@ -28,6 +29,17 @@ var pages = map[string]func(t *testing.T, p *Page){
 	"tutorial.md":       tutorialPage,
 	"howto/bucket.md":   bucketPage,
 	"howto/cloud-vm.md": cloudPage,
+	"howto/slurm.md":    slurmPage,
+}
+
+// slurmPage runs the guide on a cluster of nodes on this machine, with stubs of Slurm.
+func slurmPage(t *testing.T, p *Page) {
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := p.RunOn(slurmtest.HowTo(t, path, root))
+	wantPage(t, output, err)
 }
 
 // Each command in the tutorial and in a how-to guide is run, and prints what the page shows.
@@ -238,7 +250,7 @@ exec rclone --config= --s3-provider=Other --s3-no-check-bucket --s3-endpoint=` +
 }
 
 // The machine of the page has the role of a metadata service that runs here, a file in place of the
-// NVMe, and a systemctl that does what the unit says, without its restrictions.
+// NVMe, and a systemctl that does what the unit says, with its user and its capabilities.
 func cloudPage(t *testing.T, p *Page) {
 	need(t, "curl", "mkfs.ext4")
 	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
@@ -263,7 +275,13 @@ set +a
 start=$(sed -n "s/^ExecStart=//; T; s/%i/$name/gp" $unit)
 point=$(sed -n 's/^point = "\(.*\)"/\1/p' "/etc/milkweed/$name.toml")
 case $command in
-enable) umask 077 && exec $start ;;
+enable)
+	install -d -o milkweed -g milkweed -m 700 /var/log/milkweed /var/cache/milkweed
+	umask 077
+	rights=$(sed -n 's/^AmbientCapabilities=CAP_/+/p' $unit | sed 's/ CAP_/,+/g' | tr A-Z a-z)
+	user=$(sed -n 's/^User=//p' $unit)
+	exec setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs --inh-caps="$rights" --ambient-caps="$rights" $start
+	;;
 disable)
 	pid=$(milkweed status --json "$point" | sed 's/.*"pid":\([0-9]*\).*/\1/')
 	kill -TERM "$pid"

@@ -32,9 +32,11 @@ install -D -m 755 "$program" "$root/usr/bin/milkweed"
 ln -sfn ../bin/milkweed "$root/usr/sbin/mount.milkweed"
 mkdir -p "$root/usr/share/doc/milkweed"
 cp -r "$repo/examples" "$repo/docs" "$root/usr/share/doc/milkweed/"
-for unit in "$repo"/examples/systemd/*.service; do
-	[ ! -e "$unit" ] || sed 's:/usr/local/bin/:/usr/bin/:' "$unit" >"$root/usr/lib/systemd/system/${unit##*/}"
-done
+cp "$repo"/examples/systemd/*.service "$root/usr/lib/systemd/system/"
+mkdir -p "$root/etc/milkweed"
+echo 'milkweed:x:1501:1501::/var/cache/milkweed:/usr/sbin/nologin' >>"$root/etc/passwd"
+echo 'milkweed:x:1501:' >>"$root/etc/group"
+install -d -o 1501 -g 1501 -m 700 "$root/run/milkweed-service"
 
 # The user, and a sudo that asks for no password.
 echo 'ada:x:1500:1500::/home/ada:/bin/bash' >>"$root/etc/passwd"
