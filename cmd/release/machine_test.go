@@ -71,12 +71,13 @@ func (m *machine) until(what string, f func() (string, error)) string {
 	return ""
 }
 
-// not is a function of the shell. After "!", set -e would ignore a command that succeeds.
-const not = "not() { if \"$@\"; then echo \"unexpected: $*\"; return 1; fi; }\n"
+// prelude begins each script. After "!", set -e would ignore a command that succeeds; so there is the
+// function not.
+const prelude = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\nnot() { if \"$@\"; then echo \"unexpected: $*\"; return 1; fi; }\n"
 
 // command returns a command that runs a script as root in the machine.
 func (m *machine) command(script string) *exec.Cmd {
-	cmd := exec.Command("nsenter", "--target", m.leader, "--all", "--", "bash", "-euo", "pipefail", "-c", not+script)
+	cmd := exec.Command("nsenter", "--target", m.leader, "--all", "--", "bash", "-Eeuo", "pipefail", "-c", prelude+script)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"}
 	return cmd
 }
@@ -198,7 +199,7 @@ func (m *machine) installDebian(first, second string) {
 		not grep fuse.milkweed /proc/self/mountinfo
 		not grep -lx milkweed /proc/[0-9]*/comm
 		[ ! -e /usr/bin/milkweed ]
-		[ -z "$(systemctl list-units --no-legend --all 'milkweed@*')" ]
+		[ -z "$(systemctl list-units --no-legend --state=active,activating,failed 'milkweed@*')" ]
 		[ -e /etc/milkweed/data.toml ]
 		[ -d /var/log/milkweed ]
 		apt-get purge --yes milkweed
