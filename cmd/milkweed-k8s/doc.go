@@ -3,4 +3,5 @@
 //
 //	milkweed-k8s csi       the CSI node plugin: mounts volumes for pods
 //	milkweed-k8s mounter   serves the mounts of the plugin, without privileges
+//	milkweed-k8s fluid     mounts the dataset of a ThinRuntime of Fluid
 package main
