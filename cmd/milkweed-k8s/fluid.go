@@ -88,7 +88,7 @@ func (f *fluidCommand) run(flags []string) error {
 		if err != nil {
 			return fluidError(fmt.Errorf("%s: %w", f.config, err), "Check the encryptOptions of the Dataset and the secret.")
 		}
-		if err := makeTarget(m.target); err != nil {
+		if err := makeFluidTarget(m.target); err != nil {
 			return &exit.Error{Code: exit.MountPoint, Err: err}
 		}
 		args = m.arguments(flags)
@@ -104,9 +104,9 @@ func fluidError(err error, remedy string) error {
 	return &exit.Error{Code: exit.Usage, Err: err, Remedy: remedy}
 }
 
-// makeTarget creates the mount point. A stale mount of an earlier container may be on it, so that
+// makeFluidTarget creates the mount point. A stale mount of an earlier container may be on it, so that
 // it cannot be examined.
-func makeTarget(target string) error {
+func makeFluidTarget(target string) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
 	}
@@ -219,15 +219,15 @@ var fluidOptions = []string{
 	"scrub_rate", "source_bandwidth", "source_operations", "window", "workers", "xattrs",
 }
 
-// googleCredentials is the variable whose value is the path of a file with credentials.
-const googleCredentials = "GOOGLE_APPLICATION_CREDENTIALS"
+// googleFile is the variable whose value is the path of a file with credentials.
+const googleFile = "GOOGLE_APPLICATION_CREDENTIALS"
 
 // fluidCredentials are the environment variables that encryptOptions may set.
 var fluidCredentials = []string{
 	"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
 	"AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CONNECTION_STRING",
 	"AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET",
-	googleCredentials,
+	googleFile,
 }
 
 // fluidReserved is the prefix of options with which Fluid itself is configured.
@@ -285,13 +285,18 @@ func (m *fluidMount) environment(secrets string) ([]string, error) {
 			if err != nil {
 				return nil, fmt.Errorf("option %s: %w", name, err)
 			}
-			if name != googleCredentials {
+			if name == googleFile {
+				err = checkGoogleCredentials(content)
+			} else {
 				value = content
 			}
-		} else if name == googleCredentials {
+			if err != nil {
+				return nil, fmt.Errorf("option %s: %w", name, err)
+			}
+		} else if name == googleFile {
 			return nil, fmt.Errorf("option %s: the value is not a file below %s", name, secrets)
 		}
-		if name != googleCredentials && hasControl(value) {
+		if name != googleFile && hasControl(value) {
 			return nil, fmt.Errorf("option %s: the value has a control character", name)
 		}
 		env = append(env, name+"="+value)

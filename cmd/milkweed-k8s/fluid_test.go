@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/cmd/internal/kubetest"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
@@ -64,7 +63,7 @@ func TestFluidOptionsAreThoseOfMilkweed(t *testing.T) {
 		}
 	}
 	args := m.arguments([]string{"--fake", "--tier", "ram:" + dir + "/tier:1GiB"})
-	if out, err := exec.Command(kubetest.Programs(t)+"/milkweed", args[1:]...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(programs+"/milkweed", args[1:]...).CombinedOutput(); err != nil {
 		t.Errorf("%q: %v\n%s", args, err, out)
 	}
 }
@@ -134,6 +133,8 @@ func TestFluidCredentials(t *testing.T) {
 		os.WriteFile(secrets+"/s/..1/lines", []byte("one\ntwo\n"), 0o400),
 		os.WriteFile(secrets+"/s/..1/large", bytes.Repeat([]byte("x"), maxFluidSecret+1), 0o400),
 		os.WriteFile(dir+"/shadow", []byte("root"), 0o400),
+		os.WriteFile(secrets+"/s/google", []byte(`{"type":"service_account"}`), 0o400),
+		os.WriteFile(secrets+"/s/command", []byte(`{"type":"external_account","credential_source":{"executable":{"command":"/bin/x"}}}`), 0o400),
 		os.Symlink("..1", secrets+"/s/..data"),
 		os.Symlink("..data/key", secrets+"/s/key"),
 		os.Symlink("../../shadow", secrets+"/s/shadow"),
@@ -144,7 +145,8 @@ func TestFluidCredentials(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"AWS_SECRET_ACCESS_KEY", secrets + "/s/key", "one"},
 		{"AWS_SECRET_ACCESS_KEY", "literal", "literal"}, // Fluid with THIN_FUSE_CONFIG_STORAGE=secret
-		{"GOOGLE_APPLICATION_CREDENTIALS", secrets + "/s/key", secrets + "/s/key"},
+		{"GOOGLE_APPLICATION_CREDENTIALS", secrets + "/s/google", secrets + "/s/google"},
+		{"GOOGLE_APPLICATION_CREDENTIALS", secrets + "/s/command", ""},
 		{"GOOGLE_APPLICATION_CREDENTIALS", dir + "/shadow", ""},
 		{"AWS_SECRET_ACCESS_KEY", secrets + "/s/../../shadow", ""},
 		{"AWS_SECRET_ACCESS_KEY", secrets + "/s/shadow", ""},
@@ -175,7 +177,6 @@ func TestFluidCredentials(t *testing.T) {
 // With the file of Fluid, the command mounts a dataset that other programs read, and both ways to
 // end it unmount.
 func TestFluidMounts(t *testing.T) {
-	programs := kubetest.Programs(t)
 	for _, end := range []string{"SIGTERM", "preStop"} {
 		t.Run(end, func(t *testing.T) {
 			dir := t.TempDir()

@@ -62,7 +62,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 
 // commands returns the commands of the program.
 func commands() []*cobra.Command {
-	return []*cobra.Command{newFluid()}
+	return []*cobra.Command{newCSI(), newMounter(), newFluid()}
 }
 
 // usage wraps check, so that its errors have the exit code and the remedy of a usage error.
