@@ -1,9 +1,10 @@
 #!/bin/bash
 # deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
-# ones. A name is a package of Debian, a server of an object store, or axe-core, which checks
-# the accessibility of web pages. The latter are installed in the user's cache folder, where
-# drivers/blob/blobtest and cmd/internal/browser find them. Go itself is not installed; go.mod
-# has its version.
+# ones. A name is a package of Debian, a server of an object store, axe-core, which checks the
+# accessibility of web pages, a program for the manifests of Kubernetes, or kubernetes or fluid,
+# which are the schemas of their objects. What is not of Debian is installed in the user's cache
+# folder, where drivers/blob/blobtest, cmd/internal/browser and cmd/internal/kubetest find it.
+# Go itself is not installed; go.mod has its version.
 set -euo pipefail
 
 packages=(
@@ -20,6 +21,7 @@ packages=(
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	chromium chromium-driver axe-core                       # cmd/internal/browser
+	buildah kustomize kubeconform kubernetes fluid          # cmd/internal/kubetest
 	versitygw fake-gcs-server azurite                       # blobtest
 )
 [ $# -eq 0 ] || packages=("$@")
@@ -29,9 +31,24 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/milkweed-test
 
 # module PACKAGE VERSION installs a program of a Go module.
 module() {
-	local program=$cache/bin/${1##*/}
+	local package=${1%/v[0-9]}
+	local program=$cache/bin/${package##*/}
 	if ! "$go" version -m "$program" 2>/dev/null | grep --quiet $'^\tmod\t.*\t'"$2"$'\t'; then
 		GOBIN=$cache/bin "$go" install "$1@$2" >&2
+	fi
+}
+
+# module_file NAME MODULE VERSION PATH copies a file, or a folder, of a Go module into the folder
+# NAME@VERSION of the cache.
+module_file() {
+	local folder=$cache/$1@$3 module
+	if [ ! -d "$folder" ]; then
+		rm -rf "$folder.new"
+		module=$(cd / && "$go" mod download -json "$2@$3" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+		mkdir -p "$folder.new"
+		cp -R "$module/$4" "$folder.new/"
+		chmod -R u+w "$folder.new"
+		mv "$folder.new" "$folder"
 	fi
 }
 
@@ -61,7 +78,7 @@ axe() {
 missing=() servers=()
 for package in "${packages[@]}"; do
 	case $package in
-	versitygw | fake-gcs-server) servers+=("$package") ;;
+	versitygw | fake-gcs-server | kustomize | kubeconform | kubernetes | fluid) servers+=("$package") ;;
 	azurite | axe-core)
 		servers+=("$package")
 		command -v npm >/dev/null || missing+=(nodejs npm)
@@ -89,5 +106,9 @@ for server in "${servers[@]}"; do
 	fake-gcs-server) module github.com/fsouza/fake-gcs-server v1.56.1 ;;
 	azurite) azurite 3.37.0 ;;
 	axe-core) axe 4.14.1 ;;
+	kustomize) module sigs.k8s.io/kustomize/kustomize/v5 v5.7.1 ;;
+	kubeconform) module github.com/yannh/kubeconform/cmd/kubeconform v0.7.0 ;;
+	kubernetes) module_file kubernetes k8s.io/kubernetes v1.34.3 api/openapi-spec/swagger.json ;;
+	fluid) module_file fluid github.com/fluid-cloudnative/fluid v1.0.8 config/crd/bases ;;
 	esac
 done

@@ -17,7 +17,7 @@ import (
 // Slurm gives its nodes a secret that nobody else may read, and removes it.
 func TestPeerExamples(t *testing.T) {
 	t.Run("kubernetes", func(t *testing.T) {
-		data, err := os.ReadFile("../../examples/kubernetes/peers.yaml")
+		data, err := os.ReadFile("../../examples/kubernetes/peers/peers.yaml")
 		if err != nil {
 			t.Fatal(err)
 		}
