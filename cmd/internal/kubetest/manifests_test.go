@@ -12,8 +12,9 @@ var folders = map[string]int{
 	"peers": 2, "csi": 3, "volumes": 4, "fluid": 1, "train/csi": 4, "train/peers": 2, "train/fluid": 4,
 }
 
-// needTools skips the test if a program or schema is not installed, which is a failure in CI.
-func needTools(t *testing.T) {
+// schemas returns the schemas. It skips the test if a program or schema is not installed, which is a
+// failure in CI.
+func schemas(t *testing.T) Schemas {
 	t.Helper()
 	for _, dep := range [][2]string{
 		{"kustomize", "bin/kustomize"}, {"kubeconform", "bin/kubeconform"}, {"kubernetes", "kubernetes@*/swagger.json"}, {"fluid", "fluid@*/bases"},
@@ -22,6 +23,11 @@ func needTools(t *testing.T) {
 			t.Skip(err)
 		}
 	}
+	s, err := WriteSchemas(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // example returns the manifests of a folder of examples/kubernetes.
@@ -36,11 +42,11 @@ func example(t *testing.T, folder string) string {
 
 // Each folder is built by kustomize, and its objects agree with the schemas.
 func TestManifestsAreValid(t *testing.T) {
-	needTools(t)
+	s := schemas(t)
 	for folder, want := range folders {
 		t.Run(folder, func(t *testing.T) {
 			manifests := example(t, folder)
-			if err := Validate([]byte(manifests)); err != nil {
+			if err := s.Validate([]byte(manifests)); err != nil {
 				t.Error(err)
 			}
 			objects, err := Parse([]byte(manifests))
@@ -56,7 +62,7 @@ func TestManifestsAreValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Validate(data); err != nil {
+	if err := s.Validate(data); err != nil {
 		t.Error(err)
 	}
 	// No folder is forgotten.
@@ -83,7 +89,7 @@ func (m misspelling) says() string {
 // The schemas are not satisfied by anything: a misspelt field, a value of the wrong type and a missing
 // field are found, at the top and deep in an object.
 func TestValidateRefuses(t *testing.T) {
-	needTools(t)
+	s := schemas(t)
 	for _, c := range []misspelling{
 		{"csi", "attachRequired", "attachRequried"},
 		{"csi", "podInfoOnMount: true", "podInfoOnMount: 1"},
@@ -95,7 +101,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"csi", "    spec:\n      automount", "    sepc:\n      automount"},
 		{"peers", "publishNotReadyAddresses", "publishNotReadyAdresses"},
 		{"peers", "port: 7440", "port: x"},
-		{"peers", "    spec:\n", "    spec:\n      nodeSelector: x\n"},
+		{"peers", "hostNetwork: true", "hostNetwork: 1"},
 		{"peers", "defaultMode: ", "defaultMode: x"},
 		{"train/csi", "claimName: digits", "claimname: digits"},
 		{"train/csi", "backoffLimit: 0", "backofLimit: 0"},
@@ -112,11 +118,11 @@ func TestValidateRefuses(t *testing.T) {
 		changed := strings.Replace(manifests, c.from, c.to, 1)
 		if changed == manifests {
 			t.Errorf("%s has no %q", c.folder, c.from)
-		} else if err := Validate([]byte(changed)); err == nil || !strings.Contains(err.Error(), c.says()) {
+		} else if err := s.Validate([]byte(changed)); err == nil || !strings.Contains(err.Error(), c.says()) {
 			t.Errorf("%s with %q: %v", c.folder, c.to, err)
 		}
 	}
-	if err := Validate([]byte("apiVersion: example.org/v1\nkind: Unknown\nmetadata: {name: x}\n")); err == nil {
+	if err := s.Validate([]byte("apiVersion: example.org/v1\nkind: Unknown\nmetadata: {name: x}\n")); err == nil {
 		t.Error("an unknown kind was accepted")
 	}
 }

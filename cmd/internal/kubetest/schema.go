@@ -46,23 +46,23 @@ func Build(folder string) ([]byte, error) {
 	return out, nil
 }
 
-// Validate checks the objects of a YAML stream against the schemas of Kubernetes and of Fluid. A field
-// that a schema does not have is an error, and so is a kind without a schema. The schemas have no
-// rules that concern several fields, and no lists of permitted words.
-func Validate(manifests []byte) error {
+// Schemas are a folder with the schemas of Kubernetes and of Fluid.
+type Schemas string
+
+// WriteSchemas writes the schemas into dir.
+func WriteSchemas(dir string) (Schemas, error) {
+	return Schemas(dir), errors.Join(kubernetesSchemas(dir), fluidSchemas(dir))
+}
+
+// Validate checks the objects of a YAML stream against the schemas. A field that a schema does not
+// have is an error, and so is a kind without a schema. The schemas have no rules that concern several
+// fields, and no lists of permitted words.
+func (s Schemas) Validate(manifests []byte) error {
 	program, err := installed("kubeconform", "bin/kubeconform")
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "schemas-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	if err := errors.Join(kubernetesSchemas(dir), fluidSchemas(dir)); err != nil {
-		return err
-	}
-	cmd := exec.Command(program, "-strict", "-summary", "-output", "text", "-schema-location", dir+"/{{.ResourceKind}}{{.KindSuffix}}.json")
+	cmd := exec.Command(program, "-strict", "-summary", "-output", "text", "-schema-location", string(s)+"/{{.ResourceKind}}{{.KindSuffix}}.json")
 	cmd.Stdin = bytes.NewReader(manifests)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
