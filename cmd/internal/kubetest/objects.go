@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 
@@ -19,7 +20,7 @@ func Parse(manifests []byte) ([]Object, error) {
 	var objects []Object
 	decoder := yaml.NewDecoder(bytes.NewReader(manifests))
 	for {
-		var o Object
+		var o map[string]any // not an Object: the maps in it would be Objects, too
 		err := decoder.Decode(&o)
 		if errors.Is(err, io.EOF) {
 			return objects, nil
@@ -37,14 +38,11 @@ func Parse(manifests []byte) ([]Object, error) {
 func (o Object) Get(path ...string) any {
 	var value any = map[string]any(o)
 	for _, key := range path {
-		switch m := value.(type) {
-		case map[string]any:
-			value = m[key]
-		case Object:
-			value = m[key]
-		default:
+		m, ok := value.(map[string]any)
+		if !ok {
 			return nil
 		}
+		value = m[key]
 	}
 	return value
 }
@@ -61,7 +59,7 @@ func (o Object) Kind() string { return o.text("kind") }
 func (o Object) Name() string { return o.text("metadata", "name") }
 
 // clusterKinds are the kinds whose objects are in no namespace, as far as they are used here.
-var clusterKinds = []string{"CSIDriver", "Namespace", "PersistentVolume", "ThinRuntimeProfile"}
+var clusterKinds = []string{"CSIDriver", "Namespace", "Node", "PersistentVolume", "ThinRuntimeProfile"}
 
 // Namespace returns the namespace of the object: "" if its kind has none.
 func (o Object) Namespace() string {
@@ -160,10 +158,22 @@ func (o Object) References() []ID {
 	return ids
 }
 
-// Image is the image of Milkweed in the examples, without a tag.
-const Image = "registry.example.org/milkweed"
+// Containers returns the names of the containers of the pods of the object.
+func (o Object) Containers() []string {
+	var names []string
+	for _, c := range o.podSpec().list("containers") {
+		names = append(names, c.text("name"))
+	}
+	return names
+}
 
-// Commands returns the command lines that the object runs in containers of the image: those of the
+// isMilkweed reports whether an image is that of Milkweed, in whatever registry.
+func isMilkweed(image string) bool {
+	name, _, _ := strings.Cut(path.Base(image), ":")
+	return name == "milkweed"
+}
+
+// Commands returns the command lines that the object runs in containers of Milkweed: those of the
 // containers, their probes and hooks. Each begins with a path in the image.
 func (o Object) Commands() [][]string {
 	containers := o.podSpec().list("containers")
@@ -173,14 +183,14 @@ func (o Object) Commands() [][]string {
 	}
 	var commands [][]string
 	for _, c := range containers {
-		if image := c.text("image"); image != Image && !strings.HasPrefix(image, Image+":") {
+		if !isMilkweed(c.text("image")) {
 			continue
 		}
 		commands = append(commands, slices.Concat(c.words("command"), c.words("args")))
-		for _, path := range [][]string{
+		for _, place := range [][]string{
 			{"readinessProbe"}, {"livenessProbe"}, {"startupProbe"}, {"lifecycle", "preStop"}, {"lifecycle", "postStart"},
 		} {
-			if command := c.words(slices.Concat(path, []string{"exec", "command"})...); len(command) > 0 {
+			if command := c.words(slices.Concat(place, []string{"exec", "command"})...); len(command) > 0 {
 				commands = append(commands, command)
 			}
 		}
