@@ -315,19 +315,18 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 		return nil, nil, false, err
 	}
 	validate := c.Validate
-	if f.check {
+	resolve := resolveMountPoint
+	switch {
+	case f.check:
 		validate = c.ValidateForCheck
+	case f.fuseFD != 0:
+		validate, resolve = func() error { return validateServed(c) }, nameMountPoint
 	}
 	asked = c.Clone()
 	for _, step := range []func() error{
 		validate,
 		func() error { return parseURL(c) },
-		func() error {
-			if f.fuseFD != 0 {
-				return nameMountPoint(c)
-			}
-			return resolveMountPoint(c)
-		},
+		func() error { return resolve(c) },
 	} {
 		if err := step(); err != nil {
 			return nil, nil, false, err
@@ -467,6 +466,17 @@ func describeQuota(q config.Quota) string {
 		return q.String() + " of the free space"
 	}
 	return size(q.Bytes)
+}
+
+// validateServed is c.Validate for a file system that another process has mounted. It does not call the
+// file system at the mount point, which may be the one that this process is to serve.
+func validateServed(c *config.Config) error {
+	if err := c.ValidateValues(); err != nil {
+		return err
+	}
+	without := *c
+	without.Mount.Point = ""
+	return without.ValidateForCheck()
 }
 
 // nameMountPoint checks the mount point of a file system that another process has mounted. The path
