@@ -1,8 +1,9 @@
 #!/bin/bash
 # deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
-# ones. A name is a package of Debian, a server of an object store, or axe-core, which checks
-# the accessibility of web pages. The latter are installed in the user's cache folder, where
-# drivers/blob/blobtest and cmd/internal/browser find them. Go itself is not installed; go.mod
+# ones. A name is a package of Debian, a server of an object store, csi-sanity, which tests CSI
+# drivers, or axe-core, which checks the accessibility of web pages. The latter are installed in
+# the user's cache folder, where drivers/blob/blobtest, cmd/milkweed-k8s and cmd/internal/browser
+# find them. Go itself is not installed; go.mod
 # has its version.
 set -euo pipefail
 
@@ -21,6 +22,7 @@ packages=(
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
 	chromium chromium-driver axe-core                       # cmd/internal/browser
 	versitygw fake-gcs-server azurite                       # blobtest
+	csi-sanity                                              # cmd/milkweed-k8s
 )
 [ $# -eq 0 ] || packages=("$@")
 
@@ -61,7 +63,7 @@ axe() {
 missing=() servers=()
 for package in "${packages[@]}"; do
 	case $package in
-	versitygw | fake-gcs-server) servers+=("$package") ;;
+	versitygw | fake-gcs-server | csi-sanity) servers+=("$package") ;;
 	azurite | axe-core)
 		servers+=("$package")
 		command -v npm >/dev/null || missing+=(nodejs npm)
@@ -89,5 +91,6 @@ for server in "${servers[@]}"; do
 	fake-gcs-server) module github.com/fsouza/fake-gcs-server v1.56.1 ;;
 	azurite) azurite 3.37.0 ;;
 	axe-core) axe 4.14.1 ;;
+	csi-sanity) module github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity v5.6.0 ;;
 	esac
 done
