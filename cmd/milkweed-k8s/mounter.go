@@ -24,16 +24,16 @@ import (
 )
 
 const mounterLong = `Mounter serves the mounts of milkweed-k8s csi. It needs no privilege: the plugin
-mounts /dev/fuse, and passes the descriptor over the socket. For each volume, the
-mounter runs milkweed mount --fuse-fd as a child process. Volumes with the same
-attributes and secrets share one daemon.
+mounts /dev/fuse, and passes the descriptor over the socket. The mounter runs
+milkweed mount --fuse-fd as a child process. Volumes with the same attributes
+and secrets share one such daemon.
 
 The mounter runs as the user of --mounter-uid of the plugin, who must be able to
 read the source directories. Only root and that user may use the socket.
 
-A volume without tiers in its configuration has the tiers of --tier. Each dataset
-has a folder of its own in a tier. The quota is that of one dataset, so the
-quotas of the datasets that are used at the same time add up.
+A volume without tiers in its configuration has the tiers of --tier. Each
+dataset has a folder of its own in a tier. The quota is that of one dataset, so
+the quotas of the datasets that are used at the same time add up.
 
 A volume may name any bucket as its source. It may name a directory only below
 one of --source-dir, after symbolic links are resolved.

@@ -35,11 +35,11 @@ first time, then after a pause that doubles from 1 s to 1 min. It gives up after
 10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
 Files that were open fail with ENOTCONN. Unmounting ends both processes.
 
-With --fuse-fd N, another process has mounted the file system and passes the
-descriptor N of /dev/fuse on: the command needs no right to mount, and MOUNTPOINT
-is only the name of the mount, for messages and milkweed status. The process that
-has mounted it sets the mount options; with allow_other among them, add -o
-allow_other. --fuse-fd needs --foreground. The command exits with 0 when that
+With --fuse-fd N, another process has mounted the file system and passes on the
+descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
+is only the name of the mount, for messages and milkweed status. The process
+that has mounted it sets the mount options; with allow_other among them, add
+-o allow_other. --fuse-fd needs --foreground. The command exits with 0 when that
 process unmounts. SIGTERM ends the command, and the mount fails with ENOTCONN.
 
 SIGHUP makes the daemon read its configuration again; see milkweed config reload
