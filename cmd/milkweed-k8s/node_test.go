@@ -246,6 +246,51 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// Volumes of one dataset with different options need different tiers.
+func TestLockedTier(t *testing.T) {
+	n := newNode(t)
+	n.startPlugin()
+	n.startMounter()
+	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source})))
+	err := n.publish(n.inline("pod2", map[string]string{sourceKey: n.source, optionsKey: "workers=2"}))
+	wantCode(t, err, codes.FailedPrecondition, "the same source with other options")
+	n.read("pod1")
+	n.check(n.unpublish("pod1"))
+	n.check(n.unpublish("pod2"))
+}
+
+// If kubelet gives up before the mount is ready, nothing is left of it.
+func TestGivenUp(t *testing.T) {
+	n := newNode(t)
+	n.startPlugin()
+	never := n.dir + "/never"
+	n.check(os.WriteFile(never, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755))
+	n.startMounter("--milkweed", never)
+	children := func() string {
+		pid := n.mounter.cmd.Process.Pid
+		var all strings.Builder
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		for _, file := range tasks {
+			text, _ := os.ReadFile(file)
+			all.Write(text)
+		}
+		return all.String()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.client.NodePublishVolume(ctx, n.inline("pod1", map[string]string{sourceKey: n.source}))
+		ended <- err
+	}()
+	n.eventually("the daemon is started", func() bool { return children() != "" })
+	cancel()
+	wantCode(t, <-ended, codes.Canceled, "")
+	n.eventually("nothing is left", func() bool {
+		return children() == "" && len(n.mounts()) == 0 && !exists(n.target("pod1"))
+	})
+	n.check(n.unpublish("pod1"))
+}
+
 // A volume that the plugin has not made is neither unmounted nor removed.
 func TestForeign(t *testing.T) {
 	n := newNode(t)
@@ -373,6 +418,7 @@ func TestNoGoroutineLeft(t *testing.T) {
 // What the plugin knows of package fs, which it does not import, is right.
 func TestType(t *testing.T) {
 	n := newNode(t)
+	n.visible = true
 	n.startPlugin()
 	n.startMounter()
 	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source, optionsKey: "noexec"})))
