@@ -1,10 +1,11 @@
 #!/bin/bash
 # deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
-# ones. A name is a package of Debian, a server of an object store, axe-core, which checks the
-# accessibility of web pages, a program for the manifests of Kubernetes, or kubernetes or fluid,
-# which are the schemas of their objects. What is not of Debian is installed in the user's cache
-# folder, where drivers/blob/blobtest, cmd/internal/browser and cmd/internal/kubetest find it.
-# Go itself is not installed; go.mod has its version.
+# ones. A name is a package of Debian, a server of an object store, csi-sanity, which tests CSI
+# drivers, axe-core, which checks the accessibility of web pages, a program for the manifests of
+# Kubernetes, or kubernetes or fluid, which are the schemas of their objects. What is not of Debian
+# is installed in the user's cache folder, where drivers/blob/blobtest, cmd/milkweed-k8s,
+# cmd/internal/browser and cmd/internal/kubetest find it. Go itself is not installed; go.mod has its
+# version.
 set -euo pipefail
 
 packages=(
@@ -23,6 +24,7 @@ packages=(
 	chromium chromium-driver axe-core                       # cmd/internal/browser
 	buildah kustomize kubeconform kubernetes fluid          # cmd/internal/kubetest
 	versitygw fake-gcs-server azurite                       # blobtest
+	csi-sanity                                              # cmd/milkweed-k8s
 )
 [ $# -eq 0 ] || packages=("$@")
 
@@ -78,7 +80,7 @@ axe() {
 missing=() servers=()
 for package in "${packages[@]}"; do
 	case $package in
-	versitygw | fake-gcs-server | kustomize | kubeconform | kubernetes | fluid) servers+=("$package") ;;
+	versitygw | fake-gcs-server | csi-sanity | kustomize | kubeconform | kubernetes | fluid) servers+=("$package") ;;
 	azurite | axe-core)
 		servers+=("$package")
 		command -v npm >/dev/null || missing+=(nodejs npm)
@@ -110,5 +112,6 @@ for server in "${servers[@]}"; do
 	kubeconform) module github.com/yannh/kubeconform/cmd/kubeconform v0.7.0 ;;
 	kubernetes) module_file kubernetes k8s.io/kubernetes v1.34.3 api/openapi-spec/swagger.json ;;
 	fluid) module_file fluid github.com/fluid-cloudnative/fluid v1.0.8 config/crd/bases ;;
+	csi-sanity) module github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity v5.6.0 ;;
 	esac
 done

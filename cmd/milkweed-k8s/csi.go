@@ -43,12 +43,16 @@ A volume is read-only: a persistent volume has the access mode ReadOnlyMany, or
 is mounted with readOnly: true.
 
 The plugin needs root with CAP_SYS_ADMIN, /dev/fuse, and the folder of kubelet
-with mountPropagation: Bidirectional. It makes the folder of the socket and those
-of --mounter-dir, and gives them to the user of the mounter. The plugin can be
-restarted at any time: its state is the kernel's table of mounts.`
+with mountPropagation: Bidirectional. It makes the folder of the socket and
+those of --mounter-dir, and gives them to the user of the mounter. The plugin
+can be restarted at any time: its state is the kernel's table of mounts.
+
+If a daemon dies, kubelet's next NodePublishVolume (requiresRepublish: true)
+mounts the volume again. A container sees that only with mountPropagation:
+HostToContainer; otherwise its pod must be restarted.`
 
 const csiExample = `  milkweed-k8s csi --node-name "$NODE_NAME"
-  milkweed-k8s csi --node-name node1 --endpoint unix:///csi/csi.sock --mounter-uid 1000`
+  milkweed-k8s csi --node-name node1 --mounter-uid 1000 --mounter-dir /tier/ssd`
 
 func newCSI() *cobra.Command {
 	var p plugin

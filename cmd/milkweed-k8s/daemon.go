@@ -38,6 +38,7 @@ const stopTime = 10 * time.Second
 // A daemon is the process milkweed of a volume.
 type daemon struct {
 	key    string
+	source string
 	device uint64 // the device number of the file system
 	log    *slog.Logger
 
@@ -47,8 +48,8 @@ type daemon struct {
 	ended   chan struct{} // closed when the process has ended, or has not started
 }
 
-func newDaemon(key string, device uint64, log *slog.Logger) *daemon {
-	return &daemon{key: key, device: device, log: log, verdict: make(chan *failure, 1), ended: make(chan struct{})}
+func newDaemon(r request, log *slog.Logger) *daemon {
+	return &daemon{key: r.Key, source: r.Volume.Source, device: r.Device, log: log, verdict: make(chan *failure, 1), ended: make(chan struct{})}
 }
 
 // isReady reports whether the daemon serves.

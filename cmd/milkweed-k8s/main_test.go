@@ -64,6 +64,8 @@ type node struct {
 	source  string
 	tier    string
 
+	visible bool // the mounter has the mounts in its mount namespace
+
 	plugin, mounter *process
 	client          csi.NodeClient
 	identity        csi.IdentityClient
@@ -168,14 +170,19 @@ func (n *node) daemons() (pids []int) {
 	return pids
 }
 
-// start starts a command of milkweed-k8s, as the user uid without any capability if uid is not 0.
+// start starts a command of milkweed-k8s, as the user uid without any capability, and in a mount
+// namespace of its own, if uid is not 0.
 func (n *node) start(name string, uid int, words ...string) *process {
 	n.t.Helper()
 	words = append([]string{programs + "/milkweed-k8s"}, words...)
 	if uid != 0 {
 		id := fmt.Sprint(uid)
-		words = append([]string{"setpriv", "--reuid=" + id, "--regid=" + id, "--clear-groups",
-			"--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"}, words...)
+		var namespace []string
+		if !n.visible {
+			namespace = []string{"unshare", "--mount", "--propagation", "private", "--"}
+		}
+		words = append(append(namespace, "setpriv", "--reuid="+id, "--regid="+id, "--clear-groups",
+			"--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"), words...)
 	}
 	log, err := os.OpenFile(n.dir+"/"+name+".log", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	n.check(err)

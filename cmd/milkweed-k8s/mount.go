@@ -73,8 +73,17 @@ func isDead(err error) bool {
 // answerTime is how long a daemon may take to answer a statfs(2), for which it does not call the source.
 const answerTime = 10 * time.Second
 
+// statfsSlots limits the calls of statfs(2) that are in progress: kubelet asks again and again about a
+// daemon that does not answer.
+var statfsSlots = make(chan struct{}, 64)
+
 // statfs calls statfs(2). If the daemon does not answer in time, its goroutine goes on.
 func statfs(ctx context.Context, path string) (unix.Statfs_t, error) {
+	select {
+	case statfsSlots <- struct{}{}:
+	default:
+		return unix.Statfs_t{}, status.Error(codes.Unavailable, "too many daemons do not answer")
+	}
 	type result struct {
 		st  unix.Statfs_t
 		err error
@@ -82,6 +91,7 @@ func statfs(ctx context.Context, path string) (unix.Statfs_t, error) {
 	answered := make(chan result, 1)
 	go func() {
 		defer panics.Contain()
+		defer func() { <-statfsSlots }()
 		var r result
 		if err := unix.Statfs(path, &r.st); err != nil {
 			r.err = &os.PathError{Op: "statfs", Path: path, Err: err}

@@ -24,16 +24,16 @@ import (
 )
 
 const mounterLong = `Mounter serves the mounts of milkweed-k8s csi. It needs no privilege: the plugin
-mounts /dev/fuse, and passes the descriptor over the socket. For each volume, the
-mounter runs milkweed mount --fuse-fd as a child process. Volumes with the same
-attributes and secrets share one daemon.
+mounts /dev/fuse, and passes the descriptor over the socket. The mounter runs
+milkweed mount --fuse-fd as a child process. Volumes with the same attributes
+and secrets share one such daemon.
 
 The mounter runs as the user of --mounter-uid of the plugin, who must be able to
 read the source directories. Only root and that user may use the socket.
 
-A volume without tiers in its configuration has the tiers of --tier. Each dataset
-has a folder of its own in a tier. The quota is that of one dataset, so the
-quotas of the datasets that are used at the same time add up.
+A volume without tiers in its configuration has the tiers of --tier. Each
+dataset has a folder of its own in a tier. The quota is that of one dataset, so
+the quotas of the datasets that are used at the same time add up.
 
 A volume may name any bucket as its source. It may name a directory only below
 one of --source-dir, after symbolic links are resolved.
@@ -234,7 +234,7 @@ func (m *mounter) mount(ctx context.Context, r request, device *os.File) error {
 	device.Close() // only the daemon has it now: the mount ends with the daemon
 	if err := d.awaitReady(ctx); err != nil {
 		d.stop()
-		return err
+		return m.explain(err, r)
 	}
 	m.log.Info("serving", "source", r.Volume.Source, "target", r.Target, "pid", d.pid())
 	return nil
@@ -247,7 +247,7 @@ func (m *mounter) add(r request) (*daemon, error) {
 	if m.daemons[r.Key] != nil {
 		return nil, errors.New("the volume has a daemon already")
 	}
-	d := newDaemon(r.Key, r.Device, m.log.With("target", r.Target))
+	d := newDaemon(r, m.log.With("target", r.Target))
 	m.daemons[r.Key] = d
 	return d, nil
 }
@@ -258,6 +258,19 @@ func (m *mounter) remove(d *daemon) {
 	if m.daemons[d.key] == d {
 		delete(m.daemons, d.key)
 	}
+}
+
+// explain returns err, the error of a daemon. If another daemon uses the same tiers for the same source,
+// it says how pods can share that one.
+func (m *mounter) explain(err error, r request) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for key, d := range m.daemons {
+		if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Tier && key != r.Key && d.source == r.Volume.Source {
+			return &exit.Error{Code: e.Code, Err: e.Err, Remedy: "Another volume on this node has the same source with other options, configuration or secrets. Make them the same, or configure other tiers."}
+		}
+	}
+	return err
 }
 
 // words returns the arguments of milkweed for a request.

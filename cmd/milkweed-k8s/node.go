@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
 // GetPluginInfo implements csi.IdentityServer.
@@ -219,7 +220,14 @@ func (p *plugin) unpublish(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return err
+	}
 	for _, dev := range devices {
+		if table.Has(dev) { // other volumes share it
+			continue
+		}
 		// Without the mounter, its daemons are gone, too.
 		if _, err := p.mounter.do(ctx, request{Op: opEnd, Device: dev}, nil); err != nil {
 			p.log.Warn("the end of a daemon is not awaited", "target", target, "err", err)
@@ -236,10 +244,14 @@ func (p *plugin) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeSta
 	if r.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
 	}
-	path, err := targetPath(r.GetVolumePath(), "volume_path")
-	if err != nil {
-		return nil, err
+	path := r.GetVolumePath()
+	switch {
+	case path == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_path is missing")
+	case !filepath.IsAbs(path):
+		return nil, status.Errorf(codes.NotFound, "there is no volume at %q", path)
 	}
+	path = filepath.Clean(path)
 	st, err := statfs(ctx, path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):

@@ -61,9 +61,10 @@ func parseVolume(attributes, secrets map[string]string, extraSecrets []string) (
 	v := volume{Source: attributes[sourceKey], Configuration: attributes[configurationKey]}
 	size := 0
 	for _, key := range slices.Sorted(maps.Keys(attributes)) {
-		size += len(attributes[key])
 		switch {
-		case key == sourceKey, key == optionsKey, key == configurationKey, strings.HasPrefix(key, kubeletPrefix):
+		case key == sourceKey, key == optionsKey, key == configurationKey:
+			size += len(attributes[key])
+		case strings.HasPrefix(key, kubeletPrefix):
 		default:
 			return volume{}, fmt.Errorf("unknown attribute %q: the attributes are %s, %s and %s", key, sourceKey, optionsKey, configurationKey)
 		}

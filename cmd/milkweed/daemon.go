@@ -134,7 +134,11 @@ func serve(
 		return err
 	}
 	d.effective.Store(cfg)
-	listener, err := control.Listen(ctx, cfg.Mount.Point)
+	listen := control.Listen
+	if d.adopts() {
+		listen = control.ListenNamed
+	}
+	listener, err := listen(ctx, cfg.Mount.Point)
 	if err != nil {
 		return err
 	}

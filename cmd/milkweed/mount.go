@@ -35,11 +35,11 @@ first time, then after a pause that doubles from 1 s to 1 min. It gives up after
 10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
 Files that were open fail with ENOTCONN. Unmounting ends both processes.
 
-With --fuse-fd N, another process has mounted the file system and passes the
-descriptor N of /dev/fuse on: the command needs no right to mount, and MOUNTPOINT
-is only the name of the mount, for messages and milkweed status. The process that
-has mounted it sets the mount options; with allow_other among them, add -o
-allow_other. --fuse-fd needs --foreground. The command exits with 0 when that
+With --fuse-fd N, another process has mounted the file system and passes on the
+descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
+is only the name of the mount, for messages and milkweed status. The process
+that has mounted it sets the mount options; with allow_other among them, add
+-o allow_other. --fuse-fd needs --foreground. The command exits with 0 when that
 process unmounts. SIGTERM ends the command, and the mount fails with ENOTCONN.
 
 SIGHUP makes the daemon read its configuration again; see milkweed config reload
@@ -315,19 +315,18 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 		return nil, nil, false, err
 	}
 	validate := c.Validate
-	if f.check {
+	resolve := resolveMountPoint
+	switch {
+	case f.check:
 		validate = c.ValidateForCheck
+	case f.fuseFD != 0:
+		validate, resolve = func() error { return validateServed(c) }, nameMountPoint
 	}
 	asked = c.Clone()
 	for _, step := range []func() error{
 		validate,
 		func() error { return parseURL(c) },
-		func() error {
-			if f.fuseFD != 0 {
-				return nameMountPoint(c)
-			}
-			return resolveMountPoint(c)
-		},
+		func() error { return resolve(c) },
 	} {
 		if err := step(); err != nil {
 			return nil, nil, false, err
@@ -467,6 +466,17 @@ func describeQuota(q config.Quota) string {
 		return q.String() + " of the free space"
 	}
 	return size(q.Bytes)
+}
+
+// validateServed is c.Validate for a file system that another process has mounted. It does not call the
+// file system at the mount point, which may be the one that this process is to serve.
+func validateServed(c *config.Config) error {
+	if err := c.ValidateValues(); err != nil {
+		return err
+	}
+	without := *c
+	without.Mount.Point = ""
+	return without.ValidateForCheck()
 }
 
 // nameMountPoint checks the mount point of a file system that another process has mounted. The path
