@@ -33,8 +33,7 @@ Credentials are encryptOptions with the names of environment variables, such as
 AWS_ACCESS_KEY_ID. Fluid replaces the value by the path of a file, which is
 read. GOOGLE_APPLICATION_CREDENTIALS is the path itself.
 
-The mount is read-only, and all users may read it. With --umount, the command
-unmounts the targetPath; it is the preStop hook of the container.
+The mount is read-only, and all users may read it. SIGTERM unmounts.
 
 Changes of the file take effect when the container is restarted.`
 
@@ -43,7 +42,6 @@ type fluidCommand struct {
 	config  string // the file that Fluid writes
 	secrets string // the folder below which Fluid mounts secrets
 	program string // milkweed
-	umount  bool
 }
 
 func newFluid() *cobra.Command {
@@ -53,8 +51,7 @@ func newFluid() *cobra.Command {
 		Short: "Mount the dataset of a ThinRuntime of Fluid",
 		Long:  fluidLong,
 		Example: `  milkweed-k8s fluid
-  milkweed-k8s fluid -- --tier ram:/dev/shm/milkweed:64GiB
-  milkweed-k8s fluid --umount`,
+  milkweed-k8s fluid -- --tier ram:/dev/shm/milkweed:64GiB`,
 		Args: usage(func(c *cobra.Command, args []string) error {
 			if c.ArgsLenAtDash() != 0 && len(args) > 0 {
 				return fmt.Errorf("unexpected argument %q: flags of milkweed mount follow --", args[0])
@@ -66,7 +63,6 @@ func newFluid() *cobra.Command {
 	cmd.Flags().StringVar(&f.config, "config", "/etc/fluid/config/config.json", "read `FILE`, which Fluid writes")
 	cmd.Flags().StringVar(&f.secrets, "secrets", "/etc/fluid/secrets", "read secrets only below `DIR`")
 	cmd.Flags().StringVar(&f.program, "milkweed", "/usr/bin/milkweed", "the `PROGRAM` milkweed")
-	cmd.Flags().BoolVar(&f.umount, "umount", false, "unmount instead")
 	return cmd
 }
 
@@ -81,20 +77,14 @@ func (f *fluidCommand) run(flags []string) error {
 	if err != nil {
 		return fluidError(fmt.Errorf("%s: %w", f.config, err), "`milkweed-k8s fluid --help` describes the Dataset.")
 	}
-	args := []string{"milkweed", "umount", m.target}
-	env := os.Environ()
-	if !f.umount {
-		credentials, err := m.environment(f.secrets)
-		if err != nil {
-			return fluidError(fmt.Errorf("%s: %w", f.config, err), "Check the encryptOptions of the Dataset and the secret.")
-		}
-		if err := makeFluidTarget(m.target); err != nil {
-			return &exit.Error{Code: exit.MountPoint, Err: err}
-		}
-		args = m.arguments(flags)
-		env = append(env, credentials...)
+	credentials, err := m.environment(f.secrets)
+	if err != nil {
+		return fluidError(fmt.Errorf("%s: %w", f.config, err), "Check the encryptOptions of the Dataset and the secret.")
 	}
-	if err := syscall.Exec(f.program, args, env); err != nil {
+	if err := makeFluidTarget(m.target); err != nil {
+		return &exit.Error{Code: exit.MountPoint, Err: err}
+	}
+	if err := syscall.Exec(f.program, m.arguments(flags), slices.Concat(os.Environ(), credentials)); err != nil {
 		return &os.PathError{Op: "execute", Path: f.program, Err: err}
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
@@ -174,67 +175,53 @@ func TestFluidCredentials(t *testing.T) {
 	}
 }
 
-// With the file of Fluid, the command mounts a dataset that other programs read, and both ways to
-// end it unmount.
+// With the file of Fluid, the command mounts a dataset that other programs read, and SIGTERM unmounts.
 func TestFluidMounts(t *testing.T) {
-	for _, end := range []string{"SIGTERM", "preStop"} {
-		t.Run(end, func(t *testing.T) {
-			dir := t.TempDir()
-			target := dir + "/runtime-mnt/thin/default/digits/thin-fuse"
-			config := dir + "/config.json"
-			text, err := json.Marshal(map[string]any{
-				"mounts":      []any{map[string]any{"mountPoint": "local://" + dir + "/source", "name": "digits", "options": map[string]string{"mode": "cached"}}},
-				"targetPath":  target,
-				"accessModes": []string{"ReadOnlyMany"},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(os.Mkdir(dir+"/source", 0o755), os.WriteFile(dir+"/source/f", []byte("content"), 0o644), os.WriteFile(config, text, 0o644)); err != nil {
-				t.Fatal(err)
-			}
-			command := func(args ...string) *exec.Cmd {
-				cmd := exec.Command(programs+"/milkweed-k8s", append([]string{"fluid", "--config", config, "--milkweed", programs + "/milkweed"}, args...)...)
-				cmd.Env = append(os.Environ(), "MILKWEED_RUNTIME_DIR="+dir+"/run")
-				return cmd
-			}
-			var log bytes.Buffer
-			daemon := command("--", "--tier", "ram:"+dir+"/tier:64MiB")
-			daemon.Stderr = &log
-			if err := daemon.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { syscall.Unmount(target, syscall.MNT_DETACH) })
-			ended := make(chan error, 1)
-			go func() { ended <- daemon.Wait() }()
-			for !fluidIsMounted(t, target) {
-				select {
-				case err := <-ended:
-					t.Fatalf("%v\n%s", err, log.String())
-				default:
-				}
-			}
-			if out, err := exec.Command("cat", target+"/f").CombinedOutput(); err != nil || string(out) != "content" {
-				t.Errorf("read %q, %v", out, err)
-			}
-			if end == "SIGTERM" {
-				err = daemon.Process.Signal(syscall.SIGTERM)
-			} else if out, umount := command("--umount").CombinedOutput(); umount != nil {
-				t.Errorf("%v\n%s", umount, out)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := <-ended; err != nil {
-				t.Errorf("%v\n%s", err, log.String())
-			}
-			if fluidIsMounted(t, target) {
-				t.Error("it is still mounted")
-			}
-			if used, _ := filepath.Glob(dir + "/tier/*/milkweed.json"); len(used) != 1 {
-				t.Errorf("the tier of the flags has %q\n%s", used, log.String())
-			}
-		})
+	dir := t.TempDir()
+	target := dir + "/runtime-mnt/thin/default/digits/thin-fuse"
+	config := dir + "/config.json"
+	text, err := json.Marshal(map[string]any{
+		"mounts":      []any{map[string]any{"mountPoint": "local://" + dir + "/source", "name": "digits", "options": map[string]string{"mode": "cached"}}},
+		"targetPath":  target,
+		"accessModes": []string{"ReadOnlyMany"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(dir+"/source", 0o755), os.WriteFile(dir+"/source/f", []byte("content"), 0o644), os.WriteFile(config, text, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	daemon := exec.Command(programs+"/milkweed-k8s", "fluid", "--config", config, "--milkweed", programs+"/milkweed", "--", "--tier", "ram:"+dir+"/tier:64MiB")
+	daemon.Env = append(os.Environ(), "MILKWEED_RUNTIME_DIR="+dir+"/run")
+	var log bytes.Buffer
+	daemon.Stderr = &log
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Unmount(target, syscall.MNT_DETACH) })
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	for !fluidIsMounted(t, target) {
+		select {
+		case err := <-ended:
+			t.Fatalf("%v\n%s", err, log.String())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if out, err := exec.Command("cat", target+"/f").CombinedOutput(); err != nil || string(out) != "content" {
+		t.Errorf("read %q, %v", out, err)
+	}
+	if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("%v\n%s", err, log.String())
+	}
+	if fluidIsMounted(t, target) {
+		t.Error("it is still mounted")
+	}
+	if used, _ := filepath.Glob(dir + "/tier/*/milkweed.json"); len(used) != 1 {
+		t.Errorf("the tier of the flags has %q\n%s", used, log.String())
 	}
 }
 

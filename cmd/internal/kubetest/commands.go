@@ -42,11 +42,7 @@ func CheckCommand(programs string, line []string) error {
 			return err
 		}
 		given := []string{"fluid", "--config", dir + "/config.json", "--milkweed", filepath.Join(programs, "milkweed")}
-		if args = slices.Concat(given, args[1:]); slices.Contains(args, "--umount") {
-			args, usage = append(args, "--help"), "milkweed-k8s fluid"
-		} else {
-			args = append(args, "--fake")
-		}
+		args = slices.Concat(given, args[1:], []string{"--fake"})
 	case "milkweed-k8s mounter":
 		// The tiers are checked by a mount that has them.
 		mount := []string{"/usr/bin/milkweed", "mount"}
