@@ -3,8 +3,7 @@
 # ones. A name is a package of Debian, a server of an object store, csi-sanity, which tests CSI
 # drivers, or axe-core, which checks the accessibility of web pages. The latter are installed in
 # the user's cache folder, where drivers/blob/blobtest, cmd/milkweed-k8s and cmd/internal/browser
-# find them. Go itself is not installed; go.mod
-# has its version.
+# find them. Go itself is not installed; go.mod has its version.
 set -euo pipefail
 
 packages=(
