@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,15 +105,8 @@ func (p *plugin) run(ctx context.Context, endpoint string) error {
 	if !ok {
 		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("endpoint %q", endpoint), Remedy: "Write an endpoint as in unix:///csi/csi.sock."}
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of an earlier plugin
-		return err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	l, err := replaceSocket("unix", path)
 	if err != nil {
-		return err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
 		return err
 	}
 	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.WaitForHandlers(true))

@@ -120,13 +120,8 @@ const folderTimeout = time.Minute
 func listen(ctx context.Context, socket string, log *slog.Logger) (*net.UnixListener, error) {
 	deadline := time.Now().Add(folderTimeout)
 	for {
-		os.Remove(socket) // of an earlier mounter: Listen fails if it could not be removed
-		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		l, err := replaceSocket("unixpacket", socket)
 		if err == nil {
-			if err := os.Chmod(socket, 0o600); err != nil {
-				l.Close()
-				return nil, err
-			}
 			return l, nil
 		}
 		if time.Now().After(deadline) {
@@ -178,7 +173,7 @@ func (m *mounter) serve(ctx context.Context, conn *net.UnixConn) {
 		cancel()
 	}
 	if err != nil {
-		m.log.Warn("request failed", "op", r.Op, "target", r.Target, "source", r.Volume.Source, "err", err)
+		m.log.Warn("request failed", "op", r.Op, "target", r.Target, "source", r.Volume.name(), "err", err)
 		reply = response{Failure: fail(err)}
 	}
 	data, err := json.Marshal(reply)
@@ -236,7 +231,7 @@ func (m *mounter) mount(ctx context.Context, r request, device *os.File) error {
 		d.stop()
 		return m.explain(err, r)
 	}
-	m.log.Info("serving", "source", r.Volume.Source, "target", r.Target, "pid", d.pid())
+	m.log.Info("serving", "source", r.Volume.name(), "target", r.Target, "pid", d.pid())
 	return nil
 }
 

@@ -95,7 +95,8 @@ func checkCapability(r *csi.NodePublishVolumeRequest) error {
 	}
 }
 
-// targetPath returns a path of a request.
+// targetPath returns a path of a request as the kernel lists it. Only the directory in which it is may
+// have symbolic links.
 func targetPath(path, name string) (string, error) {
 	switch {
 	case path == "":
@@ -103,7 +104,17 @@ func targetPath(path, name string) (string, error) {
 	case !filepath.IsAbs(path) || strings.Contains(path, "\x00"):
 		return "", status.Errorf(codes.InvalidArgument, "%s %q is not an absolute path", name, path)
 	}
-	return filepath.Clean(path), nil
+	return realPath(path), nil
+}
+
+// realPath returns a path with the symbolic links of its parent resolved. It does not call the file
+// system that is mounted at path.
+func realPath(path string) string {
+	path = filepath.Clean(path)
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+		return filepath.Join(parent, filepath.Base(path))
+	}
+	return path
 }
 
 // publish mounts a volume at target. The target is locked.
@@ -181,7 +192,7 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 	if err := setReadAhead(dev); err != nil {
 		p.log.Info("the read-ahead of the kernel is unchanged", "target", target, "err", err)
 	}
-	p.log.Info("mounted", "target", target, "source", v.Source)
+	p.log.Info("mounted", "target", target, "source", v.name())
 	return nil
 }
 
@@ -251,7 +262,7 @@ func (p *plugin) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeSta
 	case !filepath.IsAbs(path):
 		return nil, status.Errorf(codes.NotFound, "there is no volume at %q", path)
 	}
-	path = filepath.Clean(path)
+	path = realPath(path)
 	st, err := statfs(ctx, path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):

@@ -103,6 +103,13 @@ func TestRestart(t *testing.T) {
 	n.startMounter()
 	first := n.inline("pod1", map[string]string{sourceKey: n.source})
 	n.check(n.publish(first))
+	n.check(os.Symlink(n.kubelet, n.dir+"/link"))
+	linked := n.inline("pod1", map[string]string{sourceKey: n.source})
+	linked.TargetPath = strings.Replace(linked.TargetPath, n.kubelet, n.dir+"/link", 1)
+	n.check(n.publish(linked)) // the same target
+	if got := n.mounts(); len(got) != 1 {
+		t.Errorf("mounted: %q", got)
+	}
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		if err := n.plugin.end(s); s == syscall.SIGTERM && err != nil {
 			t.Errorf("the plugin has ended with %v", err)
@@ -202,6 +209,7 @@ func TestRefused(t *testing.T) {
 		"unknown attribute":  {with(map[string]string{"sorce": "x"}, nil), codes.InvalidArgument, "the attributes are source, options and configuration"},
 		"newline in source":  {with(map[string]string{sourceKey: n.source + "\n/etc"}, nil), codes.InvalidArgument, "control character"},
 		"flag as source":     {with(map[string]string{sourceKey: "--config=/etc/passwd"}, nil), codes.InvalidArgument, "may not use this directory"},
+		"credentials":        {with(map[string]string{sourceKey: "s3://id:password@bucket"}, nil), codes.InvalidArgument, "has credentials"},
 		"foreign directory":  {with(map[string]string{sourceKey: n.dir + "/private"}, nil), codes.InvalidArgument, "--source-dir"},
 		"way up":             {with(map[string]string{sourceKey: n.source + "/../../private"}, nil), codes.InvalidArgument, "--source-dir"},
 		"link to elsewhere":  {with(map[string]string{sourceKey: n.source + "/proc"}, nil), codes.InvalidArgument, "--source-dir"},
@@ -236,8 +244,8 @@ func TestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := n.publish(c.request)
 			wantCode(t, err, c.code, c.says)
-			if err != nil && strings.ContainsAny(err.Error(), "\n") {
-				t.Errorf("the error has several lines: %q", err)
+			if err != nil && (strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "password@")) {
+				t.Errorf("the error has several lines, or the password: %q", err)
 			}
 			if exists(n.target("pod1")) || len(n.mounts()) > 0 || len(n.daemons()) > 0 {
 				t.Errorf("left: mounts %q, daemons %d", n.mounts(), n.daemons())
@@ -330,6 +338,29 @@ func TestBusy(t *testing.T) {
 	user.Process.Kill()
 	user.Wait()
 	n.check(n.unpublish("pod1"))
+}
+
+// A copy of the mount in another mount namespace does not keep its daemon after the volume is
+// unpublished.
+func TestElsewhere(t *testing.T) {
+	n := newNode(t)
+	n.startPlugin()
+	n.startMounter()
+	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source})))
+	holder := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", `cat "$1" >/dev/null; echo ready; exec cat`, "sh", n.target("pod1")+"/b")
+	in, err := holder.StdinPipe()
+	n.check(err)
+	out, err := holder.StdoutPipe()
+	n.check(err)
+	n.check(holder.Start())
+	_, err = out.Read(make([]byte, 1))
+	n.check(err)
+	n.check(n.unpublish("pod1"))
+	if left := n.daemons(); len(left) > 0 {
+		t.Errorf("still running: %d", left)
+	}
+	in.Close()
+	holder.Wait()
 }
 
 // Only root and the user of the mounter may use its socket, and its daemons keep the secrets of a

@@ -74,6 +74,8 @@ func parseVolume(attributes, secrets map[string]string, extraSecrets []string) (
 		return volume{}, fmt.Errorf("attribute %q is missing: the directory or the URL of the dataset", sourceKey)
 	case !printable(v.Source):
 		return volume{}, fmt.Errorf("attribute %q has a control character", sourceKey)
+	case hasCredentials(v.Source):
+		return volume{}, fmt.Errorf("attribute %q has credentials: they belong into the secret of nodePublishSecretRef", sourceKey)
 	case v.Configuration != "" && attributes[ephemeralKey] == "true":
 		return volume{}, fmt.Errorf("attribute %q is for persistent volumes: the author of a pod may not choose files and addresses of the mounter", configurationKey)
 	case !utf8.ValidString(v.Configuration) || strings.Contains(v.Configuration, "\x00"):
@@ -144,6 +146,24 @@ func checkGoogleCredentials(text string) error {
 		return fmt.Errorf("key %q of the secret is neither of a service account nor of a user", googleCredentials)
 	}
 	return nil
+}
+
+// hasCredentials reports whether a source is a URL with a user or a password, which would be in logs and
+// in the table of mounts.
+func hasCredentials(source string) bool {
+	_, rest, isURL := strings.Cut(source, "://")
+	authority, _, _ := strings.Cut(rest, "/")
+	authority, _, _ = strings.Cut(authority, "?")
+	return isURL && strings.Contains(authority, "@")
+}
+
+// name returns the source without the options of a URL, for logs.
+func (v volume) name() string {
+	if !strings.Contains(v.Source, "://") {
+		return v.Source
+	}
+	name, _, _ := strings.Cut(v.Source, "?")
+	return name
 }
 
 // printable reports whether s is UTF-8 without control characters.

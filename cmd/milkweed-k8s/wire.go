@@ -160,6 +160,25 @@ func peer(conn *net.UnixConn) (uid int, err error) {
 	return int(cred.Uid), nil
 }
 
+// replaceSocket listens on path, for this user only. It removes a socket there, which an earlier process
+// has left.
+func replaceSocket(network, path string) (*net.UnixListener, error) {
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
 // receive reads a request and the descriptor that it carries, or nil. The caller closes the descriptor.
 func receive(conn *net.UnixConn) (r request, device *os.File, err error) {
 	data, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*8))
