@@ -48,7 +48,8 @@ const MaxRequest = 1 << 20
 
 // Config describes a mount.
 type Config struct {
-	Point            string        // the mount point, an existing directory
+	Point            string        // the mount point, an existing directory; with Device, only a name for messages
+	Device           int           // a descriptor of /dev/fuse that CheckDevice accepts, mounted by another process; 0: New mounts
 	Source           string        // shown as the device by df and /proc/mounts
 	AllowOther       bool          // other users can access the mount, subject to the modes and ACLs of files
 	Xattrs           bool          // extended attributes of the namespace "user." are shown
@@ -70,12 +71,13 @@ type Mount struct {
 	fs      *fileSystem
 	replies *lostReplies
 	point   string
+	adopted bool          // another process has mounted it: see Config.Device
 	served  chan struct{} // closed after the last request was answered
 }
 
 // New mounts a file system and serves it until it is unmounted, by Unmount or by another
 // program. When New returns, the mount can be used. If cfg.Mode is Stateless, files must
-// be a Reader.
+// be a Reader. With cfg.Device, New mounts nothing and serves the file system of that descriptor.
 //
 // The process must not access its own mount. Such a request blocks for ever if the
 // process holds a lock that the reply needs.
@@ -110,7 +112,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 	if err != nil {
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
-	m := &Mount{server: server, fs: f, replies: replies, point: cfg.Point, served: make(chan struct{})}
+	m := &Mount{server: server, fs: f, replies: replies, point: cfg.Point, adopted: cfg.Device != 0, served: make(chan struct{})}
 	go m.serve()
 	if err := server.WaitMount(); err != nil {
 		m.Detach()
@@ -118,7 +120,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
 	f.epochs.Store(f.conn.nextEpoch() == nil)
-	if cfg.ReadAhead > 0 {
+	if cfg.ReadAhead > 0 && !m.adopted {
 		if err := setReadAhead(cfg.Point, cfg.ReadAhead); err != nil {
 			log.Debug("read-ahead is unchanged", "err", err)
 		}
@@ -176,8 +178,12 @@ func (m *Mount) invalidate(ctx context.Context) {
 func (m *Mount) Wait() { <-m.served }
 
 // Unmount unmounts the file system. While files are open on it, Unmount fails. If this
-// process has CAP_SYS_ADMIN, the error then matches syscall.EBUSY.
+// process has CAP_SYS_ADMIN, the error then matches syscall.EBUSY. If another process has mounted the
+// file system, the error is ErrAdopted.
 func (m *Mount) Unmount() error {
+	if m.adopted {
+		return ErrAdopted
+	}
 	err := unmountDirect(m.point, false)
 	if err == unix.EPERM {
 		return m.server.Unmount() // runs fusermount3, and retries if files were just closed
@@ -186,8 +192,14 @@ func (m *Mount) Unmount() error {
 }
 
 // Detach removes the mount from its mount point at once. Open files stay readable; the
-// file system ends when the last one is closed.
-func (m *Mount) Detach() error { return Unmount(context.Background(), m.point, true) }
+// file system ends when the last one is closed. If another process has mounted the file system, the
+// error is ErrAdopted.
+func (m *Mount) Detach() error {
+	if m.adopted {
+		return ErrAdopted
+	}
+	return Unmount(context.Background(), m.point, true)
+}
 
 // Requests returns the number of requests for names, attributes and content that the kernel has
 // sent.
@@ -227,8 +239,11 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 	if cfg.AllowOther {
 		opts.Options = append(opts.Options, "default_permissions")
 	}
+	if cfg.Device != 0 {
+		return serveDevice(f, cfg.Device, opts)
+	}
 	server, err := mountDirect(f, cfg, opts)
-	if err == nil || !errors.Is(err, syscall.EPERM) {
+	if !errors.Is(err, os.ErrPermission) {
 		return server, err
 	}
 	opts.Options = append(opts.Options, "ro")
@@ -268,6 +283,15 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 		unix.Close(fd)
 		return nil, err
 	}
+	server, err := serveDevice(f, fd, opts)
+	if err != nil {
+		unix.Unmount(cfg.Point, unix.MNT_DETACH)
+	}
+	return server, err
+}
+
+// serveDevice serves f at a descriptor of /dev/fuse that is mounted.
+func serveDevice(f *fileSystem, fd int, opts *fuse.MountOptions) (_ *fuse.Server, err error) {
 	if f.names.HasGenerations() {
 		if f.conn, err = dupConnection(fd); err != nil {
 			f.log.Debug("no names are cached in the root", "err", err)
@@ -275,7 +299,6 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 	}
 	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
 	if err != nil {
-		unix.Unmount(cfg.Point, unix.MNT_DETACH)
 		f.conn.close()
 	}
 	return server, err

@@ -57,7 +57,8 @@ type daemon struct {
 	saved   snapshotKeeper
 	handler *placement.Handler
 	mount   *fs.Mount
-	dev     uint64 // device number of the mount
+	dev     uint64 // device number of the mount; 0: not known, because another process has mounted it
+	how     mounting
 	memory  memoryPlan
 
 	reloading
@@ -76,6 +77,15 @@ type daemon struct {
 }
 
 var _ control.Daemon = (*daemon)(nil)
+
+// mounting is how a daemon mounts.
+type mounting struct {
+	noExec bool // programs on the mount cannot be executed
+	device int  // serve this descriptor of /dev/fuse, which another process has mounted; 0: mount
+}
+
+// adopts reports whether another process has mounted the file system.
+func (d *daemon) adopts() bool { return d.how.device != 0 }
 
 // scanTimeout bounds how long a mount waits for the scan of its tiers. After the wait, a job
 // that starts at once usually finds them ready. Large tiers are scanned while the mount is used.
@@ -105,7 +115,7 @@ func threads(n, cpus int) int {
 // serve mounts the dataset of cfg, calls ready, and serves the mount until it is unmounted. When
 // ctx is done, serve unmounts it. If the mount is in use elsewhere then, serve goes on serving it.
 func serve(
-	ctx context.Context, cfg *config.Config, again rereading, noExec bool, log *daemonLog, crashes int64, ready func(),
+	ctx context.Context, cfg *config.Config, again rereading, how mounting, log *daemonLog, crashes int64, ready func(),
 ) (err error) {
 	signal := ctx
 	ctx, shutdown := context.WithCancel(signal)
@@ -117,14 +127,18 @@ func serve(
 		runtime.GOMAXPROCS(threads(n, runtime.NumCPU()))
 	}
 	d := &daemon{
-		cfg: cfg, log: log.Logger, warnings: &log.recent, since: time.Now(), crashes: crashes, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
+		cfg: cfg, log: log.Logger, warnings: &log.recent, since: time.Now(), crashes: crashes, how: how, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
 	}
 	d.rereading, d.rescheduled = again, make(chan struct{}, 1)
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {
 		return err
 	}
 	d.effective.Store(cfg)
-	listener, err := control.Listen(ctx, cfg.Mount.Point)
+	listen := control.Listen
+	if d.adopts() {
+		listen = control.ListenNamed
+	}
+	listener, err := listen(ctx, cfg.Mount.Point)
 	if err != nil {
 		return err
 	}
@@ -153,7 +167,7 @@ func serve(
 		return err
 	}
 
-	if err := d.mountFS(noExec, listener.Addr().String()); err != nil {
+	if err := d.mountFS(listener.Addr().String()); err != nil {
 		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
@@ -183,17 +197,18 @@ func serve(
 }
 
 // mountFS mounts the file system, which shows the path of the control socket and the index of this node.
-func (d *daemon) mountFS(noExec bool, socket string) (err error) {
+func (d *daemon) mountFS(socket string) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
 		Point:         d.cfg.Mount.Point,
+		Device:        d.how.device,
 		Source:        d.cfg.Source.Given(),
 		AllowOther:    d.cfg.Mount.AllowOther,
 		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "" && d.cfg.Source.Manifest == "", // a bucket and a manifest have none
 		Socket:        socket,
 		Node:          d.peers.index(),
 		NegativeTTL:   d.cfg.Mount.AttrTimeout,
-		NoExec:        noExec,
+		NoExec:        d.how.noExec,
 		MaxRequest:    d.memory.request,
 		MaxBackground: d.memory.reads,
 		ReadAhead:     d.memory.request,
@@ -202,6 +217,10 @@ func (d *daemon) mountFS(noExec bool, socket string) (err error) {
 	}, d.log)
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
+	}
+	if d.adopts() {
+		d.dev = fs.Connection(d.how.device)
+		return nil
 	}
 	table, err := mounts.Read(mounts.Self)
 	m, ok := table.At(d.cfg.Mount.Point)

@@ -30,6 +30,9 @@ import (
 //     the mount is idle (drain).
 //  4. The end of the process ends the connection.
 //
+// A mount of another process (--fuse-fd) ends when the kernel ends the connection. The daemon cannot
+// unmount it: after SIGTERM, step 2 and then step 4 follow.
+//
 // No step waits long for a disk or for the source: what hangs there is left behind.
 
 const (
@@ -41,6 +44,13 @@ const (
 // awaitUnmount returns when the file system is not mounted any more in this mount namespace. When
 // ctx is done, it unmounts it.
 func (d *daemon) awaitUnmount(ctx context.Context) {
+	if d.adopts() { // it is mounted in another mount namespace
+		select {
+		case <-d.mount.Ended():
+		case <-ctx.Done():
+		}
+		return
+	}
 	watch, stop := context.WithCancel(ctx)
 	defer stop()
 	gone := make(chan struct{})
@@ -62,6 +72,9 @@ func (d *daemon) awaitUnmount(ctx context.Context) {
 
 // unmount unmounts the file system. If files are open on it, unmount detaches it.
 func (d *daemon) unmount() {
+	if d.adopts() {
+		return
+	}
 	err := d.mount.Unmount()
 	if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
 		err = d.mount.Detach()
@@ -91,6 +104,10 @@ func (d *daemon) drain(signal context.Context, l *control.Listener) {
 	case <-d.mount.Ended():
 		return
 	case <-time.After(100 * time.Millisecond): // the kernel ends the connection after umount(2)
+	}
+	if d.adopts() { // this daemon is to end, and nothing tells it who uses the mount
+		d.log.Info("the end of the process ends the mount")
+		return
 	}
 	if err := l.Drain(); err != nil {
 		d.log.Warn("control socket", "err", err)

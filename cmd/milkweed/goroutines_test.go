@@ -27,7 +27,7 @@ var uncontained = map[string]string{
 // A goroutine of the daemon contains its panics by package panics, except those listed.
 func TestGoroutinesContainPanics(t *testing.T) {
 	used := make(map[string]bool)
-	for _, dir := range []string{"drivers", "drivers/posix", "drivers/blob", "drivers/limit", "drivers/peer", "drivers/peer/gossip", "tiers", "metadata", "placement", "fs", "cmd/milkweed"} {
+	for _, dir := range []string{"drivers", "drivers/posix", "drivers/blob", "drivers/limit", "drivers/peer", "drivers/peer/gossip", "tiers", "metadata", "placement", "fs", "cmd/milkweed", "cmd/milkweed-k8s"} {
 		paths, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
@@ -33,6 +34,13 @@ it removes the dead mount and mounts again, with the same arguments: at once the
 first time, then after a pause that doubles from 1 s to 1 min. It gives up after
 10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
 Files that were open fail with ENOTCONN. Unmounting ends both processes.
+
+With --fuse-fd N, another process has mounted the file system and passes on the
+descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
+is only the name of the mount, for messages and milkweed status. The process
+that has mounted it sets the mount options; with allow_other among them, add
+-o allow_other. --fuse-fd needs --foreground. The command exits with 0 when that
+process unmounts. SIGTERM ends the command, and the mount fails with ENOTCONN.
 
 SIGHUP makes the daemon read its configuration again; see milkweed config reload
 --help. In the foreground of a terminal, it unmounts.
@@ -127,6 +135,7 @@ error.`
   milkweed mount --tier ram:/dev/shm/milkweed:64GiB --tier ssd:/local/milkweed:90% /lustre/imagenet /mnt/imagenet
   milkweed mount --profile imagenet-folder /lustre/imagenet /mnt/imagenet
   milkweed mount -f --log-level debug /lustre/imagenet /mnt/imagenet
+  milkweed mount -f --fuse-fd 3 -o allow_other /lustre/imagenet /mnt/imagenet
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
   milkweed mount 's3://imagenet?endpoint=https://minio.example.org:9000' /mnt/imagenet
   milkweed mount 'gs://imagenet/2012?anonymous=true' /mnt/imagenet
@@ -167,6 +176,7 @@ type mountFlags struct {
 	watched    bool // --supervise
 	clearStale bool
 	fake       bool
+	fuseFD     int // --fuse-fd; 0: none
 
 	file     string // the configuration file that load has read; "" if there is none
 	isLoaded bool   // load has decided on the file, which stays the same
@@ -193,6 +203,7 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.foreground, "foreground", "f", false, "stay in the foreground")
 	flags.BoolVar(&f.watched, "supervise", false, "mount again if the daemon crashes")
 	flags.BoolVar(&f.clearStale, "clear-stale", false, "first unmount a stale Milkweed mount on MOUNTPOINT; for services that are restarted")
+	flags.IntVar(&f.fuseFD, "fuse-fd", 0, "serve the inherited descriptor `N` of /dev/fuse, which is mounted already")
 	flags.BoolVar(&f.fake, "fake", false, "do everything except mounting")
 	flags.MarkHidden("fake") // mount(8) passes it as -f
 }
@@ -200,6 +211,9 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 // mount implements the command. It runs in four kinds of processes: a command in
 // the foreground, a command that starts a daemon, that daemon, and its supervisor.
 func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer) error {
+	if err := f.checkDevice(flags); err != nil {
+		return err
+	}
 	d, err := asDaemon()
 	if err != nil {
 		return err
@@ -238,7 +252,11 @@ func (f *mountFlags) serve(
 			return err
 		}
 	}
-	if err := check.First(check.BeforeMount(ctx, c)); err != nil {
+	examine := check.BeforeMount
+	if f.fuseFD != 0 {
+		examine = check.BeforeServing
+	}
+	if err := check.First(examine(ctx, c)); err != nil {
 		return err
 	}
 	log, ready, err := f.openLog(c, stderr, d)
@@ -260,7 +278,7 @@ func (f *mountFlags) serve(
 			return c, c.ValidateValues()
 		},
 	}
-	return serve(ctx, c, again, noExec, log, by.crashes, ready)
+	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD}, log, by.crashes, ready)
 }
 
 // openLog opens the log, and returns the function to be called when the mount is ready. A daemon in
@@ -297,14 +315,18 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 		return nil, nil, false, err
 	}
 	validate := c.Validate
-	if f.check {
+	resolve := resolveMountPoint
+	switch {
+	case f.check:
 		validate = c.ValidateForCheck
+	case f.fuseFD != 0:
+		validate, resolve = func() error { return validateServed(c) }, nameMountPoint
 	}
 	asked = c.Clone()
 	for _, step := range []func() error{
 		validate,
 		func() error { return parseURL(c) },
-		func() error { return resolveMountPoint(c) },
+		func() error { return resolve(c) },
 	} {
 		if err := step(); err != nil {
 			return nil, nil, false, err
@@ -444,6 +466,28 @@ func describeQuota(q config.Quota) string {
 		return q.String() + " of the free space"
 	}
 	return size(q.Bytes)
+}
+
+// validateServed is c.Validate for a file system that another process has mounted. It does not call the
+// file system at the mount point, which may be the one that this process is to serve.
+func validateServed(c *config.Config) error {
+	if err := c.ValidateValues(); err != nil {
+		return err
+	}
+	without := *c
+	without.Mount.Point = ""
+	return without.ValidateForCheck()
+}
+
+// nameMountPoint checks the mount point of a file system that another process has mounted. The path
+// need not exist in the mount namespace of this process, so that it is not resolved.
+func nameMountPoint(c *config.Config) error {
+	if !filepath.IsAbs(c.Mount.Point) {
+		return optionError(fmt.Errorf("mount point %q is not an absolute path", c.Mount.Point),
+			"With --fuse-fd, MOUNTPOINT is the absolute path under which the mount is known.")
+	}
+	c.Mount.Point = filepath.Clean(c.Mount.Point)
+	return nil
 }
 
 // resolveMountPoint replaces the mount point, if there is one, by the path under which the kernel

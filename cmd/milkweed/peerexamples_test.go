@@ -15,7 +15,7 @@ import (
 // for Slurm.
 func TestPeerExamples(t *testing.T) {
 	t.Run("kubernetes", func(t *testing.T) {
-		data, err := os.ReadFile("../../examples/kubernetes/peers.yaml")
+		data, err := os.ReadFile("../../examples/kubernetes/peers/peers.yaml")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -103,12 +103,13 @@ func pinDir(c *config.Config) (pin, error) {
 
 // usesFolder reports whether the mount point or a tier is in a directory.
 func usesFolder(c *config.Config, dir string) bool {
-	folders := []string{c.Mount.Point}
-	for _, t := range c.Tiers {
-		folders = append(folders, t.Path)
+	// The mount point is without symbolic links. With --fuse-fd it may be mounted already, and this
+	// process, which is to serve it, must not call it.
+	if c.Mount.Point != "" && paths.Within(c.Mount.Point, dir) {
+		return true
 	}
-	return slices.ContainsFunc(folders, func(folder string) bool {
-		return folder != "" && paths.Within(config.RealPath(folder), dir)
+	return slices.ContainsFunc(c.Tiers, func(t config.Tier) bool {
+		return paths.Within(config.RealPath(t.Path), dir)
 	})
 }
 

@@ -44,7 +44,8 @@ and no process has a file, a mapping or its working directory there. Until then
 status shows the daemon as draining.
 
 With --force, the mount ends at once in all namespaces: every access to it fails
-with ENOTCONN. Umount --force also ends a daemon that drains.
+with ENOTCONN. Umount --force also ends a daemon that drains, and one that
+serves a mount in another mount namespace (mount --fuse-fd).
 
 Umount also removes the mount of a daemon that has died.
 
@@ -103,6 +104,9 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 	}
 	d := daemonOf(ctx, m)
 	defer d.close()
+	if m.Dev == 0 {
+		return umountNamed(ctx, m, d, force)
+	}
 	if err := unmount(ctx, m, lazy || force); err != nil {
 		return err
 	}
@@ -118,6 +122,19 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 		fmt.Fprint(stderr, drainMessage(m, d.pid))
 	}
 	return nil
+}
+
+// umountNamed ends the daemon of a file system that is mounted in another mount namespace.
+func umountNamed(ctx context.Context, m control.Mount, d process, force bool) error {
+	if !force {
+		return &exit.Error{
+			Code:   exit.MountPoint,
+			Err:    fmt.Errorf("%s is mounted in another mount namespace", text(m.Point)),
+			Remedy: "Unmount it there. With --force, its daemon ends, and every access to the mount fails with ENOTCONN.",
+		}
+	}
+	d.shutdown(ctx, true)
+	return d.wait(ctx)
 }
 
 // drainMessage tells who still uses a mount that was unmounted.

@@ -44,6 +44,7 @@ var walls = []struct {
 	{"cmd/internal/paths", nil, nil},
 	{"cmd/internal/mounts", []string{"cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/procs", []string{"cmd/internal/mounts", "cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"cmd/milkweed-k8s", []string{"cmd/internal/child", "cmd/internal/exit", "cmd/internal/mounts", "cmd/internal/paths", "drivers/panics"}, kubernetes},
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths", "drivers/peer/roster"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 
@@ -53,6 +54,14 @@ var vendors = []string{
 	"github.com/Azure/", "github.com/AzureAD/", "github.com/golang-jwt/", "github.com/google/uuid", "github.com/kylelemons/", "github.com/pkg/browser",
 	"cloud.google.com/go/compute/metadata",
 	"golang.org/x/oauth2", "golang.org/x/crypto/", "golang.org/x/net/", "golang.org/x/sync/", "golang.org/x/sys/", "golang.org/x/text/",
+}
+
+// kubernetes are gRPC and the CSI specification, with their dependencies, and what the program itself
+// uses.
+var kubernetes = []string{
+	"google.golang.org/grpc", "google.golang.org/protobuf/", "google.golang.org/genproto/", "github.com/container-storage-interface/spec/",
+	"golang.org/x/net/", "golang.org/x/sys/", "golang.org/x/text/",
+	"github.com/BurntSushi/toml", "github.com/moby/sys/mountinfo", "github.com/spf13/",
 }
 
 // gossips are memberlist and its dependencies.
@@ -145,17 +154,19 @@ func allowed(dep string, packages, libraries []string) bool {
 // Each of these libraries is imported by one part of the module only.
 func TestLibrariesHaveOneHome(t *testing.T) {
 	homes := map[string]string{
-		"github.com/hanwen/go-fuse/":     "fs",
-		"github.com/BurntSushi/toml":     "cmd/",
-		"github.com/spf13/cobra":         "cmd/",
-		"github.com/prometheus/":         "cmd/",
-		"github.com/schollz/progressbar": "cmd/",
-		"github.com/gdamore/tcell/":      "cmd/milkweed",
-		"github.com/aws/":                "drivers/blob",
-		"github.com/Azure/":              "drivers/blob",
-		"cloud.google.com/go/":           "drivers/blob",
-		"golang.org/x/oauth2":            "drivers/blob",
-		"github.com/hashicorp/":          "drivers/peer/gossip",
+		"github.com/hanwen/go-fuse/":              "fs",
+		"github.com/BurntSushi/toml":              "cmd/",
+		"github.com/spf13/cobra":                  "cmd/",
+		"github.com/prometheus/":                  "cmd/",
+		"github.com/schollz/progressbar":          "cmd/",
+		"github.com/gdamore/tcell/":               "cmd/milkweed",
+		"github.com/aws/":                         "drivers/blob",
+		"github.com/Azure/":                       "drivers/blob",
+		"cloud.google.com/go/":                    "drivers/blob",
+		"golang.org/x/oauth2":                     "drivers/blob",
+		"github.com/hashicorp/":                   "drivers/peer/gossip",
+		"google.golang.org/":                      "cmd/milkweed-k8s",
+		"github.com/container-storage-interface/": "cmd/milkweed-k8s",
 	}
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module+"...").Output()
 	if err != nil {

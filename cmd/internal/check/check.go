@@ -102,6 +102,22 @@ func BeforeMount(ctx context.Context, c *config.Config) []Finding {
 	return thisHost().run(ctx, &without)
 }
 
+// BeforeServing is BeforeMount for a file system that another process has mounted: without the checks
+// of FUSE, of allow_other and of the mount point, which may be in another mount namespace.
+func BeforeServing(ctx context.Context, c *config.Config) []Finding {
+	without := *c
+	without.Tiers, without.Mount.MetadataSnapshot = nil, config.NoSnapshot
+	h := thisHost()
+	return runAll(ctx, []func() []Finding{
+		func() []Finding { return h.source(ctx, &without) },
+		h.kernel,
+		func() []Finding { return h.access(ctx, &without) },
+		func() []Finding { return h.plan(ctx, &without) },
+		h.openFiles,
+		func() []Finding { return h.metrics(&without) },
+	})
+}
+
 // A host is the machine that is checked. Tests replace its parts.
 type host struct {
 	root    string // the directory that contains /proc, /etc and /dev
@@ -155,6 +171,11 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		h.openFiles,
 		func() []Finding { return h.metrics(c) },
 	}
+	return runAll(ctx, checks)
+}
+
+// runAll returns the findings of checks, until ctx is done.
+func runAll(ctx context.Context, checks []func() []Finding) []Finding {
 	var findings []Finding
 	for _, check := range checks {
 		if ctx.Err() != nil {

@@ -137,7 +137,7 @@ var passthroughRemedies = []struct {
 	err    error
 	remedy string
 }{
-	{milkweed.ErrPrivilege, "Run the daemon as root or with CAP_SYS_ADMIN."},
+	{milkweed.ErrPrivilege, "Run the daemon as root or with CAP_SYS_ADMIN. An unprivileged container or pod has no passthrough: its reads go through the daemon."},
 	{milkweed.ErrKernel, "Use Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH."},
 	{milkweed.ErrStacked, "Use a file system that is not stacked on another, such as a volume of the container."},
 	// The device may not be opened, or a file may not be created.

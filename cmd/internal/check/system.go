@@ -103,7 +103,7 @@ func (h host) mayMount() []Finding {
 		return warning(name, rootRemedy, "root cannot mount without CAP_SYS_ADMIN, and %s probably cannot either", path)
 	}
 	if h.processStatus("NoNewPrivs") == "1" {
-		return problem(exit.Fuse, name, "Mount outside of the container, and bind-mount the mount point into it.",
+		return problem(exit.Fuse, name, "Mount outside of the container, and bind-mount the mount point into it. In Kubernetes, the CSI plugin of milkweed-k8s does so.",
 			"this process may not gain privileges (no_new_privs)")
 	}
 	info, err := os.Stat(path)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -44,6 +45,9 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 		for _, folder := range folders(uid) {
 			path := socketPath(folder, mountPoint)
 			err := checkFolder(folder, uid)
+			if named := namedPath(folder, mountPoint); err == nil && probe(ctx, named) == nil {
+				return newClient(mountPoint, named), nil
+			}
 			if err == nil {
 				err = probe(ctx, path)
 			}
@@ -58,13 +62,16 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 
 // Draining returns a client of each daemon of this user that drains: its mount is gone in the mount
 // namespace in which it was mounted, and is in use elsewhere. The caller closes the clients.
-func Draining(ctx context.Context) (clients []*Client) {
+func Draining(ctx context.Context) (clients []*Client) { return ownClients(ctx, drainSuffix) }
+
+// ownClients returns a client of each daemon of this user whose socket has a name with a suffix.
+func ownClients(ctx context.Context, suffix string) (clients []*Client) {
 	uid := os.Geteuid()
 	for _, folder := range folders(uid) {
 		if checkFolder(folder, uid) != nil {
 			continue
 		}
-		sockets, _ := filepath.Glob(filepath.Join(folder, "*"+drainSuffix))
+		sockets, _ := filepath.Glob(filepath.Join(folder, "*"+suffix))
 		for _, path := range sockets {
 			if err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {
 				os.Remove(path) // of a daemon that was killed
@@ -97,8 +104,8 @@ func probe(ctx context.Context, socket string) error {
 // the user who mounted it. Root can use the socket of another user.
 func owners(mountPoint string) []int {
 	uids := []int{os.Geteuid()}
-	mounts, _ := Mounts() // after an error, only the first is tried
-	for _, m := range mounts {
+	table, _ := mounts.Read(mounts.Self) // after an error, only the first is tried
+	for _, m := range reachable(table) {
 		if m.Point == mountPoint && !slices.Contains(uids, m.UID) {
 			uids = append(uids, m.UID)
 		}

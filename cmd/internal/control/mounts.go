@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,22 +16,46 @@ import (
 	"github.com/milkweedfs/milkweed/fs"
 )
 
-// A Mount is a mount of Milkweed in the kernel's mount table. Its daemon may have died.
+// A Mount is a mount of Milkweed in the kernel's mount table, whose daemon may have died, or a file
+// system in another mount namespace that a daemon of this user serves under a name.
 type Mount struct {
 	Point  string // the mount point, absolute and without symbolic links
 	Source string // the source, as in the mount table
 	UID    int    // the user who mounted it
-	Dev    uint64 // device number of the file system
+	Dev    uint64 // device number of the file system; 0: it is in another mount namespace
 }
 
-// Mounts lists the mounts of Milkweed in the mount namespace of this process. It omits a mount
-// that a later one on the same mount point hides.
+// Mounts lists the mounts of Milkweed in the mount namespace of this process, and then those in
+// others that a daemon of this user serves under a name. It omits a mount that a later one on the same
+// mount point hides.
 func Mounts() ([]Mount, error) {
 	table, err := mounts.Read(mounts.Self)
 	if err != nil {
 		return nil, err
 	}
-	return reachable(table), nil
+	all := reachable(table)
+	for _, m := range named() {
+		if !slices.ContainsFunc(all, func(o Mount) bool { return o.Point == m.Point }) {
+			all = append(all, m)
+		}
+	}
+	return all, nil
+}
+
+// namedTimeout bounds how long the daemons may take to tell their names.
+const namedTimeout = 5 * time.Second
+
+// named lists the file systems of ListenNamed.
+func named() (all []Mount) {
+	ctx, cancel := context.WithTimeout(context.Background(), namedTimeout)
+	defer cancel()
+	for _, c := range ownClients(ctx, namedSuffix) {
+		if s, err := c.Status(ctx); err == nil { // otherwise it is about to end
+			all = append(all, Mount{Point: s.MountPoint, Source: s.Source.Path, UID: os.Geteuid()})
+		}
+		c.Close()
+	}
+	return all
 }
 
 // Find returns the mount that path is in, and the name of path below the mount point in the
@@ -54,6 +79,11 @@ func Find(path string) (Mount, string, error) {
 	}
 	for _, real := range append(resolve(abs), abs) {
 		if m, name, ok := find(table, real); ok {
+			return m, name, nil
+		}
+	}
+	for _, m := range named() {
+		if name, ok := paths.Rel(abs, m.Point); ok {
 			return m, name, nil
 		}
 	}

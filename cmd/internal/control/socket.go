@@ -42,6 +42,16 @@ var errInUse = errors.New("another daemon listens on it")
 // listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
 // the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
 func Listen(ctx context.Context, mountPoint string) (*Listener, error) {
+	return listen(ctx, mountPoint, socketPath)
+}
+
+// ListenNamed is Listen for a file system that another process has mounted, perhaps in another mount
+// namespace. name is the absolute path under which it is known.
+func ListenNamed(ctx context.Context, name string) (*Listener, error) {
+	return listen(ctx, name, namedPath)
+}
+
+func listen(ctx context.Context, mountPoint string, socketPath func(folder, mountPoint string) string) (*Listener, error) {
 	folder, err := makeFolder(os.Geteuid())
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -207,6 +217,14 @@ func socketPath(folder, mountPoint string) string {
 	readable := strings.Map(plain, filepath.Base(mountPoint))
 	room := maxSocketPath - len(folder) - len("/") - len(tail)
 	return filepath.Join(folder, readable[:min(len(readable), max(room, 0), 32)]+tail)
+}
+
+// namedSuffix ends the name of the socket of ListenNamed.
+const namedSuffix = ".name"
+
+// namedPath returns the path of the socket of a file system that another process has mounted.
+func namedPath(folder, name string) string {
+	return strings.TrimSuffix(socketPath(folder, name), ".sock") + namedSuffix
 }
 
 // plain replaces each character that a shell may require to be quoted.

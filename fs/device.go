@@ -1,0 +1,68 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrAdopted is the error of unmounting a file system that another process has mounted. It ends when
+// that process unmounts it, or when this process ends.
+var ErrAdopted = errors.New("another process has mounted it")
+
+// The reasons why a descriptor cannot be served, to be tested with errors.Is.
+var (
+	ErrNotDevice  = errors.New("it is not an open /dev/fuse")
+	ErrNotMounted = errors.New("it is not mounted, or was unmounted")
+	ErrServed     = errors.New("another process serves it already")
+)
+
+// fuseDevice is the device number of /dev/fuse, which is the same on every Linux.
+var fuseDevice = unix.Mkdev(10, 229)
+
+// CheckDevice returns nil if fd is a descriptor of /dev/fuse that is mounted and that no process has
+// served: its first request is waiting. Otherwise the error matches ErrNotDevice, ErrNotMounted or
+// ErrServed. CheckDevice reads nothing.
+func CheckDevice(fd int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotDevice, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR || uint64(st.Rdev) != fuseDevice {
+		return ErrNotDevice
+	}
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(p, 0); err != nil {
+		return os.NewSyscallError("poll", err)
+	}
+	switch {
+	case p[0].Revents&unix.POLLERR != 0:
+		return ErrNotMounted
+	case p[0].Revents&unix.POLLIN == 0:
+		return ErrServed
+	}
+	return nil
+}
+
+// Connection returns the device number of the file system that is mounted at a descriptor of
+// /dev/fuse, or 0 if the kernel does not tell it, as before Linux 6.17.
+func Connection(fd int) uint64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok {
+			minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
+			if err != nil {
+				return 0
+			}
+			return unix.Mkdev(0, uint32(minor))
+		}
+	}
+	return 0
+}
