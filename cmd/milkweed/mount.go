@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
@@ -320,7 +319,8 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 	case f.check:
 		validate = c.ValidateForCheck
 	case f.fuseFD != 0:
-		validate, resolve = func() error { return validateServed(c) }, nameMountPoint
+		// The mount point is only a name, and may be in another mount namespace.
+		validate, resolve = func() error { return validateServed(c) }, func(*config.Config) error { return nil }
 	}
 	asked = c.Clone()
 	for _, step := range []func() error{
@@ -477,17 +477,6 @@ func validateServed(c *config.Config) error {
 	without := *c
 	without.Mount.Point = ""
 	return without.ValidateForCheck()
-}
-
-// nameMountPoint checks the mount point of a file system that another process has mounted. The path
-// need not exist in the mount namespace of this process, so that it is not resolved.
-func nameMountPoint(c *config.Config) error {
-	if !filepath.IsAbs(c.Mount.Point) {
-		return optionError(fmt.Errorf("mount point %q is not an absolute path", c.Mount.Point),
-			"With --fuse-fd, MOUNTPOINT is the absolute path under which the mount is known.")
-	}
-	c.Mount.Point = filepath.Clean(c.Mount.Point)
-	return nil
 }
 
 // resolveMountPoint replaces the mount point, if there is one, by the path under which the kernel
