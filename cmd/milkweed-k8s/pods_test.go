@@ -98,7 +98,7 @@ func TestPodsOfTheExamples(t *testing.T) {
 		plugin := c.Start(t, line...)
 		c, line = kubetest.PodContainer(t, image, manifest(t, "csi", "DaemonSet", "milkweed-mounter"), "mounter", dir)
 		c.Volumes["/source"] = dir + "/source"
-		socket := dir + "/run/milkweed/mounter.sock"
+		socket := dir + "/run/milkweed-csi/mounter.sock"
 		plugin.Await(t, func() bool { // the folder belongs to the mounter
 			info, err := os.Stat(filepath.Dir(socket))
 			return err == nil && info.Mode().Perm() == 0o700

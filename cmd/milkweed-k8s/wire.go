@@ -21,7 +21,7 @@ import (
 // it has begun.
 
 // defaultSocket is the path of the socket of the mounter.
-const defaultSocket = "/run/milkweed/mounter.sock"
+const defaultSocket = "/run/milkweed-csi/mounter.sock"
 
 // The operations of a request.
 const (

@@ -92,7 +92,7 @@ func TestNoTestSupportInTheProgram(t *testing.T) {
 	}
 	for _, dep := range strings.Fields(string(out)) {
 		switch strings.TrimPrefix(dep, module) {
-		case "fs/faultdisk", "cmd/internal/browser", "cmd/internal/docrun", "cmd/internal/enclosure", "cmd/internal/netlab", "cmd/internal/slurmtest", "cmd/internal/torture":
+		case "fs/faultdisk", "cmd/internal/browser", "cmd/internal/docrun", "cmd/internal/enclosure", "cmd/internal/kubetest", "cmd/internal/netlab", "cmd/internal/slurmtest", "cmd/internal/torture":
 			t.Errorf("cmd/milkweed depends on %s", dep)
 		}
 	}

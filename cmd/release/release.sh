@@ -1,8 +1,9 @@
 #!/bin/bash
 # release.sh FOLDER builds a release of the commit that is checked out into FOLDER, which it empties:
-# packages for Debian and RPM, archives, bills of materials and checksums, for amd64 and arm64. All
-# times are that of the commit, so that a commit gives the same bytes wherever it is built with the
-# same Go. ARCHS=amd64 builds for one architecture.
+# packages for Debian and RPM, archives, bills of materials and checksums, for amd64 and arm64, and an
+# archive from which the image of containers is built. All times are that of the commit, so that a
+# commit gives the same bytes wherever it is built with the same Go. ARCHS=amd64 builds for one
+# architecture.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC CGO_ENABLED=0 GOOS=linux GOFLAGS=-mod=readonly
@@ -90,6 +91,9 @@ share() {
 rm -rf "$out"
 mkdir -p "$out"
 share "$stage/share"
+image=milkweed-$version-image
+mkdir "$stage/$image"
+cp examples/container/{Dockerfile,README.md} "$stage/$image/"
 for arch in ${ARCHS:-amd64 arm64}; do
 	name=milkweed-$version-linux-$arch
 	usr=$stage/$arch/usr
@@ -108,8 +112,16 @@ for arch in ${ARCHS:-amd64 arm64}; do
 			{ cat "$stage/log" >&2; exit 1; }
 	done
 	archive "$out/$name.tar.gz" "$usr" "$name"
-	"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$version" -output "$out/$name.cdx.json" "$usr/bin/milkweed" 2>/dev/null
+	mkdir "$stage/$image/$arch"
+	cp "$usr/bin/milkweed" "$stage/$image/$arch/"
+	compile "$arch" milkweed-k8s "$stage/$image/$arch/milkweed-k8s"
+	for program in milkweed milkweed-k8s; do
+		"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$version" \
+			-output "$out/$program-$version-linux-$arch.cdx.json" "$stage/$image/$arch/$program" 2>"$stage/log" ||
+			{ cat "$stage/log" >&2; exit 1; }
+	done
 done
+archive "$out/$image.tar.gz" "$stage/$image" "$image"
 (cd "$out" && sha256sum -- * >SHA256SUMS)
 echo "$out:"
 (cd "$out" && ls -l --human-readable | awk 'NR > 1 {print "  " $5 "\t" $9}')

@@ -109,9 +109,10 @@ func (r release) read(name string) []byte {
 func (r release) names() {
 	want := []string{
 		"SHA256SUMS",
-		"milkweed-0.1.0-1.aarch64.rpm", "milkweed-0.1.0-1.x86_64.rpm",
+		"milkweed-0.1.0-1.aarch64.rpm", "milkweed-0.1.0-1.x86_64.rpm", "milkweed-0.1.0-image.tar.gz",
 		"milkweed-0.1.0-linux-amd64.cdx.json", "milkweed-0.1.0-linux-amd64.tar.gz",
 		"milkweed-0.1.0-linux-arm64.cdx.json", "milkweed-0.1.0-linux-arm64.tar.gz",
+		"milkweed-k8s-0.1.0-linux-amd64.cdx.json", "milkweed-k8s-0.1.0-linux-arm64.cdx.json",
 		"milkweed_0.1.0_amd64.deb", "milkweed_0.1.0_arm64.deb",
 	}
 	if got := r.list(); !slices.Equal(got, want) {
@@ -162,6 +163,11 @@ func (r release) programs() {
 		}
 		f.Close()
 		if arch == "amd64" {
+			sh(r.T, `tar -C "$2" -xzf "$1"/milkweed-0.1.0-image.tar.gz
+				cd "$2"/milkweed-0.1.0-image
+				diff <(find * | sort) <(printf '%s\n' Dockerfile README.md amd64{,/milkweed{,-k8s}} arm64{,/milkweed{,-k8s}})
+				cmp amd64/milkweed ../milkweed-0.1.0-linux-amd64/bin/milkweed
+				amd64/milkweed-k8s --version | grep -F 0.1.0`, r.folder, folder)
 			if got := sh(r.T, `"$1/bin/milkweed" --version; readlink "$1/sbin/mount.milkweed"`, filepath.Join(folder, name)); !strings.HasPrefix(got, "milkweed 0.1.0 (go") || !strings.HasSuffix(got, "\n../bin/milkweed\n") {
 				r.Errorf("milkweed --version, mount.milkweed: %s", got)
 			}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/kubetest"
 	"github.com/milkweedfs/milkweed/cmd/internal/slurmtest"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
@@ -26,10 +27,21 @@ const root = "../../.."
 
 // pages has the function that runs a page, by its path in docs.
 var pages = map[string]func(t *testing.T, p *Page){
-	"tutorial.md":       tutorialPage,
-	"howto/bucket.md":   bucketPage,
-	"howto/cloud-vm.md": cloudPage,
-	"howto/slurm.md":    slurmPage,
+	"tutorial.md":         tutorialPage,
+	"howto/bucket.md":     bucketPage,
+	"howto/cloud-vm.md":   cloudPage,
+	"howto/kubernetes.md": kubernetesPage,
+	"howto/slurm.md":      slurmPage,
+}
+
+// kubernetesPage runs the guide with a kubectl that has no cluster and validates what it is given.
+func kubernetesPage(t *testing.T, p *Page) {
+	checkout, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := p.RunOn(kubetest.HowTo(t, kubetest.Programs(t), checkout))
+	wantPage(t, output, err)
 }
 
 // slurmPage runs the guide on a cluster of nodes on this machine, with stubs of Slurm.

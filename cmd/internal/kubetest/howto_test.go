@@ -11,43 +11,6 @@ import (
 	"testing"
 )
 
-// shell returns the commands of a page: the blocks with the info string sh.
-func shell(t *testing.T, page string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root(t), page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var commands strings.Builder
-	for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
-		commands.WriteString(block[1])
-	}
-	return commands.String()
-}
-
-// The commands of docs/howto/kubernetes.md succeed in their order.
-func TestHowTo(t *testing.T) {
-	schemas(t) // skips
-	for _, program := range []string{"rclone", "python3"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skip(err)
-		}
-	}
-	cmd := HowTo(t, Programs(t), root(t))
-	cmd.Stdin = strings.NewReader(shell(t, "docs/howto/kubernetes.md"))
-	output, err := cmd.CombinedOutput()
-	out := string(output)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	for _, want := range []string{"csidriver.storage.k8s.io/csi.milkweedfs.github.io created", "job.batch/train-digits condition met", `namespace "milkweed" deleted`} {
-		if !strings.Contains(out, want) {
-			t.Errorf("the output lacks %q:\n%s", want, out)
-		}
-	}
-
-}
-
 // The kubectl of this package finds mistakes of a page.
 func TestHowToFindsMistakes(t *testing.T) {
 	schemas(t) // skips
