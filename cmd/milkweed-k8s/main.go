@@ -42,9 +42,10 @@ Exit codes:
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "milkweed-k8s",
-		Short: "Serve Milkweed mounts in Kubernetes",
-		Long:  rootLong,
+		Use:     "milkweed-k8s",
+		Version: version(),
+		Short:   "Serve Milkweed mounts in Kubernetes",
+		Long:    rootLong,
 		Example: `  milkweed-k8s csi --node-name "$NODE_NAME"
   milkweed-k8s mounter`,
 		Args:              usage(cobra.NoArgs),
