@@ -20,6 +20,7 @@ var examples = []struct {
 	{part: "gs://", why: "the guide for a bucket has servers"},
 	{part: "node[1-4]", why: "the guide for Slurm has nodes"},
 	{part: "kubectl", why: "there is no cluster"},
+	{part: "--fuse-fd", why: "another process has to mount; TestFuseFD has one"},
 	{part: "${fpath[1]}", why: "it is for zsh"},
 	{part: "/lustre/imagenet  /mnt/imagenet  milkweed", why: "it is a line of /etc/fstab"},
 	{part: "milkweed top /mnt/imagenet", why: "it needs a terminal; TestTopInATerminal has one"},
