@@ -38,7 +38,8 @@ compile() {
 	GOARCH=$1 "$go" build -trimpath -buildvcs=false -ldflags "-s -w -X main.release=$version" -o "$3" "./cmd/$2"
 }
 
-# licenses PROGRAM prints the licences of Go and of the modules in a program.
+# licenses PROGRAM prints the licences of Go and of the modules in a program, which are the same for all
+# architectures.
 licenses() {
 	local folder module version file
 	{
@@ -93,7 +94,7 @@ mkdir -p "$out"
 share "$stage/share"
 image=milkweed-$version-image
 mkdir "$stage/$image"
-cp examples/container/{Dockerfile,README.md} "$stage/$image/"
+cp LICENSE examples/container/{Dockerfile,README.md} "$stage/$image/"
 for arch in ${ARCHS:-amd64 arm64}; do
 	name=milkweed-$version-linux-$arch
 	usr=$stage/$arch/usr
@@ -115,6 +116,7 @@ for arch in ${ARCHS:-amd64 arm64}; do
 	mkdir "$stage/$image/$arch"
 	cp "$usr/bin/milkweed" "$stage/$image/$arch/"
 	compile "$arch" milkweed-k8s "$stage/$image/$arch/milkweed-k8s"
+	licenses "$stage/$image/$arch/milkweed-k8s" | gzip --best --no-name >"$stage/$image/third-party-licenses.gz"
 	for program in milkweed milkweed-k8s; do
 		"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$version" \
 			-output "$out/$program-$version-linux-$arch.cdx.json" "$stage/$image/$arch/$program" 2>"$stage/log" ||

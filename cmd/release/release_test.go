@@ -165,7 +165,7 @@ func (r release) programs() {
 		if arch == "amd64" {
 			sh(r.T, `tar -C "$2" -xzf "$1"/milkweed-0.1.0-image.tar.gz
 				cd "$2"/milkweed-0.1.0-image
-				diff <(find * | sort) <(printf '%s\n' Dockerfile README.md amd64{,/milkweed{,-k8s}} arm64{,/milkweed{,-k8s}})
+				diff <(find * | sort) <(printf '%s\n' Dockerfile LICENSE README.md amd64{,/milkweed{,-k8s}} arm64{,/milkweed{,-k8s}} third-party-licenses.gz)
 				cmp amd64/milkweed ../milkweed-0.1.0-linux-amd64/bin/milkweed
 				amd64/milkweed-k8s --version | grep -F 0.1.0`, r.folder, folder)
 			if got := sh(r.T, `"$1/bin/milkweed" --version; readlink "$1/sbin/mount.milkweed"`, filepath.Join(folder, name)); !strings.HasPrefix(got, "milkweed 0.1.0 (go") || !strings.HasSuffix(got, "\n../bin/milkweed\n") {
@@ -248,6 +248,9 @@ func (r release) files() {
 		if !slices.Equal(got, deb) {
 			r.Errorf("the files of %s differ from those of Debian:\n%s", name, sh(r.T, `diff <(echo "$1") <(echo "$2") || true`, strings.Join(deb, "\n"), strings.Join(got, "\n")))
 		}
+	}
+	if got := sh(r.T, `rpm -qp --queryformat '%{BUILDHOST}' "$1"/milkweed-0.1.0-1.x86_64.rpm 2>/dev/null`, r.folder); got != "localhost" {
+		r.Errorf("RPM: build host %q", got)
 	}
 	if got := sh(r.T, `tar -tvzf "$1"/milkweed-0.1.0-linux-amd64.tar.gz --numeric-owner | awk '{print $2}' | sort -u`, r.folder); got != "0/0\n" {
 		r.Errorf("owners in the archive: %q", got)
