@@ -12,7 +12,7 @@ DURATION  ?= 1h
 FS        ?= ext4
 BIN       := build/milkweed
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-GOTEST    := $(GO) test -timeout 30m $(if $(RACE),-race) $(TESTFLAGS)
+GOTEST    := $(GO) test -timeout 45m $(if $(RACE),-race) $(TESTFLAGS)
 
 # The program has no debugging information (-s -w), which would add half of its size.
 # Stack traces and profiles have names and lines without it.

@@ -314,7 +314,7 @@ func (s *site) command(words ...string) *exec.Cmd {
 	words = slices.Concat(s.wrapper, words)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Env = s.env
-	cmd.WaitDelay = time.Second // in case a daemon does not close the pipe
+	cmd.WaitDelay = 10 * time.Second // in case a daemon does not close the pipe
 	return cmd
 }
 

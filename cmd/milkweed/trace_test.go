@@ -197,7 +197,7 @@ func TestTraceUnread(t *testing.T) {
 	fmt.Fprint(conn, "GET /v1/trace HTTP/1.1\r\nHost: milkweed\r\n\r\n")
 	resp, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil) // the trace has begun
 	s.check(err)
-	const reads = 40000
+	const reads = 12000
 	s.sh(fmt.Sprintf(`for i in $(seq 10); do dd if="$1" of=/dev/null bs=512 count=%d iflag=direct status=none & done; wait`, reads/10), s.point+"/f")
 	lines := json.NewDecoder(resp.Body)
 	seen, dropped := 0, int64(0)

@@ -98,8 +98,11 @@ func (c *controller) run(j *job) {
 	for s := range steps {
 		<-s.done
 	}
+	c.mu.Lock()
+	derived := j.derived
+	c.mu.Unlock()
 	each(j.nodes, func(n *host) error {
-		env := append(j.scriptEnv(n, "epilog_slurmd"), fmt.Sprint("SLURM_JOB_DERIVED_EC=", j.derived),
+		env := append(j.scriptEnv(n, "epilog_slurmd"), fmt.Sprint("SLURM_JOB_DERIVED_EC=", derived),
 			fmt.Sprint("SLURM_JOB_EXIT_CODE=", j.code<<8), fmt.Sprintf("SLURM_JOB_EXIT_CODE2=%d:0", j.code))
 		if err := c.script(n, "epilog", scriptRun{conf.epilog, env, conf.epilogTimeout}); err != nil {
 			c.drain(n.name, "Epilog error")
@@ -313,10 +316,13 @@ func (c *controller) launch(j *job, n *host, t task, files [3]*os.File) (*step, 
 		s.code = max(cmd.ProcessState.ExitCode(), 0)
 		control.Close()
 		c.logf("%s: a task of job %d has ended with %d: %s", n.name, j.id, s.code, &log)
-		close(s.done)
 		c.mu.Lock()
+		if !s.batch {
+			j.derived = max(j.derived, s.code)
+		}
 		delete(j.steps, s)
 		c.mu.Unlock()
+		close(s.done)
 	}()
 	return s, nil
 }
