@@ -20,6 +20,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
@@ -142,7 +143,7 @@ func listen(ctx context.Context, socket string, log *slog.Logger) (*net.UnixList
 
 // serve serves one connection.
 func (m *mounter) serve(ctx context.Context, conn *net.UnixConn) {
-	uid, err := peer(conn)
+	uid, err := procs.PeerUser(conn)
 	if err == nil && uid != 0 && uid != os.Getuid() {
 		err = fmt.Errorf("user %d may not use the mounter", uid)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 )
 
 // The plugin and the mounter talk over a unix socket of type SOCK_SEQPACKET. A connection has one
@@ -92,7 +93,7 @@ func (m mounterClient) do(ctx context.Context, r request, device *os.File) (resp
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	// Otherwise a process that has made the socket first would get the volumes' secrets.
-	uid, err := peer(conn)
+	uid, err := procs.PeerUser(conn)
 	if err != nil {
 		return response{}, err
 	}
@@ -140,24 +141,6 @@ func contextError(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	return err
-}
-
-// peer returns the user of the process at the other end of a connection.
-func peer(conn *net.UnixConn) (uid int, err error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	if e := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); e != nil {
-		return 0, e
-	}
-	if err != nil {
-		return 0, os.NewSyscallError("getsockopt", err)
-	}
-	return int(cred.Uid), nil
 }
 
 // replaceSocket listens on path, for this user only. It removes a socket there, which an earlier process

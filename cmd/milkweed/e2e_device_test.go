@@ -46,7 +46,7 @@ func serveDevice(s *site, device *os.File, name string) *foreground {
 }
 
 // A process without any capability serves a mount that root has made, under a name that is no path in
-// its mount namespace. It has no passthrough, and says so. It ends with 0 when root unmounts.
+// its mount namespace. Check says that it has no passthrough. It ends with 0 when root unmounts.
 func TestFuseFD(t *testing.T) {
 	need(t, "setpriv")
 	s := newSite(t)

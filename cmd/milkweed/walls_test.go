@@ -44,7 +44,7 @@ var walls = []struct {
 	{"cmd/internal/paths", nil, nil},
 	{"cmd/internal/mounts", []string{"cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"cmd/internal/procs", []string{"cmd/internal/mounts", "cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
-	{"cmd/milkweed-k8s", []string{"cmd/internal/child", "cmd/internal/exit", "cmd/internal/mounts", "cmd/internal/paths", "drivers/panics"}, kubernetes},
+	{"cmd/milkweed-k8s", []string{"cmd/internal/child", "cmd/internal/exit", "cmd/internal/mounts", "cmd/internal/paths", "cmd/internal/procs", "drivers/panics"}, kubernetes},
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths", "drivers/peer/roster"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 

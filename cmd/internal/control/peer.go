@@ -2,12 +2,11 @@ package control
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/http"
 	"os"
 
-	"golang.org/x/sys/unix"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 )
 
 // peerKey is the key of the user at the other end of a connection, in the context of its requests.
@@ -15,33 +14,12 @@ type peerKey struct{}
 
 // withPeer adds the user at the other end of a connection to a Unix socket to ctx.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
-	if uid, err := peerUser(c); err == nil {
-		return context.WithValue(ctx, peerKey{}, uid)
+	if conn, ok := c.(*net.UnixConn); ok {
+		if uid, err := procs.PeerUser(conn); err == nil {
+			return context.WithValue(ctx, peerKey{}, uid)
+		}
 	}
 	return ctx
-}
-
-// peerUser returns the user who has connected to a Unix socket, as the user namespace of this process
-// sees that user.
-func peerUser(c net.Conn) (uid int, err error) {
-	unixConn, ok := c.(*net.UnixConn)
-	if !ok {
-		return 0, errors.ErrUnsupported
-	}
-	raw, err := unixConn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	if e := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); e != nil {
-		return 0, e
-	}
-	if err != nil {
-		return 0, err
-	}
-	return int(cred.Uid), nil
 }
 
 // ownersOnly refuses requests of users other than root and the owner of the socket. The mode of the
