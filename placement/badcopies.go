@@ -10,10 +10,12 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// badCopies holds the copies of which a read failed, for sourceTTL each. A tier may be
+// badCopies holds the copies of which a read failed, for ttl each. A tier may be
 // healthy and fail in one file alone. Until the time is over, all users of the file read it from
 // the source, so that a repeated read succeeds, also through a new open.
 type badCopies struct {
+	ttl time.Duration // sourceTTL, except in a test
+
 	n atomic.Int64 // len(copies): a lookup takes no lock while there are none
 
 	mu     panics.Mutex // guards the following
@@ -33,7 +35,7 @@ func (b *badCopies) add(e *metadata.Entry, l tiers.Level) {
 	if b.copies == nil {
 		b.copies = make(map[*metadata.Entry]badCopy)
 	}
-	b.copies[e] = badCopy{l, time.Now().Add(sourceTTL)}
+	b.copies[e] = badCopy{l, time.Now().Add(b.ttl)}
 	b.n.Store(int64(len(b.copies)))
 }
 

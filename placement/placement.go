@@ -128,6 +128,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		stride:      source.Stride,
 		objectStore: source.Latency == drivers.LatencyRequest,
 		gate:        newGate(cfg.Workers, source),
+		bad:         badCopies{ttl: sourceTTL},
 		inOrder:     newInOrder(names),
 		plan:        newPlan(),
 		files:       newTable(cfg.IdleHandles),
