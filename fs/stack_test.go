@@ -45,6 +45,7 @@ func TestMain(m *testing.M) {
 	}
 	files := descriptors()
 	code := m.Run()
+	os.RemoveAll(plainFolder)
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, "goroutines still running:", err)
 		code = 1
@@ -82,13 +83,39 @@ var children = map[string]func(args []string) error{
 	"access":   access,
 }
 
-// childCommand returns a command that runs one of children. By default, the race detector makes
-// each process sleep for a second at exit.
+// childCommand returns a command that runs one of children.
 func childCommand(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), childEnv+"="+name, "GORACE=atexit_sleep_ms=0")
+	program, err := childProgram()
+	if err != nil {
+		panic(err)
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), childEnv+"="+name)
 	return cmd
 }
+
+// childProgram returns the program that runs children. It is this one without the race detector,
+// which takes half of the time of the tests if the children have it, too.
+var childProgram = sync.OnceValues(func() (string, error) {
+	if !drivertest.Race() {
+		return os.Args[0], nil
+	}
+	var err error
+	if plainFolder, err = os.MkdirTemp("", "milkweed-children-"); err != nil {
+		return "", err
+	}
+	if err := os.Chmod(plainFolder, 0o755); err != nil { // other users run it
+		return "", err
+	}
+	path := filepath.Join(plainFolder, "fs.test")
+	if out, err := exec.Command("go", "test", "-c", "-o", path, ".").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go test -c: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// plainFolder has the program of children, if it is another one than this. TestMain removes it.
+var plainFolder string
 
 // child runs one of children and returns its output.
 func child(t testing.TB, name string, args ...string) string {

@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +27,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The tests in the files e2e_*_test.go build the program, run its commands, and read its mounts
@@ -71,7 +71,7 @@ func has(what string) bool {
 // program builds the program at the first call, with the race detector if the tests have it, and
 // returns its path. plainProgram builds it without the race detector. TestMain removes both.
 var (
-	program      = sync.OnceValues(func() (string, error) { return buildProgram("milkweed", raceEnabled()) })
+	program      = sync.OnceValues(func() (string, error) { return buildProgram("milkweed", drivertest.Race()) })
 	plainProgram = sync.OnceValues(func() (string, error) { return buildProgram("milkweed-plain", false) })
 )
 
@@ -95,11 +95,6 @@ var programFolder = sync.OnceValues(func() (string, error) {
 	}
 	return dir, os.Chmod(dir, 0o755) // other users run the programs
 })
-
-func raceEnabled() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
 
 // A site is a directory with everything that a mount needs.
 type site struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -90,7 +91,7 @@ func TestMemoryGroup(t *testing.T) {
 		s.write(fmt.Sprintf("f%02d", i), 4<<20)
 	}
 	limit := "64M"
-	if raceEnabled() { // its memory is not that of the Go heap
+	if drivertest.Race() { // its memory is not that of the Go heap
 		limit = "512M"
 	}
 	kills := s.memoryGroup(limit)

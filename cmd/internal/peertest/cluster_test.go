@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +30,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/netlab"
 	"github.com/milkweedfs/milkweed/cmd/internal/reader"
 	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // Environment variables of the processes of the tests.
@@ -89,7 +89,7 @@ func need(t testing.TB) {
 var programs = sync.OnceValues(func() (p struct{ daemon, other string }, err error) {
 	p.other, err = build("milkweed", false)
 	p.daemon = p.other
-	if err == nil && raceEnabled() {
+	if err == nil && drivertest.Race() {
 		p.daemon, err = build("milkweed-race", true)
 	}
 	return p, cmp.Or(err, os.Setenv(programEnv, p.other))
@@ -102,11 +102,6 @@ func build(name string, race bool) (string, error) {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return path, nil
-}
-
-func raceEnabled() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // A content is the files of a dataset in a folder.
