@@ -33,7 +33,7 @@ KillWait=2`
 func newSlurmSite(t *testing.T, nodes int) *slurmSite {
 	t.Helper()
 	need(t, "root", "/dev/fuse", "nsenter", "unshare", "ip", "tc")
-	path, err := program()
+	path, err := plainProgram() // these tests are about the scripts
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,10 +121,13 @@ func (s *slurmSite) wait(script string) {
 	}
 }
 
-// ended waits until a job has this state.
-func (s *slurmSite) ended(id, state string) {
+// ended waits until a job of a user has ended, and fails the test unless it is in this state.
+func (s *slurmSite) ended(user, id, state string) {
 	s.t.Helper()
-	s.wait("scontrol show job " + id + " | grep -w JobState=" + state)
+	s.wait("! scontrol show job " + id + " | grep -wE 'JobState=(PENDING|RUNNING|COMPLETING)'")
+	if got := s.root("scontrol show job " + id); !strings.Contains(got, "JobState="+state+" ") {
+		s.t.Fatalf("want %s, got\n%s\nIts output:\n%s", state, got, s.output(user, id))
+	}
 }
 
 // clean fails the test if the node has something of a job.
@@ -175,7 +178,7 @@ func (s *slurmSite) ready(user, id string) {
 func (s *slurmSite) release(user, id string) {
 	s.t.Helper()
 	s.root(": >/home/" + user + "/go-" + id)
-	s.ended(id, "COMPLETED")
+	s.ended(user, id, "COMPLETED")
 }
 
 const imagenet = "--comment=milkweed=imagenet"
@@ -222,7 +225,7 @@ func TestSlurmProlog(t *testing.T) {
 		id := s.submit("alice", "trap '' TERM\ncd $MILKWEED_DATASET; exec 3<1.jpg; cd"+hold, imagenet)
 		s.ready("alice", id)
 		s.root("scancel " + id)
-		s.ended(id, "CANCELLED")
+		s.ended("alice", id, "CANCELLED")
 		s.clean(1)
 	})
 	t.Run("several", func(t *testing.T) {
@@ -258,6 +261,7 @@ func TestSlurmProlog(t *testing.T) {
 		id := s.submit("alice", hold+readAll, imagenet)
 		s.ready("alice", id)
 		s.on(1, `pid=$(milkweed status --json /mnt/imagenet | sed 's/.*"pid":\([0-9]*\).*/\1/'); kill -9 $pid
+			set -o pipefail
 			for i in $(seq 300); do now=$(milkweed status --json /mnt/imagenet 2>/dev/null | sed 's/.*"pid":\([0-9]*\).*/\1/') && [ "$now" != $pid ] && exit; sleep 0.1; done; exit 1`)
 		s.release("alice", id)
 		if got := s.output("alice", id); got != want {
