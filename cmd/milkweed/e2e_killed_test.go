@@ -24,10 +24,10 @@ const kills = 200
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
-	// Three of four daemons are without the race detector, which took most of the time of the test.
-	plain, err := plainProgram()
-	k.check(err)
-	k.programs = []string{k.program, plain, plain, plain}
+	// One of eight daemons has the race detector.
+	k.programs = []string{k.program}
+	k.withoutRace()
+	k.programs = append(k.programs, slices.Repeat([]string{k.program}, 7)...)
 	for i := range 1200 {
 		k.put(fmt.Sprintf("%d/%04d.jpg", i%10, i), 12_000+i*7919%24_000)
 	}

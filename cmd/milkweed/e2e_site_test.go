@@ -139,6 +139,15 @@ func newSite(t testing.TB) *site {
 	return s
 }
 
+// withoutRace makes a site run the program without the race detector, which takes most of the time
+// of some tests.
+func (s *site) withoutRace() {
+	s.t.Helper()
+	var err error
+	s.program, err = plainProgram()
+	s.check(err)
+}
+
 // remove kills the processes of the site, unmounts its mounts, and removes its directory.
 func (s *site) remove() {
 	if s.t.Failed() {

@@ -33,9 +33,7 @@ print(time.monotonic() - begin)
 //	go test -run '^$' -bench Watched -benchtime 20x ./cmd/milkweed
 func BenchmarkWatched(b *testing.B) {
 	s := newSite(b)
-	plain, err := plainProgram()
-	s.check(err)
-	s.program = plain
+	s.withoutRace()
 	for i := range 2000 {
 		s.write(fmt.Sprintf("d/%d", i), 16<<10)
 	}
