@@ -433,13 +433,17 @@ func TestSlurmExamples(t *testing.T) {
 		sed -i '/^.source/a clock_skew = "0s"' /home/alice/hpc-node.toml
 		cat >/home/alice/train.py <<'END'
 import glob, os, sys, time
+job = os.environ["SLURM_JOB_ID"]
+def wait(*names):
+    while not all(map(os.path.exists, names)):
+        time.sleep(0.02)
+open("mounted-" + job + "-" + os.environ["SLURM_PROCID"], "w")
+wait("mounted-" + job + "-0", "mounted-" + job + "-1")  # as the rendezvous of torchrun does
 print(sum(len(open(f, "rb").read()) for f in glob.glob(sys.argv[1] + "/*.jpg")), "bytes", flush=True)
 for key in glob.glob("/tmp/milkweed-*.key"):
     print("%o" % (os.stat(key).st_mode & 0o777), "key", flush=True)
-job = os.environ["SLURM_JOB_ID"]
 open("ready-" + job + "-" + os.environ["SLURM_PROCID"], "w")
-while not os.path.exists("go-" + job):
-    time.sleep(0.02)
+wait("go-" + job)
 END
 		printf '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec python3 "$@"\n' >/lustre/torchrun; chmod 755 /lustre/torchrun`)
 	s.dataset -= 1000
