@@ -24,10 +24,6 @@ const kills = 200
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
-	// One of eight daemons has the race detector.
-	k.programs = []string{k.program}
-	k.withoutRace()
-	k.programs = append(k.programs, slices.Repeat([]string{k.program}, 7)...)
 	for i := range 1200 {
 		k.put(fmt.Sprintf("%d/%04d.jpg", i%10, i), 12_000+i*7919%24_000)
 	}
@@ -63,12 +59,11 @@ func TestKilled(t *testing.T) {
 // A killed is a site whose daemon is killed repeatedly. The test process reads its mount.
 type killed struct {
 	*site
-	rng      *rand.Rand
-	programs []string
-	names    []string
-	want     map[string][]byte // the content of the files
-	placed   map[string]int64  // the copies at the time of the mount
-	waited   time.Duration     // sum of the times from the first read to the kill
+	rng    *rand.Rand
+	names  []string
+	want   map[string][]byte // the content of the files
+	placed map[string]int64  // the copies at the time of the mount
+	waited time.Duration     // sum of the times from the first read to the kill
 }
 
 func (k *killed) put(name string, size int) {
@@ -79,7 +74,7 @@ func (k *killed) put(name string, size int) {
 // restart mounts, and returns the number of complete copies.
 func (k *killed) restart() int {
 	k.t.Helper()
-	k.program = k.programs[k.rng.IntN(len(k.programs))]
+	k.detectRaces(k.rng.IntN(8) == 0)
 	k.mount("8MiB", "1GiB")
 	k.eventually("the tiers are open", func() bool { // a busy disk may not answer while mount waits
 		return !slices.ContainsFunc(k.status().Tiers, func(t control.Tier) bool { return t.Health == control.Down })

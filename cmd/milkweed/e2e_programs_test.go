@@ -54,8 +54,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
 	quotas := []string{"8MiB", "1GiB"}
-	race := s.program
-	s.withoutRace()
+	s.detectRaces(false)
 	for _, method := range s.methods() {
 		s.mountWith("xattrs", quotas...)
 		if out := s.run(python, "-B", readers, method, s.source, s.point); out.code != 0 {
@@ -68,7 +67,7 @@ func TestReadersWhilePlacing(t *testing.T) {
 		s.wantNothing()
 		s.emptyTiers()
 	}
-	s.program = race
+	s.detectRaces(true)
 	s.mountWith("xattrs", quotas...)
 	s.readAtOnce("all")
 	s.umount()

@@ -139,12 +139,16 @@ func newSite(t testing.TB) *site {
 	return s
 }
 
-// withoutRace makes a site run the program without the race detector, which takes most of the time
-// of some tests.
-func (s *site) withoutRace() {
+// detectRaces says whether a site runs the program with the race detector, if the tests have it. The
+// detector takes most of the time of some tests.
+func (s *site) detectRaces(on bool) {
 	s.t.Helper()
+	build := plainProgram
+	if on {
+		build = program
+	}
 	var err error
-	s.program, err = plainProgram()
+	s.program, err = build()
 	s.check(err)
 }
 

@@ -435,9 +435,6 @@ func TestPrepareChoices(t *testing.T) {
 // copies of the generation that it shows, as far as they were complete, and an account that is right.
 func TestKilledBetweenGenerations(t *testing.T) {
 	s := newVersioned(t)
-	race := s.program
-	s.withoutRace()
-	programs := []string{race, s.program, s.program}
 	for i := range 300 {
 		s.write(fmt.Sprintf("../sets/v1/d/more%d", i), 3000)
 	}
@@ -447,7 +444,7 @@ func TestKilledBetweenGenerations(t *testing.T) {
 		rounds = 3
 	}
 	for round := range rounds {
-		s.program = programs[round%len(programs)]
+		s.detectRaces(round%3 == 0)
 		s.link("v1")
 		s.mount("16MiB")
 		s.must("sh", "-c", `cat "$1"/d/* >/dev/null`, "sh", s.point)
