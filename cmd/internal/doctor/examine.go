@@ -477,8 +477,9 @@ type wait struct {
 	when         string
 }
 
-// worstWait returns the longest of the waits in the last epoch that has some or, without epochs, since the start. It is the
-// zero value if readers hardly waited.
+// worstWait returns the longest of the waits in the last epoch or, without epochs, since the start. The last epoch is
+// the present one, or the one before it if nobody has waited in the present one yet. It is the zero value if
+// readers hardly waited.
 func (f *Facts) worstWait() (worst wait) {
 	total, time := 0.0, f.Status.UptimeSeconds
 	add := func(level, cause string, waits int64, seconds float64) {
@@ -489,10 +490,10 @@ func (f *Facts) worstWait() (worst wait) {
 	}
 	worst.first, worst.when = true, "since the mount"
 	for i, e := range slices.Backward(f.Status.Epochs) {
-		if e.Mixed || len(e.Waits) == 0 {
+		if e.Mixed || len(e.Waits) == 0 && !e.Ended {
 			continue
 		}
-		time, worst.first, worst.when = e.Seconds, i == 0 && f.Status.EpochsEnded <= 1, "in the last epoch"
+		time, worst.first, worst.when = e.Seconds, f.Status.EpochNumber(i) == 1, "in the last epoch"
 		for _, w := range e.Waits {
 			add(w.Level, w.Cause, w.Waits, w.Seconds)
 		}

@@ -79,6 +79,11 @@ func TestExamine(t *testing.T) {
 	if got := Examine(healthy()); len(got) > 0 {
 		t.Errorf("a healthy mount has findings: %+v", got)
 	}
+	later := healthy()
+	later.Status.Epochs[2].Waits = nil // as the second: what the first one waited has passed
+	if got := Examine(later); len(got) > 0 {
+		t.Errorf("a healthy mount, whose readers waited in its first epoch only, has findings: %+v", got)
+	}
 	for name, tt := range map[string]struct {
 		change   func(f *Facts)
 		severity Severity
@@ -177,7 +182,11 @@ func TestExamine(t *testing.T) {
 		"waits for latency": {func(f *Facts) {
 			f.Status.Epochs[2].Waits = []control.EpochWait{{Level: "source", Cause: control.Latency, Waits: 400, Seconds: 20}, {Level: "ssd", Cause: control.TierCause, Waits: 4, Seconds: 1}}
 		}, Warning, "waits", "waited 20s for the source to begin an answer in the last epoch, 95% of all waits (50ms each)", "milkweed plan /mnt/data"},
-		"waits of the first epoch": {func(f *Facts) { f.Status.Epochs, f.Status.EpochsEnded = f.Status.Epochs[:1], 0 }, Note, "waits", "waited 5m0s", "warmup"},
+		"waits of the first epoch": {func(f *Facts) { f.Status.Epochs, f.Status.EpochsEnded = f.Status.Epochs[:1], 1 }, Note, "waits", "waited 5m0s", "warmup"},
+		"waits of the first epoch, as the second begins": {func(f *Facts) {
+			f.Status.Epochs = []control.Epoch{f.Status.Epochs[0], {Seconds: 1, Files: 10, Opens: f.Status.Epochs[2].Opens}}
+			f.Status.EpochsEnded = 1
+		}, Note, "waits", "waited 5m0s", "warmup"},
 		"waits without epochs": {func(f *Facts) {
 			f.Status.Epochs, f.Status.EpochsEnded = nil, 0
 			f.Status.Waits = []control.Wait{{Level: "peers", Cause: control.PeersCause, Waits: 10, Seconds: 1800}}
