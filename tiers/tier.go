@@ -89,12 +89,15 @@ func (t *Tier) run(ctx context.Context) {
 	tried := sync.OnceFunc(func() { close(t.tried) })
 	for pause := t.opts.Probe; ; pause = min(2*pause, maxProbe) {
 		err := t.scan(ctx)
+		failed := err != nil && ctx.Err() == nil
+		if failed {
+			t.log.Warn("scan of the tier failed", "err", err)
+			t.health.note(listing, err) // before WaitScanned returns
+		}
 		tried()
-		if err == nil || ctx.Err() != nil {
+		if !failed {
 			return
 		}
-		t.log.Warn("scan of the tier failed", "err", err)
-		t.health.note(listing, err)
 		select {
 		case <-ctx.Done():
 			return
