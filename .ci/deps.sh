@@ -20,11 +20,11 @@ packages=(
 	strace                                                  # drivers/peer
 	tmux                                                    # milkweed top
 	curl jq                                                 # docs/howto, the examples of --help
-	procps util-linux                                       # cmd/internal/slurmtest
+	procps util-linux                                       # cmd/internal/lab/slurmtest
 	e2fsprogs mount xfsprogs                                # disks that lose data, cmd/torture
 	moosefs-chunkserver moosefs-client moosefs-master       # moosefs.sh
-	chromium chromium-driver axe-core                       # cmd/internal/browser
-	buildah kustomize kubeconform kubernetes fluid          # cmd/internal/kubetest
+	chromium chromium-driver axe-core                       # cmd/internal/lab/browser
+	buildah kustomize kubeconform kubernetes fluid          # cmd/internal/lab/kubetest
 	versitygw fake-gcs-server azurite                       # blobtest
 	nfpm cyclonedx-gomod                                    # make release
 	lintian mmdebstrap rpm systemd-container                # cmd/release

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/enclosure"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 

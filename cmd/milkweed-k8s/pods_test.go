@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/kubetest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/kubetest"
 )
 
 const (

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/docrun"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/docrun"
 )
 
 // documents returns the paths of the Markdown files that match patterns, which

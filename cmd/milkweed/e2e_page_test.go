@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/browser"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/browser"
 )
 
 // The web page shows what the status has, no name of a file, and says when the daemon does not answer.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
-	"github.com/milkweedfs/milkweed/cmd/internal/slurmtest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest"
 )
 
 // A slurmSite is a cluster whose nodes have the scripts of examples/slurm.

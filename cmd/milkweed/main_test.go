@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/enclosure"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
 )
 
 func TestMain(m *testing.M) {

@@ -63,7 +63,7 @@ func (s *site) calls(tree string) map[string]string {
 func TestPosixCalls(t *testing.T) {
 	need(t, "unshare", "nsenter", "setpriv", "setfacl", "fusermount3")
 	program := t.TempDir() + "/posixops"
-	if out, err := exec.Command("go", "build", "-o", program, "../internal/posixops").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", program, "../internal/lab/posixops").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	listed := differences(t)

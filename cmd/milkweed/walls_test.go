@@ -84,16 +84,21 @@ func TestWalls(t *testing.T) {
 	}
 }
 
-// The packages that exist for tests only are not in the program.
-func TestNoTestSupportInTheProgram(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", module+"cmd/milkweed").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dep := range strings.Fields(string(out)) {
-		switch strings.TrimPrefix(dep, module) {
-		case "fs/faultdisk", "cmd/internal/browser", "cmd/internal/docrun", "cmd/internal/enclosure", "cmd/internal/kubetest", "cmd/internal/netlab", "cmd/internal/slurmtest", "cmd/internal/torture":
-			t.Errorf("cmd/milkweed depends on %s", dep)
+// A released program has no test support in it.
+func TestNoTestSupportInThePrograms(t *testing.T) {
+	for _, program := range []string{"cmd/milkweed", "cmd/milkweed-k8s"} {
+		out, err := exec.Command("go", "list", "-deps", module+program).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, dep := range strings.Fields(string(out)) {
+			support := dep == "testing"
+			for _, home := range []string{"cmd/internal/lab/", "drivers/drivertest/", "drivers/blob/blobtest/", "fs/faultdisk/"} {
+				support = support || strings.HasPrefix(dep+"/", module+home)
+			}
+			if support {
+				t.Errorf("%s depends on %s", program, dep)
+			}
 		}
 	}
 }

@@ -25,8 +25,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/enclosure"
-	"github.com/milkweedfs/milkweed/cmd/internal/torture"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/torture"
 	"github.com/milkweedfs/milkweed/fs/faultdisk"
 )
 

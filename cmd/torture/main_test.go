@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/torture"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/torture"
 )
 
 // need skips the test if this machine lacks something. If the environment has CI=true,

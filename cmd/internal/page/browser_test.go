@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/browser"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/browser"
 	"github.com/milkweedfs/milkweed/cmd/internal/page"
 	"github.com/milkweedfs/milkweed/cmd/internal/rates"
 )

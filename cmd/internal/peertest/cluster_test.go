@@ -26,8 +26,8 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/dataset"
-	"github.com/milkweedfs/milkweed/cmd/internal/enclosure"
-	"github.com/milkweedfs/milkweed/cmd/internal/netlab"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/netlab"
 	"github.com/milkweedfs/milkweed/cmd/internal/reader"
 	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"

@@ -21,7 +21,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/netlab"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/netlab"
 )
 
 // Options are the properties of a cluster.
@@ -72,7 +72,7 @@ func New(t testing.TB, o Options) *Cluster {
 	c.check(os.Mkdir(folder+"/shared/home/user", 0o755))
 
 	stub := folder + "/bin/slurm-stub"
-	build := exec.Command("go", "build", "-o", stub, "github.com/milkweedfs/milkweed/cmd/internal/slurmtest/stub")
+	build := exec.Command("go", "build", "-o", stub, "github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest/stub")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

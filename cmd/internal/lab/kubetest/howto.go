@@ -54,7 +54,7 @@ func HowTo(t testing.TB, programs, checkout string) *exec.Cmd {
 			t.Fatal(err)
 		}
 	}
-	build := exec.Command("go", "build", "-o", dir+"/bin/kubectl", "./cmd/internal/kubetest/kubectl")
+	build := exec.Command("go", "build", "-o", dir+"/bin/kubectl", "./cmd/internal/lab/kubetest/kubectl")
 	build.Dir = checkout
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)

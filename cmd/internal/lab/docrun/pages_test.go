@@ -17,13 +17,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/kubetest"
-	"github.com/milkweedfs/milkweed/cmd/internal/slurmtest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/kubetest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
 )
 
 // root is the root of the repository.
-const root = "../../.."
+const root = "../../../.."
 
 // pages has the function that runs a page, by its path in docs.
 var pages = map[string]func(t *testing.T, p *Page){

@@ -17,7 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/kubetest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/kubetest"
 )
 
 func main() {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/slurmtest"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest"
 )
 
 // run runs a shell script by a command of the cluster, which must succeed, and returns its output.
