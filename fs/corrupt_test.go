@@ -71,9 +71,7 @@ func TestBitRot(t *testing.T) {
 
 // A file of another user in a tier is not served, and it is not removed.
 func TestPlantedFile(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to change the owner of a file")
-	}
+	drivertest.Need(t, "root")
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
 			write(t, source, "f", 5000, 1)

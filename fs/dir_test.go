@@ -46,9 +46,7 @@ func (c *counted) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse
 // newCounted mounts a source with the files d/0000, d/0001 and so on.
 func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, source *drivertest.Mem, point string) {
 	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Skip("no /dev/fuse")
-	}
+	drivertest.Need(t, "/dev/fuse")
 	source = drivertest.NewMem(0)
 	for i := range files {
 		source.Put(fmt.Sprintf("d/%04d", i), []byte("x"))

@@ -63,12 +63,7 @@ type illStack struct {
 func newIllStack(t *testing.T, mode fs.Mode) illStack {
 	t.Helper()
 	t.Parallel() // most of the time is spent waiting
-	if os.Geteuid() != 0 {
-		t.Skip("the test needs root")
-	}
-	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
-		t.Skip("the test needs mkfs.ext4")
-	}
+	drivertest.Need(t, "root", "mkfs.ext4")
 	dir := t.TempDir()
 	folder, point := filepath.Join(dir, "disk"), filepath.Join(dir, "mnt")
 	ill := illStack{}

@@ -160,12 +160,7 @@ func TestMountFails(t *testing.T) {
 
 // A user mounts, uses and unmounts without privileges, with fusermount3.
 func TestMountAsUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root: all other tests mount as a user")
-	}
-	if _, err := exec.LookPath("fusermount3"); err != nil {
-		t.Skip("no fusermount3")
-	}
+	drivertest.Need(t, "root", "fusermount3") // all other tests mount as the user who runs them
 	dir, err := os.MkdirTemp("", "milkweed")
 	if err != nil {
 		t.Fatal(err)

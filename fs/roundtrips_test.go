@@ -93,9 +93,7 @@ type tripRig struct {
 // It calls set, unless it is nil, before it mounts.
 func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Skip("no /dev/fuse")
-	}
+	drivertest.Need(t, "/dev/fuse")
 	r := &tripRig{t: t, source: drivertest.NewMem(0), point: t.TempDir()}
 	r.check(os.Chmod(filepath.Dir(r.point), 0o755)) // for other users
 	for i := range 200 {

@@ -403,9 +403,7 @@ func bytesQuota(n int64) tiers.Quota { return tiers.Quota{Bytes: n} }
 // the stack when the test ends.
 func newStack(t testing.TB, opts stackOptions, fill func(source string)) *stack {
 	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Skip("no /dev/fuse")
-	}
+	drivertest.Need(t, "/dev/fuse")
 	dir := t.TempDir()
 	s := &stack{t: t, dir: dir, source: filepath.Join(dir, "source"), point: filepath.Join(dir, "mnt"), tiers: dir, opts: opts}
 	for _, d := range []string{s.source, s.point} {

@@ -21,8 +21,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // programs is the folder of the programs of the tests, milkweed and milkweed-k8s.
@@ -37,14 +39,15 @@ func TestMain(m *testing.M) {
 		if err := os.Chmod(folder, 0o755); err != nil {
 			return 1, err
 		}
-		programs = folder
 		for _, name := range []string{"milkweed", "milkweed-k8s"} {
-			build := exec.Command("go", "build", "-o", filepath.Join(folder, name), "../"+name)
-			if out, err := build.CombinedOutput(); err != nil {
-				return 1, fmt.Errorf("go build: %w\n%s", err, out)
+			path, err := lab.Program("cmd/"+name, false)
+			if err != nil {
+				return 1, err
 			}
+			programs = filepath.Dir(path)
 		}
-		return m.Run(), nil
+		code := m.Run()
+		return code, lab.RemovePrograms()
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -82,12 +85,7 @@ type process struct {
 // test if they leave anything.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("the test needs root, and CI=true does not allow a skip")
-		}
-		t.Skip("the test needs root")
-	}
+	drivertest.Need(t, "root", "/dev/fuse", "setpriv")
 	dir, err := os.MkdirTemp("", "milkweed-k8s-")
 	if err != nil {
 		t.Fatal(err)
@@ -255,13 +253,7 @@ func (n *node) context() context.Context {
 // eventually waits until a condition holds.
 func (n *node) eventually(what string, holds func() bool) {
 	n.t.Helper()
-	for range 600 {
-		if holds() {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	n.t.Fatalf("not within 30 s: %s", what)
+	drivertest.Eventually(n.t, what, holds)
 }
 
 // target returns the path of a volume of a pod.

@@ -4,29 +4,23 @@ import (
 	"bytes"
 	"context"
 	"net"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // sanityProgram returns the path of csi-sanity, which .ci/deps.sh installs.
 func sanityProgram(t *testing.T) string {
 	t.Helper()
-	cache, err := os.UserCacheDir()
+	drivertest.Need(t, "csi-sanity")
+	path, err := drivertest.Installed("csi-sanity")
 	if err != nil {
 		t.Fatal(err)
-	}
-	path := filepath.Join(cache, "milkweed-test", "bin", "csi-sanity")
-	if _, err := os.Stat(path); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skipf("the test needs csi-sanity: run .ci/deps.sh csi-sanity (%v)", err)
 	}
 	return path
 }

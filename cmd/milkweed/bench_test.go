@@ -13,6 +13,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/bench"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // benchWords returns the arguments of the smallest possible benchmark.
@@ -149,7 +150,7 @@ func resultOf(t *testing.T, g bench.Group, name, side string) bench.Result {
 
 // A user without privileges mounts with fusermount3 and reads that mount.
 func TestBenchUser(t *testing.T) {
-	need(t, "fusermount3")
+	drivertest.Need(t, "fusermount3")
 	s := newSite(t)
 	s.inNamespace(fuseForAll)
 	out := s.milkweed(benchWords("micro", "--modes=cached", "--rclone=off")...)
@@ -218,7 +219,7 @@ func TestBenchAccelerators(t *testing.T) {
 // Readers with O_DIRECT get the bytes of the source in all modes, and leave no pages in the page cache of the
 // mount; in mode passthrough none of the copies either.
 func TestDirectReaders(t *testing.T) {
-	need(t, "fincore")
+	drivertest.Need(t, "fincore")
 	s := newSite(t)
 	s.write("f", 20_000_123)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {

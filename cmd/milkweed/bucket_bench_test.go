@@ -23,6 +23,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/sandbox"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // storeLatency is the delay that a proxy adds to each request to a real object
@@ -232,7 +233,7 @@ func BenchmarkBucketWarmup(b *testing.B) {
 // BenchmarkBucketSmall compares the first epoch over small objects with rclone
 // mount.
 func BenchmarkBucketSmall(b *testing.B) {
-	need(b, "rclone")
+	drivertest.Need(b, "rclone")
 	s := newStoreBench(b, 400, 110_000, blobtest.Plan{})
 	rclone := s.rclone(b)
 	for _, shuffled := range []bool{false, true} {

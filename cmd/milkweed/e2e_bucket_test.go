@@ -19,6 +19,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The credentials in the environment of a site with a bucket.
@@ -251,7 +252,7 @@ func TestBucket(t *testing.T) {
 // A user without privileges mounts a bucket through fusermount3, and mount(8) mounts it by a
 // line of fstab.
 func TestBucketMounters(t *testing.T) {
-	need(t, "fusermount3", "mount", "umount")
+	drivertest.Need(t, "fusermount3", "mount", "umount")
 	wantMount := func(b *bucket) {
 		t.Helper()
 		if data := b.must("cat", b.point+"/f"); len(data) != 1000 {

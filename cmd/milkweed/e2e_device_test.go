@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -48,7 +49,7 @@ func serveDevice(s *site, device *os.File, name string) *foreground {
 // A process without any capability serves a mount that root has made, under a name that is no path in
 // its mount namespace. Check says that it has no passthrough. It ends with 0 when root unmounts.
 func TestFuseFD(t *testing.T) {
-	need(t, "setpriv")
+	drivertest.Need(t, "setpriv")
 	s := newSite(t)
 	dataset := varied(s)
 	s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)
@@ -95,7 +96,7 @@ func (s *site) wrapperOf(words ...string) []string {
 // The connection ends while files are copied: by the end of the mount, SIGTERM, or umount --force. The
 // daemon exits with 0 and leaves no copy half done.
 func TestFuseFDEnds(t *testing.T) {
-	need(t, "setpriv")
+	drivertest.Need(t, "setpriv")
 	for name, end := range map[string]func(s *site, d *foreground){
 		"unmount": func(s *site, d *foreground) { s.check(unix.Unmount(s.point, unix.MNT_DETACH)) },
 		"SIGTERM": func(s *site, d *foreground) { d.cmd.Process.Signal(syscall.SIGTERM) },
@@ -119,7 +120,7 @@ func TestFuseFDEnds(t *testing.T) {
 
 // A descriptor that cannot be served is an error.
 func TestFuseFDErrors(t *testing.T) {
-	need(t, "setpriv")
+	drivertest.Need(t, "setpriv")
 	s := newSite(t)
 	s.write("f", 1000)
 	s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A container is a process in a mount namespace of its own, with copies of all mounts, as the
@@ -58,7 +59,7 @@ const withoutOthers = `awk -v mine="$1" '$3 == "fuse.milkweed" && $2 != mine { p
 // inContainer starts a container.
 func (s *site) inContainer() *container {
 	s.t.Helper()
-	need(s.t, "unshare")
+	drivertest.Need(s.t, "unshare")
 	c := &container{site: s, cmd: s.command("unshare", "--mount", "--propagation", "private",
 		"sh", "-c", withoutOthers, "sh", s.point, python, "-uc", containerScript)}
 	c.cmd.Env = nil // it is no process of the site

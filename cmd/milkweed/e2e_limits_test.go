@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // limited makes the commands of a site run with a limit on open files.
 func (s *site) limited(files int) {
 	s.t.Helper()
-	need(s.t, "prlimit")
+	drivertest.Need(s.t, "prlimit")
 	s.wrapper = append(s.wrapper, "prlimit", fmt.Sprintf("--nofile=%d:%[1]d", files), "--")
 }
 

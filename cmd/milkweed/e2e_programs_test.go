@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 const readers = "testdata/readers.py"
@@ -17,7 +19,7 @@ const readers = "testdata/readers.py"
 // needReaders is need for the requirements of readers.py.
 func needReaders(t *testing.T) {
 	t.Helper()
-	need(t, "root", "/dev/fuse", python, "python3-numpy", "python3-h5py", "python3-torch", "python3-PIL")
+	drivertest.Need(t, "root", "/dev/fuse", python, "python3-numpy", "python3-h5py", "python3-torch", "python3-PIL")
 }
 
 // methods lists the methods of readers.py.
@@ -93,7 +95,7 @@ func (s *site) train(folder string, flags ...string) string {
 // bit, both while the data are placed, with a plan, and afterwards.
 func TestPyTorchLosses(t *testing.T) {
 	t.Parallel()
-	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
+	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	s := newSite(t)
 	s.script("../../examples/pytorch/make_digits.py", s.source)
 	direct := s.train(s.source)
@@ -119,7 +121,7 @@ func TestPyTorchLosses(t *testing.T) {
 // workers open. When the job has ended, the plan is gone.
 func TestPyTorchPlan(t *testing.T) {
 	t.Parallel()
-	need(t, "root", "/dev/fuse", python, "python3-torch")
+	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch")
 	s := newSite(t)
 	const files = 300
 	for i := range files {
@@ -151,7 +153,7 @@ func TestPFS(t *testing.T) {
 		t.Skip("MILKWEED_TEST_PFS is not set; see `make test-pfs`")
 	}
 	needReaders(t)
-	need(t, "python3-torchvision", "python3-sklearn")
+	drivertest.Need(t, "python3-torchvision", "python3-sklearn")
 	folder, err := os.MkdirTemp(pfs, "milkweed-")
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The tests in this file hold statements of docs/SEMANTICS.md that need a user,
@@ -83,7 +84,7 @@ func TestAccessTime(t *testing.T) {
 // Without allow_other only the owner of the mount may use it. With it, the
 // permission bits of the source decide.
 func TestAccess(t *testing.T) {
-	need(t, "setpriv")
+	drivertest.Need(t, "setpriv")
 	s := newSite(t)
 	s.write("public/f", 10)
 	s.write("private/f", 10)
@@ -130,7 +131,7 @@ func TestExecutable(t *testing.T) {
 	}
 	t.Run("root", func(t *testing.T) { run(t, newSite(t)) })
 	t.Run("user", func(t *testing.T) {
-		need(t, "fusermount3")
+		drivertest.Need(t, "fusermount3")
 		s := newSite(t)
 		s.inNamespace(fuseForAll)
 		s.giveToNobody()

@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
@@ -36,65 +36,10 @@ import (
 // python is the interpreter of the Debian packages, which provide the libraries.
 const python = "/usr/bin/python3"
 
-// need skips the test if this machine lacks one of its requirements: "root", an absolute path, a
-// program in the PATH, or the Debian package of a Python library. If the environment has CI=true,
-// need fails the test instead.
-func need(t testing.TB, what ...string) {
-	t.Helper()
-	for _, w := range what {
-		if has(w) {
-			continue
-		}
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("the test needs %s, and CI=true does not allow a skip", w)
-		}
-		t.Skipf("the test needs %s", w)
-	}
-}
-
-func has(what string) bool {
-	library, isLibrary := strings.CutPrefix(what, "python3-")
-	var err error
-	switch {
-	case what == "root":
-		return os.Geteuid() == 0
-	case filepath.IsAbs(what):
-		_, err = os.Stat(what)
-	case isLibrary:
-		err = exec.Command(python, "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))", library).Run()
-	default:
-		_, err = exec.LookPath(what)
-	}
-	return err == nil
-}
-
-// program builds the program at the first call, with the race detector if the tests have it, and
-// returns its path. plainProgram builds it without the race detector. TestMain removes both.
-var (
-	program      = sync.OnceValues(func() (string, error) { return buildProgram("milkweed", drivertest.Race()) })
-	plainProgram = sync.OnceValues(func() (string, error) { return buildProgram("milkweed-plain", false) })
-)
-
-func buildProgram(name string, race bool) (string, error) {
-	dir, err := programFolder()
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, name)
-	out, err := exec.Command("go", "build", "-o", path, fmt.Sprintf("-race=%v", race), ".").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-}
-
-var programFolder = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "milkweed-program-")
-	if err != nil {
-		return "", err
-	}
-	return dir, os.Chmod(dir, 0o755) // other users run the programs
-})
+// program returns the path of the program, with the race detector if the tests have it, and
+// plainProgram that of the program without it.
+func program() (string, error)      { return lab.Program("cmd/milkweed", drivertest.Race()) }
+func plainProgram() (string, error) { return lab.Program("cmd/milkweed", false) }
 
 // A site is a directory with everything that a mount needs.
 type site struct {
@@ -112,7 +57,7 @@ type site struct {
 // mounts, and removes it.
 func newSite(t testing.TB) *site {
 	t.Helper()
-	need(t, "root", "/dev/fuse", python)
+	drivertest.Need(t, "root", "/dev/fuse", python)
 	path, err := program()
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +123,7 @@ func (s *site) remove() {
 // namespace are not visible outside, and the kernel removes them with the namespace.
 func (s *site) inNamespace(setup string, args ...string) {
 	s.t.Helper()
-	need(s.t, "unshare", "nsenter")
+	drivertest.Need(s.t, "unshare", "nsenter")
 	scratch := s.dir + "/scratch"
 	s.check(os.Mkdir(scratch, 0o755))
 	args = append([]string{scratch}, args...)
@@ -209,7 +154,7 @@ const nobody = "65534"
 // asNobody makes nobody the user of the commands.
 func (s *site) asNobody() {
 	s.t.Helper()
-	need(s.t, "setpriv")
+	drivertest.Need(s.t, "setpriv")
 	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--")
 }
 
@@ -475,14 +420,10 @@ func (s *site) closed() control.Status {
 // proves by them what their names are. It stores to a tenth of a second when a directory was listed.
 func (s *site) age() { time.Sleep(time.Second / 4) }
 
-// eventually waits until f returns true. After 30 s the test fails.
+// eventually waits until f returns true, and fails the test if that takes too long.
 func (s *site) eventually(what string, f func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("after 30 s, this is not true: %s", what)
-		}
-	}
+	drivertest.Eventually(s.t, what, f)
 }
 
 // write makes a file of the source. Its content depends on its name.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A slurmSite is a cluster whose nodes have the scripts of examples/slurm.
@@ -32,7 +33,7 @@ KillWait=2`
 // private.
 func newSlurmSite(t *testing.T, nodes int) *slurmSite {
 	t.Helper()
-	need(t, "root", "/dev/fuse", "nsenter", "unshare", "ip", "tc")
+	drivertest.Need(t, "root", "/dev/fuse", "nsenter", "unshare", "ip", "tc")
 	path, err := plainProgram() // these tests are about the scripts
 	if err != nil {
 		t.Fatal(err)
@@ -425,7 +426,7 @@ func TestSlurmPeers(t *testing.T) {
 // The job scripts of the examples mount and train as their user, with peers and without, and leave
 // nothing on their nodes. The secret of the peers is one that nobody else may read.
 func TestSlurmExamples(t *testing.T) {
-	need(t, "fusermount3")
+	drivertest.Need(t, "fusermount3")
 	s := newSlurmSite(t, 2)
 	s.root(`sed -i 's/^KillWait=.*/KillWait=30/' /etc/slurm/slurm.conf; scontrol reconfigure
 		rm -r /lustre/imagenet/private

@@ -11,6 +11,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A stored is a site whose source is in a bucket of a real server, behind a proxy. The directory
@@ -78,7 +79,7 @@ func (s *stored) requests(before blobtest.ProxyStats) blob.Stats {
 // Each object takes one request.
 func TestStoresTrain(t *testing.T) {
 	t.Parallel()
-	need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
+	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	digits := newSite(t)
 	digits.script("../../examples/pytorch/make_digits.py", digits.source)
 	digits.sh(`cd "$1"/train && rm */0[6-9]*.png */1*.png`, digits.source) // 600 are left

@@ -6,11 +6,12 @@ import (
 	"testing"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A user without privileges mounts and unmounts through fusermount3.
 func TestUnprivileged(t *testing.T) {
-	need(t, "fusermount3")
+	drivertest.Need(t, "fusermount3")
 	s := newSite(t)
 	dataset := varied(s)
 	s.inNamespace(fuseForAll)
@@ -44,7 +45,7 @@ func TestUnprivileged(t *testing.T) {
 // A user with CAP_SYS_ADMIN, as the one of the systemd unit, needs no fusermount3, has passthrough,
 // and may allow other users. With CAP_DAC_READ_SEARCH it reads the files of all users.
 func TestServiceUser(t *testing.T) {
-	need(t, "setpriv")
+	drivertest.Need(t, "setpriv")
 	s := newSite(t)
 	dataset := varied(s)
 	s.inNamespace(fuseForAll)
@@ -109,7 +110,7 @@ func TestTakenFolder(t *testing.T) {
 // If the source denies root access, as NFS does with root_squash, allow_other is refused unless it is
 // forced. Here root lacks the capabilities that override permission bits.
 func TestRootSquash(t *testing.T) {
-	need(t, "setpriv")
+	drivertest.Need(t, "setpriv")
 	s := newSite(t)
 	s.write("f", 10)
 	s.sh(`chmod 600 "$1" && chown 77 "$1"`, s.source+"/f")
@@ -126,7 +127,7 @@ func TestRootSquash(t *testing.T) {
 // With allow_other, POSIX ACLs decide as they do at the source, in every mode, for files that are
 // placed and for others. The source is asked for the ACL of each file once.
 func TestACLs(t *testing.T) {
-	need(t, "setfacl", "setpriv")
+	drivertest.Need(t, "setfacl", "setpriv")
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t)
@@ -173,7 +174,7 @@ func TestACLs(t *testing.T) {
 
 // Mount(8) and fstab mount through /sbin/mount.milkweed.
 func TestMountHelper(t *testing.T) {
-	need(t, "mount", "umount")
+	drivertest.Need(t, "mount", "umount")
 	s := newSite(t)
 	dataset := varied(s)
 	s.inNamespace(`mount -t tmpfs none /sbin/ && ln -s "$2" /sbin/mount.milkweed`, s.program)

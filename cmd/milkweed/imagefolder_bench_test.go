@@ -7,13 +7,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // BenchmarkImageFolder compares the later epochs of a PyTorch DataLoader that
 // decodes JPEG files, in each mode: through the mount, and from the copies in the
 // tier.
 func BenchmarkImageFolder(b *testing.B) {
-	need(b, "python3-torch", "python3-torchvision", "python3-PIL")
+	drivertest.Need(b, "python3-torch", "python3-torchvision", "python3-PIL")
 	for _, mode := range []string{"stateless", "passthrough"} {
 		b.Run(mode, func(b *testing.B) {
 			s := newSite(b)
@@ -49,7 +51,7 @@ func BenchmarkImageFolder(b *testing.B) {
 // the first epoch: over a local directory, over a simulated PFS of 5 ms and 500 MB/s, through a
 // mount, and through a mount that gets the order of the DataLoader.
 func BenchmarkPlannedImageFolder(b *testing.B) {
-	need(b, "python3-torch", "python3-torchvision", "python3-PIL")
+	drivertest.Need(b, "python3-torch", "python3-torchvision", "python3-PIL")
 	made := newSite(b)
 	made.script("testdata/imagefolder.py", "make", made.source, "1600")
 	sides := make(map[string][]float64)

@@ -62,7 +62,7 @@ func (s *site) memoryGroup(limit string) (kills func() string) {
 	s.t.Helper()
 	const v1 = "/sys/fs/cgroup/memory"
 	dir, limitFile, count := filepath.Join("/sys/fs/cgroup", filepath.Base(s.dir)), "memory.max", "memory.events"
-	if has(v1) {
+	if drivertest.Lacks(v1) == nil {
 		dir, limitFile, count = filepath.Join(v1, filepath.Base(s.dir)), "memory.limit_in_bytes", "memory.oom_control"
 	}
 	if os.Mkdir(dir, 0o755) != nil || os.WriteFile(filepath.Join(dir, limitFile), []byte(limit), 0o644) != nil {

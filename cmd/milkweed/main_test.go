@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
 )
 
@@ -25,10 +26,7 @@ func TestMain(m *testing.M) {
 	}
 	tests := func(string) (int, error) {
 		code := m.Run()
-		if dir, err := programFolder(); err == nil {
-			os.RemoveAll(dir)
-		}
-		return code, nil
+		return code, lab.RemovePrograms()
 	}
 	if os.Geteuid() != 0 {
 		code, _ := tests("")

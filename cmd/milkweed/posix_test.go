@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The tests in this file run suites that compare a mount with a local read-only file system. `make
@@ -61,10 +63,10 @@ func (s *site) calls(tree string) map[string]string {
 // read-only tmpfs, except for the differences in testdata/posix.txt, which all occur. The calls
 // are made by root and by another user, before and after the files are placed.
 func TestPosixCalls(t *testing.T) {
-	need(t, "unshare", "nsenter", "setpriv", "setfacl", "fusermount3")
-	program := t.TempDir() + "/posixops"
-	if out, err := exec.Command("go", "build", "-o", program, "../internal/lab/posixops").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	drivertest.Need(t, "unshare", "nsenter", "setpriv", "setfacl", "fusermount3")
+	program, err := lab.Program("cmd/internal/lab/posixops", false)
+	if err != nil {
+		t.Fatal(err)
 	}
 	listed := differences(t)
 	unlisted := make(map[string][]string) // where a difference occurs
@@ -202,7 +204,7 @@ func (s *site) fio(tree, pattern string, flags ...string) map[string]int64 {
 // With each engine of testdata/posix.fio, at the same time, fio verifies the content of files that
 // are being placed, that are placed, and that no tier has room for.
 func TestPosixFio(t *testing.T) {
-	need(t, "fio")
+	drivertest.Need(t, "fio")
 	s := newSite(t)
 	s.fio(s.source, "write")
 	want := s.files(s.source)

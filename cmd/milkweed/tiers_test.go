@@ -7,13 +7,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 )
 
 // A tier on overlayfs that is open when the mount starts gets the stack depth that it needs. The
 // kernel cannot read one that is opened later directly.
 func TestTierOnOverlay(t *testing.T) {
-	need(t, "root")
+	drivertest.Need(t, "root")
 	dir := t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Fatal(err)

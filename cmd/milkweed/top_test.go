@@ -21,6 +21,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/rates"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // watched returns a model of the daemon d with a sample after some opens.
@@ -208,9 +209,7 @@ func TestTopLines(t *testing.T) {
 // In a real terminal, top shows the mount, changes its views, says when the daemon does not answer, and
 // restores the terminal.
 func TestTopInATerminal(t *testing.T) {
-	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("no tmux: run .ci/deps.sh")
-	}
+	drivertest.Need(t, "tmux")
 	s := newSite(t)
 	s.write("d/f", 100<<10)
 	s.mount("64MiB")

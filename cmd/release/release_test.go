@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A release is the folder of the artefacts of one version.
@@ -22,9 +24,7 @@ type release struct {
 }
 
 func TestRelease(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	drivertest.Need(t, "root")
 	repository := checkout(t)
 	first := build(t, repository, "0.1.0")
 	t.Run("Names", func(t *testing.T) { release{t, first}.names() })

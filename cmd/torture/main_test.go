@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,33 +12,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/torture"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// need skips the test if this machine lacks something. If the environment has CI=true,
-// need fails the test instead.
-func need(t *testing.T) {
-	t.Helper()
-	skip := t.Skipf
-	if os.Getenv("CI") == "true" {
-		skip = t.Fatalf
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := lab.RemovePrograms(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
-	if os.Geteuid() != 0 {
-		skip("the test needs root")
-	}
-	for _, program := range []string{"mkfs.ext4", "losetup"} {
-		if _, err := exec.LookPath(program); err != nil {
-			skip("the test needs %s", program)
-		}
-	}
+	os.Exit(code)
 }
 
 // build builds a command of this module and returns its path.
 func build(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if out, err := exec.Command("go", "build", "-o", path, "../"+name).CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	path, err := lab.Program("cmd/"+name, false)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return path
 }
@@ -45,7 +39,7 @@ func build(t *testing.T, name string) string {
 // start returns the command of a run, with a folder of its own for temporary files.
 func start(t *testing.T, words ...string) (cmd *exec.Cmd, temp string, out *bytes.Buffer) {
 	t.Helper()
-	need(t)
+	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
 	temp = t.TempDir()
 	cmd = exec.Command(build(t, "torture"), append([]string{"-program", build(t, "milkweed"), "-seed", "1", "-files", "60"}, words...)...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+temp)

@@ -3,7 +3,6 @@ package manifest
 import (
 	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 const someSum = "c865f6c5ab8d1b0bcd383a5e1e3879d22681c96bf462c269b7581d523fbe70ab"
@@ -192,11 +193,9 @@ func TestOtherPrograms(t *testing.T) {
 	if err := os.Symlink("sp ace", dir+"/link to"); err != nil {
 		t.Fatal(err)
 	}
+	drivertest.Need(t, "bsdtar", "mtree")
 	run := func(words ...string) []byte {
 		t.Helper()
-		if _, err := exec.LookPath(words[0]); errors.Is(err, exec.ErrNotFound) {
-			t.Skipf("needs %s, of Debian's packages libarchive-tools and mtree-netbsd", words[0])
-		}
 		c := exec.Command(words[0], words[1:]...)
 		c.Dir = dir
 		c.Env = append(os.Environ(), "LC_ALL=C.UTF-8")

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // Peers that keep their buffers leave some to others.
@@ -27,7 +29,7 @@ func TestBuffersAreShared(t *testing.T) {
 				})
 			}
 		}
-		eventually(t, "all requests have a buffer or wait", func() bool {
+		drivertest.Eventually(t, "all requests have a buffer or wait", func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			return b.waiting.Len()+total-len(b.free) == greedy*total
@@ -67,7 +69,7 @@ func TestBuffersAreHandedOn(t *testing.T) {
 		buf, _ := b.get(context.Background(), p)
 		got <- buf
 	}()
-	eventually(t, "the second request waits", func() bool {
+	drivertest.Eventually(t, "the second request waits", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.waiting.Len() == 1

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/peer/roster"
 )
 
@@ -297,7 +298,7 @@ func TestLiveNodeThatWaits(t *testing.T) {
 	defer server.Close()
 	r.setAddress(1, strings.TrimPrefix(server.URL, "http://"))
 	b.beforeRead(func(context.Context, int64) error {
-		eventually(t, "more pings than a stuck node has", func() bool { return pings.Load() > maxStalls })
+		drivertest.Eventually(t, "more pings than a stuck node has", func() bool { return pings.Load() > maxStalls })
 		return nil
 	})
 	r.wantContent(r.open(name), data)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // threeNodes returns a rig with two servers, a file that they own, b before c, and its content.
@@ -118,7 +119,7 @@ func TestReadersShareABlock(t *testing.T) {
 		arrived atomic.Int64
 	)
 	b.beforeRead(func(context.Context, int64) error { // the other readers wait, or come later
-		eventually(t, "all readers", func() bool { return arrived.Load() == 16 })
+		drivertest.Eventually(t, "all readers", func() bool { return arrived.Load() == 16 })
 		return nil
 	})
 	for i := range 16 {
@@ -350,7 +351,7 @@ func TestNodeIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	eventually(t, "the owner is used again", func() bool {
+	drivertest.Eventually(t, "the owner is used again", func() bool {
 		r.wantContent(r.open(name), data)
 		return r.stats(0, 1).Bytes > 2<<20
 	})
@@ -384,7 +385,7 @@ func TestHint(t *testing.T) {
 	if r.stats(0, 1).Reads != 0 || r.stats(0, 2).Reads != 1 {
 		t.Errorf("%d reads of the node, and %d of the other one; want 0 and 1", r.stats(0, 1).Reads, r.stats(0, 2).Reads)
 	}
-	eventually(t, "the node is used", func() bool {
+	drivertest.Eventually(t, "the node is used", func() bool {
 		r.wantContent(r.open(name), data)
 		return r.stats(0, 1).Reads > 0
 	})
@@ -411,7 +412,7 @@ func TestStateFollowsGossip(t *testing.T) {
 		t.Error("the node is up after a failure")
 	}
 	r.nodes[0].Joined("b")
-	eventually(t, "the node is up", up)
+	drivertest.Eventually(t, "the node is up", up)
 	r.nodes[0].Joined("unknown")
 	r.nodes[0].Joined("a")
 }
@@ -433,7 +434,7 @@ func TestNodeWasCutOff(t *testing.T) {
 			t.Fatalf("%s is used", p.name)
 		}
 	}
-	eventually(t, "all nodes are used", func() bool {
+	drivertest.Eventually(t, "all nodes are used", func() bool {
 		r.nodes[0].peers[1].usable()
 		return r.nodes[0].peers[2].isUp() && r.nodes[0].peers[3].isUp()
 	})
@@ -441,7 +442,7 @@ func TestNodeWasCutOff(t *testing.T) {
 	r.nodes[0].peers[1].health.fail(now.Add(-time.Minute))
 	r.nodes[0].peers[2].health.fail(now)
 	r.nodes[0].peers[2].health.until = now.Add(time.Hour)
-	eventually(t, "the first node is used again", r.nodes[0].peers[1].usable)
+	drivertest.Eventually(t, "the first node is used again", r.nodes[0].peers[1].usable)
 	if p := r.nodes[0].peers[2]; p.usable() {
 		t.Errorf("%s is used before the end of its pause, while another node was used all the time", p.name)
 	}

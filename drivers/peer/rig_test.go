@@ -259,14 +259,4 @@ func (r *rig) wantContent(o drivers.Object, want []byte) {
 // stats returns the counters that node n has of node i.
 func (r *rig) stats(n, i int) Counters { return r.nodes[n].Stats()[i].Counters }
 
-// eventually waits until f reports true.
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not seen: %s", what)
-		}
-	}
-}
-
 var errSource = errors.New("the source has failed")

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/peer/roster"
 	"github.com/milkweedfs/milkweed/drivers/posix"
@@ -302,8 +303,8 @@ func TestClientGoesAway(t *testing.T) {
 	<-ended
 	b.beforeRead(nil)
 	r.wantContent(r.open(name), data)
-	eventually(t, "all buffers are returned", func() bool { return r.servers[1].buffers.idle() == maxBuffers })
-	eventually(t, "no request is left", func() bool {
+	drivertest.Eventually(t, "all buffers are returned", func() bool { return r.servers[1].buffers.idle() == maxBuffers })
+	drivertest.Eventually(t, "no request is left", func() bool {
 		r.servers[1].mu.Lock()
 		defer r.servers[1].mu.Unlock()
 		return len(r.servers[1].requests) == 0
@@ -357,7 +358,7 @@ func testOnePeerLeavesBuffers(t *testing.T, outside bool) {
 			}
 		})
 	}
-	eventually(t, "the requests of a wait", func() bool { return waiting() == 2*maxBuffers })
+	drivertest.Eventually(t, "the requests of a wait", func() bool { return waiting() == 2*maxBuffers })
 	first.Store(false)
 	r.nodes[2].peers[1].address = p.address
 	bounded, stop := context.WithTimeout(context.Background(), 30*time.Second)
@@ -466,9 +467,9 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 			io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 		}
-		eventually(t, fmt.Sprintf("%d connections for %s", tt.want, what), func() bool { return open.Load() == tt.want })
+		drivertest.Eventually(t, fmt.Sprintf("%d connections for %s", tt.want, what), func() bool { return open.Load() == tt.want })
 		tt.transport.CloseIdleConnections()
-		eventually(t, "no connection", func() bool { return open.Load() == 0 })
+		drivertest.Eventually(t, "no connection", func() bool { return open.Load() == 0 })
 	}
 }
 

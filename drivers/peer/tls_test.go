@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // An authority signs the certificates of a test.
@@ -255,7 +257,7 @@ func TestTLSRefusesBeforeAWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	eventually(t, "a write fails", func() bool {
+	drivertest.Eventually(t, "a write fails", func() bool {
 		_, err = io.WriteString(conn, "G")
 		return err != nil
 	})
@@ -381,7 +383,7 @@ func TestTLSAgainstPlain(t *testing.T) {
 				}
 			})
 			// A plain server finds no end of a line in 3 of 1000 random messages, and then waits.
-			eventually(t, want.Error(), func() bool { return errors.Is(s.ask(), want) })
+			drivertest.Eventually(t, want.Error(), func() bool { return errors.Is(s.ask(), want) })
 			s.wantContent(s.open(s.name), s.data)
 			if got := s.stats(0, 1); got.Misses.TLS != 1 || got.Reads != 0 {
 				t.Errorf("counters: %+v", got)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // randomBytes returns n bytes that do not repeat.
@@ -82,9 +83,7 @@ func openCopyOf(t *testing.T, s *Store, name string) drivers.Object {
 // A file that is not exactly what was written is never read as a copy.
 func TestDamagedCopies(t *testing.T) {
 	needsRoot := func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("needs root to change the owner of a file")
-		}
+		drivertest.Need(t, "root")
 	}
 	data := randomBytes(5000)
 	tests := map[string]struct {
@@ -390,9 +389,7 @@ func TestSweep(t *testing.T) {
 
 // A commit does not replace the file of another user.
 func TestCommitOverForeignFile(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to change the owner of a file")
-	}
+	drivertest.Need(t, "root")
 	s := openIn(t, t.TempDir())
 	addCopy(t, s, "file", "data")
 	if err := os.Chown(copyPath(s, "file"), 12345, -1); err != nil {

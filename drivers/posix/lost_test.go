@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // thinDisk mounts a file system on a disk that claims to have 512 MiB, but can store only size
@@ -22,9 +23,7 @@ import (
 // full. It returns the mount point and the image of the disk.
 func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount a disk")
-	}
+	drivertest.Need(t, "root")
 	run := func(name string, args ...string) {
 		t.Helper()
 		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // plant creates files below root. The content of a file is its name. A name that ends in a
@@ -233,9 +234,7 @@ func TestSampleWithoutPermission(t *testing.T) {
 // asNobody calls f with the effective user ID of nobody.
 func asNobody(t *testing.T, f func()) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to drop its permissions")
-	}
+	drivertest.Need(t, "root")
 	if err := syscall.Setresuid(-1, 65534, -1); err != nil {
 		t.Fatal(err)
 	}

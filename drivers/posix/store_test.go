@@ -216,9 +216,7 @@ func TestStoreRejectsLinks(t *testing.T) {
 }
 
 func TestStoreRejectsOtherOwners(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to change the owner of a folder")
-	}
+	drivertest.Need(t, "root")
 	wantNoLeak(t)
 	for _, name := range []string{"", "imagenet-1a2b"} {
 		tier := t.TempDir()

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // diskEnv makes the test binary the process of a disk: the base file and the folder.
@@ -36,27 +38,9 @@ type rig struct {
 	point  string
 }
 
-// need skips the test if this machine lacks a program or root. If the environment has
-// CI=true, need fails the test instead.
-func need(t *testing.T, programs ...string) {
-	t.Helper()
-	skip := t.Skipf
-	if os.Getenv("CI") == "true" {
-		skip = t.Fatalf
-	}
-	if os.Geteuid() != 0 {
-		skip("the test needs root")
-	}
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			skip("the test needs %s", p)
-		}
-	}
-}
-
 func newRig(t *testing.T, fsType string) *rig {
 	t.Helper()
-	need(t, "mkfs."+fsType, "losetup")
+	drivertest.Need(t, "root", "mkfs."+fsType, "losetup")
 	dir := t.TempDir()
 	r := &rig{t: t, fsType: fsType, point: filepath.Join(dir, "mnt")}
 	must(t, os.Mkdir(r.point, 0o755))
@@ -230,7 +214,7 @@ func TestFileSystemFlip(t *testing.T) {
 
 // On a thin pool that is full, fsync fails, although the write was accepted.
 func TestThinPool(t *testing.T) {
-	need(t, "mkfs.ext4", "losetup")
+	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
 	pool, err := NewThinPool(t.Context(), t.TempDir(), 64<<20, 16<<20, "ext4")
 	must(t, err)
 	defer func() { must(t, pool.Remove()) }()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs/pfs"
 )
 
@@ -16,9 +17,7 @@ const files = 20
 // mounted mounts a PFS with files d/e/00, d/e/01 and so on.
 func mounted(t *testing.T, config pfs.Config) (p *pfs.PFS, point string) {
 	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Skip("no /dev/fuse")
-	}
+	drivertest.Need(t, "/dev/fuse")
 	folder, point := t.TempDir(), t.TempDir()
 	if err := os.MkdirAll(filepath.Join(folder, "d/e"), 0o755); err != nil {
 		t.Fatal(err)

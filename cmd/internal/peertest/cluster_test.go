@@ -26,6 +26,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/dataset"
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/enclosure"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/netlab"
 	"github.com/milkweedfs/milkweed/cmd/internal/reader"
@@ -61,7 +62,8 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return 1, err
 		}
-		return m.Run(), nil
+		code := m.Run()
+		return code, lab.RemovePrograms()
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -69,40 +71,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// need skips the test if this machine lacks a requirement. If the environment has CI=true, need
-// fails the test instead.
-func need(t testing.TB) {
-	t.Helper()
-	_, err := exec.LookPath("tc")
-	if _, fuse := os.Stat("/dev/fuse"); os.Geteuid() == 0 && err == nil && fuse == nil {
-		return
-	}
-	const what = "the test needs root, /dev/fuse and tc"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(what)
-	}
-	t.Skip(what)
-}
-
-// programs builds the program at the first call: for the daemons with the race detector if the tests
-// have it, and for the readers and the PFS without it. Otherwise these take most of the time.
+// programs returns the paths of the program: for the daemons with the race detector if the tests have
+// it, and for the readers and the PFS without it. Otherwise these take most of the time.
 var programs = sync.OnceValues(func() (p struct{ daemon, other string }, err error) {
-	p.other, err = build("milkweed", false)
-	p.daemon = p.other
-	if err == nil && drivertest.Race() {
-		p.daemon, err = build("milkweed-race", true)
+	if p.other, err = lab.Program("cmd/milkweed", false); err != nil {
+		return p, err
 	}
-	return p, cmp.Or(err, os.Setenv(programEnv, p.other))
+	if p.daemon, err = lab.Program("cmd/milkweed", drivertest.Race()); err != nil {
+		return p, err
+	}
+	return p, os.Setenv(programEnv, p.other)
 })
-
-func build(name string, race bool) (string, error) {
-	path := filepath.Join(os.Getenv(folderEnv), name)
-	cmd := exec.Command("go", "build", "-o", path, fmt.Sprintf("-race=%v", race), "github.com/milkweedfs/milkweed/cmd/milkweed")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-}
 
 // A content is the files of a dataset in a folder.
 type content struct {
@@ -152,7 +131,7 @@ type shape struct {
 // newCluster makes a cluster. Nothing is mounted on its nodes yet.
 func newCluster(t testing.TB, s shape) *cluster {
 	t.Helper()
-	need(t)
+	drivertest.Need(t, "root", "/dev/fuse", "tc")
 	_, err := programs()
 	c := &cluster{t: t, network: s.network}
 	c.check(err)
@@ -290,14 +269,10 @@ func (c *cluster) settle() {
 	}
 }
 
-// eventually waits until f returns true. After a minute the test fails.
+// eventually waits until f returns true, and fails the test if that takes too long.
 func (c *cluster) eventually(what string, f func() bool) {
 	c.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			c.t.Fatalf("after a minute, this is not true: %s", what)
-		}
-	}
+	drivertest.Eventually(c.t, what, f)
 }
 
 // A node is a host with a mount.

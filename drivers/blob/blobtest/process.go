@@ -5,19 +5,15 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-)
 
-// installDir is the directory, below the user's cache directory, into which .ci/deps.sh
-// installs the servers.
-const installDir = "milkweed-test"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+)
 
 // Time-outs for servers, long enough for a busy machine.
 const (
@@ -25,33 +21,14 @@ const (
 	stopTimeout  = 10 * time.Second
 )
 
-// cache is the user's cache directory. It is read before a test can change HOME.
-var cache, cacheErr = os.UserCacheDir()
-
 // program returns the path of a server. The test fails if it is not installed.
 func program(t testing.TB, name string) string {
 	t.Helper()
-	if cacheErr != nil {
-		t.Fatalf("find %s: %v", name, cacheErr)
-	}
-	path, err := find(filepath.Join(cache, installDir), name)
+	path, err := drivertest.Installed(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// find returns the path of a program, which .ci/deps.sh has installed in dir or
-// which is in $PATH.
-func find(dir, name string) (string, error) {
-	if path, err := exec.LookPath(filepath.Join(dir, "bin", name)); err == nil {
-		return path, nil
-	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", fmt.Errorf("%w; run make deps", err)
-	}
-	return path, nil
 }
 
 // A process is a server that runs until the test ends. It is killed too when this

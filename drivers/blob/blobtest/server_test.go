@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -135,26 +134,6 @@ func TestErrorXML(t *testing.T) {
 	err := s.At(t, p.URL).store.put(t.Context(), "bucket", "key", nil)
 	if err == nil || !strings.Contains(err.Error(), "AccessDenied: "+Message) {
 		t.Errorf("got error %v", err)
-	}
-}
-
-// find prefers a program in the given directory to one in $PATH.
-func TestFind(t *testing.T) {
-	dir, path := t.TempDir(), t.TempDir()
-	t.Setenv("PATH", path)
-	if got, err := find(dir, "server"); err == nil || !strings.Contains(err.Error(), "run make deps") {
-		t.Errorf("got %q, error %v", got, err)
-	}
-	for _, want := range []string{filepath.Join(path, "server"), filepath.Join(dir, "bin", "server")} {
-		if err := os.MkdirAll(filepath.Dir(want), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(want, nil, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := find(dir, "server"); got != want || err != nil {
-			t.Errorf("got %q, error %v; want %q", got, err, want)
-		}
 	}
 }
 

@@ -19,6 +19,8 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"go.uber.org/goleak"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // TestMain fails if goroutines are left. Those of memberlist that wait for a probe when their
@@ -133,7 +135,7 @@ func (g *group) startAll() map[string]*Members {
 	}
 	for name, m := range all {
 		for other := range g.addrs {
-			eventually(g.t, name+" knows "+other, func() bool { return m.alive(other) == 1 })
+			drivertest.Eventually(g.t, name+" knows "+other, func() bool { return m.alive(other) == 1 })
 		}
 	}
 	return all
@@ -156,15 +158,6 @@ func (m *Members) die() {
 	<-m.done
 	m.list.Shutdown()
 	m.list = nil // Close is to be called by the end of the test
-}
-
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 func TestJoin(t *testing.T) {
@@ -225,11 +218,11 @@ func TestLeave(t *testing.T) {
 	all["n02"].Close()
 	all["n02"].list = nil
 	for _, name := range []string{"n00", "n01"} {
-		eventually(t, name+" finds n02 down", func() bool { return !all[name].Up("n02") })
+		drivertest.Eventually(t, name+" finds n02 down", func() bool { return !all[name].Up("n02") })
 	}
 	g.start(g.config("n02"))
 	for _, name := range []string{"n00", "n01"} {
-		eventually(t, name+" finds n02 up", func() bool { return all[name].Up("n02") })
+		drivertest.Eventually(t, name+" finds n02 up", func() bool { return all[name].Up("n02") })
 	}
 }
 
@@ -240,7 +233,7 @@ func TestDeath(t *testing.T) {
 	all := g.startAll()
 	all["n03"].die()
 	for _, name := range []string{"n00", "n01", "n02"} {
-		eventually(t, name+" finds n03 down", func() bool { return !all[name].Up("n03") })
+		drivertest.Eventually(t, name+" finds n03 down", func() bool { return !all[name].Up("n03") })
 		if !all[name].Up("n00") || !all[name].Up("n01") || !all[name].Up("n02") {
 			t.Errorf("%s finds a live node down", name)
 		}
@@ -258,14 +251,14 @@ func TestRestartAtOnce(t *testing.T) {
 	down := false
 	for _, name := range []string{"n00", "n01"} {
 		m := all[name]
-		eventually(t, name+" has only the new n02", func() bool {
+		drivertest.Eventually(t, name+" has only the new n02", func() bool {
 			down = down || m.Stats().Joined >= 3 && !m.Up("n02")
 			return m.Stats().Joined >= 3 && m.Stats().Lost >= 1
 		})
 		if down || !m.Up("n02") || m.alive("n02") != 1 {
 			t.Errorf("%s has %d members n02, and found it down: %v", name, m.alive("n02"), down)
 		}
-		eventually(t, "the new n02 knows "+name, func() bool { return again.alive(name) == 1 })
+		drivertest.Eventually(t, "the new n02 knows "+name, func() bool { return again.alive(name) == 1 })
 	}
 }
 
@@ -276,7 +269,7 @@ func TestRestartElsewhere(t *testing.T) {
 	all["n02"].die()
 	g.addrs["n02"] = freeAddress(t)
 	g.start(g.config("n02"))
-	eventually(t, "n00 has only the new n02", func() bool { return all["n00"].Stats().Lost >= 1 && all["n00"].alive("n02") == 1 })
+	drivertest.Eventually(t, "n00 has only the new n02", func() bool { return all["n00"].Stats().Lost >= 1 && all["n00"].alive("n02") == 1 })
 }
 
 // All nodes start again at the same time.
@@ -308,13 +301,13 @@ func TestGroupsDoNotMix(t *testing.T) {
 				}
 			}
 			for i := range 2 {
-				eventually(t, "the groups are joined", func() bool {
+				drivertest.Eventually(t, "the groups are joined", func() bool {
 					return one[i].alive(nodeName(1-i)) == 1 && two[i].alive(nodeName(3-i)) == 1
 				})
 			}
 			// Each node has contacted each node of the other group.
 			for _, m := range append(one, two...) {
-				eventually(t, "the others are contacted", func() bool { return m.Stats().Failed >= 3 })
+				drivertest.Eventually(t, "the others are contacted", func() bool { return m.Stats().Failed >= 3 })
 			}
 			for i := range 2 {
 				for j := range 2 {
@@ -343,20 +336,20 @@ func TestPartition(t *testing.T) {
 		for name, m := range all {
 			for other, address := range g.addrs {
 				same := left(g.addrs[name]) == left(address)
-				eventually(t, fmt.Sprintf("in round %d, %s sees %s", round, name, other), func() bool {
+				drivertest.Eventually(t, fmt.Sprintf("in round %d, %s sees %s", round, name, other), func() bool {
 					return (m.alive(other) == 1) == (same || round == 0)
 				})
 			}
 		}
 	}
 	for _, m := range all {
-		eventually(t, "the dead are forgotten", func() bool { return m.Stats().Failed > 0 && len(m.list.Members()) == 2 })
+		drivertest.Eventually(t, "the dead are forgotten", func() bool { return m.Stats().Failed > 0 && len(m.list.Members()) == 2 })
 	}
 	time.Sleep(500 * time.Millisecond) // longer than GossipToTheDeadTime
 	separated.Store(false)
 	for name, m := range all {
 		for other := range g.addrs {
-			eventually(t, name+" sees "+other+" again", func() bool { return m.alive(other) == 1 })
+			drivertest.Eventually(t, name+" sees "+other+" again", func() bool { return m.alive(other) == 1 })
 		}
 	}
 }
@@ -373,12 +366,12 @@ func TestWithoutUDP(t *testing.T) {
 	}
 	for name, m := range all {
 		for other := range g.addrs {
-			eventually(t, name+" knows "+other, func() bool { return m.alive(other) == 1 })
+			drivertest.Eventually(t, name+" knows "+other, func() bool { return m.alive(other) == 1 })
 		}
 	}
 	all["n02"].die()
-	eventually(t, "n00 finds n02 down", func() bool { return !all["n00"].Up("n02") })
-	eventually(t, "n01 finds n02 down", func() bool { return !all["n01"].Up("n02") })
+	drivertest.Eventually(t, "n00 finds n02 down", func() bool { return !all["n00"].Up("n02") })
+	drivertest.Eventually(t, "n01 finds n02 down", func() bool { return !all["n01"].Up("n02") })
 	for range 60 { // rounds of probes, in which a node that UDP cannot reach would be found dead
 		time.Sleep(50 * time.Millisecond)
 		if !all["n00"].Up("n01") || !all["n01"].Up("n00") {
@@ -394,7 +387,7 @@ func TestAlone(t *testing.T) {
 	c := g.config("n00")
 	c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	a := g.start(c)
-	eventually(t, "n00 has tried three times", func() bool { return a.Stats().Failed >= 3 })
+	drivertest.Eventually(t, "n00 has tried three times", func() bool { return a.Stats().Failed >= 3 })
 	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), "found no other node") {
 		t.Errorf("the log is %s", log.String())
 	}
@@ -402,7 +395,7 @@ func TestAlone(t *testing.T) {
 		t.Error("an unknown node is down")
 	}
 	g.start(g.config("n01"))
-	eventually(t, "n00 knows n01", func() bool { return a.alive("n01") == 1 })
+	drivertest.Eventually(t, "n00 knows n01", func() bool { return a.alive("n01") == 1 })
 }
 
 type syncBuffer struct {
@@ -429,7 +422,7 @@ func TestAdvertise(t *testing.T) {
 	c.Bind = strings.Replace(c.Bind, "127.0.0.2", "", 1)
 	g.start(c)
 	b := g.start(g.config("n01"))
-	eventually(t, "n01 knows n00", func() bool { return b.alive("n00") == 1 })
+	drivertest.Eventually(t, "n01 knows n00", func() bool { return b.alive("n00") == 1 })
 	b.cancel()
 	<-b.done // b.list is set
 	for _, n := range b.list.Members() {
@@ -452,7 +445,7 @@ func TestClose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the connection is open at the other end", func() bool {
+		drivertest.Eventually(t, "the connection is open at the other end", func() bool {
 			m.transport.mu.Lock()
 			defer m.transport.mu.Unlock()
 			return len(m.transport.conns) > 0
@@ -486,7 +479,7 @@ func TestCloseWithoutAddress(t *testing.T) {
 	defer packet.Close()
 	packet.Write([]byte("x"))
 	waits := regexp.MustCompile(`\[chan send\]:\n\S*udpListen`)
-	eventually(t, "the packet waits", func() bool {
+	drivertest.Eventually(t, "the packet waits", func() bool {
 		stacks := make([]byte, 1<<20)
 		return waits.Match(stacks[:runtime.Stack(stacks, true)])
 	})

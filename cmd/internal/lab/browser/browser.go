@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The programs that a Browser needs. The Debian packages are chromium and chromium-driver.
@@ -37,15 +39,7 @@ type Browser struct {
 // Start starts a Chromium that ends with the test. Without Chromium it skips the test, unless CI=true.
 func Start(t testing.TB) *Browser {
 	t.Helper()
-	for _, program := range []string{driver, chromium} {
-		if _, err := exec.LookPath(program); err == nil {
-			continue
-		}
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("the test needs %s, and CI=true does not allow a skip; run make deps", program)
-		}
-		t.Skipf("the test needs %s; make deps installs it", program)
-	}
+	drivertest.Need(t, "chromedriver", "chromium")
 	b := &Browser{t: t, client: http.Client{Timeout: startTimeout}}
 	base := b.startDriver()
 	args := []string{

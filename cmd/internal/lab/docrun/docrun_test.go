@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 func TestParse(t *testing.T) {
@@ -187,7 +189,7 @@ func TestLinks(t *testing.T) {
 
 // A session in a sandbox changes nothing outside, and may leave no mount.
 func TestSandbox(t *testing.T) {
-	need(t, "root", "unshare", "setpriv")
+	drivertest.Need(t, "root", "unshare", "setpriv")
 	outside := t.TempDir() + "/file"
 	s := Sandbox{
 		Program: "/bin/true", Repo: root, Env: []string{"WORD=a b"},

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The examples in the --help of the commands, which are those of the reference, are run, one after
@@ -94,7 +96,7 @@ END
 // Each example in a help text works.
 func TestExamples(t *testing.T) {
 	t.Parallel()
-	need(t, "root", "unshare", "jq", "mountpoint")
+	drivertest.Need(t, "root", "unshare", "jq", "mountpoint")
 	const name = "docs/reference/commands.md"
 	text, err := os.ReadFile(root + "/" + name)
 	if err != nil {

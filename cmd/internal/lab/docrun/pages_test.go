@@ -3,23 +3,24 @@ package docrun
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/kubetest"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // root is the root of the repository.
@@ -100,14 +101,8 @@ func readPage(t *testing.T, path string) *Page {
 	return page
 }
 
-// program builds the program once, and returns its path. TestMain removes it.
-var program = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(folder, "milkweed")
-	if out, err := exec.Command("go", "build", "-o", path, root+"/cmd/milkweed").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-})
+// program returns the path of the program.
+func program() (string, error) { return lab.Program("cmd/milkweed", false) }
 
 // folder is a temporary folder of these tests.
 var folder string
@@ -118,29 +113,11 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	code := m.Run()
-	os.RemoveAll(folder)
-	os.Exit(code)
-}
-
-// need skips the test without a program, a Debian package or the user root, and fails it in CI.
-func need(t *testing.T, what ...string) {
-	t.Helper()
-	for _, w := range what {
-		_, err := exec.LookPath(w)
-		if strings.HasPrefix(w, "python3-") {
-			err = exec.Command("dpkg-query", "--show", w).Run()
-		}
-		if w == "root" {
-			if err = nil; os.Geteuid() != 0 {
-				err = os.ErrPermission
-			}
-		}
-		if err != nil && os.Getenv("CI") == "true" {
-			t.Fatalf("the test needs %s, and CI=true does not allow a skip", w)
-		} else if err != nil {
-			t.Skipf("the test needs %s", w)
-		}
+	if err := errors.Join(os.RemoveAll(folder), lab.RemovePrograms()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
+	os.Exit(code)
 }
 
 // pageTimeout bounds the session of a page. They take seconds on an idle machine; only a page that
@@ -150,7 +127,7 @@ const pageTimeout = 10 * time.Minute
 // runPage runs a page in a sandbox, in which it adds a package and an apt.
 func runPage(t *testing.T, p *Page, s Sandbox) {
 	t.Helper()
-	need(t, "root", "unshare", "setpriv", "fusermount3")
+	drivertest.Need(t, "root", "unshare", "setpriv", "fusermount3")
 	var err error
 	if s.Program, err = program(); err != nil {
 		t.Fatal(err)
@@ -198,7 +175,7 @@ done
 
 // The tutorial is for an ordinary user. Root can follow it, too.
 func tutorialPage(t *testing.T, p *Page) {
-	need(t, "python3-torch", "python3-torchvision", "python3-sklearn")
+	drivertest.Need(t, "python3-torch", "python3-torchvision", "python3-sklearn")
 	for _, user := range []bool{true, false} {
 		t.Run(fmt.Sprintf("user=%v", user), func(t *testing.T) {
 			t.Parallel()
@@ -237,7 +214,7 @@ func variable(t *testing.T, s *blobtest.Server, name string) string {
 
 // The stores of the page are servers on this machine. Only URLs and secrets differ from the page.
 func bucketPage(t *testing.T, p *Page) {
-	need(t, "rclone")
+	drivertest.Need(t, "rclone")
 	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
 	gcs := fillBucket(t, blobtest.GCS, "public-images", "v1")
 	azure := fillBucket(t, blobtest.Azure, "imagenet", "2012")
@@ -264,7 +241,7 @@ exec rclone --config= --s3-provider=Other --s3-no-check-bucket --s3-endpoint=` +
 // The machine of the page has the role of a metadata service that runs here, a file in place of the
 // NVMe, and a systemctl that does what the unit says, with its user and its capabilities.
 func cloudPage(t *testing.T, p *Page) {
-	need(t, "curl", "mkfs.ext4")
+	drivertest.Need(t, "curl", "mkfs.ext4")
 	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
 	runPage(t, p, Sandbox{
 		Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadataService(t, s3)},

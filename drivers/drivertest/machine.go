@@ -1,0 +1,86 @@
+package drivertest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Need skips the test if this machine lacks one of its requirements; see Lacks. If the environment
+// has CI=true, Need fails the test instead. `make test` finds the literal arguments of its calls in
+// the source, and leaves out the tests whose requirements are missing.
+func Need(t testing.TB, what ...string) {
+	t.Helper()
+	for _, w := range what {
+		err := Lacks(w)
+		if err == nil {
+			continue
+		}
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("the test needs %s, and CI=true does not allow a skip: %v", w, err)
+		}
+		t.Skipf("the test needs %s: %v", w, err)
+	}
+}
+
+// Lacks returns nil if this machine meets a requirement: "root", an absolute path that exists, a
+// program, or "python3-" and the name of a module of Debian's Python.
+func Lacks(what string) (err error) {
+	module, isModule := strings.CutPrefix(what, "python3-")
+	switch {
+	case what == "root":
+		if os.Geteuid() != 0 {
+			err = os.ErrPermission
+		}
+	case filepath.IsAbs(what):
+		_, err = os.Stat(what)
+	case isModule:
+		err = exec.Command("/usr/bin/python3", "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))", module).Run()
+	default:
+		_, err = Installed(what)
+	}
+	return err
+}
+
+// cache is the user's cache folder. It is read before a test can change HOME.
+var cache, cacheErr = os.UserCacheDir()
+
+// Installed returns the path of a program that .ci/deps.sh has installed in the user's cache folder,
+// or that is in $PATH.
+func Installed(program string) (path string, err error) {
+	if cacheErr != nil {
+		return "", cacheErr
+	}
+	return find(filepath.Join(cache, "milkweed-test"), program)
+}
+
+// find prefers a program in the folder bin of dir to one in $PATH.
+func find(dir, program string) (path string, err error) {
+	if path, err := exec.LookPath(filepath.Join(dir, "bin", program)); err == nil {
+		return path, nil
+	}
+	if path, err = exec.LookPath(program); err != nil {
+		return "", fmt.Errorf("%w; `make deps` installs what the tests need", err)
+	}
+	return path, nil
+}
+
+// eventually bounds Eventually. Only a condition that never holds reaches it, also on a machine that
+// is busy with other work.
+const eventually = time.Minute
+
+// Eventually waits until a condition holds, and fails the test if it does not within a minute.
+func Eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	pause := time.Millisecond
+	for deadline := time.Now().Add(eventually); !holds(); time.Sleep(pause) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", eventually, what)
+		}
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}
