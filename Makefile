@@ -1,7 +1,9 @@
 # make demo    demonstrates Milkweed on this machine in under a minute
-# make test    runs all tests; on Debian 12, as root, it first installs their packages
+# make test    runs what every commit runs, in five minutes; it needs Go, and fuse3 for the mounts
+# make check   runs everything, as CI does; on Debian 12, as root, it first installs what that needs
+# make soak    runs for a night: tests repeated on a busy machine, long torture, fuzzing, benchmarks
 #
-# RACE=1 runs the tests with the race detector, as CI does.
+# ARGS has flags and parts: make check ARGS='race oneproc', make soak ARGS='-resume -for 1h'.
 
 GO        ?= go
 FUZZTIME  ?= 10s
@@ -12,7 +14,8 @@ DURATION  ?= 1h
 FS        ?= ext4
 BIN       := build/milkweed
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-GOTEST    := $(GO) test -timeout 45m $(if $(RACE),-race) $(TESTFLAGS)
+GOTEST    := $(GO) test -timeout 30m -count=1 $(TESTFLAGS)
+SUITE     := $(GO) run ./cmd/internal/lab/suite
 
 # The program has no debugging information (-s -w), which would add half of its size.
 # Stack traces and profiles have names and lines without it.
@@ -25,31 +28,24 @@ demo: build
 	$(BIN) demo
 
 .PHONY: test
-test: deps
-	$(GOTEST) ./...
-	cd examples/tensorflow && /usr/bin/python3 -B -m unittest
-	cd examples/pytorch && /usr/bin/python3 -B -m unittest
+test:
+	@command -v fusermount3 >/dev/null || GO='$(GO)' .ci/deps.sh fuse3 || true
+	$(SUITE) test $(ARGS)
 
-.PHONY: race
-race:
-	$(MAKE) test RACE=1
+.PHONY: check
+check:
+	$(SUITE) check $(ARGS)
+
+.PHONY: soak
+soak:
+	$(SUITE) soak $(ARGS)
 
 # Runs the tests that need a distributed file system, on a MooseFS that it starts.
 .PHONY: test-pfs
 test-pfs: deps
 	.ci/moosefs.sh up build/moosefs
-	MILKWEED_TEST_PFS=$(CURDIR)/build/moosefs/mnt $(GOTEST) -count=1 -run 'TestPFS' -v ./cmd/milkweed; \
+	MILKWEED_TEST_PFS=$(CURDIR)/build/moosefs/mnt $(GOTEST) -run '^TestPFS' -v ./cmd/milkweed; \
 	status=$$?; .ci/moosefs.sh down build/moosefs; exit $$status
-
-# Runs the tests that compare a mount with a local file system.
-.PHONY: test-posix
-test-posix: deps
-	$(GOTEST) -count=1 -run '^TestPosix' ./cmd/milkweed
-
-# Runs the tests of peers: daemons on nodes in network namespaces.
-.PHONY: test-peers
-test-peers: deps
-	$(GOTEST) -count=1 -run '^TestCluster' ./cmd/internal/peertest
 
 # Simulates jobs on up to 10,000 nodes, and rewrites the tables of docs/scale.md.
 .PHONY: scale
@@ -83,11 +79,13 @@ bench:
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 60m $(TESTFLAGS) ./fs ./metadata ./placement ./drivers/posix ./drivers/blob ./drivers/peer ./cmd/internal/peertest ./cmd/milkweed
 
 # Reads a mount for DURATION while faults hit it, and compares every byte. SEED=0 chooses a
-# seed. docs/reliability.md explains the output and how to replay a run.
+# seed. docs/reliability.md explains the output and how to replay a run. With RACE=1, the daemons have
+# the race detector.
 .PHONY: torture
-torture: build deps
-	$(GO) build -trimpath -o build/torture ./cmd/torture
-	build/torture -seed $(SEED) -duration $(DURATION) -fs $(FS) $(TORTUREFLAGS)
+torture: deps
+	$(GO) build -o build/torture ./cmd/torture
+	$(GO) build $(if $(RACE),-race) -o build/torture-milkweed ./cmd/milkweed
+	build/torture -program build/torture-milkweed -seed $(SEED) -duration $(DURATION) -fs $(FS) $(TORTUREFLAGS)
 
 .PHONY: man
 man: build

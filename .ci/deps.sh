@@ -15,7 +15,7 @@ packages=(
 	python3-jsonschema                                      # cmd/internal/config
 	prometheus                                              # examples/prometheus, examples/grafana
 	rclone                                                  # milkweed bench
-	fio                                                     # make test-posix
+	fio                                                     # TestPosixFio
 	libarchive-tools mtree-netbsd                           # drivers/manifest
 	strace                                                  # drivers/peer
 	tmux                                                    # milkweed top

@@ -147,6 +147,8 @@ func TestPyTorchPlan(t *testing.T) {
 
 // TestPFS repeats tests on a distributed file system. MILKWEED_TEST_PFS is a directory of it.
 // `make test-pfs` starts a MooseFS, whose modification times have whole seconds.
+//
+//suite:pfs
 func TestPFS(t *testing.T) {
 	pfs := os.Getenv("MILKWEED_TEST_PFS")
 	if pfs == "" {

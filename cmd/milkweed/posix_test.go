@@ -15,8 +15,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// The tests in this file run suites that compare a mount with a local read-only file system. `make
-// test-posix` runs them alone.
+// The tests in this file run suites that compare a mount with a local read-only file system.
 
 // A difference is a line of testdata/posix.txt.
 type difference struct {

@@ -289,9 +289,9 @@ func (b *Browser) Accessibility() []Violation {
 	axe, err := os.ReadFile(file)
 	if err != nil {
 		if os.Getenv("CI") == "true" {
-			b.t.Fatalf("%v; run make deps", err)
+			b.t.Fatalf("%v; run `make deps`", err)
 		}
-		b.t.Skipf("%v; make deps installs it", err)
+		b.t.Skipf("%v; `make deps` installs it", err)
 	}
 	b.Eval(nil, string(axe)+"; window.axe = axe")
 	var violations []Violation
