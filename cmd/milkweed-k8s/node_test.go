@@ -183,6 +183,8 @@ func TestStats(t *testing.T) {
 }
 
 // A request that cannot be served has an error that says why, and leaves nothing.
+//
+//suite:check
 func TestRefused(t *testing.T) {
 	n := newNode(t)
 	n.startPlugin()
@@ -342,6 +344,8 @@ func TestBusy(t *testing.T) {
 
 // A copy of the mount in another mount namespace does not keep its daemon after the volume is
 // unpublished.
+//
+//suite:check
 func TestElsewhere(t *testing.T) {
 	n := newNode(t)
 	n.startPlugin()

@@ -78,6 +78,8 @@ func trains(t *testing.T, data, source string) {
 // The pods of examples/kubernetes work in containers that have nothing but the image and the volumes of
 // the manifests: the plugin and the mounter serve a volume, on which the job trains, and the FUSE
 // container of Fluid mounts and unmounts a dataset.
+//
+//suite:check
 func TestPodsOfTheExamples(t *testing.T) {
 	image := kubetest.BuildImage(t)
 	dir, err := os.MkdirTemp("", "node-") // short: it has sockets

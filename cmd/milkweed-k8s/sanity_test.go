@@ -26,6 +26,8 @@ func sanityProgram(t *testing.T) string {
 }
 
 // The plugin passes csi-sanity, with a mounter that has no privilege, and with mounts that are real.
+//
+//suite:check
 func TestSanity(t *testing.T) {
 	program := sanityProgram(t)
 	n := newNode(t)

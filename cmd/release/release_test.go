@@ -23,6 +23,7 @@ type release struct {
 	folder string
 }
 
+//suite:check
 func TestRelease(t *testing.T) {
 	drivertest.Need(t, "root")
 	repository := checkout(t)
@@ -40,7 +41,6 @@ func TestRelease(t *testing.T) {
 	t.Run("Bill", func(t *testing.T) { release{t, first}.bills() })
 	t.Run("Lintian", func(t *testing.T) { release{t, first}.lintian() })
 	t.Run("Files", func(t *testing.T) { release{t, first}.files() })
-	t.Run("Versions", func(t *testing.T) { versions(t, repository) })
 	t.Run("Install", func(t *testing.T) {
 		second := build(t, repository, "0.2.0", "ARCHS=amd64")
 		m := boot(t)
@@ -257,9 +257,10 @@ func (r release) files() {
 	}
 }
 
-// versions verifies the versions of releases between tags: those of Debian and RPM must sort as
-// they were made.
-func versions(t *testing.T, repository string) {
+// The versions of releases and of commits between them sort in Debian and in RPM as they were made.
+func TestVersions(t *testing.T) {
+	drivertest.Need(t, "git", "dpkg")
+	repository := checkout(t)
 	script := `cd "$1" && sed -n '/^# The version is/,/^fi/p' cmd/release/release.sh >"$2" && . "$2" && echo "$version"`
 	other := filepath.Join(t.TempDir(), "clone")
 	sh(t, `git clone -q --no-tags "$1" "$2" && cd "$2" && git config user.name x && git config user.email x@example.org`, repository, other)

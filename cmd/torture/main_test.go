@@ -67,6 +67,8 @@ func wantNothing(t *testing.T, temp string) {
 }
 
 // A run of a few cycles finds nothing, counts what it did, and leaves nothing behind.
+//
+//suite:check
 func TestRun(t *testing.T) {
 	summary := filepath.Join(t.TempDir(), "summary.json")
 	cmd, temp, out := start(t, "-cycles", "3", "-faults", "kill,source", "-json", summary)
@@ -88,6 +90,8 @@ func TestRun(t *testing.T) {
 }
 
 // A run that is interrupted ends with an error, and leaves nothing behind.
+//
+//suite:check
 func TestInterrupted(t *testing.T) {
 	cmd, temp, out := start(t, "-duration", "1m", "-v")
 	if err := cmd.Start(); err != nil {

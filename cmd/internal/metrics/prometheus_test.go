@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 const examples = "../../../examples/"
@@ -22,10 +24,11 @@ const examples = "../../../examples/"
 // run runs a program of the package prometheus.
 func run(t *testing.T, words ...string) {
 	t.Helper()
+	drivertest.Need(t, "promtool")
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Dir = examples + "prometheus"
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%q: %v (make deps installs the programs)\n%s", words, err, out)
+		t.Errorf("%q: %v\n%s", words, err, out)
 	}
 }
 
@@ -65,6 +68,7 @@ type prometheusServer struct {
 
 // startPrometheus starts a server with the rules of the example, which scrapes target.
 func startPrometheus(t *testing.T, target string) *prometheusServer {
+	drivertest.Need(t, "prometheus")
 	t.Helper()
 	dir := t.TempDir()
 	rules, err := filepath.Abs(examples + "prometheus/milkweed.rules.yml")
@@ -88,7 +92,7 @@ func startPrometheus(t *testing.T, target string) *prometheusServer {
 	var log strings.Builder
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
-		t.Fatalf("%v (make deps installs it)", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		cancel()
@@ -163,6 +167,8 @@ func queries(t *testing.T) (all []string) {
 
 // Every query of the examples has a result in a Prometheus that scrapes a mount which has served every kind of
 // read.
+//
+//suite:check
 func TestPrometheusQueries(t *testing.T) {
 	target := httptest.NewServer(Handler(sample))
 	defer target.Close()

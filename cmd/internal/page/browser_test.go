@@ -100,6 +100,8 @@ const drawn = `return !document.querySelector("#main").hidden && document.queryS
 
 // The page can be read in both colour schemes, on a phone and on a desktop, with no more than its own
 // files, and axe-core finds nothing.
+//
+//suite:check
 func TestPage(t *testing.T) {
 	s := serve(t)
 	b := browser.Start(t)
@@ -136,6 +138,8 @@ func TestPage(t *testing.T) {
 }
 
 // The page shows the numbers of the status, and no name of a file.
+//
+//suite:check
 func TestPageShowsTheStatus(t *testing.T) {
 	s := serve(t)
 	b := browser.Start(t)
@@ -162,6 +166,8 @@ func TestPageShowsTheStatus(t *testing.T) {
 }
 
 // All controls can be reached and used by the keyboard.
+//
+//suite:check
 func TestPageByKeyboard(t *testing.T) {
 	s := serve(t)
 	b := browser.Start(t)
@@ -190,6 +196,8 @@ func TestPageByKeyboard(t *testing.T) {
 }
 
 // The page shows when its daemon is slow, does not answer, was restarted or has ended.
+//
+//suite:check
 func TestPageWithoutAnswers(t *testing.T) {
 	s := serve(t)
 	b := browser.Start(t)
@@ -218,6 +226,8 @@ func TestPageWithoutAnswers(t *testing.T) {
 }
 
 // The size of the data does not depend on the number of files.
+//
+//suite:check
 func TestPageOfAMillionFiles(t *testing.T) {
 	s := serve(t)
 	resp, err := http.Get(s.url + "/page.json")

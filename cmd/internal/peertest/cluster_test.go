@@ -419,6 +419,8 @@ func (j *job) want() reader.Result {
 }
 
 // Without peers, N nodes read the source N times. This test also shows that everything is counted.
+//
+//suite:check
 func TestClusterWithoutPeers(t *testing.T) {
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -151,6 +151,8 @@ func (n *node) counts() control.Peers {
 
 // All nodes read all files at the same time in different orders, and the source serves each byte
 // once.
+//
+//suite:check
 func TestClusterReadsTheSourceOnce(t *testing.T) {
 	for _, test := range []struct {
 		nodes   int
@@ -188,6 +190,8 @@ const withoutGossip = "-opeers_gossip=false"
 
 // If the tiers of each node have room for the dataset, every node holds all of it after some time.
 // Then the nodes send nothing to each other.
+//
+//suite:check
 func TestClusterBecomesLocal(t *testing.T) {
 	c := newCluster(t, shape{nodes: 4})
 	c.mount(append(c.peers(), withoutGossip)...) // gossip would be traffic
@@ -229,6 +233,8 @@ func TestClusterBecomesLocal(t *testing.T) {
 
 // If the dataset fits into the tiers of all nodes together, and not into those of one, the source is
 // read in the first epoch only.
+//
+//suite:check
 func TestClusterSharesItsRoom(t *testing.T) {
 	c := newCluster(t, shape{nodes: 4, quota: 1 / (0.9 * 4)})
 	c.mount(c.peers()...)
@@ -285,6 +291,8 @@ var lossy = shape{nodes: 4, quota: 0.5, source: simpfs.Speed{Latency: time.Milli
 
 // A node is lost at some moment of the first epoch. No job on another node sees an error or a wrong
 // byte, and nothing is read from the source again but what only the lost node held.
+//
+//suite:check
 func TestClusterLosesANode(t *testing.T) {
 	count := len(losses)
 	if long() {
@@ -406,6 +414,8 @@ func (n *node) copies(f func(name string, size int64)) {
 
 // Nodes share their tiers, and survive the loss of one of them, if there is no gossip and if UDP
 // packets are dropped.
+//
+//suite:check
 func TestClusterWithoutGossip(t *testing.T) {
 	for name, mount := range map[string]func(*cluster){
 		"gossip off": func(c *cluster) { c.mount(append(c.peers(), withoutGossip)...) },
@@ -426,6 +436,8 @@ func TestClusterWithoutGossip(t *testing.T) {
 
 // In a partition, each side reads from the source what the other side has, and no job sees an error.
 // Some time after it, nothing is read from the source any more.
+//
+//suite:check
 func TestClusterIsPartitioned(t *testing.T) {
 	duration := 5 * time.Second
 	if long() {
@@ -454,6 +466,8 @@ func TestClusterIsPartitioned(t *testing.T) {
 }
 
 // After a restart of one node or of all nodes, the source is not read.
+//
+//suite:check
 func TestClusterRestarts(t *testing.T) {
 	c := newCluster(t, shape{nodes: 4, quota: 0.4})
 	c.mount(c.peers()...)
@@ -470,6 +484,8 @@ func TestClusterRestarts(t *testing.T) {
 // Two jobs with different datasets on the same nodes never mix them, although the names, sizes and
 // times of the files are the same. This also holds if one job has an address of the other in its
 // roster.
+//
+//suite:check
 func TestClusterMixesNoJobs(t *testing.T) {
 	one := newCluster(t, shape{nodes: 3})
 	one.mount(one.peers()...)
@@ -503,6 +519,8 @@ func TestClusterMixesNoJobs(t *testing.T) {
 
 // A node with another secret or another roster is refused. It reads the source for itself, and the
 // other nodes read it once between them.
+//
+//suite:check
 func TestClusterRefuses(t *testing.T) {
 	for name, args := range map[string]func(*cluster) []string{
 		"other secret": func(c *cluster) []string {
@@ -535,6 +553,8 @@ func TestClusterRefuses(t *testing.T) {
 }
 
 // A node that speaks another version of the protocol is bypassed.
+//
+//suite:check
 func TestClusterOfTwoProtocols(t *testing.T) {
 	c := newCluster(t, shape{nodes: 3})
 	stranger := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

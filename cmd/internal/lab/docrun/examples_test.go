@@ -94,6 +94,8 @@ END
 `
 
 // Each example in a help text works.
+//
+//suite:check
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	drivertest.Need(t, "root", "unshare", "jq", "mountpoint")

@@ -56,6 +56,8 @@ func slurmPage(t *testing.T, p *Page) {
 }
 
 // Each command in the tutorial and in a how-to guide is run, and prints what the page shows.
+//
+//suite:check
 func TestPages(t *testing.T) {
 	for _, path := range slices.Sorted(maps.Keys(pages)) {
 		t.Run(path, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -43,16 +44,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Exit(code)
-}
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("the test needs root")
-		}
-		t.Skip("the test needs root")
-	}
 }
 
 // An enclosed is an enclosed program that waits.
@@ -101,7 +92,7 @@ func (e *enclosed) wait(t *testing.T) {
 // When the first process is killed or the program ends, all processes end, also those in a session
 // of their own. The folder is removed at the end of the program.
 func TestRun(t *testing.T) {
-	needRoot(t)
+	drivertest.Need(t, "root")
 	for _, kill := range []bool{true, false} {
 		e := start(t, "/")
 		if kill {
@@ -121,7 +112,7 @@ func TestRun(t *testing.T) {
 
 // An enclosure has no copies of the mounts of Milkweed, and has copies of others.
 func TestMountsOfOthers(t *testing.T) {
-	needRoot(t)
+	drivertest.Need(t, "root")
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // An Image is an image of examples/container/Dockerfile on an empty base.
@@ -31,12 +33,7 @@ type Image struct {
 // buildah. The files exist until the end of the test.
 func BuildImage(t *testing.T) Image {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is required")
-	}
-	if _, err := exec.LookPath("buildah"); err != nil {
-		t.Skip("buildah is not installed: run .ci/deps.sh buildah")
-	}
+	drivertest.Need(t, "root", "buildah")
 	dir := t.TempDir()
 	if err := os.Rename(Programs(t), filepath.Join(dir, runtime.GOARCH)); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 )
 
 // The kubectl of this package finds mistakes of a page.
+//
+//suite:check
 func TestHowToFindsMistakes(t *testing.T) {
 	schemas(t) // skips
 	mistakes := map[string]struct{ commands, says string }{
@@ -59,6 +61,8 @@ func TestHowToFindsMistakes(t *testing.T) {
 }
 
 // Each command line in the manifests is accepted by the programs, and wrong ones are refused.
+//
+//suite:check
 func TestCommandsOfManifests(t *testing.T) {
 	schemas(t) // skips
 	programs := Programs(t)

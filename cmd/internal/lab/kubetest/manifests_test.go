@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // folders are the folders of examples/kubernetes for kubectl apply -k, and how many objects each has.
@@ -16,8 +18,9 @@ var folders = map[string]int{
 // failure in CI.
 func schemas(t *testing.T) Schemas {
 	t.Helper()
+	drivertest.Need(t, "kustomize", "kubeconform")
 	for _, dep := range [][2]string{
-		{"kustomize", "bin/kustomize"}, {"kubeconform", "bin/kubeconform"}, {"kubernetes", "kubernetes@*/swagger.json"}, {"fluid", "fluid@*/bases"},
+		{"kubernetes", "kubernetes@*/swagger.json"}, {"fluid", "fluid@*/bases"},
 	} {
 		if _, err := installed(dep[0], dep[1]); err != nil {
 			t.Skip(err)

@@ -10,17 +10,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // newNetwork makes a network for a test.
 func newNetwork(t testing.TB, n int, rate int64) *Network {
 	t.Helper()
-	if _, err := exec.LookPath("tc"); err != nil || os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("the test needs root and tc")
-		}
-		t.Skip("the test needs root and tc")
-	}
+	drivertest.Need(t, "root", "ip", "tc")
 	network, err := New(n, rate)
 	if err != nil {
 		t.Fatal(err)
