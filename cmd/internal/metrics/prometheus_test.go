@@ -68,8 +68,8 @@ type prometheusServer struct {
 
 // startPrometheus starts a server with the rules of the example, which scrapes target.
 func startPrometheus(t *testing.T, target string) *prometheusServer {
-	drivertest.Need(t, "prometheus")
 	t.Helper()
+	drivertest.Need(t, "prometheus")
 	dir := t.TempDir()
 	rules, err := filepath.Abs(examples + "prometheus/milkweed.rules.yml")
 	if err != nil {
