@@ -7,6 +7,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // A file is racy while its modification time or its change time is so recent that a later
@@ -127,15 +128,30 @@ func (r *racyFiles) settled(now time.Time) (files []*metadata.Entry) {
 }
 
 // settleRacy compares the files that are not racy any more with the source, and has the kernel
-// drop their pages: they may be of any content that the file had while it was racy.
+// drop their pages: they may be of any content that the file had while it was racy. Then it queues a
+// copy of each: the pages may have served all opens until now, and the next one may never come.
 func (h *Handler) settleRacy(now time.Time) {
 	ctx := drivers.Background(h.ctx)
 	for _, e := range h.racy.settled(now) {
-		if h.ctx.Err() != nil {
+		err := h.names.Settle(ctx, e)
+		switch {
+		case h.ctx.Err() != nil:
 			return
-		}
-		if err := h.names.Settle(ctx, e); err != nil {
+		case err != nil:
 			h.log.Warn("file not compared with the source", "path", e.Path(), "err", err)
+		default:
+			h.queueCopy(e)
 		}
+	}
+}
+
+// queueCopy queues a copy of e, unless it has one or cannot be copied now.
+func (h *Handler) queueCopy(e *metadata.Entry) {
+	rank := h.rank(e)
+	if h.names.HasPieces(e) || e.Level() != tiers.AtSource || e.Claimed() || h.mayCopy(e, rank, forBackground) != nil {
+		return
+	}
+	if f, _, err := h.claim(e, rank, forBackground); err == nil {
+		f.release()
 	}
 }

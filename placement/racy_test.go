@@ -54,6 +54,26 @@ func TestRacyFile(t *testing.T) {
 	})
 }
 
+// A file that was read while it was racy is copied when it settles, also if the kernel's page cache
+// serves all later opens of it.
+func TestRacyFileIsCopied(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := racyRig(t)
+		data := random(1, 3000)
+		r.mem.Put("f", data)
+		r.wantFile("f", data)
+		r.mem.Put("other", random(2, 3000)) // it is not read
+		time.Sleep(10 * time.Second)
+		r.settled()
+		if got := r.entry("f").Level(); got != 1 {
+			t.Errorf("level: %d, want 1", got)
+		}
+		if got := r.entry("other").Level(); got != tiers.AtSource {
+			t.Errorf("level of a file that was not read: %d", got)
+		}
+	})
+}
+
 // When a racy file settles, it is opened again, and the kernel drops its pages, also if its
 // version is the same.
 func TestRacyFileSettles(t *testing.T) {
