@@ -118,19 +118,30 @@ type entry struct {
 // mode returns the type as that in st_mode of stat(2), 0 if it is unknown, as DTTOIF(3) does.
 func (e entry) mode() uint32 { return uint32(e.typ) << 12 }
 
-// readStart returns the entries of the folder fd that one getdents64(2) returns.
+// readStart returns the entries at the beginning of the folder fd, as many as fit into sampleBytes.
+// It goes on until no other name fits or the folder ends, because a signal, such as that by which
+// the Go runtime preempts a goroutine, makes getdents64(2) return after a part of them.
 func readStart(fd int) ([]entry, error) {
 	buf := make([]byte, sampleBytes)
-	var n int
-	err := ignoringEINTR(func() (err error) {
-		n, err = unix.ReadDirent(fd, buf)
-		return err
-	})
-	if err != nil {
-		return nil, err
+	used := 0
+	for n := 1; n > 0 && len(buf)-used >= maxDirent; used += n {
+		err := ignoringEINTR(func() (err error) {
+			n, err = readDirent(fd, buf[used:])
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	return parseEntries(buf[:n]), nil
+	return parseEntries(buf[:used]), nil
 }
+
+// maxDirent is the size of the largest struct linux_dirent64: 19 bytes, a name of 255 bytes and a
+// NUL, aligned to 8 bytes.
+const maxDirent = 280
+
+// readDirent is unix.ReadDirent, except in a test.
+var readDirent = unix.ReadDirent
 
 // parseEntries decodes buf, which getdents64(2) has filled. It omits "." and "..", and entries
 // with the inode number 0, which are of removed files.

@@ -161,6 +161,16 @@ func TestSampleOfALargeFolder(t *testing.T) {
 	}
 }
 
+// A signal makes getdents64(2) return after a part of the entries. All of the beginning of a folder
+// is read nevertheless.
+func TestSampleAfterSignals(t *testing.T) {
+	defer func() { readDirent = unix.ReadDirent }()
+	readDirent = func(fd int, buf []byte) (int, error) { return unix.ReadDirent(fd, buf[:32]) } // one entry
+	root := t.TempDir()
+	plant(t, root, numbered(20, "%02d/file")...)
+	sample(t, root, 64, 20)
+}
+
 // If the file system does not provide the types of entries, a limited number is found by stats.
 func TestSampleResolvesTypes(t *testing.T) {
 	root := t.TempDir()
