@@ -45,6 +45,7 @@ func flipBits(t *testing.T, tier string) (copies int) {
 // Copies in which a bit has flipped while nothing was mounted are never served: they are
 // removed, counted and copied again. So are files that another user has put into the tier.
 func TestBitRot(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
@@ -71,6 +72,7 @@ func TestBitRot(t *testing.T) {
 
 // A file of another user in a tier is not served, and it is not removed.
 func TestPlantedFile(t *testing.T) {
+	t.Parallel()
 	drivertest.Need(t, "root")
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
@@ -94,6 +96,7 @@ func TestPlantedFile(t *testing.T) {
 // After a restart, a large copy is read through the daemon until it was compared with its
 // checksums, and then by the kernel.
 func TestLargeCopyIsCheckedInBackground(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
 		write(t, source, "large", 9<<20, 1)
 	})

@@ -118,6 +118,7 @@ func (c *counted) cached(t *testing.T, name string, args ...string) (out string)
 
 // The kernel lists a directory from its cache until the directory has changed.
 func TestDirectoryIsListedOnce(t *testing.T) {
+	t.Parallel()
 	const files = 500
 	c, source, point := newCounted(t, files, time.Second)
 	lines := func(out string) int { return strings.Count(out, "\n") }

@@ -25,6 +25,7 @@ func hashFile(args []string) error {
 // A file whose attributes the source does not return fails alone: it is listed, and only calls
 // that need its attributes get the error of the source. When the source recovers, so does the file.
 func TestOneNameFails(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode}, func(source string) {
 			for i := range 100 {
@@ -55,6 +56,7 @@ func TestOneNameFails(t *testing.T) {
 // A file that ends before its size, as the files of sysfs do, is read as the source returns it, also
 // after its size was requested again. It gets no copy.
 func TestShortFile(t *testing.T) {
+	t.Parallel()
 	const source = "/sys/kernel/mm/transparent_hugepage"
 	want, err := os.ReadFile(source + "/enabled")
 	if err != nil {
@@ -82,6 +84,7 @@ func TestShortFile(t *testing.T) {
 // its end is at the end of a page. A read that begins after the end fails, unless the kernel knows
 // the end.
 func TestShortLargeFile(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		contents := make(map[string][]byte)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {

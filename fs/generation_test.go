@@ -169,12 +169,14 @@ func readPair(mount string, count *switchCount, i int) (ok bool, err error) {
 // Each pair of files that is opened between two switches is of the generation in use. No reader sees
 // an error, or a mixture.
 func TestSwitches(t *testing.T) {
+	t.Parallel()
 	switches := 1000
 	if testing.Short() {
 		switches = 50
 	}
 	for _, epochs := range []bool{true, false} {
 		t.Run(fmt.Sprintf("epochs=%v", epochs), func(t *testing.T) {
+			t.Parallel()
 			eachMode(t, func(t *testing.T, mode fs.Mode) {
 				s := newGenerations(t, mode)
 				if !epochs {
@@ -221,6 +223,7 @@ func TestSwitches(t *testing.T) {
 
 // Relative paths follow their directory, also after a switch, and open files stay what they are.
 func TestSwitchKeepsWhatIsOpen(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newGenerations(t, mode)
 		cmd := exec.Command("sh", "-c", `
@@ -248,6 +251,7 @@ func TestSwitchKeepsWhatIsOpen(t *testing.T) {
 // All generations are below a hidden directory of the root, and only they. A path there stays in its
 // generation.
 func TestGenerationsDir(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newGenerations(t, mode)
 		if got := sh(t, `ls -A "$1"`, s.point); strings.Contains(got, metadata.GenerationsDir) {
@@ -274,6 +278,7 @@ func TestGenerationsDir(t *testing.T) {
 
 // The kernel forgets the files of a generation, except those that are open or mapped.
 func TestForgetGeneration(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newGenerations(t, mode)
 		sh(t, `cat "$1"/top* "$1"/d/e/* "$1"/.generations/g0/top* >/dev/null`, s.point)

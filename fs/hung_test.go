@@ -154,7 +154,6 @@ func (s *hungStack) wantReads(folders ...string) {
 func TestHungReadersHoldBackNobody(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
-		t.Parallel()
 		s := newHungStack(t, mode, 100, 300_000)
 		readers := s.hang()
 		child(t, "forget", s.in("placed"))

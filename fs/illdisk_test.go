@@ -62,7 +62,6 @@ type illStack struct {
 
 func newIllStack(t *testing.T, mode fs.Mode) illStack {
 	t.Helper()
-	t.Parallel() // most of the time is spent waiting
 	drivertest.Need(t, "root", "mkfs.ext4")
 	dir := t.TempDir()
 	folder, point := filepath.Join(dir, "disk"), filepath.Join(dir, "mnt")
@@ -175,6 +174,7 @@ func (s illStack) within(d time.Duration, what string, f func() bool) {
 // A disk from which nothing can be read any more is left, also while only the kernel reads from it.
 // After that, no open gets an error of the disk, also of files that are open on it.
 func TestDiskFails(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newIllStack(t, mode)
 		s.verify()
@@ -203,6 +203,7 @@ func TestDiskFails(t *testing.T) {
 
 // A disk that hangs is left. After that, no open waits for it.
 func TestDiskHangs(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newIllStack(t, mode)
 		s.verify()
@@ -248,6 +249,7 @@ func TestDiskHangs(t *testing.T) {
 // An open of a copy that was not compared with its checksum yet waits for a disk that hangs, but not
 // longer than a time-out.
 func TestUncheckedDiskHangs(t *testing.T) {
+	t.Parallel()
 	s := newIllStack(t, fs.Passthrough)
 	s.restart() // the first epoch may have opened copies, which are compared then
 	child(t, "forget", s.tierPath(1))
@@ -286,6 +288,7 @@ func startReader(t *testing.T, path string) *stuckReader {
 // A disk on which each operation takes a second is left for a source that is faster, and used again
 // when it is fast.
 func TestDiskIsSlow(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newIllStack(t, mode)
 		s.verify()

@@ -116,6 +116,7 @@ func (m *mapping) Close() error { return errors.Join(unix.Munmap(m.data), m.clos
 // copy can be opened in any way at any later time, and both handles read its content. The kernel
 // reads a file by itself unless a handle from before the end of the copy is open.
 func TestOpenModes(t *testing.T) {
+	t.Parallel()
 	stages := []string{"before", "during", "after"}
 	const size = 2<<20 + 1
 	data := make([]byte, size)
@@ -130,6 +131,7 @@ func TestOpenModes(t *testing.T) {
 	for way1 := range ways {
 		for way2 := range ways {
 			t.Run(way1+"_"+way2, func(t *testing.T) {
+				t.Parallel()
 				// The files are so few that none is prefetched.
 				s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)}, workers: 1}, func(source string) {
 					each(func(name string, _, _ int) {
@@ -226,6 +228,7 @@ func (s *stack) filled(name string) int64 {
 // the copies are removed by hand, and the files are copied again. No process sees an error or a
 // wrong byte.
 func TestOpenModesAtOnce(t *testing.T) {
+	t.Parallel()
 	const files, processes = 10, 32
 	s := newStack(t, stackOptions{
 		mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30), bytesQuota(1 << 30)},
@@ -316,6 +319,7 @@ func storm(args []string) error {
 // If no tier has room, a large file is read by the kernel from the source, in passthrough. A small
 // file is opened at the source once.
 func TestFilesThatStayAtTheSource(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, stackOptions{mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 20)}}, func(source string) {
 		write(t, source, "large", 9<<20, 1)
 		for i := range 20 {
@@ -345,6 +349,7 @@ func TestFilesThatStayAtTheSource(t *testing.T) {
 // In stateless mode the kernel sends no OPEN, and reads content that it has cached without a
 // round trip.
 func TestStateless(t *testing.T) {
+	t.Parallel()
 	fill, total := mixed(t)
 	s := newStack(t, stackOptions{mode: fs.Stateless, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
 	s.epoch(1)

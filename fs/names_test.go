@@ -119,6 +119,7 @@ func direntNames(b []byte) []string {
 // While files are created and removed, a listing has every other name once, for any state of the
 // cache of the kernel.
 func TestListingsWhileNamesComeAndGo(t *testing.T) {
+	t.Parallel()
 	const stable = 1000
 	s := newStack(t, stackOptions{timeout: 20 * time.Millisecond}, func(source string) {
 		for i := range stable {
@@ -152,6 +153,7 @@ func TestListingsWhileNamesComeAndGo(t *testing.T) {
 // A listing that began before files were created or removed continues correctly in a later listing
 // that the kernel has cached.
 func TestListingGoesOnInALaterOne(t *testing.T) {
+	t.Parallel()
 	const stable = 1000
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
 		for i := range stable {
@@ -184,6 +186,7 @@ func TestListingGoesOnInALaterOne(t *testing.T) {
 // A directory that the kernel has cached is read again after the TTL if its names have changed,
 // even if its modification time has not.
 func TestChangedDirectoryIsListedAgain(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, stackOptions{timeout: 200 * time.Millisecond}, func(source string) {
 		write(t, source, "d/a", 1, 1)
 		write(t, source, "d/b", 1, 1)

@@ -19,7 +19,7 @@ import (
 // A panic below a request fails at most that request, with EIO. It is counted, and the mount goes
 // on.
 func TestPanicFailsOneRequest(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode fs.Mode) {
+	test := func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
 		for i, op := range []drivertest.Op{drivertest.OpStat, drivertest.OpOpen, drivertest.OpRead, drivertest.OpReadDir} {
@@ -36,11 +36,15 @@ func TestPanicFailsOneRequest(t *testing.T) {
 			remove()
 		}
 		s.epoch(1)
-	})
+	}
+	for _, mode := range modes { // one after the other, because the panics of the process are counted
+		t.Run(mode.String(), func(t *testing.T) { test(t, mode) })
+	}
 }
 
 // A panic in a tier is no error of a job: the file is read from the source.
 func TestPanicInTier(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)

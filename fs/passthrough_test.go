@@ -74,6 +74,7 @@ func (o *registeredObject) BackingFile(register func(fd uintptr) error) (func(),
 // connection ends, however it ends. It is released once, and then no descriptor of the tier is
 // open.
 func TestBackingFilesAreReleased(t *testing.T) {
+	t.Parallel()
 	cases := map[string]func(s *stack, handles []*held){
 		"closed": func(s *stack, handles []*held) {
 			for _, h := range handles {
@@ -109,6 +110,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 	}
 	for name, end := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			counts := new(registrations)
 			s := newStack(t, stackOptions{
 				mode: fs.Passthrough, quotas: []tiers.Quota{bytesQuota(1 << 30)},

@@ -57,6 +57,7 @@ func TestSourceIsTruth(t *testing.T) {
 
 // Publish after commit: a level is published only after the copy is complete and renamed.
 func TestPublishAfterCommit(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
 			write(t, source, "f", 3<<20, 1)
@@ -90,6 +91,7 @@ func TestPublishAfterCommit(t *testing.T) {
 // Tiers may fail: while a tier is full, slow, broken, emptied by hand or gone, reads go to the
 // next level. The tier is used again when it is healthy.
 func TestTiersMayFail(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		wrong := fmt.Errorf("injected: %w", syscall.EIO)
 		full := fmt.Errorf("injected: %w", syscall.ENOSPC)
@@ -203,6 +205,7 @@ func (s *stack) met(rules []drivertest.Rule, placed bool) int64 {
 // Open files stay readable: a handle that was opened on a copy stays readable when the copy is
 // removed or superseded.
 func TestOpenFilesStayReadable(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		var (
 			data []byte
@@ -247,6 +250,7 @@ func TestOpenFilesStayReadable(t *testing.T) {
 // Each byte once: while a tier has room for a file, no byte of the file is read from the source
 // twice, for any number of readers and any order of reads.
 func TestEachByteOnce(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, total := mixed(t)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
@@ -273,6 +277,7 @@ func TestEachByteOnce(t *testing.T) {
 
 // Never a mixture: a reader sees the old version of a file or the new one, never some of each.
 func TestNeverAMixture(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		const size, piece = 6 << 20, 64 << 10
 		change := map[string]string{
@@ -364,6 +369,7 @@ func TestNeverAMixture(t *testing.T) {
 // Placing never stops: a file that does not fit is skipped, smaller files are still placed, and
 // placed copies are never evicted.
 func TestPlacingNeverStops(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(200 << 10), bytesQuota(500 << 10)}}, func(source string) {
 			write(t, source, "a", 150<<10, 1)
@@ -398,6 +404,7 @@ func TestPlacingNeverStops(t *testing.T) {
 // Ready at once: a mount needs one operation of the source, for any size of the dataset and of
 // the tiers.
 func TestReadyAtOnce(t *testing.T) {
+	t.Parallel()
 	var operations []int64
 	for _, files := range []int{10, 2000} {
 		s := newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}}, func(source string) {
@@ -425,6 +432,7 @@ func TestReadyAtOnce(t *testing.T) {
 // Warm restart: copies survive a restart and are validated against the source before they are
 // used. Files that Milkweed did not create are never removed.
 func TestWarmRestart(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(10 << 20), bytesQuota(1 << 30)}}, fill)

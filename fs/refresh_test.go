@@ -66,7 +66,10 @@ func (s *stack) refresh(paths ...string) string {
 func eachPlace(t *testing.T, test func(t *testing.T, opts stackOptions)) {
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		for place, quotas := range map[string][]tiers.Quota{"tier": oneTier, "source": nil} {
-			t.Run(place, func(t *testing.T) { test(t, stackOptions{mode: mode, quotas: quotas}) })
+			t.Run(place, func(t *testing.T) {
+				t.Parallel()
+				test(t, stackOptions{mode: mode, quotas: quotas})
+			})
 		}
 	})
 }
@@ -109,6 +112,7 @@ func (s *stack) differences() string {
 // A refresh makes every change visible at once, in each mode, also of files that the daemon has
 // open, and reports it.
 func TestRefreshShowsChanges(t *testing.T) {
+	t.Parallel()
 	eachPlace(t, func(t *testing.T, opts stackOptions) {
 		s := changed(t, opts)
 		want := "added d/dir/new, added d/new, removed d/dir/gone, removed d/gone, replaced d/large, replaced d/renamed, replaced d/rewritten"
@@ -126,6 +130,7 @@ func TestRefreshShowsChanges(t *testing.T) {
 
 // The sweep makes every change visible within its window, without a refresh.
 func TestSweepShowsChanges(t *testing.T) {
+	t.Parallel()
 	eachPlace(t, func(t *testing.T, opts stackOptions) {
 		opts.window = 3 * time.Second
 		s := changed(t, opts)
@@ -155,6 +160,7 @@ func TestRefreshOfOpenDirectory(t *testing.T) {
 // A file that was replaced by rename(2) while the daemon keeps it open for the next epoch is read
 // in its new version after a refresh, and the old handle is not used again.
 func TestRefreshOfIdleHandle(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode}, func(source string) { write(t, source, "f", 1000, 1) })
 		sh(t, `cat "$1" >/dev/null`, s.in("f"))
@@ -172,6 +178,7 @@ func TestRefreshOfIdleHandle(t *testing.T) {
 // Files are read, listed and looked up while they are replaced and refreshed. After a refresh, an
 // open returns the version that the source had then, or a later one.
 func TestRefreshUnderReaders(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: oneTier}, func(source string) {
 			for i := range 20 {

@@ -117,6 +117,7 @@ func TestFailedReply(t *testing.T) {
 // A reply that the kernel rejects before it looks for the request is detected, and the process that
 // waits for it ends with the connection.
 func TestLostReply(t *testing.T) {
+	t.Parallel()
 	lost := newLostReplies(slog.New(slog.DiscardHandler))
 	fs := &replies{RawFileSystem: fuse.NewDefaultRawFileSystem(), status: 600, reply: func(*fuse.ReadIn) fuse.ReadResult {
 		return fuse.ReadResultData(nil)
@@ -162,6 +163,7 @@ func TestLostReply(t *testing.T) {
 // A message of go-fuse alone is no lost reply: not if the kernel waits for no more requests than are
 // in flight, even once.
 func TestNoLostReply(t *testing.T) {
+	t.Parallel()
 	lost := newLostReplies(slog.New(slog.DiscardHandler))
 	lost.logger().Print("a message")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -303,6 +303,7 @@ func TestAttributesAreRequestedOnce(t *testing.T) {
 // A name whose request for attributes hangs is listed, and its neighbours have attributes. Only a
 // program that needs its attributes waits.
 func TestHungName(t *testing.T) {
+	t.Parallel()
 	r := newTripRig(t, nil)
 	for _, op := range []drivertest.Op{drivertest.OpStat, drivertest.OpEntry} {
 		r.faults.Add(drivertest.Rule{Op: op, Name: "d0/07", Hang: true})

@@ -24,6 +24,7 @@ func (s *stack) scrub() (last placement.ScrubReport) {
 // verified and read, and reports no other copy. The next epoch is right, although the kernel has
 // cached pages of the corrupt copies.
 func TestScrub(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
 		s := newStack(t, stackOptions{mode: mode, quotas: []tiers.Quota{bytesQuota(1 << 30)}}, fill)
@@ -92,6 +93,7 @@ func TestScrubOpenFile(t *testing.T) {
 // Scrubs report nothing while a dataset is read that does not fit into the first tier, and
 // copies are made.
 func TestScrubWhileFilling(t *testing.T) {
+	t.Parallel()
 	fill, _ := mixed(t)
 	s := newStack(t, stackOptions{mode: fs.Cached, quotas: []tiers.Quota{bytesQuota(4 << 20), bytesQuota(1 << 30)}}, fill)
 	var epochs sync.WaitGroup

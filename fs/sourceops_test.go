@@ -172,6 +172,7 @@ func access(args []string) error { return accesses[args[0]](args[1], args[2:]) }
 // Milkweed, of each kind, and 64 for each directory; whether or not the client of the source
 // caches names, and however the job finds the files.
 func TestSourceOperations(t *testing.T) {
+	t.Parallel()
 	var flat, deep []string
 	for i := range 300 {
 		flat = append(flat, fmt.Sprintf("f%03d", i))
@@ -192,6 +193,7 @@ func TestSourceOperations(t *testing.T) {
 		}
 		for name := range accesses {
 			t.Run(test.name+", "+name, func(t *testing.T) {
+				t.Parallel()
 				use := func(c client, root string) pfs.Use {
 					child(t, "access", append([]string{name, root}, files...)...)
 					return c.use()

@@ -19,6 +19,7 @@ func init() { children["seek"] = seekAll }
 // A sparse file has the blocks and the holes of the source, before and after it is placed, so that
 // du, tar and cp show and keep them. Other files cost no request to the source.
 func TestSparseFiles(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: oneTier}, func(source string) {
 			write(t, source, "full", 3<<20+5, 1)

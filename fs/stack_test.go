@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,6 +46,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	files := descriptors()
+	flag.Set("test.parallel", "8") // most of the tests wait; the command line may override it
 	code := m.Run()
 	os.RemoveAll(plainFolder)
 	if err := goleak.Find(); err != nil && code == 0 {
@@ -390,10 +393,16 @@ type stackOptions struct {
 	wrap    func(fs.Opener) fs.Opener // returns a wrapper of the opener; nil: no wrapper
 }
 
-// eachMode runs a test in each mode.
+// modes are the ways in which the kernel reads the content of files.
+var modes = []fs.Mode{fs.Cached, fs.Passthrough, fs.Stateless}
+
+// eachMode runs a test in all modes, in parallel.
 func eachMode(t *testing.T, test func(t *testing.T, mode fs.Mode)) {
-	for _, mode := range []fs.Mode{fs.Cached, fs.Passthrough, fs.Stateless} {
-		t.Run(mode.String(), func(t *testing.T) { test(t, mode) })
+	for _, mode := range modes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			test(t, mode)
+		})
 	}
 }
 
@@ -536,9 +545,17 @@ func (s *stack) shut() {
 	s.stop()
 	s.running.Wait()
 	for _, store := range s.stores {
-		s.check(store.Close())
+		s.check(closeUnshared(store))
 	}
 	s.mount = nil
+}
+
+// closeUnshared closes a store while no child is being started. Until its exec, a child of this
+// process has the descriptor of the lock, so that the store could not be opened again.
+func closeUnshared(store *posix.Store) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return store.Close()
 }
 
 // restart unmounts the dataset and mounts it as a new daemon would.

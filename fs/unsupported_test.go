@@ -22,6 +22,7 @@ func init() {
 
 // System calls that FUSE does not support have the results that are documented.
 func TestUnsupportedCalls(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: oneTier}, func(source string) { write(t, source, "f", 10_000, 1) })
 		const want = `epoll_ctl <nil>, 1 ready

@@ -266,6 +266,7 @@ func readStatfs(args []string) error {
 
 // All ways to read a file return the same content.
 func TestWaysToRead(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		for _, size := range []int{1, 4095, 4096, 3<<20 + 77} {
 			t.Run(strconv.Itoa(size), func(t *testing.T) {
@@ -390,6 +391,7 @@ func readBytes(f *os.File, from, to int) []byte {
 // A large folder is listed completely, by several readers at once, and from every offset to which
 // a reader seeks.
 func TestLargeFolder(t *testing.T) {
+	t.Parallel()
 	const files = 20_000
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
 		dir := filepath.Join(source, "large")
@@ -488,6 +490,7 @@ func listFolder(args []string) error {
 
 // The kernel looks a name that did not exist up again after the negative TTL.
 func TestNewName(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, stackOptions{timeout: 200 * time.Millisecond}, func(source string) {})
 	if out, err := trySh(`cat "$1"`, s.in("f")); err == nil || !strings.Contains(out, "No such file") {
 		t.Errorf("got %v, %s; want ENOENT", err, out)
@@ -512,6 +515,7 @@ func TestLongName(t *testing.T) {
 // daemon notices the change when it opens the source, and the kernel looks the name up again. In a
 // stateless mount the first read notices it, and fails.
 func TestReplacedWithinTimeout(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: oneTier, timeout: time.Hour}, func(source string) { write(t, source, "d/f", 1000, 1) })
 		sh(t, `stat "$1" && ls -l "$2"`, s.in("d/f"), s.in("d"))
@@ -532,6 +536,7 @@ func TestReplacedWithinTimeout(t *testing.T) {
 
 // Entries of old versions are dropped when the kernel has forgotten them.
 func TestOldVersionsAreForgotten(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {
 		for i := range 50 {
 			write(t, source, fmt.Sprint("f", i), 10, 1)
