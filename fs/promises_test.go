@@ -133,9 +133,9 @@ func TestTiersMayFail(t *testing.T) {
 						timeout: 100 * time.Millisecond,
 					}, func(source string) {
 						for i := range 12 {
-							write(t, source, fmt.Sprintf("d%d/f%d", i%3, i), 50_000*(i+1), uint64(i))
+							write(t, source, fmt.Sprintf("d%d/f%d", i%3, i), 20_000*(i+1), uint64(i))
 						}
-						write(t, source, "large", 5<<20, 99)
+						write(t, source, "large", 3<<20+1, 99)
 					})
 					if placedBefore {
 						s.epoch(1)

@@ -175,8 +175,9 @@ func compareTrees(args []string) error {
 	for i := range 4 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)+2))
+			buf := make([]byte, 512<<10)
 			for name := range queue {
-				if err := compareFiles(filepath.Join(source, name), filepath.Join(mount, name), rng); err != nil {
+				if err := compareFiles(filepath.Join(source, name), filepath.Join(mount, name), rng, buf); err != nil {
 					errs <- err
 				}
 			}
@@ -195,7 +196,8 @@ func compareTrees(args []string) error {
 	return errors.Join(all...)
 }
 
-func compareFiles(source, mount string, rng *rand.Rand) error {
+// compareFiles compares a file of the mount with that of the source, by reads into buf.
+func compareFiles(source, mount string, rng *rand.Rand, buf []byte) error {
 	want, err := os.ReadFile(source)
 	if err != nil {
 		return err
@@ -207,24 +209,31 @@ func compareFiles(source, mount string, rng *rand.Rand) error {
 	defer f.Close()
 	for range len(want)/(256<<10) + 3 {
 		off := rng.IntN(len(want) + 1)
-		n := rng.IntN(512<<10) + 1
-		got := make([]byte, n)
-		k, err := f.ReadAt(got, int64(off))
+		n := rng.IntN(len(buf)) + 1
+		k, err := f.ReadAt(buf[:n], int64(off))
 		if err != nil && err != io.EOF {
 			return err
 		}
-		if !bytes.Equal(got[:k], want[off:min(off+n, len(want))]) {
+		if !bytes.Equal(buf[:k], want[off:min(off+n, len(want))]) {
 			return fmt.Errorf("%s: wrong bytes at %d+%d", mount, off, n)
 		}
 	}
-	got, err := io.ReadAll(f)
-	if err != nil {
-		return err
+	for off := 0; ; { // to the end of the file, by growing reads as those of io.ReadAll
+		k, err := f.Read(buf[:min(512+off, len(buf))])
+		if !bytes.Equal(buf[:k], want[off:min(off+k, len(want))]) {
+			return fmt.Errorf("%s: wrong bytes", mount)
+		}
+		off += k
+		if err == io.EOF && off == len(want) {
+			return nil
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return fmt.Errorf("%s: at %d: %w", mount, off, err)
+		}
 	}
-	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%s: wrong bytes", mount)
-	}
-	return nil
 }
 
 // forgetTree drops the page cache of the files of a mount.
