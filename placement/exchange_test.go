@@ -137,6 +137,7 @@ func (n *node) awaits(what string, ok func() bool, state func() string) {
 // TestExchange runs some epochs of four nodes. Each byte is read from the source once, in epoch 0, and
 // each file that moves is read from the node that held it.
 func TestExchange(t *testing.T) {
+	t.Parallel()
 	for _, fraction := range []float64{0, 0.3, 1} {
 		t.Run(fmt.Sprint(fraction), func(t *testing.T) {
 			t.Parallel()
@@ -176,6 +177,7 @@ func TestExchange(t *testing.T) {
 // TestExchangeNeedsRoomForTwoEpochs: an exchange for which the quotas are too small is refused, and one
 // for which they just suffice works.
 func TestExchangeNeedsRoomForTwoEpochs(t *testing.T) {
+	t.Parallel()
 	const size = 4096
 	x := newExchanging(t, 4, 80, func(int) int { return size }, 0.3, 26*size)
 	for epoch := range 4 {
@@ -301,6 +303,7 @@ func TestExchangeReadsFilesOfOthers(t *testing.T) {
 // TestExchangeRestarts: a node restarts cold, warm, and in another epoch. Its job reads what it should,
 // and the other nodes go on.
 func TestExchangeRestarts(t *testing.T) {
+	t.Parallel()
 	x := newExchanging(t, 3, 60, func(i int) int { return 4000 + i }, 0.5, 1<<20)
 	for epoch := range 3 {
 		x.begin(epoch)
@@ -343,6 +346,7 @@ func TestExchangeRestarts(t *testing.T) {
 // TestExchangeWaitsForAllReaders: files that were given away stay until the last reader has begun the
 // next epoch.
 func TestExchangeWaitsForAllReaders(t *testing.T) {
+	t.Parallel()
 	x := newExchanging(t, 2, 40, func(int) int { return 4096 }, 0.5, 1<<20)
 	cfg := func(n *node) ExchangeConfig {
 		return ExchangeConfig{ID: "id", Files: x.files, Seed: 1, Fraction: x.fraction, Nodes: 2, Node: n.index}
@@ -421,38 +425,40 @@ func TestExchangeIsRefused(t *testing.T) {
 
 // TestExchangeWithoutPeers: on one node it is of no effect, and on several, files come from the source.
 func TestExchangeWithoutPeers(t *testing.T) {
-	r := newRig(t, rigOptions{quotas: []int64{10 * 4096}})
-	var names []string
-	for i := range 16 {
-		names = append(names, fmt.Sprintf("f%02d", i))
-		r.mem.Put(names[i], random(uint64(i), 4096))
-	}
-	files, err := exchange.NewList(slices.Values(names))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for epoch := range 4 {
-		cfg := ExchangeConfig{ID: "two", Files: files, Fraction: 0.25, Nodes: 2, Node: 1}
-		if err := r.handler.StartExchange(t.Context(), cfg, epoch, 0, 1); err != nil {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{10 * 4096}})
+		var names []string
+		for i := range 16 {
+			names = append(names, fmt.Sprintf("f%02d", i))
+			r.mem.Put(names[i], random(uint64(i), 4096))
+		}
+		files, err := exchange.NewList(slices.Values(names))
+		if err != nil {
 			t.Fatal(err)
 		}
-		plan, _ := exchange.New(exchange.Config{Files: 16, Nodes: 2, Fraction: 0.25})
-		e := plan.Start()
-		for e.Number() < epoch {
-			e.Advance()
+		for epoch := range 4 {
+			cfg := ExchangeConfig{ID: "two", Files: files, Fraction: 0.25, Nodes: 2, Node: 1}
+			if err := r.handler.StartExchange(t.Context(), cfg, epoch, 0, 1); err != nil {
+				t.Fatal(err)
+			}
+			plan, _ := exchange.New(exchange.Config{Files: 16, Nodes: 2, Fraction: 0.25})
+			e := plan.Start()
+			for e.Number() < epoch {
+				e.Advance()
+			}
+			for _, file := range e.Share(1) {
+				r.wantFile(names[file], random(uint64(file), 4096))
+			}
+			n := &node{rig: r, cluster: &cluster{t: t}}
+			n.awaits("the share", func() bool {
+				s := r.handler.ExchangeStats()
+				return s.Epoch == int64(epoch) && s.Complete && s.ArrivedFiles == 2
+			}, func() string { return fmt.Sprintf("%+v", r.handler.ExchangeStats()) })
 		}
-		for _, file := range e.Share(1) {
-			r.wantFile(names[file], random(uint64(file), 4096))
+		one := ExchangeConfig{ID: "one", Files: files, Fraction: 1, Nodes: 1}
+		r.handler.StopExchange()
+		if err := r.handler.StartExchange(t.Context(), one, 0, 0, 1); !errors.Is(err, ErrExchangeRoom) {
+			t.Errorf("16 files have room in a quota for 10: %v", err)
 		}
-		n := &node{rig: r, cluster: &cluster{t: t}}
-		n.awaits("the share", func() bool {
-			s := r.handler.ExchangeStats()
-			return s.Epoch == int64(epoch) && s.Complete && s.ArrivedFiles == 2
-		}, func() string { return fmt.Sprintf("%+v", r.handler.ExchangeStats()) })
-	}
-	one := ExchangeConfig{ID: "one", Files: files, Fraction: 1, Nodes: 1}
-	r.handler.StopExchange()
-	if err := r.handler.StartExchange(t.Context(), one, 0, 0, 1); !errors.Is(err, ErrExchangeRoom) {
-		t.Errorf("16 files have room in a quota for 10: %v", err)
-	}
+	})
 }

@@ -415,6 +415,7 @@ func TestPeersReadTheSourceOnce(t *testing.T) {
 // A dataset of 0.9 times all tiers is placed in the first epoch, on one node each, and the source
 // is not read again.
 func TestPeersTogetherHoldTheDataset(t *testing.T) {
+	t.Parallel()
 	const files, size = 400, 16 << 10
 	c := newCluster(t, alike(4, files*size*10/9/4)...)
 	c.put(files, func(i int) int { return size - i%16 })
@@ -520,6 +521,7 @@ func (c *cluster) ownedBy(i int) (n int64) {
 // A node is lost at some moment. The others read every byte right, and the source serves once more
 // what only that node held, at most.
 func TestLostNode(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -1187,6 +1189,7 @@ func TestSharedCopyFails(t *testing.T) {
 // Nodes that fail, tiers and a source that fail, and files that change, at random: each read returns
 // bytes of one version, and each error is the source's.
 func TestPeersStress(t *testing.T) {
+	t.Parallel()
 	seeds := uint64(8)
 	if testing.Short() {
 		seeds = 2

@@ -230,6 +230,7 @@ func TestPiecesSurviveRestart(t *testing.T) {
 // The copies of pieces of earlier versions are never served, and give their room back, whether or not
 // the size of the file has changed.
 func TestPiecesFollowChanges(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		what    string
 		size    int
@@ -603,6 +604,7 @@ func TestScrubOfPieces(t *testing.T) {
 
 // The room of pieces returns when the copies of a file are dropped.
 func TestRoomOfPiecesReturns(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, divided(2, 1<<30)...)
 	c.files["large"] = random(1, 5*testPiece)
 	c.mem.Put("large", c.files["large"])
@@ -620,6 +622,7 @@ func TestRoomOfPiecesReturns(t *testing.T) {
 
 // Large files that fit into the tiers of each node are on all of them in the end.
 func TestPiecesBecomeLocal(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T) {
 		c := newCluster(t, divided(3, 32*testPiece)...)
 		c.put(3, func(i int) int { return 4*testPiece + i })
@@ -640,6 +643,7 @@ func TestPiecesBecomeLocal(t *testing.T) {
 
 // A dataset of one large file that fits on no node is on all of them together.
 func TestPiecesTogetherHoldTheFile(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, divided(4, 8*testPiece)...)
 	data := random(1, 14*testPiece)
 	c.files["large"] = data
@@ -839,6 +843,7 @@ func TestPiecesInThePlaceOfOthers(t *testing.T) {
 // The name of a copy of a piece may be longer than PATH_MAX, and its elements are not longer than those of
 // its file.
 func TestPiecesOfLongNames(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, onDisk(t))
 	n := c.nodes[0]
 	elem := strings.Repeat("x", 255)
@@ -861,6 +866,7 @@ func TestPiecesOfLongNames(t *testing.T) {
 // An open of a large file starts few fills at a time, and in the end all pieces of this node have
 // copies, without a read.
 func TestPiecesAreFilledInTurn(t *testing.T) {
+	t.Parallel()
 	const pieces = 200
 	opts := divided(2, 1<<30)
 	opts[0].idle = true
@@ -890,6 +896,7 @@ func TestPiecesAreFilledInTurn(t *testing.T) {
 // While the source does not respond, the placed pieces of an open file are read, also while a read of
 // another piece waits.
 func TestPlacedPieceBesideHungPiece(t *testing.T) {
+	t.Parallel()
 	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpOpen} {
 		t.Run(fmt.Sprint(op), func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,7 +26,10 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Set("test.parallel", "8") // most parallel tests wait; the command line may override it
+	goleak.VerifyTestMain(m)
+}
 
 // bubble runs a test with a simulated clock, which advances when every goroutine is blocked.
 // Waits of hours therefore take no time, and work that does not wait takes none on the clock.

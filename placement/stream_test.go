@@ -310,6 +310,7 @@ func TestOpenThoughCopyFails(t *testing.T) {
 
 // Random reads cause no byte of the source to be read twice, with any number of workers.
 func TestStreamsInRandomOrder(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -364,6 +365,7 @@ func TestMemoryOfStreamsIsBounded(t *testing.T) {
 // When a stream fails, the blocks that have landed can be read. The reader whose request failed
 // gets the error, and other readers continue at the source. A later open copies the file.
 func TestStreamBreaks(t *testing.T) {
+	t.Parallel()
 	for name, rule := range map[string]drivertest.Rule{
 		"error":     {Op: drivertest.OpStream, After: 3, Times: 1, Err: errBroken},
 		"truncated": {Op: drivertest.OpStream, After: 3, Times: 1, Short: true},

@@ -28,6 +28,7 @@ var (
 // handler is stopped in the middle. Each read returns bytes of one version, each error is the
 // source's, and nothing stays open.
 func TestStress(t *testing.T) {
+	t.Parallel()
 	seeds, time, latency := uint64(12), 700*time.Millisecond, 100*time.Microsecond
 	if testing.Short() {
 		seeds = 3
