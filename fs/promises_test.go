@@ -36,6 +36,7 @@ func TestSourceIsTruth(t *testing.T) {
 			}
 		}
 	}
+	drivertest.Need(t, "python3")
 	s := newStack(t, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 20)}}, func(source string) {
 		write(t, source, "d/f", 1000, 1)
 	})
@@ -43,7 +44,7 @@ func TestSourceIsTruth(t *testing.T) {
 	for _, script := range []string{
 		`echo x > "$1/d/f"`, `echo x >> "$1/d/f"`, `echo x > "$1/new"`, `mkdir "$1/new"`, `rm "$1/d/f"`, `rm -r "$1/d"`,
 		`mv "$1/d/f" "$1/g"`, `ln "$1/d/f" "$1/g"`, `ln -s d "$1/g"`, `chmod 600 "$1/d/f"`, `chown 1 "$1/d/f"`,
-		`truncate -s 0 "$1/d/f"`, `touch "$1/d/f"`, `mkfifo "$1/p"`, `setfattr -n user.a -v b "$1/d/f"`,
+		`truncate -s 0 "$1/d/f"`, `touch "$1/d/f"`, `mkfifo "$1/p"`, `python3 -c 'import os, sys; os.setxattr(sys.argv[1], "user.a", b"b")' "$1/d/f"`,
 	} {
 		out, err := trySh(script, s.point)
 		if err == nil || !strings.Contains(out, "Read-only file system") {

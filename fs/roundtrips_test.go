@@ -326,6 +326,7 @@ func TestHungName(t *testing.T) {
 // Without extended attributes, ls requests one or two for each process, whatever the number of
 // files, and listing their names costs nothing. Programs that copy ACLs request one for each file.
 func TestNoXattrRoundTrips(t *testing.T) {
+	drivertest.Need(t, "getfattr")
 	r := newTripRig(t, nil)
 	r.sh(`ls -lR "$1" >/dev/null; getfattr -d "$1" || true`) // the first LISTXATTR
 	for _, c := range []struct {
@@ -351,6 +352,7 @@ func TestNoXattrRoundTrips(t *testing.T) {
 // whether or not attributes of the source are shown. The source's own attribute of that name is
 // hidden at the root.
 func TestSocketXattr(t *testing.T) {
+	drivertest.Need(t, "getfattr")
 	for _, xattrs := range []bool{false, true} {
 		t.Run(fmt.Sprintf("xattrs %v", xattrs), func(t *testing.T) {
 			r := newTripRig(t, func(f *fileSystem) { f.xattrs, f.socket = xattrs, "/run/milkweed/x.sock" })
@@ -369,6 +371,7 @@ func TestSocketXattr(t *testing.T) {
 // The root shows the index of this node, whether or not attributes of the source are shown. Without
 // peers there is no such attribute. The source's own attribute of that name is hidden at the root.
 func TestNodeXattr(t *testing.T) {
+	drivertest.Need(t, "getfattr")
 	for _, xattrs := range []bool{false, true} {
 		for _, node := range []string{"", "2/16"} {
 			t.Run(fmt.Sprintf("xattrs %v, node %q", xattrs, node), func(t *testing.T) {
@@ -387,6 +390,7 @@ func TestNodeXattr(t *testing.T) {
 
 // With extended attributes, the source is asked about each file once.
 func TestXattrRoundTrips(t *testing.T) {
+	drivertest.Need(t, "getfattr")
 	r := newTripRig(t, func(f *fileSystem) { f.xattrs = true })
 	r.source.Setxattr("d0/00", "user.a", []byte("1"))
 	const script = `[ "$(getfattr --only-values -n user.a "$1/d0/00")" = 1 ] && getfattr -R -d "$1"`

@@ -567,6 +567,7 @@ const sendfileSize = 5<<20 + 100
 
 // A copy is sent with sendfile(2): all of it, but for the bytes that net/http sends with the header.
 func TestSendfile(t *testing.T) {
+	drivertest.Need(t, "strace")
 	log := filepath.Join(t.TempDir(), "strace")
 	cmd := exec.Command("strace", "-f", "-qq", "-e", "trace=sendfile", "-o", log, os.Args[0])
 	cmd.Env = append(os.Environ(), sendfileDir+"="+t.TempDir())

@@ -23,7 +23,7 @@ import (
 // full. It returns the mount point and the image of the disk.
 func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 	t.Helper()
-	drivertest.Need(t, "root")
+	drivertest.Need(t, "root", "mkfs.ext4", "mkfs.xfs")
 	run := func(name string, args ...string) {
 		t.Helper()
 		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
@@ -46,11 +46,7 @@ func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 		"ext4": {"-q", "-F", "-J", "size=4", "-E", "nodiscard"},
 		"xfs":  {"-q", "-f", "-K"},
 	}[fsType]
-	mkfs, err := exec.LookPath("mkfs." + fsType)
-	if err != nil {
-		t.Skipf("needs mkfs.%s", fsType)
-	}
-	run(mkfs, append(args, image)...)
+	run("mkfs."+fsType, append(args, image)...)
 	run("mount", "-o", "loop", image, point)
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
 	return point, image

@@ -40,7 +40,6 @@ type rig struct {
 
 func newRig(t *testing.T, fsType string) *rig {
 	t.Helper()
-	drivertest.Need(t, "root", "mkfs."+fsType, "losetup")
 	dir := t.TempDir()
 	r := &rig{t: t, fsType: fsType, point: filepath.Join(dir, "mnt")}
 	must(t, os.Mkdir(r.point, 0o755))
@@ -116,6 +115,7 @@ func (r *rig) wantFile(name string, data []byte) {
 
 // eachType runs a test on each file system.
 func eachType(t *testing.T, f func(t *testing.T, r *rig)) {
+	drivertest.Need(t, "root", "mkfs.ext4", "mkfs.xfs", "losetup")
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) { f(t, newRig(t, fsType)) })
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The default account of Azurite. Its key is public: it is in Azurite's manual.
@@ -18,6 +20,7 @@ const (
 // startAzure starts Azurite. The first element of a path is the account.
 func startAzure(t testing.TB) *Server {
 	t.Helper()
+	drivertest.Need(t, "azurite-blob")
 	path := program(t, "azurite-blob")
 	s := &Server{Kind: Azure}
 	s.URL = "http://" + launch(t, func(host, port string) *exec.Cmd {

@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"os/exec"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // startGCS starts fake-gcs-server. Its public host has no port, so that it accepts
@@ -17,6 +19,7 @@ import (
 // repeats those directories of earlier pages that sort after its first name.
 func startGCS(t testing.TB) *Server {
 	t.Helper()
+	drivertest.Need(t, "fake-gcs-server")
 	path := program(t, "fake-gcs-server")
 	s := &Server{Kind: GCS}
 	s.URL = "http://" + launch(t, func(host, port string) *exec.Cmd {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The credentials and the region of versitygw.
@@ -32,6 +34,7 @@ const etagAttribute = "user.etag"
 // or in another directory if temporary files do not support these.
 func startS3(t testing.TB) *Server {
 	t.Helper()
+	drivertest.Need(t, "versitygw")
 	path := program(t, "versitygw")
 	root, args := t.TempDir(), []string{}
 	s := &Server{Kind: S3, root: root}
