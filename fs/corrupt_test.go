@@ -44,6 +44,8 @@ func flipBits(t *testing.T, tier string) (copies int) {
 
 // Copies in which a bit has flipped while nothing was mounted are never served: they are
 // removed, counted and copied again. So are files that another user has put into the tier.
+//
+//suite:check
 func TestBitRot(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

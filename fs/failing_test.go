@@ -83,6 +83,8 @@ func TestShortFile(t *testing.T) {
 // The same holds for a file of several requests, whose replies may overtake each other, whether or not
 // its end is at the end of a page. A read that begins after the end fails, unless the kernel knows
 // the end.
+//
+//suite:check
 func TestShortLargeFile(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

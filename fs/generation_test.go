@@ -168,6 +168,8 @@ func readPair(mount string, count *switchCount, i int) (ok bool, err error) {
 
 // Each pair of files that is opened between two switches is of the generation in use. No reader sees
 // an error, or a mixture.
+//
+//suite:check
 func TestSwitches(t *testing.T) {
 	t.Parallel()
 	switches := 1000
@@ -222,6 +224,8 @@ func TestSwitches(t *testing.T) {
 }
 
 // Relative paths follow their directory, also after a switch, and open files stay what they are.
+//
+//suite:oneproc
 func TestSwitchKeepsWhatIsOpen(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -277,6 +281,8 @@ func TestGenerationsDir(t *testing.T) {
 }
 
 // The kernel forgets the files of a generation, except those that are open or mapped.
+//
+//suite:oneproc
 func TestForgetGeneration(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

@@ -202,6 +202,8 @@ func TestDiskFails(t *testing.T) {
 }
 
 // A disk that hangs is left. After that, no open waits for it.
+//
+//suite:check
 func TestDiskHangs(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -248,6 +250,9 @@ func TestDiskHangs(t *testing.T) {
 
 // An open of a copy that was not compared with its checksum yet waits for a disk that hangs, but not
 // longer than a time-out.
+//
+//suite:check
+//suite:oneproc
 func TestUncheckedDiskHangs(t *testing.T) {
 	t.Parallel()
 	s := newIllStack(t, fs.Passthrough)
@@ -287,6 +292,8 @@ func startReader(t *testing.T, path string) *stuckReader {
 
 // A disk on which each operation takes a second is left for a source that is faster, and used again
 // when it is fast.
+//
+//suite:check
 func TestDiskIsSlow(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

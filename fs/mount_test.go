@@ -27,6 +27,8 @@ import (
 // requests.
 
 // A job whose read hangs at the source can be killed. Reads of other files do not hang.
+//
+//suite:oneproc
 func TestKilledReader(t *testing.T) {
 	t.Parallel()
 	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpOpen} {
@@ -55,6 +57,8 @@ func TestKilledReader(t *testing.T) {
 }
 
 // A signal that the job catches does not end its request.
+//
+//suite:oneproc
 func TestSignalledReader(t *testing.T) {
 	s := newStack(t, stackOptions{}, func(source string) { write(t, source, "f", 1000, 1) })
 	s.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
@@ -75,6 +79,8 @@ func TestSignalledReader(t *testing.T) {
 }
 
 // A mount with open files is not unmounted, but can be detached.
+//
+//suite:oneproc
 func TestUnmount(t *testing.T) {
 	var data []byte
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { data = write(t, source, "f", 3<<20, 1) })
@@ -101,6 +107,8 @@ func TestUnmount(t *testing.T) {
 }
 
 // When an administrator aborts the connection, the mount ends and closes its files.
+//
+//suite:oneproc
 func TestAbort(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { write(t, source, "f", 3<<20, 1) })
 	h := hold(t, s.in("f"))

@@ -118,6 +118,9 @@ func direntNames(b []byte) []string {
 
 // While files are created and removed, a listing has every other name once, for any state of the
 // cache of the kernel.
+//
+//suite:check
+//suite:oneproc
 func TestListingsWhileNamesComeAndGo(t *testing.T) {
 	t.Parallel()
 	const stable = 1000

@@ -159,6 +159,8 @@ func TestRefreshOfOpenDirectory(t *testing.T) {
 
 // A file that was replaced by rename(2) while the daemon keeps it open for the next epoch is read
 // in its new version after a refresh, and the old handle is not used again.
+//
+//suite:oneproc
 func TestRefreshOfIdleHandle(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -177,6 +179,9 @@ func TestRefreshOfIdleHandle(t *testing.T) {
 
 // Files are read, listed and looked up while they are replaced and refreshed. After a refresh, an
 // open returns the version that the source had then, or a later one.
+//
+//suite:check
+//suite:oneproc
 func TestRefreshUnderReaders(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

@@ -72,6 +72,8 @@ func (r *replies) Read(_ <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadR
 
 // When the reply to a read cannot be written to the kernel, or not spliced, the reader gets an
 // error and does not wait for ever.
+//
+//suite:oneproc
 func TestFailedReply(t *testing.T) {
 	unreadable, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -116,6 +118,8 @@ func TestFailedReply(t *testing.T) {
 
 // A reply that the kernel rejects before it looks for the request is detected, and the process that
 // waits for it ends with the connection.
+//
+//suite:oneproc
 func TestLostReply(t *testing.T) {
 	t.Parallel()
 	lost := newLostReplies(slog.New(slog.DiscardHandler))
@@ -162,6 +166,8 @@ func TestLostReply(t *testing.T) {
 
 // A message of go-fuse alone is no lost reply: not if the kernel waits for no more requests than are
 // in flight, even once.
+//
+//suite:oneproc
 func TestNoLostReply(t *testing.T) {
 	t.Parallel()
 	lost := newLostReplies(slog.New(slog.DiscardHandler))

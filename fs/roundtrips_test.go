@@ -164,6 +164,8 @@ func (r *tripRig) warm() trips {
 }
 
 // A warm epoch causes as many FUSE round trips during the sweep as without it.
+//
+//suite:check
 func TestSweepCostsNoRoundTrips(t *testing.T) {
 	r := newTripRig(t, nil)
 	want := r.warm()
@@ -302,6 +304,8 @@ func TestAttributesAreRequestedOnce(t *testing.T) {
 
 // A name whose request for attributes hangs is listed, and its neighbours have attributes. Only a
 // program that needs its attributes waits.
+//
+//suite:oneproc
 func TestHungName(t *testing.T) {
 	t.Parallel()
 	r := newTripRig(t, nil)

@@ -171,6 +171,8 @@ func access(args []string) error { return accesses[args[0]](args[1], args[2:]) }
 // A job that reads each file once costs the source at most the operations that it costs without
 // Milkweed, of each kind, and 64 for each directory; whether or not the client of the source
 // caches names, and however the job finds the files.
+//
+//suite:check
 func TestSourceOperations(t *testing.T) {
 	t.Parallel()
 	var flat, deep []string

@@ -390,6 +390,8 @@ func readBytes(f *os.File, from, to int) []byte {
 
 // A large folder is listed completely, by several readers at once, and from every offset to which
 // a reader seeks.
+//
+//suite:check
 func TestLargeFolder(t *testing.T) {
 	t.Parallel()
 	const files = 20_000

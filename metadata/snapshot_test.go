@@ -145,6 +145,9 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
+// A snapshot of 100,000 names is complete.
+//
+//suite:check
 func TestSnapshotHundredThousandNames(t *testing.T) {
 	const dirs, files = 100, 1000
 	w := newWorld(t, time.Hour)
@@ -299,6 +302,8 @@ func (l *limited) Write(b []byte) (int, error) {
 
 // If SaveSnapshot is interrupted, the earlier snapshot remains. The next SaveSnapshot removes
 // the temporary file, and no other file.
+//
+//suite:check
 func TestSnapshotInterrupted(t *testing.T) {
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.fillVaried()

@@ -213,6 +213,8 @@ const ms = time.Millisecond
 // flight. A reader of another program has the same latency as beside direct readers that have the
 // same throughput. Where one or two direct readers suffice, the controller has one more in flight,
 // and the latency is higher. The limit does not oscillate.
+//
+//suite:check
 func TestController(t *testing.T) {
 	for _, c := range []struct {
 		name      string

@@ -952,6 +952,8 @@ func TestRequestsLeaveTheWindow(t *testing.T) {
 }
 
 // Two nodes that believe each other to be down, and up again, all the time, never wait for each other.
+//
+//suite:oneproc
 func TestNodesNeverWaitInCircles(t *testing.T) {
 	c := newCluster(t, alike(2, 1<<30)...)
 	c.put(30, func(i int) int { return 100_000 * (1 + i%15) })
@@ -1188,6 +1190,8 @@ func TestSharedCopyFails(t *testing.T) {
 
 // Nodes that fail, tiers and a source that fail, and files that change, at random: each read returns
 // bytes of one version, and each error is the source's.
+//
+//suite:check
 func TestPeersStress(t *testing.T) {
 	t.Parallel()
 	seeds := uint64(8)

@@ -427,6 +427,8 @@ func TestPlanHold(t *testing.T) {
 
 // A million entries take less than 16 MB, in many streams, and further ones are refused. Names
 // that cannot be compressed are refused at that bound, too.
+//
+//suite:check
 func TestPlanMemory(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	imagenet := func(i int) string {

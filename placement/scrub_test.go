@@ -354,6 +354,8 @@ func TestScrubFailingTier(t *testing.T) {
 }
 
 // Scrubs find nothing wrong while copies are made, read, removed and replaced.
+//
+//suite:check
 func TestScrubUnderLoad(t *testing.T) {
 	d := newDisk(t, rigOptions{quotas: []int64{8 << 20, 1 << 30}})
 	content := make(map[string][]byte)

@@ -339,6 +339,8 @@ func TestStreamsInRandomOrder(t *testing.T) {
 }
 
 // The number of streams is bounded, and each of them holds one block.
+//
+//suite:check
 func TestMemoryOfStreamsIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const workers = 3
@@ -460,6 +462,8 @@ func TestTierFailsUnderStreams(t *testing.T) {
 }
 
 // The handler stops although streams transfer nothing, and readers continue.
+//
+//suite:oneproc
 func TestStopUnderStreams(t *testing.T) {
 	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpStream} {
 		t.Run(string(op), func(t *testing.T) {

@@ -27,6 +27,9 @@ var (
 // TestStress runs readers, faults and changes of files at random; in half of the runs the
 // handler is stopped in the middle. Each read returns bytes of one version, each error is the
 // source's, and nothing stays open.
+//
+//suite:check
+//suite:oneproc
 func TestStress(t *testing.T) {
 	t.Parallel()
 	seeds, time, latency := uint64(12), 700*time.Millisecond, 100*time.Microsecond

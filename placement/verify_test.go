@@ -252,6 +252,8 @@ func TestCopyReappears(t *testing.T) {
 
 // Files are opened, read, placed and retracted at the same time: every byte is right, and in
 // the end the tier accounts for the copies that it has.
+//
+//suite:oneproc
 func TestRetractRace(t *testing.T) {
 	r := newRig(t, rigOptions{quotas: []int64{1 << 30}})
 	names := []string{"a", "b", "c"}

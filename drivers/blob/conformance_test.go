@@ -18,6 +18,8 @@ const maxKey = 1024
 
 // The driver fulfils the contract. Each test of the contract uses the keys below a
 // prefix in a bucket of its own.
+//
+//suite:check
 func TestConformance(t *testing.T) {
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)

@@ -86,6 +86,8 @@ func TestCertificatesOfTheEnvironment(t *testing.T) {
 }
 
 // Transient errors of a server that issues credentials are retried.
+//
+//suite:check
 func TestCredentialsThatCome(t *testing.T) {
 	var failures atomic.Int64
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -264,6 +264,8 @@ func TestWrongAddress(t *testing.T) {
 }
 
 // A node that is stopped accepts connections and answers nothing, not even a ping. It is left.
+//
+//suite:check
 func TestStoppedNode(t *testing.T) {
 	t.Parallel()
 	r, _, _, name, data := threeNodes(t, 1000)
@@ -284,6 +286,8 @@ func TestStoppedNode(t *testing.T) {
 
 // A node that waits for its source is not left, however long that takes: otherwise all nodes would
 // turn to the source at once.
+//
+//suite:check
 func TestLiveNodeThatWaits(t *testing.T) {
 	t.Parallel()
 	r, b, _, name, data := threeNodes(t, 1000)
@@ -311,6 +315,8 @@ func TestLiveNodeThatWaits(t *testing.T) {
 }
 
 // A node that answers pings, and neither waits for its source nor sends anything, is left.
+//
+//suite:check
 func TestLiveNodeThatIsStuck(t *testing.T) {
 	t.Parallel()
 	r, _, _, name, data := threeNodes(t, 1000)

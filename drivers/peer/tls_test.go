@@ -393,6 +393,8 @@ func TestTLSAgainstPlain(t *testing.T) {
 }
 
 // A client without a certificate keeps no connection.
+//
+//suite:check
 func TestTLSStrangers(t *testing.T) {
 	t.Parallel()
 	s := newSecureRig(t, nil)

@@ -131,6 +131,8 @@ func writeAndRead(t *testing.T, s *Store, name string, data []byte) error {
 
 // A check reads the disk, also if the kernel has the right bytes in its page cache, in folios that
 // are larger than a block or that begin in another block.
+//
+//suite:check
 func TestCheckReadsTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {

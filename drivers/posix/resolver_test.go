@@ -336,6 +336,8 @@ func TestKeptDescriptorsAreNotNeeded(t *testing.T) {
 }
 
 // While directories and files are replaced, each file that is found is one that had the name.
+//
+//suite:check
 func TestResolvingConcurrently(t *testing.T) {
 	wantNoLeak(t)
 	r := newResolving(t)
@@ -391,6 +393,8 @@ func TestResolvingConcurrently(t *testing.T) {
 
 // TestOpenMovedDirectory opens a directory that is moved out of its parent and back. It is there
 // or missing: EXDEV, by which openat2 reports the race, is no answer to a program.
+//
+//suite:check
 func TestOpenMovedDirectory(t *testing.T) {
 	root := t.TempDir()
 	inside, outside := root+"/parent/dir", root+"/dir"

@@ -123,6 +123,8 @@ func eachType(t *testing.T, f func(t *testing.T, r *rig)) {
 
 // After a power cut, a file that was synced has its content. One that was not synced has
 // lost it, even if it was written back.
+//
+//suite:check
 func TestFileSystemPowerCut(t *testing.T) {
 	eachType(t, func(t *testing.T, r *rig) {
 		synced, lost := pattern(1, 300_000), pattern(2, 300_000)
@@ -145,6 +147,8 @@ func TestFileSystemPowerCut(t *testing.T) {
 
 // The error of a write reaches fsync: of a disk that fails, one that tears writes, and a
 // thin pool that is full.
+//
+//suite:check
 func TestFileSystemWriteBackFails(t *testing.T) {
 	for name, faults := range map[string]Faults{
 		"error": {WriteError: 1},
@@ -175,6 +179,8 @@ func TestFileSystemFlushFails(t *testing.T) {
 }
 
 // An fsync hangs with the disk, and succeeds after it.
+//
+//suite:check
 func TestFileSystemHangs(t *testing.T) {
 	eachType(t, func(t *testing.T, r *rig) {
 		data := pattern(1, 100_000)

@@ -20,6 +20,8 @@ import (
 )
 
 // Objects can be put, removed and listed on a server of each kind.
+//
+//suite:check
 func TestServers(t *testing.T) {
 	Each(t, func(t *testing.T, s *Server) {
 		s.MakeBucket(t, "bucket")
@@ -45,6 +47,8 @@ func TestServers(t *testing.T) {
 }
 
 // Signatures stay valid through a Proxy, and connections are reused.
+//
+//suite:check
 func TestServersThroughProxy(t *testing.T) {
 	Each(t, func(t *testing.T, s *Server) {
 		p := NewProxy(t, s.URL, Plan{})

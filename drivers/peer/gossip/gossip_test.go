@@ -355,6 +355,8 @@ func TestPartition(t *testing.T) {
 }
 
 // All works over TCP if no UDP packet arrives.
+//
+//suite:check
 func TestWithoutUDP(t *testing.T) {
 	g := newGroup(t, 3)
 	g.tune = patient
@@ -500,6 +502,8 @@ func sockets(t *testing.T) (n int) {
 }
 
 // Many members need few goroutines each.
+//
+//suite:check
 func TestManyMembers(t *testing.T) {
 	const n = 32
 	g := newGroup(t, n)
