@@ -56,7 +56,6 @@ func TestReadersWhilePlacing(t *testing.T) {
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
 	quotas := []string{"8MiB", "1GiB"}
-	s.detectRaces(false)
 	for _, method := range s.methods() {
 		s.mountWith("xattrs", quotas...)
 		if out := s.run(python, "-B", readers, method, s.source, s.point); out.code != 0 {
@@ -69,7 +68,6 @@ func TestReadersWhilePlacing(t *testing.T) {
 		s.wantNothing()
 		s.emptyTiers()
 	}
-	s.detectRaces(true)
 	s.mountWith("xattrs", quotas...)
 	s.readAtOnce("all")
 	s.umount()

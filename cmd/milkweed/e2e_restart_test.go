@@ -34,7 +34,6 @@ func (s *site) readAll() {
 func TestRestartWithoutSource(t *testing.T) {
 	const dirs, most = 10 + 1, 2 * (10 + 1)
 	s := newSite(t)
-	s.detectRaces(false)
 	for i := range 1000 {
 		s.write(fmt.Sprintf("class%d/%03d.jpg", i%10, i), 1000)
 	}

@@ -36,10 +36,17 @@ import (
 // python is the interpreter of the Debian packages, which provide the libraries.
 const python = "/usr/bin/python3"
 
-// program returns the path of the program, with the race detector if the tests have it, and
-// plainProgram that of the program without it.
-func program() (string, error)      { return lab.Program("cmd/milkweed", drivertest.Race()) }
-func plainProgram() (string, error) { return lab.Program("cmd/milkweed", false) }
+// raceEnv is an environment variable. If it is set, all sites run the program with the race detector.
+const raceEnv = "MILKWEED_TEST_RACE"
+
+// program returns the path of the program. It has no race detector, which takes most of the time of
+// many tests, unless raceEnv is set.
+func program() (string, error) { return lab.Program("cmd/milkweed", os.Getenv(raceEnv) != "") }
+
+// racingProgram returns the path of the program with the race detector, if the tests have it.
+func racingProgram() (string, error) {
+	return lab.Program("cmd/milkweed", drivertest.Race() || os.Getenv(raceEnv) != "")
+}
 
 // A site is a directory with everything that a mount needs.
 type site struct {
@@ -84,13 +91,13 @@ func newSite(t testing.TB) *site {
 	return s
 }
 
-// detectRaces says whether a site runs the program with the race detector, if the tests have it. The
-// detector takes most of the time of some tests.
+// detectRaces says whether a site runs racingProgram. Daemons that are killed do, some of the times:
+// the tests of their packages do not have such an end.
 func (s *site) detectRaces(on bool) {
 	s.t.Helper()
-	build := plainProgram
+	build := program
 	if on {
-		build = program
+		build = racingProgram
 	}
 	var err error
 	s.program, err = build()

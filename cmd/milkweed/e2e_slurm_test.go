@@ -34,7 +34,7 @@ KillWait=2`
 func newSlurmSite(t *testing.T, nodes int) *slurmSite {
 	t.Helper()
 	drivertest.Need(t, "root", "/dev/fuse", "nsenter", "unshare", "ip", "tc")
-	path, err := plainProgram() // these tests are about the scripts
+	path, err := program()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,7 +86,6 @@ func TestStoresTrain(t *testing.T) {
 	files := int64(len(digits.files(digits.source)))
 	direct := digits.train(digits.source)
 	eachStore(t, func(t *testing.T, s *stored) {
-		s.detectRaces(false)
 		s.source = digits.source
 		s.upload()
 		before := s.proxy.Stats()

@@ -22,7 +22,6 @@ import (
 func BenchmarkPrepare(b *testing.B) {
 	const files = 4000
 	s := newSite(b)
-	s.detectRaces(false)
 	s.check(os.Mkdir(s.dir+"/sets", 0o755))
 	for i := range files {
 		s.write(fmt.Sprintf("../sets/v1/d%d/%d", i%10, i), 100_000)

@@ -18,7 +18,6 @@ func BenchmarkManifest(b *testing.B) {
 	}{{"small", 5000, 16 << 10}, {"large", 4, 128 << 20}} {
 		b.Run(shape.name, func(b *testing.B) {
 			s := newSite(b)
-			s.detectRaces(false)
 			for i := range shape.files {
 				s.write(fmt.Sprintf("d%d/%d", i%10, i), shape.size)
 			}

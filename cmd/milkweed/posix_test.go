@@ -93,7 +93,6 @@ func TestPosixCalls(t *testing.T) {
 			}
 			t.Run(mode+"/"+kind, func(t *testing.T) {
 				s := newSite(t)
-				s.detectRaces(kind == "default")
 				s.sh(`cp "$1" "$2"`, program, s.dir)
 				s.inNamespace(fuseForAll+` && mount -t tmpfs none "$2" && "$3" make "$2" && mount -o remount,ro,nosuid,nodev "$2"`, s.source, program)
 				asRoot, user, options := s.wrapper, "root", "mode="+mode
@@ -212,7 +211,6 @@ func TestPosixFio(t *testing.T) {
 	}
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		for _, quota := range []string{"1MiB", "128MiB"} {
-			s.detectRaces(quota == "128MiB")
 			s.mountWith("mode="+mode, quota)
 			for range 2 {
 				if got := s.fio(s.point, "randread", "--readonly"); !maps.Equal(got, want) {

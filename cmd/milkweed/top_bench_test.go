@@ -33,7 +33,6 @@ print(time.monotonic() - begin)
 //	go test -run '^$' -bench Watched -benchtime 20x ./cmd/milkweed
 func BenchmarkWatched(b *testing.B) {
 	s := newSite(b)
-	s.detectRaces(false)
 	for i := range 2000 {
 		s.write(fmt.Sprintf("d/%d", i), 16<<10)
 	}
