@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gdamore/tcell/v3"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -275,10 +276,38 @@ func (m *topModel) changeInterval(longer bool) {
 }
 
 // key handles a key, and reports whether top goes on. size is the number of rows that are shown of a view,
-// and rows those that it has.
-func (m *topModel) key(name string, size, rows int) (goOn bool) {
-	switch name {
-	case "q", "Esc", "Ctrl-C":
+// and rows those that it has. It compares codes: the name of a key includes the modifiers, as in Ctrl+C.
+func (m *topModel) key(e *tcell.EventKey, size, rows int) (goOn bool) {
+	switch e.Key() {
+	case tcell.KeyEsc, tcell.KeyCtrlC:
+		return false
+	case tcell.KeyTab, tcell.KeyRight:
+		m.view, m.scroll = (m.view+1)%len(topViews), 0
+	case tcell.KeyBacktab, tcell.KeyLeft:
+		m.view, m.scroll = (m.view+len(topViews)-1)%len(topViews), 0
+	case tcell.KeyUp:
+		m.scroll--
+	case tcell.KeyDown:
+		m.scroll++
+	case tcell.KeyPgUp:
+		m.scroll -= size
+	case tcell.KeyPgDn:
+		m.scroll += size
+	case tcell.KeyHome:
+		m.scroll = 0
+	case tcell.KeyRune:
+		if !m.character(e.Str()) {
+			return false
+		}
+	}
+	m.scroll = max(0, min(m.scroll, rows-size))
+	return true
+}
+
+// character handles a key with a character, and reports whether top goes on.
+func (m *topModel) character(c string) (goOn bool) {
+	switch c {
+	case "q":
 		return false
 	case "p", " ":
 		m.paused = !m.paused
@@ -286,25 +315,10 @@ func (m *topModel) key(name string, size, rows int) (goOn bool) {
 		m.changeInterval(true)
 	case "-":
 		m.changeInterval(false)
-	case "Tab", "Right":
-		m.view, m.scroll = (m.view+1)%len(topViews), 0
-	case "Backtab", "Left":
-		m.view, m.scroll = (m.view+len(topViews)-1)%len(topViews), 0
-	case "Up":
-		m.scroll--
-	case "Down":
-		m.scroll++
-	case "PgUp":
-		m.scroll -= size
-	case "PgDn":
-		m.scroll += size
-	case "Home":
-		m.scroll = 0
 	default:
-		if i := strings.Index("12345", name); i >= 0 && len(name) == 1 {
+		if i := strings.Index("12345", c); i >= 0 && len(c) == 1 {
 			m.view, m.scroll = i, 0
 		}
 	}
-	m.scroll = max(0, min(m.scroll, rows-size))
 	return true
 }

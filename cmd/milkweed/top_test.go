@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/gdamore/tcell/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -94,49 +95,62 @@ func TestTopWithoutRates(t *testing.T) {
 
 func TestTopKeys(t *testing.T) {
 	m := watched(&controltest.Daemon{MountPoint: "/mnt"})
-	press := func(keys ...string) {
+	// press sends events of the terminal, or the characters of strings.
+	press := func(keys ...any) (goOn bool) {
 		t.Helper()
+		goOn = true
 		for _, k := range keys {
-			if !m.key(k, 10, 25) {
-				t.Errorf("%s ended it", k)
+			var e *tcell.EventKey
+			switch k := k.(type) {
+			case *tcell.EventKey:
+				e = k
+			case tcell.Key:
+				e = tcell.NewEventKey(k, "", tcell.ModNone)
+			case string:
+				e = tcell.NewEventKey(tcell.KeyRune, k, tcell.ModNone)
 			}
+			goOn = m.key(e, 10, 25) && goOn
 		}
+		return goOn
 	}
-	press("3")
+	goOn := press("3")
 	if m.view != 2 {
 		t.Errorf("view %d after 3", m.view)
 	}
-	press("Tab", "Tab", "Tab", "Backtab")
+	goOn = press(tcell.KeyTab, tcell.KeyTab, tcell.KeyTab, tcell.NewEventKey(tcell.KeyTab, "", tcell.ModShift)) && goOn
 	if m.view != 4 {
 		t.Errorf("view %d after Tab", m.view)
 	}
-	press("PgDn", "PgDn", "PgDn", "Up")
+	goOn = press(tcell.KeyPgDn, tcell.KeyPgDn, tcell.KeyPgDn, tcell.NewEventKey(tcell.KeyUp, "", tcell.ModShift)) && goOn
 	if m.scroll != 14 {
 		t.Errorf("row %d after scrolling", m.scroll)
 	}
-	press("12", "x", "Home")
+	goOn = press("12", "x", tcell.NewEventKey(tcell.KeyRune, "q", tcell.ModCtrl), tcell.KeyHome) && goOn
 	if m.view != 4 || m.scroll != 0 {
 		t.Errorf("view %d, row %d", m.view, m.scroll)
 	}
-	press("+")
+	goOn = press("+") && goOn
 	if m.interval != 2*time.Second || len(m.points) != 0 {
 		t.Errorf("%v and %d points after +", m.interval, len(m.points))
 	}
 	m.interval = 3 * time.Second
-	press("-")
+	goOn = press("-") && goOn
 	if m.interval != 2*time.Second {
 		t.Errorf("%v after -", m.interval)
 	}
 	for range 20 {
-		press("+")
+		goOn = press("+") && goOn
 	}
-	press(" ")
+	goOn = press(" ") && goOn
 	if m.interval != time.Minute || !m.paused {
 		t.Errorf("%v, paused %v", m.interval, m.paused)
 	}
-	for _, k := range []string{"q", "Esc", "Ctrl-C"} {
-		if m.key(k, 10, 25) {
-			t.Errorf("%s did not end it", k)
+	if !goOn {
+		t.Error("one of these keys ended it")
+	}
+	for _, k := range []any{"q", tcell.KeyEsc, tcell.NewEventKey(tcell.KeyRune, "\x03", tcell.ModNone), tcell.NewEventKey(tcell.KeyRune, "c", tcell.ModCtrl)} {
+		if press(k) {
+			t.Errorf("%v did not end it", k)
 		}
 	}
 }
@@ -226,7 +240,8 @@ func TestTopInATerminal(t *testing.T) {
 		return string(out)
 	}
 	t.Cleanup(func() { exec.Command("tmux", "-L", server, "kill-server").Run() })
-	tmux("new-session", "-d", "-x", "130", "-y", "30", "env TERM=tmux-256color LC_ALL=C.UTF-8 "+s.program+" top --interval 100ms "+s.point+"; echo exit code $?; cat")
+	top := "env TERM=tmux-256color LC_ALL=C.UTF-8 " + s.program + " top --interval 100ms " + s.point
+	tmux("new-session", "-d", "-x", "130", "-y", "30", top+"; echo Ctrl-C: exit code $?; read line; "+top+"; echo q: exit code $?; cat")
 	screen := func(wants ...string) {
 		t.Helper()
 		var got string
@@ -246,6 +261,8 @@ func TestTopInATerminal(t *testing.T) {
 	screen("WAITS FOR", "bandwidth", "No epoch yet")
 	tmux("send-keys", "Tab")
 	screen("OPERATION", "stat")
+	tmux("send-keys", "BTab")
+	screen("WAITS FOR")
 	tmux("send-keys", "4")
 	screen("no other node")
 	tmux("send-keys", "5")
@@ -260,8 +277,12 @@ func TestTopInATerminal(t *testing.T) {
 	screen("no answer for")
 	s.check(unix.Kill(pid, unix.SIGCONT))
 	screen("ready", "LEVEL")
+	tmux("send-keys", "C-c")
+	screen("Ctrl-C: exit code 0")
+	tmux("send-keys", "Enter")
+	screen("ready", "LEVEL")
 	tmux("send-keys", "q")
-	screen("exit code 0")
+	screen("q: exit code 0")
 }
 
 // status --watch prints the status and the rates until it is interrupted, and then exits with 0.

@@ -90,7 +90,7 @@ func (m *topModel) follow(ctx context.Context, screen tcell.Screen, samples chan
 			case *tcell.EventResize:
 				screen.Sync()
 			case *tcell.EventKey:
-				if !m.key(keyName(e), size, rows) {
+				if !m.key(e, size, rows) {
 					return false
 				}
 				if m.paused != paused || m.interval != interval {
@@ -99,14 +99,6 @@ func (m *topModel) follow(ctx context.Context, screen tcell.Screen, samples chan
 			}
 		}
 	}
-}
-
-// keyName returns the name of a key as topModel.key takes it.
-func keyName(e *tcell.EventKey) string {
-	if e.Key() == tcell.KeyRune {
-		return e.Str()
-	}
-	return e.Name()
 }
 
 // draw draws m. It returns the number of rows that are shown of the view, and those that it has.
