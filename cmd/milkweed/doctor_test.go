@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -90,6 +89,7 @@ func TestDoctorOfAHealthyMount(t *testing.T) {
 
 // Doctor names five prepared faults and their remedies.
 func TestDoctor(t *testing.T) {
+	parallel(t)
 	t.Run("full tier", func(t *testing.T) {
 		s := newSite(t)
 		for i := range 20 {
@@ -165,6 +165,7 @@ func TestDoctor(t *testing.T) {
 // If the daemon hangs or is dead, doctor ends in time with an error that names the cause.
 func TestDoctorWithoutAnswer(t *testing.T) {
 	s := newSite(t)
+	s.inNamespace("true") // without a mount point, doctor finds the mounts of all sites
 	s.write("f", 10)
 	s.mount("64MiB")
 	pid := s.status().PID
@@ -201,6 +202,8 @@ func TestDoctorOfAHungSource(t *testing.T) {
 // Without a mount point, doctor needs one mount. If there are several, the error names them.
 func TestDoctorOfSeveralMounts(t *testing.T) {
 	s, other := newSite(t), newSite(t)
+	s.inNamespace("true")
+	other.inNamespaceOf(s)
 	for _, each := range []*site{s, other} {
 		each.write("f", 10)
 		each.mount("64MiB")
@@ -218,9 +221,10 @@ func TestDoctorOfSeveralMounts(t *testing.T) {
 // A mount that drains is found by its former mount point, and its users are named.
 func TestDoctorOfADrainingMount(t *testing.T) {
 	s := newSite(t)
+	s.inNamespace("true") // without a mount point, doctor finds the mounts of all sites
 	s.write("f", 10)
 	s.mountWith("mode=cached", "64MiB") // the daemon sees the file open
-	held := exec.Command("sh", "-c", `exec sleep 120 < "$1"`, "sh", s.point+"/f")
+	held := s.command("sh", "-c", `exec sleep 120 < "$1"`, "sh", s.point+"/f")
 	s.check(held.Start())
 	defer func() {
 		held.Process.Kill()

@@ -252,6 +252,7 @@ func TestBucket(t *testing.T) {
 // A user without privileges mounts a bucket through fusermount3, and mount(8) mounts it by a
 // line of fstab.
 func TestBucketMounters(t *testing.T) {
+	parallel(t)
 	drivertest.Need(t, "fusermount3", "mount", "umount")
 	wantMount := func(b *bucket) {
 		t.Helper()
@@ -292,7 +293,6 @@ func TestBucketMounters(t *testing.T) {
 // A bucket that cannot be used is an error with the message of the store and a remedy. Nothing is
 // mounted.
 func TestBucketRefused(t *testing.T) {
-	t.Parallel()
 	s := newSite(t)
 	s.write("f", 1000)
 	b := newBucket(s)

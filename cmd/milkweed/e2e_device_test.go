@@ -96,6 +96,7 @@ func (s *site) wrapperOf(words ...string) []string {
 // The connection ends while files are copied: by the end of the mount, SIGTERM, or umount --force. The
 // daemon exits with 0 and leaves no copy half done.
 func TestFuseFDEnds(t *testing.T) {
+	parallel(t)
 	drivertest.Need(t, "setpriv")
 	for name, end := range map[string]func(s *site, d *foreground){
 		"unmount": func(s *site, d *foreground) { s.check(unix.Unmount(s.point, unix.MNT_DETACH)) },

@@ -8,12 +8,10 @@ import (
 	"io"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A container is a process in a mount namespace of its own, with copies of all mounts, as the
@@ -49,31 +47,21 @@ for line in sys.stdin:
         print(e.strerror, flush=True)
 `
 
-// containers is locked while a namespace has mounts of other tests, and for reading while a test
-// unmounts, so that umount finds only the containers of its test.
-var containers sync.RWMutex
-
-// withoutOthers removes the mounts of other tests from a namespace, and then runs a command.
-const withoutOthers = `awk -v mine="$1" '$3 == "fuse.milkweed" && $2 != mine { print $2 }' /proc/self/mounts | xargs -r umount -l; shift; exec "$@"`
-
-// inContainer starts a container.
+// inContainer starts a container. The site must be inNamespace, so that the container has copies of no
+// other mounts.
 func (s *site) inContainer() *container {
 	s.t.Helper()
-	drivertest.Need(s.t, "unshare")
-	c := &container{site: s, cmd: s.command("unshare", "--mount", "--propagation", "private",
-		"sh", "-c", withoutOthers, "sh", s.point, python, "-uc", containerScript)}
+	c := &container{site: s, cmd: s.command("unshare", "--mount", "--propagation", "private", python, "-uc", containerScript)}
 	c.cmd.Env = nil // it is no process of the site
 	var err error
 	c.stdin, err = c.cmd.StdinPipe()
 	s.check(err)
 	stdout, err := c.cmd.StdoutPipe()
 	s.check(err)
-	containers.Lock()
-	defer containers.Unlock()
 	s.check(c.cmd.Start())
 	c.lines = bufio.NewScanner(stdout)
 	s.t.Cleanup(c.end)
-	c.ask("release") // answered when the mounts of other tests are removed
+	c.ask("release") // answered in the namespace
 	return c
 }
 
@@ -114,11 +102,11 @@ func (c *container) end() {
 // be mounted again with the same tiers, and the container reads right bytes. When the container has
 // not used the mount for a while, its access ends, and the daemon.
 func TestUmountWithContainer(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	for _, mode := range []string{"cached", "passthrough", "stateless"} {
 		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
 			s := newSite(t)
+			s.inNamespace("true")
 			data := make(map[string][]byte)
 			for i := range 20 {
 				name := fmt.Sprintf("f%d", i)
@@ -173,7 +161,6 @@ func TestUmountWithContainer(t *testing.T) {
 // A daemon that drains serves a file that is open or mapped until it is closed, also if nothing
 // reads it.
 func TestDrainWhileOpen(t *testing.T) {
-	t.Parallel()
 	type held struct {
 		*container
 		sum [sha256.Size]byte
@@ -182,6 +169,7 @@ func TestDrainWhileOpen(t *testing.T) {
 	for _, mode := range []string{"cached", "stateless"} {
 		for _, how := range []string{"hold", "map"} {
 			s := newSite(t)
+			s.inNamespace("true")
 			data := s.write("f", 3<<20)
 			s.mountWith("mode="+mode, "64MiB")
 			c := s.inContainer()
@@ -206,7 +194,7 @@ func TestDrainWhileOpen(t *testing.T) {
 // With --force, umount ends a mount that is in use, here and in containers, and a daemon that
 // drains. A signal while it drains has the same effect.
 func TestUmountForce(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	for name, end := range map[string]func(s *site){
 		"at once":        func(s *site) { s.milkweed("umount", "--force", s.point) },
 		"while draining": func(s *site) { s.umount(); s.milkweed("umount", "--force", s.point) },
@@ -221,8 +209,8 @@ func TestUmountForce(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			s := newSite(t)
+			s.inNamespace("true")
 			s.write("f", 1000)
 			s.mount("64MiB")
 			c := s.inContainer()

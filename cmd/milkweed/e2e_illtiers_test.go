@@ -88,6 +88,7 @@ func TestTierHangsAtStart(t *testing.T) {
 // A mount starts while all of its tiers hang, reads the source, and ends on SIGTERM and on
 // `milkweed umount`.
 func TestEndWhileTierHangs(t *testing.T) {
+	parallel(t)
 	for name, end := range map[string]func(d *foreground){
 		"SIGTERM": func(d *foreground) { d.cmd.Process.Signal(unix.SIGTERM) },
 		"umount":  func(d *foreground) { d.umount() },

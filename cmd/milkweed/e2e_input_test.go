@@ -150,6 +150,7 @@ var badInputs = []badInput{
 // A mount that fails prints two lines, the problem and the remedy. It exits with the documented
 // code, and leaves nothing behind.
 func TestBadInput(t *testing.T) {
+	parallel(t)
 	for _, c := range badInputs {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSite(t)
@@ -218,7 +219,7 @@ func (s *site) killDaemon() {
 	s.t.Helper()
 	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
 	s.eventually("the daemon has ended", func() bool {
-		return len(s.processes()) == 0 && unix.Statfs(s.point, new(unix.Statfs_t)) == unix.ENOTCONN
+		return len(s.processes()) == 0 && unix.Statfs(s.root+s.point, new(unix.Statfs_t)) == unix.ENOTCONN
 	})
 }
 

@@ -22,7 +22,6 @@ const kills = 200
 // After the daemon was killed while it copied files, the next mount has the bytes of the source.
 // It uses the complete copies, and nothing is left of the others.
 func TestKilled(t *testing.T) {
-	t.Parallel()
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
 	for i := range 1200 {
 		k.put(fmt.Sprintf("%d/%04d.jpg", i%10, i), 12_000+i*7919%24_000)

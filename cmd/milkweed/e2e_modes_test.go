@@ -19,6 +19,7 @@ func (s *site) mountWith(options string, quotas ...string) {
 // In each mode the mount has the bytes of the source, reads each from the source once, and shows
 // the mode in the status.
 func TestModes(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t)
@@ -54,6 +55,7 @@ func TestModes(t *testing.T) {
 // Mode auto chooses the mode by the sizes of the files, and the status has the reason. A user
 // without the privilege for passthrough gets another mode.
 func TestModeAuto(t *testing.T) {
+	parallel(t)
 	t.Run("small", func(t *testing.T) {
 		s := newSite(t)
 		varied(s)
@@ -121,6 +123,7 @@ func TestNamesAreKept(t *testing.T) {
 
 // The limits of the source, on bytes and operations per second, are not exceeded.
 func TestSourceCaps(t *testing.T) {
+	parallel(t)
 	for option, least := range map[string]time.Duration{
 		"source_bandwidth=20MB":  400 * time.Millisecond, // 9.4 MB; the burst is 10 ms
 		"source_operations=1000": 500 * time.Millisecond, // at least 600: names, opens and reads

@@ -51,7 +51,6 @@ func (s *site) readAtOnce(methods string) {
 // First, each method reads with empty tiers, of which the first has room for a part of the
 // dataset. Then two jobs run all methods at the same time.
 func TestReadersWhilePlacing(t *testing.T) {
-	t.Parallel()
 	needReaders(t)
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
@@ -92,7 +91,6 @@ func (s *site) train(folder string, flags ...string) string {
 // An unchanged training script computes the same losses on a mount as on the source, to the last
 // bit, both while the data are placed, with a plan, and afterwards.
 func TestPyTorchLosses(t *testing.T) {
-	t.Parallel()
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	s := newSite(t)
 	s.script("../../examples/pytorch/make_digits.py", s.source)
@@ -118,7 +116,6 @@ func TestPyTorchLosses(t *testing.T) {
 // A DataLoader that hands over its order reads the right bytes, and the mount predicts what the
 // workers open. When the job has ended, the plan is gone.
 func TestPyTorchPlan(t *testing.T) {
-	t.Parallel()
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch")
 	s := newSite(t)
 	const files = 300
@@ -148,6 +145,7 @@ func TestPyTorchPlan(t *testing.T) {
 //
 //suite:pfs
 func TestPFS(t *testing.T) {
+	parallel(t)
 	pfs := os.Getenv("MILKWEED_TEST_PFS")
 	if pfs == "" {
 		t.Skip("MILKWEED_TEST_PFS is not set; see `make test-pfs`")

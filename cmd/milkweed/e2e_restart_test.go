@@ -134,6 +134,7 @@ func TestCrashAfterChangeInPlace(t *testing.T) {
 // A snapshot that cannot be used is ignored with one line in the log, and replaced. A file that is
 // no snapshot stays.
 func TestUnusableSnapshot(t *testing.T) {
+	parallel(t)
 	for what, c := range map[string]struct {
 		spoil func(s *site, path string)
 		keeps bool
@@ -231,6 +232,7 @@ func TestPlaceOfSnapshot(t *testing.T) {
 // A snapshot on a file system that hangs refuses neither the start nor the end of a mount. One that
 // does not fit on the disk, or may not be written, is not saved; the copies stay.
 func TestSnapshotThatCannotBeSaved(t *testing.T) {
+	parallel(t)
 	t.Run("hangs", func(t *testing.T) {
 		s := newSite(t)
 		s.write("d/f", 1000)

@@ -113,6 +113,7 @@ func TestExecutable(t *testing.T) {
 	find := func(s *site, dir string) string {
 		return s.must("sh", "-ec", `cd "$1" && find . -executable | sort`, "sh", dir)
 	}
+	parallel(t)
 	run := func(t *testing.T, s *site) {
 		for _, mode := range []string{"644", "755", "600", "700", "611", "444", "111"} {
 			for _, owner := range []string{"0", nobody} {

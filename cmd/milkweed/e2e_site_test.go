@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,13 +59,15 @@ type site struct {
 	env     []string // the environment of every command
 	wrapper []string // a command that runs the commands in another namespace or as another user
 	table   string   // the mount table of the commands
+	root    string   // the root directory of the commands, as a path of the tests; "" if it is theirs
 }
 
 // newSite makes a site. At the end of the test it kills the processes of the site, unmounts its
-// mounts, and removes it.
+// mounts, and removes it. Tests with a site run in parallel.
 func newSite(t testing.TB) *site {
 	t.Helper()
 	drivertest.Need(t, "root", "/dev/fuse", python)
+	parallel(t)
 	path, err := program()
 	if err != nil {
 		t.Fatal(err)
@@ -90,6 +93,26 @@ func newSite(t testing.TB) *site {
 		"GORACE=halt_on_error=1 atexit_sleep_ms=0") // a data race ends the daemon
 	return s
 }
+
+// isParallel has the tests that have called Parallel, which a test may do once.
+var isParallel sync.Map
+
+// parallel lets a test run in parallel with others. A benchmark runs alone.
+func parallel(t testing.TB) {
+	p, ok := t.(interface{ Parallel() })
+	if !ok {
+		return
+	}
+	if _, again := isParallel.LoadOrStore(t, true); again {
+		return
+	}
+	t.Cleanup(func() { isParallel.Delete(t) })
+	p.Parallel()
+}
+
+// sitesAtOnce is the number of tests that run in parallel. Most of them wait most of the time. With
+// more, two CPUs are so busy that the daemons miss their time limits.
+const sitesAtOnce = 6
 
 // detectRaces says whether a site runs racingProgram. Daemons that are killed do, some of the times:
 // the tests of their packages do not have such an end.
@@ -125,9 +148,36 @@ func (s *site) remove() {
 	}
 }
 
-// inNamespace makes a mount namespace, in which the commands run from now on. The shell script
-// setup runs in it first; $1 is an empty directory, and args are $2 and so on. Mounts in the
-// namespace are not visible outside, and the kernel removes them with the namespace.
+// origin is a copy of the mount namespace of the tests, made before the first test. The namespaces of
+// tests are copies of it. A copy of the namespace of the tests would have the mounts of tests that run
+// in parallel: they would be in use after they were unmounted, and their daemons would not end.
+var origin *os.File
+
+// keepOrigin sets origin.
+func keepOrigin() error {
+	holder := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec cat")
+	stdin, err := holder.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := holder.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := holder.Start(); err != nil {
+		return err
+	}
+	if _, err = bufio.NewReader(stdout).ReadString('\n'); err == nil {
+		origin, err = os.Open(fmt.Sprintf("/proc/%d/ns/mnt", holder.Process.Pid))
+	}
+	stdin.Close()
+	return errors.Join(err, holder.Wait())
+}
+
+// inNamespace makes a mount namespace, in which the commands run from now on. It has no mounts of
+// other sites. The shell script setup runs in it first; $1 is an empty directory, and args are $2 and
+// so on. Mounts in the namespace are not visible outside, and the kernel removes them with the
+// namespace.
 func (s *site) inNamespace(setup string, args ...string) {
 	s.t.Helper()
 	drivertest.Need(s.t, "unshare", "nsenter")
@@ -135,7 +185,8 @@ func (s *site) inNamespace(setup string, args ...string) {
 	s.check(os.Mkdir(scratch, 0o755))
 	args = append([]string{scratch}, args...)
 	// The cat keeps the namespace. It ends with the test, even if the test is killed.
-	holder := exec.Command("unshare", append([]string{"--mount", "--propagation", "private",
+	holder := exec.Command("nsenter", append([]string{fmt.Sprintf("--mount=/proc/%d/fd/%d", os.Getpid(), origin.Fd()), "--",
+		"unshare", "--mount", "--propagation", "private",
 		"sh", "-ec", setup + "\necho ready; exec cat", "sh"}, args...)...)
 	stdin, err := holder.StdinPipe()
 	s.check(err)
@@ -144,15 +195,22 @@ func (s *site) inNamespace(setup string, args ...string) {
 	holder.Stderr = os.Stderr
 	s.check(holder.Start())
 	s.t.Cleanup(func() {
-		s.table = mounts.Self
+		s.table, s.root = mounts.Self, ""
 		stdin.Close()
 		holder.Wait()
 	})
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		s.t.Fatalf("no namespace: %q, %v", line, err)
 	}
-	s.table = fmt.Sprintf("/proc/%d/mountinfo", holder.Process.Pid)
+	s.table, s.root = fmt.Sprintf("/proc/%d/mountinfo", holder.Process.Pid), fmt.Sprintf("/proc/%d/root", holder.Process.Pid)
 	s.wrapper = []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", holder.Process.Pid), "--"}
+}
+
+// inNamespaceOf lets the commands run in the namespace of another site, which it has made by
+// inNamespace.
+func (s *site) inNamespaceOf(other *site) {
+	s.t.Cleanup(func() { s.table, s.root = mounts.Self, "" })
+	s.wrapper, s.table, s.root = other.wrapper, other.table, other.root
 }
 
 // nobody is the user ID of a user without privileges.
@@ -281,10 +339,6 @@ func (s *site) command(words ...string) *exec.Cmd {
 // run runs a command to its end.
 func (s *site) run(words ...string) result {
 	s.t.Helper()
-	if slices.Contains(words, "umount") {
-		containers.RLock()
-		defer containers.RUnlock()
-	}
 	cmd := s.command(words...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -54,7 +54,7 @@ func readUncached(path string) ([]byte, error) {
 // the TTL of their metadata. Reads of other files fail; they succeed if the source was only
 // renamed or lazily unmounted, because the daemon has the directory open. No read hangs.
 func TestSourceGone(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	for _, c := range []struct {
 		name, prep, gone string
 		fails            bool // reads of files that are not placed
@@ -112,7 +112,6 @@ func (s *site) wantReads(want map[string][]byte, placed, fails bool) {
 
 // Files that come back to the source, and files that are new there, can be read after the TTL.
 func TestSourceBack(t *testing.T) {
-	t.Parallel()
 	s := newSite(t)
 	old := s.write("old", 100_000)
 	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
@@ -188,7 +187,6 @@ func TestWarmupWhileSourceHangs(t *testing.T) {
 // While the source hangs, status and metrics are complete, and where shows what is cached, also if
 // its TTL has passed. For a name that is not cached, where fails with the reason.
 func TestStatusWhileSourceHangs(t *testing.T) {
-	t.Parallel()
 	s := newSite(t)
 	s.write("placed/file", 10_000)
 	s.write("other/file", 10_000)

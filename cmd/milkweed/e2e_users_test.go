@@ -127,6 +127,7 @@ func TestRootSquash(t *testing.T) {
 // With allow_other, POSIX ACLs decide as they do at the source, in every mode, for files that are
 // placed and for others. The source is asked for the ACL of each file once.
 func TestACLs(t *testing.T) {
+	parallel(t)
 	drivertest.Need(t, "setfacl", "setpriv")
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {
@@ -207,16 +208,18 @@ func TestMountHelper(t *testing.T) {
 
 // Without a path, status shows the mounts of the user, and does not fail because of those of others.
 func TestStatusBesideOthers(t *testing.T) {
-	dead := deadMount(t)
-	s := newSite(t)
+	s, dead := newSite(t), newSite(t)
 	s.write("f", 1000)
 	s.inNamespace(fuseForAll)
+	dead.inNamespaceOf(s)
+	dead.mount("64MiB")
+	dead.killDaemon()
 	s.giveToNobody()
 	if r := s.try("status"); r.code != exit.NotMounted || !strings.Contains(r.stderr, "no Milkweed is mounted") {
 		t.Errorf("without an own mount: code %d, %s", r.code, r.stderr)
 	}
 	s.mount("64MiB")
-	if r := s.try("status"); r.code != exit.OK || !strings.Contains(r.stdout, s.point) || strings.Contains(r.stdout+r.stderr, dead) {
+	if r := s.try("status"); r.code != exit.OK || !strings.Contains(r.stdout, s.point) || strings.Contains(r.stdout+r.stderr, dead.point) {
 		t.Errorf("code %d, %s%s", r.code, r.stdout, r.stderr)
 	}
 	s.umount()

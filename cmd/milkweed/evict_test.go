@@ -15,6 +15,7 @@ import (
 // In each mode, evict removes the copies below the paths and no others, and returns their room. An open file
 // stays readable, and a file that is opened later is copied again.
 func TestEvict(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t)

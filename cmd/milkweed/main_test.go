@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -24,7 +26,18 @@ func TestMain(m *testing.M) {
 	if tree := os.Getenv(treeEnv); tree != "" {
 		os.Exit(testTree(tree))
 	}
+	flag.Parse()
+	isSet := false
+	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == "test.parallel" })
+	if !isSet {
+		flag.Set("test.parallel", strconv.Itoa(sitesAtOnce))
+	}
 	tests := func(string) (int, error) {
+		if os.Geteuid() == 0 {
+			if err := keepOrigin(); err != nil {
+				return 1, err
+			}
+		}
 		code := m.Run()
 		return code, lab.RemovePrograms()
 	}

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 
@@ -62,14 +63,18 @@ func (s *site) calls(tree string) map[string]string {
 // read-only tmpfs, except for the differences in testdata/posix.txt, which all occur. The calls
 // are made by root and by another user, before and after the files are placed.
 func TestPosixCalls(t *testing.T) {
+	parallel(t)
 	drivertest.Need(t, "unshare", "nsenter", "setpriv", "setfacl", "fusermount3")
 	program, err := lab.Program("cmd/internal/lab/posixops", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	listed := differences(t)
+	var mu sync.Mutex
 	unlisted := make(map[string][]string) // where a difference occurs
 	compare := func(where string, local, mount map[string]string) {
+		mu.Lock()
+		defer mu.Unlock()
 		for call := range local {
 			if local[call] == mount[call] {
 				continue
@@ -127,14 +132,16 @@ func TestPosixCalls(t *testing.T) {
 			})
 		}
 	}
-	for _, line := range slices.Sorted(maps.Keys(unlisted)) {
-		t.Errorf("not listed: %s (%s)", strings.ReplaceAll(line, "\t", " | "), strings.Join(unlisted[line], ", "))
-	}
-	for _, d := range listed {
-		if !d.occurs {
-			t.Errorf("does not occur: %s", d.line)
+	t.Cleanup(func() { // after the subtests
+		for _, line := range slices.Sorted(maps.Keys(unlisted)) {
+			t.Errorf("not listed: %s (%s)", strings.ReplaceAll(line, "\t", " | "), strings.Join(unlisted[line], ", "))
 		}
-	}
+		for _, d := range listed {
+			if !d.occurs {
+				t.Errorf("does not occur: %s", d.line)
+			}
+		}
+	})
 }
 
 // treeEnv is an environment variable for the test binary. If it is set, the binary runs

@@ -102,6 +102,7 @@ func TestRefreshOutside(t *testing.T) {
 // Refresh makes the changes of the source visible, in each mode, while they are cached for an
 // hour and nothing revalidates them in the background.
 func TestRefresh(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"cached", "passthrough", "stateless"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t)

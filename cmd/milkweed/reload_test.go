@@ -28,6 +28,7 @@ func (s *site) writeReloadable(quota, more string) {
 // The command and SIGHUP apply what can be changed, name what cannot, and change nothing if the file is
 // invalid. Of a quota that was lowered and raised, no copy is evicted, and files are placed again.
 func TestReload(t *testing.T) {
+	parallel(t)
 	for _, words := range [][]string{nil, {"--supervise"}} {
 		t.Run(fmt.Sprint(words), func(t *testing.T) {
 			s := newSite(t)

@@ -96,6 +96,7 @@ func (s *site) scrub(code exit.Code, words ...string) (r placement.ScrubReport) 
 // The command scrub finds every bit that flips in the copies of a mount after they were
 // verified, and costs the source nothing else. The program then reads the right bytes.
 func TestScrubMount(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"cached", "stateless", "passthrough"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t)
