@@ -192,7 +192,7 @@ func TestHangup(t *testing.T) {
 	data := s.write("f", 1000)
 	s.mount("64MiB")
 	s.must("kill", "-HUP", strconv.Itoa(s.status().PID))
-	s.must("sleep", "0.5")
+	s.eventually("the signal has had its effect", func() bool { return strings.Contains(s.logs(), "configuration reloaded") })
 	if got := s.must("cat", s.point+"/f"); got != string(data) {
 		t.Error("the mount has other bytes")
 	}

@@ -62,7 +62,7 @@ func TestAccessTime(t *testing.T) {
 	s.write("f", 1000)
 	accessed := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
 	s.check(os.Chtimes(s.source+"/f", accessed, accessed.AddDate(1, 0, 0)))
-	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", shortTTL)...)
 	wantTime := func(path string) {
 		t.Helper()
 		var st unix.Stat_t
@@ -75,8 +75,11 @@ func TestAccessTime(t *testing.T) {
 	s.must("cat", s.point+"/f")
 	s.settled()
 	wantTime(s.source + "/f")
-	time.Sleep(500 * time.Millisecond) // until the attributes have expired
-	wantTime(s.point + "/f")
+	before := s.status().Source.Stats
+	s.eventually("the attributes have expired", func() bool {
+		wantTime(s.point + "/f")
+		return s.status().Source.Stats > before
+	})
 	s.umount()
 	s.wantNothing()
 }
@@ -110,6 +113,7 @@ func TestAccess(t *testing.T) {
 
 // Without allow_other, a program finds the same files executable as at the source.
 func TestExecutable(t *testing.T) {
+	parallel(t)
 	find := func(s *site, dir string) string {
 		return s.must("sh", "-ec", `cd "$1" && find . -executable | sort`, "sh", dir)
 	}

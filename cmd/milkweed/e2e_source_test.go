@@ -73,14 +73,13 @@ func TestSourceGone(t *testing.T) {
 					want[name] = s.write(name, 10_000+i*20_000)
 				}
 			}
-			s.milkweed(append(s.mountWords("1MiB", "64MiB"), "--attr-timeout", "300ms")...)
+			s.milkweed(append(s.mountWords("1MiB", "64MiB"), "--attr-timeout", shortTTL)...)
 			s.milkweed("warmup", s.point+"/placed")
 			s.must("find", s.point) // the kernel and the daemon cache all names
 			s.sh(c.gone, s.source)
-			for range 2 {
-				s.wantReads(want, c.name != "emptied", c.fails)
-				time.Sleep(500 * time.Millisecond) // longer than the TTL of names and attributes
-			}
+			s.wantReads(want, c.name != "emptied", c.fails)
+			awaitTTL()
+			s.wantReads(want, c.name != "emptied", c.fails)
 			if got := s.closed(); !got.Ready {
 				t.Errorf("status: %+v", got)
 			}
@@ -89,6 +88,11 @@ func TestSourceGone(t *testing.T) {
 		})
 	}
 }
+
+// shortTTL is a TTL of names and attributes, and awaitTTL waits until it has passed.
+const shortTTL = "60ms"
+
+func awaitTTL() { time.Sleep(100 * time.Millisecond) }
 
 // wantReads reads all files and compares their bytes. If placed is set, the reads below "placed"
 // must succeed. The reads below "other" must fail if fails is set, and else succeed.
@@ -114,16 +118,16 @@ func (s *site) wantReads(want map[string][]byte, placed, fails bool) {
 func TestSourceBack(t *testing.T) {
 	s := newSite(t)
 	old := s.write("old", 100_000)
-	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", shortTTL)...)
 	s.milkweed("warmup", s.point)
 	s.sh(`mv "$1/old" "$2"`, s.source, s.dir)
-	time.Sleep(500 * time.Millisecond)
+	awaitTTL()
 	if _, err := s.read("old"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that was removed from the source: got error %v, want %v", err, os.ErrNotExist)
 	}
 	s.sh(`mv "$2/old" "$1"`, s.source, s.dir)
 	fresh := s.write("fresh", 50_000)
-	time.Sleep(500 * time.Millisecond)
+	awaitTTL()
 	for name, want := range map[string][]byte{"old": old, "fresh": fresh} {
 		if got, err := s.read(name); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: not the bytes of the source: %v", name, err)
@@ -191,7 +195,7 @@ func TestStatusWhileSourceHangs(t *testing.T) {
 	s.write("placed/file", 10_000)
 	s.write("other/file", 10_000)
 	stop, resume := s.hangable()
-	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", "300ms")...)
+	s.milkweed(append(s.mountWords("64MiB"), "--attr-timeout", shortTTL)...)
 	s.milkweed("warmup", s.point+"/placed")
 	time.Sleep(2 * time.Second) // the kernel caches the attributes of the PFS for a second
 	stop()

@@ -191,16 +191,18 @@ func TestSwitchWhenIdle(t *testing.T) {
 	})
 	waiting := s.command(s.program, "switch", "--when-idle", "v2", s.point)
 	s.check(waiting.Start())
-	time.Sleep(500 * time.Millisecond)
+	waits := func() bool { return strings.Contains(s.get("/debug/pprof/goroutine?debug=1"), "daemon).awaitIdle") }
+	s.eventually("the switch waits", waits)
 	s.check(waiting.Process.Signal(unix.SIGINT))
 	waiting.Wait()
 	if code := waiting.ProcessState.ExitCode(); code != int(exit.Incomplete) {
 		t.Errorf("an interrupted switch has the exit code %d", code)
 	}
 	s.shows("v1")
+	s.eventually("the switch has ended", func() bool { return !waits() })
 	waiting = s.command(s.program, "switch", "--when-idle", "v2", s.point)
 	s.check(waiting.Start())
-	time.Sleep(500 * time.Millisecond)
+	s.eventually("the switch waits", waits)
 	s.shows("v1")
 	s.check(busy.Process.Kill())
 	busy.Wait()
@@ -375,8 +377,8 @@ func TestPrepare(t *testing.T) {
 // The new files of the generation are copied when their times identify their content.
 func TestPrepareNewLinks(t *testing.T) {
 	s := newVersioned(t)
-	time.Sleep(1500 * time.Millisecond) // the files of v1 are not racy any more
-	s.mountWith("clock_skew=1s", "1MiB")
+	time.Sleep(500 * time.Millisecond) // the files of v1 are not racy any more
+	s.mountWith("clock_skew=300ms", "1MiB")
 	s.must("sh", "-c", `cat "$1"/d/* >/dev/null`, "sh", s.point)
 	s.settled()
 	before := s.status().Source.Bytes

@@ -91,7 +91,7 @@ func TestMemoryGroup(t *testing.T) {
 		s.write(fmt.Sprintf("f%02d", i), 4<<20)
 	}
 	limit := "64M"
-	if drivertest.Race() { // its memory is not that of the Go heap
+	if os.Getenv(raceEnv) != "" { // its memory is not that of the Go heap
 		limit = "512M"
 	}
 	kills := s.memoryGroup(limit)
