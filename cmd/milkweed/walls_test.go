@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -70,14 +72,57 @@ var gossips = []string{
 	"golang.org/x/net/", "golang.org/x/sys/",
 }
 
+// A listed is a package of this module.
+type listed struct {
+	imports []string
+	deps    []string // directly or indirectly
+}
+
+// packages lists the packages of this module by import path.
+var packages = sync.OnceValues(func() (map[string]listed, error) {
+	const format = `{{.ImportPath}}|{{range .Imports}} {{.}}{{end}}|{{range .Deps}} {{.}}{{end}}`
+	out, err := exec.Command("go", "list", "-f", format, module+"...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	all := make(map[string]listed)
+	for line := range strings.Lines(string(out)) {
+		columns := strings.Split(strings.TrimSuffix(line, "\n"), "|")
+		all[columns[0]] = listed{strings.Fields(columns[1]), strings.Fields(columns[2])}
+	}
+	return all, nil
+})
+
+// needPackages returns packages.
+func needPackages(t *testing.T) map[string]listed {
+	t.Helper()
+	all, err := packages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// dependencies returns the packages on which a package of this module depends.
+func dependencies(t *testing.T, name string) []string {
+	t.Helper()
+	p, ok := needPackages(t)[module+name]
+	if !ok {
+		t.Errorf("there is no package %s", name)
+	}
+	return p.deps
+}
+
+// isStandard reports whether a package is one of the standard library.
+func isStandard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".")
+}
+
 func TestWalls(t *testing.T) {
 	for _, w := range walls {
-		out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+w.pattern).Output()
-		if err != nil {
-			t.Fatalf("go list %s: %v", w.pattern, err)
-		}
-		for _, dep := range strings.Fields(string(out)) {
-			if dep != module+w.pattern && !allowed(dep, w.packages, w.libraries) {
+		for _, dep := range dependencies(t, w.pattern) {
+			if !isStandard(dep) && !allowed(dep, w.packages, w.libraries) {
 				t.Errorf("%s depends on %s", w.pattern, dep)
 			}
 		}
@@ -87,11 +132,7 @@ func TestWalls(t *testing.T) {
 // A released program has no test support in it.
 func TestNoTestSupportInThePrograms(t *testing.T) {
 	for _, program := range []string{"cmd/milkweed", "cmd/milkweed-k8s"} {
-		out, err := exec.Command("go", "list", "-deps", module+program).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, dep := range strings.Fields(string(out)) {
+		for _, dep := range dependencies(t, program) {
 			support := dep == "testing"
 			for _, home := range []string{"cmd/internal/lab/", "drivers/drivertest/", "drivers/blob/blobtest/", "fs/faultdisk/"} {
 				support = support || strings.HasPrefix(dep+"/", module+home)
@@ -105,11 +146,7 @@ func TestNoTestSupportInThePrograms(t *testing.T) {
 
 // The libraries that once were half of the program are not in it.
 func TestNoServiceLibrariesInTheProgram(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", module+"cmd/milkweed").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dep := range strings.Fields(string(out)) {
+	for _, dep := range dependencies(t, "cmd/milkweed") {
 		for _, library := range []string{"gocloud.dev/", "cloud.google.com/go/storage", "google.golang.org/grpc", "go.opentelemetry.io/", "github.com/envoyproxy/", "github.com/cncf/xds/"} {
 			if strings.HasPrefix(dep, library) {
 				t.Errorf("cmd/milkweed depends on %s", dep)
@@ -173,14 +210,9 @@ func TestLibrariesHaveOneHome(t *testing.T) {
 		"google.golang.org/":                      "cmd/milkweed-k8s",
 		"github.com/container-storage-interface/": "cmd/milkweed-k8s",
 	}
-	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module+"...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(out)) {
-		words := strings.Fields(line)
-		pkg := strings.TrimPrefix(words[0], module)
-		for _, imported := range words[1:] {
+	for path, p := range needPackages(t) {
+		pkg := strings.TrimPrefix(path, module)
+		for _, imported := range p.imports {
 			for library, home := range homes {
 				if strings.HasPrefix(imported, library) && !strings.HasPrefix(pkg+"/", home) && pkg != home {
 					t.Errorf("%s imports %s; only %s may import it", pkg, imported, home)
