@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,10 +62,20 @@ func (d *foreground) wait() {
 	}
 }
 
-// freeAddress returns an address on which no process listens now.
+// hosts counts the addresses of the loopback interface that loopback has returned.
+var hosts atomic.Uint32
+
+// loopback returns an address of the loopback interface, with port 0, that no other test uses: a port
+// that was free a moment ago could be taken by another test.
+func loopback() string {
+	n := hosts.Add(1)
+	return fmt.Sprintf("127.77.%d.%d:0", n>>8, n&0xff)
+}
+
+// freeAddress returns an address on which no process listens.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", loopback())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -110,9 +110,9 @@ func parallel(t testing.TB) {
 	p.Parallel()
 }
 
-// sitesAtOnce is the number of tests that run in parallel. Most of them wait most of the time. With
-// more, two CPUs are so busy that the daemons miss their time limits.
-const sitesAtOnce = 6
+// sitesPerCPU is the number of tests that run in parallel on each CPU. Most of them wait most of the
+// time.
+const sitesPerCPU = 3
 
 // detectRaces says whether a site runs racingProgram. Daemons that are killed do, some of the times:
 // the tests of their packages do not have such an end.

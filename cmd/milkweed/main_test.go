@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	isSet := false
 	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == "test.parallel" })
 	if !isSet {
-		flag.Set("test.parallel", strconv.Itoa(sitesAtOnce))
+		flag.Set("test.parallel", strconv.Itoa(sitesPerCPU*runtime.GOMAXPROCS(0)))
 	}
 	tests := func(string) (int, error) {
 		if os.Geteuid() == 0 {
