@@ -27,8 +27,9 @@ func newPeerSites(t *testing.T, n int) (nodes []*site, addresses []string) {
 		}
 		nodes = append(nodes, s)
 	}
+	host := loopback()
 	for len(addresses) < n { // gossip needs the port after that of a node
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", host)
 		nodes[0].check(err)
 		defer l.Close()
 		next, err := gossip.NextPort(l.Addr().String())
@@ -130,11 +131,12 @@ func TestPeers(t *testing.T) {
 
 // A mount that cannot have its peers is refused, with what to do about it.
 func TestPeersRefused(t *testing.T) {
-	nodes, addresses := newPeerSites(t, 1)
-	s := nodes[0]
-	taken, err := net.Listen("tcp", addresses[0])
+	s := newSite(t)
+	s.write("f", 1000)
+	taken, err := net.Listen("tcp", "127.0.0.1:0") // an address that the machine knows as its own
 	s.check(err)
 	defer taken.Close()
+	address := taken.Addr().String()
 	open := s.dir + "/open.key"
 	s.check(os.WriteFile(open, []byte(peer.NewSecret()), 0o644))
 	for _, c := range []struct {
@@ -142,11 +144,11 @@ func TestPeersRefused(t *testing.T) {
 		words []string
 		says  string
 	}{
-		{"port in use", []string{"--peers", addresses[0]}, "-o peers_listen="},
+		{"port in use", []string{"--peers", address}, "-o peers_listen="},
 		{"not in the roster", []string{"--peers", "192.0.2.1"}, "Set peers.name"},
 		{"not Slurm", []string{"--peers", "slurm"}, "SLURM_JOB_NODELIST"},
 		{"names that do not come", []string{"--peers", "dns:localhost", "-o", "peers_min=3,peers_wait=1s"}, "peers.min"},
-		{"secret for all", []string{"--peers", addresses[0], "--peers-secret", open}, "umask 077"},
+		{"secret for all", []string{"--peers", address, "--peers-secret", open}, "umask 077"},
 		{"no secret", []string{"--peers", "0.0.0.0:7440", "-o", "peers_name=0.0.0.0"}, "milkweed peers keygen"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
