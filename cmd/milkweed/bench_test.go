@@ -67,6 +67,8 @@ func processesIn(dir string) []string {
 
 // The benchmark measures each case on every side. The source is not read again
 // after the first epoch through Milkweed. Nothing is left behind.
+//
+//suite:check
 func TestBench(t *testing.T) {
 	s := newSite(t)
 	picture := s.dir + "/bench.svg"
@@ -179,6 +181,8 @@ func hasRow(out, name, side string) bool {
 
 // Several accelerators share a dataset, in each format, with and without O_DIRECT, and wait for each other as
 // asked. Each reads a part of the files, and all of them read every file once.
+//
+//suite:check
 func TestBenchAccelerators(t *testing.T) {
 	s := newSite(t)
 	for _, c := range []struct {
@@ -248,6 +252,8 @@ func TestDirectReaders(t *testing.T) {
 }
 
 // A benchmark that is interrupted leaves nothing behind.
+//
+//suite:check
 func TestBenchInterrupted(t *testing.T) {
 	s := newSite(t)
 	cmd := s.command(append([]string{s.program}, benchWords("monarch", "--runs=1000", "--tier", s.dir)...)...)

@@ -138,6 +138,8 @@ func TestShownTexts(t *testing.T) {
 }
 
 // Of a daemon that does not answer, or is dead, the archive has what is left.
+//
+//suite:check
 func TestDebugWithoutAnswer(t *testing.T) {
 	s := newSite(t)
 	s.write("d/f", 1000)

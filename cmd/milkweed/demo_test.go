@@ -77,6 +77,8 @@ func TestDemo(t *testing.T) {
 }
 
 // A demo that is interrupted in the middle of an epoch leaves nothing behind.
+//
+//suite:check
 func TestDemoInterrupted(t *testing.T) {
 	s := newDemoSite(t)
 	cmd := s.command(s.program, "demo", "--epochs=100", "--files=100", "--large=1")
@@ -112,6 +114,8 @@ func (s *site) interrupt(cmd *exec.Cmd, stderr *bytes.Buffer) {
 
 // A process in the mount does not keep a demo from ending, nor from removing its
 // folders.
+//
+//suite:check
 func TestDemoMountInUse(t *testing.T) {
 	s := newDemoSite(t)
 	cmd := s.command(s.program, "demo", "--epochs=2", "--files=100", "--large=1")

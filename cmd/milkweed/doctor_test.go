@@ -163,6 +163,8 @@ func TestDoctor(t *testing.T) {
 }
 
 // If the daemon hangs or is dead, doctor ends in time with an error that names the cause.
+//
+//suite:check
 func TestDoctorWithoutAnswer(t *testing.T) {
 	s := newSite(t)
 	s.inNamespace("true") // without a mount point, doctor finds the mounts of all sites
@@ -187,6 +189,8 @@ func TestDoctorWithoutAnswer(t *testing.T) {
 }
 
 // A source that hangs is named.
+//
+//suite:check
 func TestDoctorOfAHungSource(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 10)

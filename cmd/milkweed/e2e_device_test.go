@@ -95,6 +95,8 @@ func (s *site) wrapperOf(words ...string) []string {
 
 // The connection ends while files are copied: by the end of the mount, SIGTERM, or umount --force. The
 // daemon exits with 0 and leaves no copy half done.
+//
+//suite:check
 func TestFuseFDEnds(t *testing.T) {
 	parallel(t)
 	drivertest.Need(t, "setpriv")

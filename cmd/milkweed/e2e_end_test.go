@@ -123,6 +123,8 @@ func (s *site) unlocked(tier int) bool {
 
 // When all files are closed, the daemon has as many goroutines and descriptors as before. After a
 // signal or an unmount it exits with 0, and leaves only copies.
+//
+//suite:check
 func TestNothingLeft(t *testing.T) {
 	parallel(t)
 	for _, c := range []struct {

@@ -87,6 +87,8 @@ func TestTierHangsAtStart(t *testing.T) {
 
 // A mount starts while all of its tiers hang, reads the source, and ends on SIGTERM and on
 // `milkweed umount`.
+//
+//suite:check
 func TestEndWhileTierHangs(t *testing.T) {
 	parallel(t)
 	for name, end := range map[string]func(d *foreground){

@@ -21,6 +21,8 @@ const kills = 200
 
 // After the daemon was killed while it copied files, the next mount has the bytes of the source.
 // It uses the complete copies, and nothing is left of the others.
+//
+//suite:check
 func TestKilled(t *testing.T) {
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
 	for i := range 1200 {

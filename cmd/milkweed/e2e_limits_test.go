@@ -18,6 +18,8 @@ func (s *site) limited(files int) {
 
 // With the fewest descriptors that are accepted, no open by a job fails, although the daemon would
 // keep more files open. With fewer, the mount is refused.
+//
+//suite:check
 func TestFewDescriptors(t *testing.T) {
 	parallel(t)
 	for _, mode := range []string{"cached", "stateless"} {

@@ -18,6 +18,8 @@ func (s *site) mountWith(options string, quotas ...string) {
 
 // In each mode the mount has the bytes of the source, reads each from the source once, and shows
 // the mode in the status.
+//
+//suite:check
 func TestModes(t *testing.T) {
 	parallel(t)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
@@ -90,6 +92,8 @@ func TestModeAuto(t *testing.T) {
 
 // With metadata_snapshot=FILE, the second mount lists the dataset without reading the directories of
 // the source. A file that is not a metadata snapshot is not overwritten.
+//
+//suite:check
 func TestNamesAreKept(t *testing.T) {
 	s := newSite(t)
 	varied(s)
@@ -122,6 +126,8 @@ func TestNamesAreKept(t *testing.T) {
 }
 
 // The limits of the source, on bytes and operations per second, are not exceeded.
+//
+//suite:check
 func TestSourceCaps(t *testing.T) {
 	parallel(t)
 	for option, least := range map[string]time.Duration{
@@ -150,6 +156,8 @@ func TestSourceCaps(t *testing.T) {
 
 // If half of a dataset fits into the tiers, the other half is opened at the source once, and not
 // in each epoch.
+//
+//suite:check
 func TestSourceIsOpenedOnce(t *testing.T) {
 	s := newSite(t)
 	varied(s)

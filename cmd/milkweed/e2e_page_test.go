@@ -11,6 +11,8 @@ import (
 )
 
 // The web page shows what the status has, no name of a file, and says when the daemon does not answer.
+//
+//suite:check
 func TestWebPage(t *testing.T) {
 	s := newSite(t)
 	const hostile = "<img src=x onerror=alert(1)>secret.bin"

@@ -63,6 +63,8 @@ func eachSite(nodes []*site, f func(s *site)) {
 
 // Three nodes that read all files at the same time read each byte of the source once between them,
 // and after one of them was killed, the others read all files without an error.
+//
+//suite:check
 func TestPeers(t *testing.T) {
 	nodes, addresses := newPeerSites(t, 3)
 	for i := range nodes {

@@ -50,6 +50,8 @@ func (s *site) readAtOnce(methods string) {
 // A program reads the bytes of the source while they are placed, with each method of readers.py.
 // First, each method reads with empty tiers, of which the first has room for a part of the
 // dataset. Then two jobs run all methods at the same time.
+//
+//suite:check
 func TestReadersWhilePlacing(t *testing.T) {
 	needReaders(t)
 	s := newSite(t)
@@ -90,6 +92,8 @@ func (s *site) train(folder string, flags ...string) string {
 
 // An unchanged training script computes the same losses on a mount as on the source, to the last
 // bit, both while the data are placed, with a plan, and afterwards.
+//
+//suite:check
 func TestPyTorchLosses(t *testing.T) {
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	s := newSite(t)

@@ -31,6 +31,8 @@ func (s *site) readAll() {
 // A second mount that reads 1,000 files, whose copies are in a tier, makes at most two operations
 // on the source for each directory, without any configuration. So does a mount after the daemon was
 // killed.
+//
+//suite:check
 func TestRestartWithoutSource(t *testing.T) {
 	const dirs, most = 10 + 1, 2 * (10 + 1)
 	s := newSite(t)
@@ -133,6 +135,8 @@ func TestCrashAfterChangeInPlace(t *testing.T) {
 
 // A snapshot that cannot be used is ignored with one line in the log, and replaced. A file that is
 // no snapshot stays.
+//
+//suite:check
 func TestUnusableSnapshot(t *testing.T) {
 	parallel(t)
 	for what, c := range map[string]struct {
@@ -174,6 +178,8 @@ func TestUnusableSnapshot(t *testing.T) {
 
 // The snapshot is in a tier on a disk if there is one, otherwise in memory, and of several the
 // newest is used. Without a consistency window there is none. Two datasets that share a tier have one each. A tier that is gone has none.
+//
+//suite:check
 func TestPlaceOfSnapshot(t *testing.T) {
 	s := newSite(t)
 	s.write("d/f", 1000)
@@ -231,6 +237,8 @@ func TestPlaceOfSnapshot(t *testing.T) {
 
 // A snapshot on a file system that hangs refuses neither the start nor the end of a mount. One that
 // does not fit on the disk, or may not be written, is not saved; the copies stay.
+//
+//suite:check
 func TestSnapshotThatCannotBeSaved(t *testing.T) {
 	parallel(t)
 	t.Run("hangs", func(t *testing.T) {

@@ -166,6 +166,8 @@ func (s *site) overPFS(latency, bandwidth string) int {
 }
 
 // A warm-up of a path that is not cached can be interrupted while the source hangs.
+//
+//suite:check
 func TestWarmupWhileSourceHangs(t *testing.T) {
 	s := newSite(t)
 	s.write("dir/file", 10_000)
@@ -190,6 +192,8 @@ func TestWarmupWhileSourceHangs(t *testing.T) {
 
 // While the source hangs, status and metrics are complete, and where shows what is cached, also if
 // its TTL has passed. For a name that is not cached, where fails with the reason.
+//
+//suite:check
 func TestStatusWhileSourceHangs(t *testing.T) {
 	s := newSite(t)
 	s.write("placed/file", 10_000)

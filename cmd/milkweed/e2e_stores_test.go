@@ -78,6 +78,8 @@ func (s *stored) requests(before blobtest.ProxyStats) blob.Stats {
 
 // A training script computes the same losses on a bucket as on the directory that was uploaded.
 // Each object takes one request.
+//
+//suite:check
 func TestStoresTrain(t *testing.T) {
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	digits := newSite(t)
@@ -115,6 +117,8 @@ func TestStoresTrain(t *testing.T) {
 
 // A large object is fetched in as few requests as its size allows, even if many processes read it
 // at once in different orders. A warm-up of a directory fetches only that directory.
+//
+//suite:check
 func TestStoresLargeObjects(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		const size = 21<<20 + 7
@@ -143,6 +147,8 @@ func TestStoresLargeObjects(t *testing.T) {
 }
 
 // An epoch with faults in 2% or 20% of the requests completes, and every byte is right.
+//
+//suite:check
 func TestStoresFaults(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		varied(s.site)
@@ -173,6 +179,8 @@ func TestStoresFaults(t *testing.T) {
 
 // An object that is overwritten by one of the same size, within the same second, is another
 // version: both for a mount that lists it again and for a copy of an earlier mount.
+//
+//suite:check
 func TestStoresOverwrite(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		old, other := bytes.Repeat([]byte("a"), 50_000), bytes.Repeat([]byte("b"), 50_000)
@@ -207,6 +215,8 @@ func TestStoresOverwrite(t *testing.T) {
 
 // If the store denies a request, the read of the job fails, and the log has the message of the
 // store. Placed files are still read. When the store permits the request, reads succeed again.
+//
+//suite:check
 func TestStoresRefuse(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		placed, missing, gone := s.write("placed", 30_000), s.write("missing", 30_000), "gone"
@@ -247,6 +257,8 @@ func TestStoresRefuse(t *testing.T) {
 }
 
 // Files for which no tier has room are read from the store in each epoch.
+//
+//suite:check
 func TestStoresWithoutRoom(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *stored) {
 		varied(s.site)

@@ -38,6 +38,8 @@ func (s *site) kill(pid int, name string, want []byte) time.Duration {
 
 // When the daemon is killed under readers, open files fail with ENOTCONN, and the supervisor mounts
 // again. New opens then read the copies that were made before. Unmounting ends the supervisor.
+//
+//suite:check
 func TestSupervise(t *testing.T) {
 	s := newSite(t)
 	varied(s)
@@ -101,6 +103,8 @@ func TestSuperviseInForeground(t *testing.T) {
 
 // If the mount of a killed daemon is unmounted, the supervisor ends. The daemon is killed several
 // times, so that the supervisor waits before it would mount again.
+//
+//suite:check
 func TestSuperviseAfterUnmount(t *testing.T) {
 	s := newSite(t)
 	data := s.write("f", 1000)

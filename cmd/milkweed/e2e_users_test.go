@@ -10,6 +10,8 @@ import (
 )
 
 // A user without privileges mounts and unmounts through fusermount3.
+//
+//suite:check
 func TestUnprivileged(t *testing.T) {
 	drivertest.Need(t, "fusermount3")
 	s := newSite(t)
@@ -89,6 +91,8 @@ func TestOtherUser(t *testing.T) {
 
 // A mount without a configuration works if another user has taken the folder in /dev/shm. It says
 // which folder it uses, and the next mount finds the copies in it.
+//
+//suite:check
 func TestTakenFolder(t *testing.T) {
 	s := newSite(t)
 	dataset := varied(s)
@@ -174,6 +178,8 @@ func TestACLs(t *testing.T) {
 }
 
 // Mount(8) and fstab mount through /sbin/mount.milkweed.
+//
+//suite:check
 func TestMountHelper(t *testing.T) {
 	drivertest.Need(t, "mount", "umount")
 	s := newSite(t)

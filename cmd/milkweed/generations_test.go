@@ -435,6 +435,8 @@ func TestPrepareChoices(t *testing.T) {
 
 // After the daemon was killed in a preparation, a switch or a removal of copies, the next mount has all
 // copies of the generation that it shows, as far as they were complete, and an account that is right.
+//
+//suite:check
 func TestKilledBetweenGenerations(t *testing.T) {
 	s := newVersioned(t)
 	for i := range 300 {

@@ -85,6 +85,8 @@ func (s *site) memoryGroup(limit string) (kills func() string) {
 
 // In the smallest control group that is accepted, many readers do not make the daemon exceed its
 // limit.
+//
+//suite:check
 func TestMemoryGroup(t *testing.T) {
 	s := newSite(t)
 	for i := range 32 {

@@ -292,6 +292,8 @@ func TestGenerationsWithManifests(t *testing.T) {
 }
 
 // The manifest of a bucket is made and used with as few requests as documented.
+//
+//suite:check
 func TestManifestOfBucket(t *testing.T) {
 	s := newSite(t)
 	for i := range 10 {

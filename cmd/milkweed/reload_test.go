@@ -94,6 +94,8 @@ func TestReload(t *testing.T) {
 
 // A limit on the source that is added while a job reads slows that job, and one that is removed does so no
 // longer. The bytes are right, and a relative path of the file is still found.
+//
+//suite:check
 func TestReloadOfRates(t *testing.T) {
 	s := newSite(t)
 	for i := range 64 {

@@ -95,6 +95,8 @@ func (s *site) scrub(code exit.Code, words ...string) (r placement.ScrubReport) 
 
 // The command scrub finds every bit that flips in the copies of a mount after they were
 // verified, and costs the source nothing else. The program then reads the right bytes.
+//
+//suite:check
 func TestScrubMount(t *testing.T) {
 	parallel(t)
 	for _, mode := range []string{"cached", "stateless", "passthrough"} {
@@ -153,6 +155,8 @@ func TestScrubTwice(t *testing.T) {
 }
 
 // With scrub.interval, the daemon verifies the copies itself.
+//
+//suite:check
 func TestScheduledScrub(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 100_000)

@@ -222,6 +222,8 @@ func TestTopLines(t *testing.T) {
 
 // In a real terminal, top shows the mount, changes its views, says when the daemon does not answer, and
 // restores the terminal.
+//
+//suite:check
 func TestTopInATerminal(t *testing.T) {
 	drivertest.Need(t, "tmux")
 	s := newSite(t)

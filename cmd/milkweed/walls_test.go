@@ -157,6 +157,8 @@ func TestNoServiceLibrariesInTheProgram(t *testing.T) {
 
 // The program that `make build` makes has at most maxProgram bytes. It lacks methods that
 // nothing calls: a call of a method by its name, as in text/template, would keep them all.
+//
+//suite:check
 func TestProgramIsSmall(t *testing.T) {
 	const maxProgram = 30e6
 	path := filepath.Join(t.TempDir(), "milkweed")
