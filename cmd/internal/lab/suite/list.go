@@ -245,11 +245,10 @@ type selection struct {
 	run, skip []string // the names of the tests of these packages that are part of it, and of the others
 }
 
-// selectTests returns selections that together have the tests for which in is true. A name is skipped
-// in all packages of a selection, so that a package in which such a name is to run has its own.
+// selectTests returns few selections that together have the tests for which in is true. go test runs or
+// skips a name in all packages, so that two packages that disagree about a name are in different ones.
 func selectTests(all []test, in func(test) bool) []selection {
 	wanted, others := make(map[string][]string), make(map[string][]string) // by package
-	skip := make(map[string]bool)
 	for _, t := range all {
 		if in(t) {
 			wanted[t.pkg] = append(wanted[t.pkg], t.name)
@@ -257,26 +256,24 @@ func selectTests(all []test, in func(test) bool) []selection {
 			others[t.pkg] = append(others[t.pkg], t.name)
 		}
 	}
-	for pkg := range wanted {
-		for _, name := range others[pkg] {
-			skip[name] = true
-		}
-	}
-	var common selection
-	var own []selection
+	var selections []selection
 	for _, pkg := range slices.Sorted(maps.Keys(wanted)) {
-		if slices.ContainsFunc(wanted[pkg], func(name string) bool { return skip[name] }) {
-			own = append(own, selection{[]string{pkg}, wanted[pkg], others[pkg]})
-			continue
+		i := slices.IndexFunc(selections, func(s selection) bool {
+			return !intersect(s.skip, wanted[pkg]) && !intersect(s.run, others[pkg])
+		})
+		if i < 0 {
+			i = len(selections)
+			selections = append(selections, selection{})
 		}
-		common.packages = append(common.packages, pkg)
-		common.run = append(common.run, wanted[pkg]...)
-		common.skip = append(common.skip, others[pkg]...)
+		s := &selections[i]
+		s.packages = append(s.packages, pkg)
+		s.run, s.skip = append(s.run, wanted[pkg]...), append(s.skip, others[pkg]...)
 	}
-	if len(common.packages) > 0 {
-		own = append([]selection{common}, own...)
-	}
-	return own
+	return selections
+}
+
+func intersect(a, b []string) bool {
+	return slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
 }
 
 // arguments returns the arguments of go test that select the tests.

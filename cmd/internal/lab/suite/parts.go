@@ -90,7 +90,7 @@ func (s *suite) add(part string, selections []selection, like step) {
 			one.name = part
 		}
 		if i > 0 {
-			one.name += ", " + strings.Join(sel.packages, " ")
+			one.name = fmt.Sprintf("%s, %d", one.name, i+1)
 		}
 		one.words = append(slices.Clone(like.words), sel.arguments()...)
 		s.steps = append(s.steps, one)
@@ -125,9 +125,9 @@ func checkSuite(all []test, o options) suite {
 		s.steps = append(s.steps, exampleStep(e.folder))
 	}
 	s.add("whole", selectTests(all, func(t test) bool { return t.has(onlyCheck) && !raced(t.pkg) && !killed(t) }),
-		step{program: true, words: goTest("-p=2", "-count=1")})
+		step{program: true, words: goTest("-p=3", "-count=1", "-timeout=20m")})
 	s.add("race", selectTests(all, func(t test) bool { return raced(t.pkg) && !t.has(onlyPFS) }),
-		step{words: goTest("-p=2", "-count=1", "-race")})
+		step{words: goTest("-p=2", "-count=1", "-race", "-timeout=20m")})
 	s.add("killed", selectTests(all, killed), step{words: goTest("-count=1", "-race")})
 	s.add("oneproc", selectTests(all, func(t test) bool { return t.has(oneProc) }),
 		step{env: []string{"GOMAXPROCS=1"}, words: goTest("-p=1", "-count=1")})
