@@ -14,9 +14,10 @@ import (
 )
 
 // hang mounts a FUSE file system on dir whose daemon answers no request. After heal, dir is as it
-// was before.
+// was before. Mounts wait for tiers as long as they do outside of tests.
 func (s *site) hang(dir string) (heal func()) {
 	s.t.Helper()
+	s.env = append(s.env, openTimeoutEnv+"=")
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	s.check(err)
 	s.t.Cleanup(func() { device.Close() })

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -18,8 +20,15 @@ import (
 )
 
 // openTimeout bounds how long a mount waits for its tiers to be opened. After that, a tier is
-// opened while the mount is used.
-const openTimeout = 500 * time.Millisecond
+// opened while the mount is used. Tests on a busy machine set a longer time, in seconds.
+var openTimeout = func() time.Duration {
+	if n, err := strconv.Atoi(os.Getenv(openTimeoutEnv)); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	return 500 * time.Millisecond
+}()
+
+const openTimeoutEnv = "MILKWEED_TEST_OPEN_TIMEOUT"
 
 var (
 	errNotOpen     = errors.New("the tier is not open yet")
