@@ -20,6 +20,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/limit"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
@@ -270,22 +271,32 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// shapes are the datasets of the benchmarks.
-var shapes = []struct {
+// shapes returns the datasets of the benchmarks.
+func shapes() []shape {
+	return []shape{
+		{"large", drivertest.Size(6, 3), drivertest.Size(64<<20, 4<<20)},
+		{"small", drivertest.Size(1500, 30), 110_000},
+	}
+}
+
+// A shape is files of one size.
+type shape struct {
 	name  string
 	files int
 	size  int
-}{
-	{"large", 6, 64 << 20},
-	{"small", 1500, 110_000},
 }
 
 // Reads of placed files in each mode, against reads of the same copies without Milkweed. The tier
 // is in memory, and the page cache is kept between epochs.
 func BenchmarkPlacedAgainstNative(b *testing.B) {
+	var (
+		atOnce = drivertest.Size([]int{1, 2}, []int{2})
+		random = drivertest.Size(256<<20, 4<<20)  // bytes of the file that is read at random
+		preads = drivertest.Size("100000", "100") // of it
+	)
 	for _, mode := range []fs.Mode{fs.Passthrough, fs.Stateless, fs.Cached} {
-		for _, shape := range shapes {
-			for _, readers := range []int{1, 2} {
+		for _, shape := range shapes() {
+			for _, readers := range atOnce {
 				b.Run(fmt.Sprintf("%v/%s/readers=%d", mode, shape.name, readers), func(b *testing.B) {
 					s, native := placed(b, mode, shape.files, shape.size)
 					var ours, theirs []float64
@@ -298,11 +309,11 @@ func BenchmarkPlacedAgainstNative(b *testing.B) {
 			}
 		}
 		b.Run(mode.String()+"/random", func(b *testing.B) {
-			s, native := placed(b, mode, 1, 256<<20)
+			s, native := placed(b, mode, 1, random)
 			var ours, theirs []float64
 			for b.Loop() {
-				theirs = append(theirs, seconds(b, "preads", filepath.Join(native, "d"), "100000"))
-				ours = append(ours, seconds(b, "preads", s.in("d"), "100000"))
+				theirs = append(theirs, seconds(b, "preads", filepath.Join(native, "d"), preads))
+				ours = append(ours, seconds(b, "preads", s.in("d"), preads))
 			}
 			compare(b, "milkweed", "native", ours, theirs)
 		})
@@ -312,10 +323,14 @@ func BenchmarkPlacedAgainstNative(b *testing.B) {
 // Reads of whole files of each size, stateless against passthrough. The results are the basis of
 // mode = "auto".
 func BenchmarkStatelessAgainstPassthrough(b *testing.B) {
-	for _, kib := range []int{64, 256, 1 << 10, 4 << 10, 16 << 10} {
+	var (
+		sizes = drivertest.Size([]int{64, 256, 1 << 10, 4 << 10, 16 << 10}, []int{64, 1 << 10}) // KiB
+		total = drivertest.Size(256<<10, 4<<10)                                                 // KiB of all files
+	)
+	for _, kib := range sizes {
 		for _, pages := range []string{"keep", "drop"} {
 			b.Run(fmt.Sprintf("KiB=%d/%s", kib, pages), func(b *testing.B) {
-				files := min(1000, 256<<10/kib)
+				files := min(1000, total/kib)
 				stateless, _ := placed(b, fs.Stateless, files, kib<<10)
 				passthrough, _ := placed(b, fs.Passthrough, files, kib<<10)
 				var ours, theirs []float64
@@ -347,7 +362,7 @@ func placed(b *testing.B, mode fs.Mode, files, size int) (s *stack, native strin
 // has passthrough. "keep" keeps the page cache of an earlier read and "drop" drops it; "user" also
 // drops it and has the smaller read-ahead of a mount without root.
 func BenchmarkPlacedAgainstLoopback(b *testing.B) {
-	for _, shape := range shapes {
+	for _, shape := range shapes() {
 		for _, pages := range []string{"drop", "keep", "user"} {
 			b.Run(shape.name+"/"+pages, func(b *testing.B) {
 				user := pages == "user"
@@ -377,8 +392,8 @@ func BenchmarkPlacedAgainstLoopback(b *testing.B) {
 // The first epoch through Milkweed, against the same reads from the source. An operation of the
 // source takes 1 ms and returns at most 128 KiB.
 func BenchmarkFirstEpochAgainstSource(b *testing.B) {
-	for _, shape := range shapes {
-		for _, readers := range []int{1, 4} {
+	for _, shape := range shapes() {
+		for _, readers := range drivertest.Size([]int{1, 4}, []int{4}) {
 			b.Run(fmt.Sprintf("%s/readers=%d", shape.name, readers), func(b *testing.B) {
 				data := b.TempDir()
 				for i := range shape.files / 3 {

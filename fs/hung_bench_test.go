@@ -86,11 +86,14 @@ func latencies(b *testing.B, folder, pages string) (took []float64) {
 // with and without 64 other readers for which the source hangs. An operation takes 2 ms. 100
 // iterations take about a minute.
 func BenchmarkBesideHungReaders(b *testing.B) {
-	const files = 100
+	var (
+		readers = drivertest.Size(64, 8) // for which the source hangs
+		files   = drivertest.Size(100, 10)
+	)
 	for _, mode := range []fs.Mode{fs.Cached, fs.Stateless, fs.Passthrough} {
 		b.Run(mode.String(), func(b *testing.B) {
 			source := b.TempDir()
-			for i := range 64 {
+			for i := range readers {
 				write(b, source, fmt.Sprintf("hung/%d", i), 1<<20, uint64(i))
 			}
 			for i := range files {

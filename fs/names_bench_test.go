@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -79,7 +80,7 @@ func walk(at int, name string, buf []byte) (files int, err error) {
 // Finding files by size among 100,000 placed files, after a first run, against the folder of the
 // tier.
 func BenchmarkFind(b *testing.B) {
-	const dirs, files = 100, 1000
+	dirs, files := drivertest.Size(100, 10), drivertest.Size(1000, 20)
 	s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true}, func(source string) {
 		sh(b, `cd "$1" && for d in $(seq -w $2); do
 			mkdir $d && (cd $d && seq -w $3 | split -l 1 -a 4 - img_)

@@ -402,7 +402,7 @@ func TestSnapshotRaces(t *testing.T) {
 // BenchmarkSnapshot saves a directory of a million files, and lists it in a container that
 // was started with the snapshot.
 func BenchmarkSnapshot(b *testing.B) {
-	const n = 1_000_000
+	n := drivertest.Size(1_000_000, 1000)
 	source := flat{drivertest.NewMem(0), n}
 	path := filepath.Join(b.TempDir(), "snapshot")
 	c := newContainer(b, source)
@@ -447,7 +447,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	b.ReportMetric(float64(heap)/float64(b.N)/1e6, "save-MB-allocated")
 	b.ReportMetric(ms(opened), "open-ms")
 	b.ReportMetric(ms(listed), "list-ms")
-	b.ReportMetric(float64(info.Size())/n, "B/name")
+	b.ReportMetric(float64(info.Size())/float64(n), "B/name")
 }
 
 func writeFile(t testing.TB, path string, b []byte) {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // An epochRig records opens, one each millisecond.
@@ -192,7 +194,7 @@ func TestEpochsAreBounded(t *testing.T) {
 
 func BenchmarkEpochs(b *testing.B) {
 	r := newEpochRig()
-	ids := r.shuffled(files(1, 1<<20))
+	ids := r.shuffled(files(1, drivertest.Size[uint64](1<<20, 1<<10)))
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		r.opened(ids[i%len(ids)], false)

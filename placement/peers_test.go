@@ -1315,8 +1315,9 @@ func stressReader(ctx context.Context, s, versions *stress, rng *rand.Rand) {
 // BenchmarkCensus counts 1,000,000 files of a job of 1,000 nodes. The ranks are computed in the first
 // pass.
 func BenchmarkCensus(b *testing.B) {
+	files := drivertest.Size(1_000_000, 5000)
 	mem := drivertest.NewMem(0)
-	for i := range 1_000_000 {
+	for i := range files {
 		mem.Put(fmt.Sprintf("d%d/%s%d", i%1000, strings.Repeat("x", 8), i), nil)
 	}
 	r := newRig(b, rigOptions{quotas: []int64{1 << 40}, over: mem, tier: tiers.Options{Peers: fixedRank{}}})

@@ -621,9 +621,9 @@ func TestSizeClasses(t *testing.T) {
 // BenchmarkPlanned is a first epoch over small files in random order, by four readers, from a file
 // system of 2 ms for each operation, without and with a plan.
 func BenchmarkPlanned(b *testing.B) {
+	files := drivertest.Size(1000, 100)
 	for _, planned := range []bool{false, true} {
 		b.Run(fmt.Sprintf("planned=%v", planned), func(b *testing.B) {
-			const files = 1000
 			for b.Loop() {
 				b.StopTimer()
 				s := newShuffled(newRig(b, rigOptions{quotas: []int64{1 << 40}, workers: 16}), 1, files, 20_000)

@@ -296,6 +296,7 @@ func TestStoppedBeforeScatteredPrefetch(t *testing.T) {
 // BenchmarkShuffled is a first epoch over small files in random order, by four readers, from an
 // object store with a latency of 20 ms.
 func BenchmarkShuffled(b *testing.B) {
+	files := drivertest.Size(2000, 60)
 	for _, c := range []struct {
 		name     string
 		workers  int
@@ -306,7 +307,6 @@ func BenchmarkShuffled(b *testing.B) {
 		{"64 workers", 64, true},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			const files = 2000
 			for b.Loop() {
 				b.StopTimer()
 				bucket := &drivertest.Bucket{Latency: 20 * time.Millisecond, Length: 8 << 20}

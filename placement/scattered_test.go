@@ -411,16 +411,22 @@ func TestNoOrderIsNotOrder(t *testing.T) {
 // reports the bytes from the source, as a multiple of those of the job, and the time, as a multiple
 // of that of four readers of the source.
 func BenchmarkRandomSubset(b *testing.B) {
-	for _, percent := range []int{1, 5, 10, 20, 30, 50, 100} {
+	var (
+		percents = drivertest.Size([]int{1, 5, 10, 20, 30, 50, 100}, []int{50})
+		dirs     = drivertest.Size(20, 4)
+		small    = drivertest.Size(100_000, 10_000) // bytes
+		large    = drivertest.Size(32<<20, 5<<20)   // bytes
+	)
+	for _, percent := range percents {
 		b.Run(fmt.Sprintf("%d%%", percent), func(b *testing.B) {
 			var bytes, own int64
 			var direct, took time.Duration
 			for i := range b.N {
 				r := slowSource(b)
-				s := newUnlisted(r, 20, 100, 100_000, uint64(i))
+				s := newUnlisted(r, dirs, 100, small, uint64(i))
 				for l := range 4 {
 					name := fmt.Sprintf("large/%d", l)
-					s.names, s.data = append(s.names, name), append(s.data, make([]byte, 32<<20))
+					s.names, s.data = append(s.names, name), append(s.data, make([]byte, large))
 					r.mem.Put(name, s.data[len(s.data)-1])
 				}
 				rng := rand.New(rand.NewPCG(uint64(i), 3))

@@ -63,6 +63,9 @@ func newStoreBench(b *testing.B, count, size int, plan blobtest.Plan) *storeBenc
 	return s
 }
 
+// largeObjects returns the number and the size of the large objects of the benchmarks.
+func largeObjects() (count, size int) { return drivertest.Size(4, 2), drivertest.Size(128<<20, 16<<20) }
+
 // objects yields count objects with the same content, in directories of 100, and
 // appends their keys to keys.
 func objects(count int, data []byte, keys *[]string) iter.Seq2[string, []byte] {
@@ -187,12 +190,18 @@ func paired(b *testing.B, names []string, sides []func() time.Duration) {
 // BenchmarkBucketLarge compares the first epoch over large objects with parallel
 // GETs of the same bytes, of the length and the number that are the fastest.
 func BenchmarkBucketLarge(b *testing.B) {
-	for _, rate := range []int64{250e6, 500e6, 0} {
+	var (
+		rates       = drivertest.Size([]int64{250e6, 500e6, 0}, []int64{500e6})
+		lengths     = drivertest.Size([]int{8 << 20, 16 << 20}, []int{8 << 20})
+		parallels   = drivertest.Size([]int{8, 16, 32}, []int{8})
+		count, size = largeObjects()
+	)
+	for _, rate := range rates {
 		b.Run(fmt.Sprintf("MBps=%d", rate/1e6), func(b *testing.B) {
-			s := newStoreBench(b, 4, 128<<20, blobtest.Plan{Rate: rate})
+			s := newStoreBench(b, count, size, blobtest.Plan{Rate: rate})
 			best, length, parallel := time.Hour, 0, 0
-			for _, l := range []int{8 << 20, 16 << 20} {
-				for _, p := range []int{8, 16, 32} {
+			for _, l := range lengths {
+				for _, p := range parallels {
 					if took := timed(func() { s.get(l, p) }); took < best {
 						best, length, parallel = took, l, p
 					}
@@ -206,8 +215,8 @@ func BenchmarkBucketLarge(b *testing.B) {
 			before := s.proxy.Stats()
 			s.cold(func() { s.read(s.point, 4, false) })
 			after := s.proxy.Stats()
-			b.ReportMetric(float64(after.Gets-before.Gets)/float64(4*16), "requests/floor")
-			b.ReportMetric(float64(after.Bytes-before.Bytes)/float64(4*s.size), "bytes/dataset")
+			b.ReportMetric(float64(after.Gets-before.Gets)/float64(count*size/(8<<20)), "requests/floor")
+			b.ReportMetric(float64(after.Bytes-before.Bytes)/float64(count*size), "bytes/dataset")
 		})
 	}
 }
@@ -215,11 +224,12 @@ func BenchmarkBucketLarge(b *testing.B) {
 // BenchmarkBucketWarmup compares the warm-up of a folder, over a network of 250
 // MB/s, with parallel GETs of the same bytes.
 func BenchmarkBucketWarmup(b *testing.B) {
+	count, size := largeObjects()
 	for _, kind := range []struct {
 		name           string
 		count, size    int
 		parallel, part int // of the GETs
-	}{{"large", 4, 128 << 20, 16, 8 << 20}, {"small", 3000, 110_000, 64, 110_000}} {
+	}{{"large", count, size, 16, 8 << 20}, {"small", drivertest.Size(3000, 100), 110_000, 64, 110_000}} {
 		b.Run(kind.name, func(b *testing.B) {
 			s := newStoreBench(b, kind.count, kind.size, blobtest.Plan{Rate: 250e6})
 			paired(b, []string{"milkweed", "raw"}, []func() time.Duration{
@@ -234,10 +244,10 @@ func BenchmarkBucketWarmup(b *testing.B) {
 // mount.
 func BenchmarkBucketSmall(b *testing.B) {
 	drivertest.Need(b, "rclone")
-	s := newStoreBench(b, 400, 110_000, blobtest.Plan{})
+	s := newStoreBench(b, drivertest.Size(400, 40), 110_000, blobtest.Plan{})
 	rclone := s.rclone(b)
 	for _, shuffled := range []bool{false, true} {
-		for _, readers := range []int{1, 4} {
+		for _, readers := range drivertest.Size([]int{1, 4}, []int{4}) {
 			b.Run(fmt.Sprintf("shuffled=%t/readers=%d", shuffled, readers), func(b *testing.B) {
 				paired(b, []string{"rclone", "milkweed"}, []func() time.Duration{
 					func() time.Duration { return rclone(func(point string) { s.read(point, readers, shuffled) }) },
@@ -274,10 +284,11 @@ func (s *storeBench) rclone(b *testing.B) func(f func(point string)) time.Durati
 // BenchmarkBucketLaterEpochs compares the later epochs of a bucket with those of a
 // folder. The copies are in the same kind of tier, and the page cache is empty.
 func BenchmarkBucketLaterEpochs(b *testing.B) {
+	count, size := largeObjects()
 	for _, kind := range []struct {
 		name        string
 		count, size int
-	}{{"large", 4, 128 << 20}, {"small", 600, 110_000}} {
+	}{{"large", count, size}, {"small", drivertest.Size(600, 60), 110_000}} {
 		b.Run(kind.name, func(b *testing.B) {
 			s := newStoreBench(b, kind.count, kind.size, blobtest.Plan{})
 			local := newSite(b)
@@ -313,13 +324,11 @@ func BenchmarkBucketLaterEpochs(b *testing.B) {
 	}
 }
 
-// million is the number of keys in BenchmarkBucketMillion.
-const million = 1_000_000
-
 // BenchmarkBucketMillion measures the time and the memory for listing a million
 // keys with one prefix, without and with the metadata snapshot of an earlier mount.
 func BenchmarkBucketMillion(b *testing.B) {
-	server := blobtest.Many(b, million)
+	keys := drivertest.Size(1_000_000, 2500)
+	server := blobtest.Many(b, keys)
 	server.Setenv(b)
 	s := newSite(b)
 	folder := s.point + "/" + strings.TrimSuffix(blobtest.ManyPrefix, "/")
@@ -331,7 +340,7 @@ func BenchmarkBucketMillion(b *testing.B) {
 		s.umount()
 	}
 	list := func() {
-		if got := strings.TrimSpace(s.sh(`ls -f "$1" | wc -l`, folder)); got != strconv.Itoa(million+2) {
+		if got := strings.TrimSpace(s.sh(`ls -f "$1" | wc -l`, folder)); got != strconv.Itoa(keys+2) {
 			b.Fatalf("%s names are listed", got)
 		}
 	}
@@ -339,7 +348,7 @@ func BenchmarkBucketMillion(b *testing.B) {
 		s.check(os.RemoveAll(names))
 		before := proxy.Stats()
 		mount(func() {
-			b.ReportMetric(timed(func() { s.must("stat", fmt.Sprintf("%s/%09d", folder, million-1)) }).Seconds(), "first-stat-s")
+			b.ReportMetric(timed(func() { s.must("stat", fmt.Sprintf("%s/%09d", folder, keys-1)) }).Seconds(), "first-stat-s")
 			b.ReportMetric(timed(list).Seconds(), "then-list-s")
 			b.ReportMetric(s.memory("VmRSS"), "rss-MB")
 			b.ReportMetric(s.memory("VmHWM"), "peak-MB")

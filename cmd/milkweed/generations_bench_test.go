@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // BenchmarkPrepare compares 8 readers that loop over a generation, with and without a preparation of
@@ -20,7 +22,7 @@ import (
 //
 //	go test -run '^$' -bench Prepare -benchtime 10x -timeout 30m ./cmd/milkweed
 func BenchmarkPrepare(b *testing.B) {
-	const files = 4000
+	files := drivertest.Size(4000, 200)
 	s := newSite(b)
 	s.check(os.Mkdir(s.dir+"/sets", 0o755))
 	for i := range files {
@@ -91,7 +93,8 @@ func (r readResult) p99() float64  { return r.latencies[len(r.latencies)*99/100]
 // calibrate paces the readers to 60 % of the CPU time.
 func (r *pacedReaders) calibrate() {
 	const share = 0.6
-	for range 4 { // the first run also gives the kernel all pages; paced, a file takes more time
+	runs := drivertest.Size(4, 1)
+	for range runs { // the first run also gives the kernel all pages; paced, a file takes more time
 		before := busy(r.b)
 		result := r.run(nil)
 		used := (busy(r.b) - before) / result.seconds // 1 is a whole machine
@@ -112,9 +115,10 @@ func busy(b *testing.B) float64 {
 	return (user + nice + system + irq + softirq) / ticks / float64(runtime.NumCPU())
 }
 
-// run reads while other runs or, if that is nil, for 4 seconds.
+// run reads while other runs or, if that is nil, for length.
 func (r *pacedReaders) run(other func()) (result readResult) {
-	const readers, batch, length = 8, 8, 4 * time.Second
+	const readers, batch = 8, 8
+	length := drivertest.Size(4*time.Second, time.Second/2)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2 * readers)) // no reader waits for one that is in a system call
 	var running sync.WaitGroup
 	var mu sync.Mutex

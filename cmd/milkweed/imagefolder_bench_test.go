@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
@@ -16,10 +15,14 @@ import (
 // tier.
 func BenchmarkImageFolder(b *testing.B) {
 	drivertest.Need(b, "python3-torch", "python3-torchvision", "python3-PIL")
+	var (
+		images  = drivertest.Size("800", "64")
+		warmups = drivertest.Size(1, 0) // epochs over the copies before those that count
+	)
 	for _, mode := range []string{"stateless", "passthrough"} {
 		b.Run(mode, func(b *testing.B) {
 			s := newSite(b)
-			s.script("testdata/imagefolder.py", "make", s.source, "800")
+			s.script("testdata/imagefolder.py", "make", s.source, images)
 			s.mountWith("mode="+mode, "1GiB")
 			defer s.umount()
 			epoch := func(folder string) float64 {
@@ -31,7 +34,9 @@ func BenchmarkImageFolder(b *testing.B) {
 			epoch(s.point)
 			s.settled()
 			native := filepath.Join(s.dataset(1), "files")
-			epoch(native)
+			for range warmups {
+				epoch(native)
+			}
 			var ratios, ours, theirs []float64
 			for b.Loop() {
 				theirs = append(theirs, epoch(native))
@@ -53,7 +58,7 @@ func BenchmarkImageFolder(b *testing.B) {
 func BenchmarkPlannedImageFolder(b *testing.B) {
 	drivertest.Need(b, "python3-torch", "python3-torchvision", "python3-PIL")
 	made := newSite(b)
-	made.script("testdata/imagefolder.py", "make", made.source, "1600")
+	made.script("testdata/imagefolder.py", "make", made.source, drivertest.Size("1600", "64"))
 	sides := make(map[string][]float64)
 	for b.Loop() {
 		s := newSite(b) // has a PFS of its own, which lives for commandTimeout
@@ -68,7 +73,7 @@ func BenchmarkPlannedImageFolder(b *testing.B) {
 		measure("local", "train", made.source)
 		measure("source", "train", s.source)
 		for side, command := range map[string]string{"milkweed": "train", "planned": "plan"} {
-			time.Sleep(expire)
+			expire()
 			s.mount("1GiB")
 			measure(side, command, s.point)
 			s.umount()

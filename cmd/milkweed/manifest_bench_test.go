@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // BenchmarkManifest compares the time of `milkweed warmup` with a manifest, whose hashes it verifies, with
@@ -11,11 +13,12 @@ import (
 //
 //	go test -run '^$' -bench Manifest -benchtime 10x ./cmd/milkweed
 func BenchmarkManifest(b *testing.B) {
+	count, size := largeObjects()
 	for _, shape := range []struct {
 		name  string
 		files int
 		size  int
-	}{{"small", 5000, 16 << 10}, {"large", 4, 128 << 20}} {
+	}{{"small", drivertest.Size(5000, 100), 16 << 10}, {"large", count, size}} {
 		b.Run(shape.name, func(b *testing.B) {
 			s := newSite(b)
 			for i := range shape.files {

@@ -9,39 +9,46 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// expire is how long the benchmarks wait until the client of the simulated PFS has cached no names.
-const expire = 1500 * time.Millisecond
+// expire waits until the client of the simulated PFS has cached no names. With -short, it does not.
+func expire() { time.Sleep(drivertest.Size(1500*time.Millisecond, 0)) }
 
 // BenchmarkWarmup compares a warm-up of a tier in memory with 16 processes that read the files
 // directly from a simulated PFS of 2 ms and 200 MB/s.
 func BenchmarkWarmup(b *testing.B) {
-	for _, folders := range []int{1, 20, 500} {
+	var (
+		subdirs = drivertest.Size([]int{1, 20, 500}, []int{20})
+		files   = drivertest.Size(2000, 100)
+		large   = drivertest.Size(32_000_000, 2_000_000) // bytes of each of 4 more files
+	)
+	for _, folders := range subdirs {
 		b.Run(fmt.Sprintf("folders=%d", folders), func(b *testing.B) {
 			s := newSite(b)
 			var names []string
-			for i := range 2000 {
+			for i := range files {
 				names = append(names, fmt.Sprintf("%03d/%04d", i%folders, i))
 				s.write(names[i], 90_000)
 			}
 			for i := range 4 {
 				names = append(names, fmt.Sprintf("large%d", i))
-				s.write(names[2000+i], 32_000_000)
+				s.write(names[files+i], large)
 			}
 			list := filepath.Join(s.dir, "list")
 			s.check(os.WriteFile(list, []byte(strings.Join(names, "\x00")), 0o600))
 			s.overPFS("2ms", "200MB")
 			var ours, theirs []float64
 			for b.Loop() {
-				time.Sleep(expire)
+				expire()
 				theirs = append(theirs, seconds(func() {
 					s.sh(`cd "$1" && xargs -0 -P 16 -n 20 cat <"$2" >/dev/null`, s.source, list)
 				}))
 				tier, err := os.MkdirTemp("/dev/shm", "milkweed-test")
 				s.check(err)
 				s.milkweed("mount", "--tier", "ram:"+tier+":1GiB", s.source, s.point)
-				time.Sleep(expire)
+				expire()
 				ours = append(ours, seconds(func() { s.milkweed("warmup", s.point) }))
 				s.umount()
 				s.check(os.RemoveAll(tier))
@@ -55,9 +62,10 @@ func BenchmarkWarmup(b *testing.B) {
 // source itself, the first time and the second time.
 func BenchmarkListing(b *testing.B) {
 	s := newSite(b)
-	s.sh(`cd "$1" && for d in $(seq -w 100); do
-		mkdir $d && (cd $d && seq 1000 | split -l 1 -a 4 - img_)
-	done`, s.source)
+	dirs, files := drivertest.Size("100", "10"), drivertest.Size("1000", "20")
+	s.sh(`cd "$1" && for d in $(seq -w $2); do
+		mkdir $d && (cd $d && seq $3 | split -l 1 -a 4 - img_)
+	done`, s.source, dirs, files)
 	for _, options := range []string{"-UR", "-lR"} {
 		list := func(folder string) float64 {
 			return seconds(func() { s.sh(`ls $1 "$2" >/dev/null`, options, folder) })
@@ -101,9 +109,14 @@ func reportRatio(b *testing.B, other string, ours, theirs []float64) {
 // 1,000 files of 10 directories of a simulated PFS of 2 ms, whose copies are in a tier in memory, in
 // no order. It reports the operations on the source before the process ends.
 func BenchmarkRestart(b *testing.B) {
+	var (
+		files = drivertest.Size(1000, 100)
+		skew  = drivertest.Size("5s", "0s")                   // of clocks; 5s is the default
+		age   = drivertest.Size(6*time.Second, time.Second/4) // at which the times of the directories prove that their names are valid
+	)
 	s := newSite(b)
 	var names []string
-	for i := range 1000 {
+	for i := range files {
 		names = append(names, fmt.Sprintf("class%d/%04d.jpg", i%10, i))
 		s.write(names[i], 90_000)
 	}
@@ -114,11 +127,11 @@ func BenchmarkRestart(b *testing.B) {
 	tier, err := os.MkdirTemp("/dev/shm", "milkweed-test")
 	s.check(err)
 	b.Cleanup(func() { os.RemoveAll(tier) })
-	time.Sleep(6 * time.Second) // until the times of the directories prove that their names are valid
+	time.Sleep(age)
 	words := []string{"mount", "--tier", "ram:" + tier + ":1GiB", s.source, s.point}
 	read := func(option string) (took float64, operations int64) {
-		s.must(append([]string{s.program}, append(words, "-o", "metadata_snapshot="+option)...)...)
-		time.Sleep(expire)
+		s.must(append([]string{s.program}, append(words, "-o", "clock_skew="+skew+",metadata_snapshot="+option)...)...)
+		expire()
 		took = seconds(func() { s.sh(`cd "$1" && xargs -0 -n 1000 cat <"$2" >/dev/null`, s.point, list) })
 		operations = s.operations()
 		s.umount()

@@ -12,20 +12,17 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // BenchmarkRefresh has 100,000 files with copies, in directories of 100. In each round, 1,000 of them
 // are removed at the source, 1,000 replaced and 1,000 added. It reports the time of `milkweed refresh`
 // and then of `refresh --prune`, the operations at the source, and the ratio of the 99th percentiles of
-// 8 paced readers of the other files, beside the refresh and alone. With -short, there are a twentieth
-// of the files.
+// 8 paced readers of the other files, beside the refresh and alone.
 //
 //	go test -run '^$' -bench Refresh -benchtime 3x -timeout 30m ./cmd/milkweed
 func BenchmarkRefresh(b *testing.B) {
-	count, changed := 100_000, 1000
-	if testing.Short() {
-		count, changed = 5000, 50
-	}
+	count, changed := drivertest.Size(100_000, 1000), drivertest.Size(1000, 10)
 	b.Run("folder", func(b *testing.B) {
 		s := newSite(b)
 		dataset := make(map[string]bool)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // readSmall reads all files of a directory, argument 1, in rounds, argument 2, through the daemon: it drops
@@ -32,8 +34,9 @@ print(time.monotonic() - begin)
 //
 //	go test -run '^$' -bench Watched -benchtime 20x ./cmd/milkweed
 func BenchmarkWatched(b *testing.B) {
+	files, rounds := drivertest.Size(2000, 200), drivertest.Size("5", "1")
 	s := newSite(b)
-	for i := range 2000 {
+	for i := range files {
 		s.write(fmt.Sprintf("d/%d", i), 16<<10)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,10 +45,6 @@ func BenchmarkWatched(b *testing.B) {
 	s.check(l.Close())
 	s.milkweed(append(s.mountWords("1GiB"), "--metrics-listen", address)...)
 	s.milkweed("warmup", s.point)
-	rounds := "5"
-	if testing.Short() {
-		rounds = "1"
-	}
 	read := func() float64 {
 		took, err := strconv.ParseFloat(strings.TrimSpace(s.must("/usr/bin/python3", "-c", readSmall, s.point+"/d", rounds)), 64)
 		s.check(err)

@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // BenchmarkUmountWithContainer mounts a dataset, starts a process in a mount namespace of its own
@@ -13,11 +15,12 @@ import (
 //
 //	go test -run '^$' -bench UmountWithContainer -benchtime 100x ./cmd/milkweed
 func BenchmarkUmountWithContainer(b *testing.B) {
+	written := drivertest.Size("64", "4") // MiB between two syncs
 	s := newSite(b)
 	for i := range 20 {
 		s.write(fmt.Sprintf("f%d", i), 1<<20)
 	}
-	load := s.command("sh", "-c", `while dd if=/dev/zero of="$1" bs=1M count=64 conv=fsync 2>/dev/null; do :; done`, "sh", s.dir+"/load")
+	load := s.command("sh", "-c", `while dd if=/dev/zero of="$1" bs=1M count="$2" conv=fsync 2>/dev/null; do :; done`, "sh", s.dir+"/load", written)
 	s.check(load.Start())
 	defer func() {
 		load.Process.Kill()

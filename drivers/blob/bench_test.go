@@ -20,11 +20,17 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/blob/blobtest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // BenchmarkAgainstSDK compares the driver and Amazon's library, in turn in one run,
 // with a server without latency.
 func BenchmarkAgainstSDK(b *testing.B) {
+	var (
+		lists   = drivertest.Size(50, 1) // listings of each side in an iteration
+		sizes   = drivertest.Size([]int64{10_000, 110_000, 1 << 20, 8 << 20}, []int64{110_000})
+		fetched = drivertest.Size[int64](100<<20, 2<<20) // bytes of each side in an iteration; a GET costs 1 MiB more
+	)
 	page := listPage(1000)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Has("list-type") {
@@ -45,7 +51,7 @@ func BenchmarkAgainstSDK(b *testing.B) {
 		Credentials: credentials.NewStaticCredentialsProvider("id", "secret", "")})
 
 	b.Run("list", func(b *testing.B) {
-		against(b, 50, func() error {
+		against(b, lists, func() error {
 			return bucket.List(context.Background(), "keys", func([]drivers.Info) error { return nil })
 		}, func() error {
 			_, err := sdk.ListObjectsV2(context.Background(), &s3.ListObjectsV2Input{Bucket: aws.String("bucket"), Prefix: aws.String("keys/"), Delimiter: aws.String("/")})
@@ -53,14 +59,14 @@ func BenchmarkAgainstSDK(b *testing.B) {
 		})
 	})
 	buf := make([]byte, len(content))
-	for _, size := range []int64{10_000, 110_000, 1 << 20, 8 << 20} {
+	for _, size := range sizes {
 		o, err := bucket.OpenVersion(context.Background(), "object", bucket.file(item{key: "object", size: int64(len(content)), version: "etag"}))
 		if err != nil {
 			b.Fatal(err)
 		}
 		span := fmt.Sprintf("bytes=0-%d", size-1)
 		b.Run(fmt.Sprintf("get-%d", size), func(b *testing.B) {
-			against(b, int(100<<20/(size+1<<20)), func() error {
+			against(b, int(fetched/(size+1<<20)), func() error {
 				s, err := o.(drivers.Streamer).Stream(context.Background(), 0, size)
 				if err != nil {
 					return err
@@ -127,15 +133,19 @@ func against(b *testing.B, times int, sides ...func() error) {
 // BenchmarkRanges measures the throughput of concurrent reads of ranges, by length and
 // number, from a store with a latency of 20 ms and 60 MB/s per connection.
 func BenchmarkRanges(b *testing.B) {
-	const size = 256 << 20
+	var (
+		size    = drivertest.Size(256<<20, 16<<20)
+		lengths = drivertest.Size([]int64{1 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20}, []int64{4 << 20})
+		numbers = drivertest.Size([]int{4, 8, 16}, []int{4})
+	)
 	s := newStore(b, size)
 	proxy := blobtest.NewProxy(b, s.URL, blobtest.Plan{Latency: 20 * time.Millisecond, ConnRate: 60e6})
 	bucket := openURL(b, "s3://bucket?endpoint="+proxy.URL)
 	o := bucket.object(b)
-	for _, length := range []int64{1 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20} {
-		for _, number := range []int{4, 8, 16} {
+	for _, length := range lengths {
+		for _, number := range numbers {
 			b.Run(fmt.Sprintf("MiB=%d/at-once=%d", length>>20, number), func(b *testing.B) {
-				b.SetBytes(size)
+				b.SetBytes(int64(size))
 				for b.Loop() {
 					var (
 						streams sync.WaitGroup
@@ -144,8 +154,8 @@ func BenchmarkRanges(b *testing.B) {
 					for range number {
 						streams.Go(func() {
 							buf := make([]byte, 1<<20)
-							for off := next.Add(length) - length; off < size; off = next.Add(length) - length {
-								s, err := o.(drivers.Streamer).Stream(context.Background(), off, min(length, size-off))
+							for off := next.Add(length) - length; off < int64(size); off = next.Add(length) - length {
+								s, err := o.(drivers.Streamer).Stream(context.Background(), off, min(length, int64(size)-off))
 								if err != nil {
 									b.Error(err)
 									return

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // against runs functions in turn, times times each. It reports the median time of the first, and the
@@ -103,9 +105,9 @@ func get(client *http.Client, url string, buf []byte) error {
 // BenchmarkRemoteFile reads a placed file of another node, in streams as fills do and in reads of 1
 // MiB, against GET requests of the file to a plain server, which uses sendfile.
 func BenchmarkRemoteFile(b *testing.B) {
-	const size = 256 << 20
-	for name, readers := range map[string]int{"readers=1": 1, "readers=4": 4} {
-		b.Run(name, func(b *testing.B) {
+	size := drivertest.Size(256<<20, 4<<20)
+	for _, readers := range drivertest.Size([]int{1, 4}, []int{4}) {
+		b.Run(fmt.Sprintf("readers=%d", readers), func(b *testing.B) {
 			o, client, url := benchRig(b, size, nil)
 			atOnce := func(f func(buf []byte) error) func() error {
 				return func() error {
@@ -129,7 +131,7 @@ func BenchmarkRemoteFile(b *testing.B) {
 			}
 			for name, read := range map[string]func([]byte) error{
 				"stream": func(buf []byte) error {
-					s, err := o.(drivers.Streamer).Stream(context.Background(), 0, size)
+					s, err := o.(drivers.Streamer).Stream(context.Background(), 0, int64(size))
 					if err != nil {
 						return err
 					}
@@ -138,7 +140,7 @@ func BenchmarkRemoteFile(b *testing.B) {
 					return err
 				},
 				"reads": func(buf []byte) error {
-					for off := int64(0); off < size; off += int64(len(buf)) {
+					for off := int64(0); off < int64(size); off += int64(len(buf)) {
 						if _, err := o.ReadAt(context.Background(), buf, off); err != nil {
 							return err
 						}
@@ -156,7 +158,7 @@ func BenchmarkRemoteFile(b *testing.B) {
 
 // BenchmarkTLS reads a placed file of another node in a stream, with TLS against without.
 func BenchmarkTLS(b *testing.B) {
-	const size = 256 << 20
+	size := drivertest.Size(256<<20, 4<<20)
 	ca := newAuthority(b)
 	secure, _, _ := benchRig(b, size, func(c *Config) {
 		f := filesIn(b.TempDir())
@@ -167,7 +169,7 @@ func BenchmarkTLS(b *testing.B) {
 	buf := make([]byte, 1<<20)
 	stream := func(o drivers.Object) func() error {
 		return func() error {
-			s, err := o.(drivers.Streamer).Stream(context.Background(), 0, size)
+			s, err := o.(drivers.Streamer).Stream(context.Background(), 0, int64(size))
 			if err != nil {
 				return err
 			}
@@ -185,7 +187,7 @@ func BenchmarkSmallRemoteFile(b *testing.B) {
 	const size = 110_000
 	o, client, url := benchRig(b, size, nil)
 	buf := make([]byte, size)
-	against(b, 1000, []string{"plain"}, func() error {
+	against(b, drivertest.Size(1000, 10), []string{"plain"}, func() error {
 		_, err := o.ReadAt(context.Background(), buf, 0)
 		return err
 	}, func() error { return get(client, url, buf) })

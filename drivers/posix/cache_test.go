@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // resident returns how many bytes of a file are in the page cache.
@@ -248,7 +249,7 @@ func TestReadsAndWritesAllocateNothing(t *testing.T) {
 // BenchmarkCopy copies a file in the blocks of placement, by each method and without any, and
 // reports the part of the bytes that is in the page cache afterwards.
 func BenchmarkCopy(b *testing.B) {
-	const size = 256 << 20
+	size := drivertest.Size(256<<20, 4<<20)
 	for _, m := range append(methods, method{name: "cached"}) {
 		b.Run(m.name, func(b *testing.B) {
 			source := b.TempDir()
@@ -257,7 +258,7 @@ func BenchmarkCopy(b *testing.B) {
 				d.cache.inMemory, s.tree.Load().files.cache.inMemory = true, true
 			}
 			block := make([]byte, 1<<20)
-			b.SetBytes(size)
+			b.SetBytes(int64(size))
 			var left int64
 			for b.Loop() {
 				o, copied := copyFile(b, d, s, block)
@@ -268,7 +269,7 @@ func BenchmarkCopy(b *testing.B) {
 				evict(b, filepath.Join(source, "file"))
 				b.StartTimer()
 			}
-			b.ReportMetric(float64(left)/(2*size), "resident/copied")
+			b.ReportMetric(float64(left)/float64(2*size), "resident/copied")
 		})
 	}
 }

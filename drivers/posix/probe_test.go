@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A probe reads a copy from the disk, also if the kernel has the right bytes in its page cache, and
@@ -75,17 +76,18 @@ func TestUnreadableCopyIsCheckedAgain(t *testing.T) {
 }
 
 func BenchmarkProbeCopy(b *testing.B) {
+	size := drivertest.Size(64<<20, 4<<20)
 	s, err := OpenStore(config(b.TempDir()))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer s.Close()
-	w, err := s.Create(ctx, "file", drivers.Info{Mode: unix.S_IFREG, Size: 64 << 20, Mtime: time.Unix(1, 0)})
+	w, err := s.Create(ctx, "file", drivers.Info{Mode: unix.S_IFREG, Size: int64(size), Mtime: time.Unix(1, 0)})
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer w.Close()
-	if _, err := w.WriteAt(randomBytes(64<<20), 0); err != nil {
+	if _, err := w.WriteAt(randomBytes(size), 0); err != nil {
 		b.Fatal(err)
 	}
 	if err := w.Commit(); err != nil {

@@ -18,21 +18,34 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/reader"
 	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 var many = sync.OnceValues(func() (content, error) { return images("many", 2000) })
+
+// With -short, the benchmarks have few files instead of small and many, and pair instead of large.
+var (
+	few  = sync.OnceValues(func() (content, error) { return images("few", 60) })
+	pair = sync.OnceValues(func() (content, error) { return tfrecords("pair", 2, 4<<20) })
+)
 
 // BenchmarkPeersColdEpoch compares the first epoch on 4 nodes with and without peers, in turn. A link
 // has 4 times the bandwidth of the source, which all nodes share. The arithmetic floor of the time
 // with peers is 1/4 of that without them, and "of-floor" is the time as a multiple of it. With the
 // faster source, all processes together need more than the 2 cores of a small machine.
 func BenchmarkPeersColdEpoch(b *testing.B) {
-	const nodes = 4
-	for _, test := range []struct {
+	type test struct {
 		name    string
 		content func() (content, error)
 		rate    int64
-	}{{"small,100MB", many, 100e6}, {"small,25MB", small, 25e6}, {"small,10MB", small, 10e6}, {"small,5MB", small, 5e6}, {"large,100MB", large, 100e6}, {"large,25MB", large, 25e6}} {
+	}
+	var (
+		nodes = drivertest.Size(4, 2)
+		tests = drivertest.Size(
+			[]test{{"small,100MB", many, 100e6}, {"small,25MB", small, 25e6}, {"small,10MB", small, 10e6}, {"small,5MB", small, 5e6}, {"large,100MB", large, 100e6}, {"large,25MB", large, 25e6}},
+			[]test{{"small,100MB", few, 100e6}, {"large,100MB", pair, 100e6}})
+	)
+	for _, test := range tests {
 		b.Run(test.name, func(b *testing.B) {
 			speed := simpfs.Speed{Latency: time.Millisecond, BytesPerSecond: test.rate}
 			alone := newCluster(b, shape{nodes: nodes, content: test.content, source: speed, link: 4 * test.rate})
@@ -44,7 +57,7 @@ func BenchmarkPeersColdEpoch(b *testing.B) {
 				without = append(without, seconds)
 				seconds, used := shared.coldEpoch(shared.peers()...)
 				with, cpu = append(with, seconds), append(cpu, used)
-				ofFloor = append(ofFloor, nodes*with[i]/without[i])
+				ofFloor = append(ofFloor, float64(nodes)*with[i]/without[i])
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(floor, "s-of-source")
@@ -106,7 +119,7 @@ func BenchmarkPeersRemote(b *testing.B) {
 	for _, test := range []struct {
 		name    string
 		content func() (content, error)
-	}{{"110KB", small}, {"16MiB", large}} {
+	}{{"110KB", drivertest.Size(small, few)}, {"16MiB", drivertest.Size(large, pair)}} {
 		b.Run(test.name, func(b *testing.B) {
 			c := newCluster(b, shape{nodes: 2, content: test.content, link: 400e6})
 			holder, user := c.nodes[0], c.nodes[1]

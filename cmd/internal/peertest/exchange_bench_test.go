@@ -6,6 +6,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/dataset"
 	"github.com/milkweedfs/milkweed/cmd/internal/simpfs"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // volumes are files of the size of unet3d's samples, divided by 96.
@@ -25,19 +26,27 @@ func volumes() (content, error) {
 // that busy accelerators need, and the link of a node 0.7 of what the accelerator of the node needs.
 // Global shuffling takes long, and has three runs at most.
 func BenchmarkExchange(b *testing.B) {
-	for _, w := range []struct {
+	type workload struct {
 		name    string
 		content func() (content, error)
 		batch   int
 		compute string // seconds of a step
 		source  int64  // bytes per second
 		link    int64  // bytes per second
-	}{
-		{name: "resnet50", content: many, batch: 20, compute: "0.25", source: 14e6, link: 5e6},
-		{name: "unet3d", content: volumes, batch: 7, compute: "0.6", source: 35e6, link: 12e6},
-	} {
+	}
+	var (
+		workloads = drivertest.Size([]workload{
+			{name: "resnet50", content: many, batch: 20, compute: "0.25", source: 14e6, link: 5e6},
+			{name: "unet3d", content: volumes, batch: 7, compute: "0.6", source: 35e6, link: 12e6},
+		}, []workload{
+			{name: "resnet50", content: few, batch: 5, compute: "0.01", source: 100e6, link: 50e6},
+		})
+		nodes   = drivertest.Size(4, 2)
+		counted = drivertest.Size(3, 1) // epochs of each side, after the one that fills the tiers
+	)
+	for _, w := range workloads {
 		b.Run(w.name, func(b *testing.B) {
-			c := newCluster(b, shape{nodes: 4, content: w.content, link: w.link, source: simpfs.Speed{BytesPerSecond: w.source}})
+			c := newCluster(b, shape{nodes: nodes, content: w.content, link: w.link, source: simpfs.Speed{BytesPerSecond: w.source}})
 			utilisation := func(epochs, count int, args ...string) float64 {
 				var jobs []*shuffler
 				for _, n := range c.nodes {
@@ -67,9 +76,9 @@ func BenchmarkExchange(b *testing.B) {
 				run   func() float64
 				value []float64
 			}{
-				{name: "q=0", run: func() float64 { return utilisation(4, 3, "--q", "0") }},
-				{name: "q=0.3", run: func() float64 { return utilisation(4, 3, "--q", "0.3") }},
-				{name: "global", run: func() float64 { return utilisation(4, 3) }},
+				{name: "q=0", run: func() float64 { return utilisation(1+counted, counted, "--q", "0") }},
+				{name: "q=0.3", run: func() float64 { return utilisation(1+counted, counted, "--q", "0.3") }},
+				{name: "global", run: func() float64 { return utilisation(1+counted, counted) }},
 			}
 			var source []float64
 			for round := 0; b.Loop(); round++ {

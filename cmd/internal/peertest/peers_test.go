@@ -58,13 +58,15 @@ var twin = sync.OnceValues(func() (content, error) {
 })
 
 // large has files of many blocks.
-var large = sync.OnceValues(func() (content, error) {
+var large = sync.OnceValues(func() (content, error) { return tfrecords("large", 6, 16<<20) })
+
+func tfrecords(name string, count int, size int64) (content, error) {
 	var files []dataset.File
-	for i := range 6 {
-		files = append(files, dataset.File{Name: fmt.Sprintf("%d.tfrecord", i), Size: 16<<20 + int64(i)})
+	for i := range count {
+		files = append(files, dataset.File{Name: fmt.Sprintf("%d.tfrecord", i), Size: size + int64(i)})
 	}
-	return write("large", files)
-})
+	return write(name, files)
+}
 
 // single has one file, of which each of two nodes owns a piece, and a short piece.
 var single = sync.OnceValues(func() (content, error) {

@@ -18,19 +18,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples/pytorch"))
 
-import numpy
-import torch
-from PIL import Image
-from torch.utils.data import DataLoader, RandomSampler
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-
 import milkweed
 
 BATCH, WORKERS, STEP = 32, 2, 0.12
 
 
 def make(out, number):
+    import numpy
+    from PIL import Image
+
     rng = numpy.random.default_rng(1)
     for i in range(number):
         folder = out / f"class{i % 10}"
@@ -42,6 +38,11 @@ def make(out, number):
 
 def batches(data, plan=False):
     """Returns an iterator over the batches of an epoch. Its workers have started."""
+    import torch    # takes seconds, which make() does not need
+    from torch.utils.data import DataLoader, RandomSampler
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
     torch.manual_seed(1)
     torch.set_num_threads(1)
     crop = transforms.Compose([transforms.RandomResizedCrop(224), transforms.ToTensor()])
