@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // start starts a command in dir that prints a line when it is ready.
@@ -35,9 +37,7 @@ func start(t *testing.T, dir string, words ...string) int {
 }
 
 func TestUsersAndNamespaces(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	drivertest.Need(t, "root", "unshare", "/usr/bin/python3")
 	point := t.TempDir()
 	if err := unix.Mount("test", point, "tmpfs", 0, "size=1m"); err != nil {
 		t.Fatal(err)
@@ -55,8 +55,8 @@ func TestUsersAndNamespaces(t *testing.T) {
 with open(sys.argv[1], "rb") as f: m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
 print(flush=True); time.sleep(600)`
 	want := []int{
-		start(t, point, "sh", "-c", "echo; sleep 600"),
-		start(t, "/", "sh", "-c", `exec 3<"$1"; echo; sleep 600`, "sh", file),
+		start(t, point, "sh", "-c", "echo; exec sleep 600"),
+		start(t, "/", "sh", "-c", `exec 3<"$1"; echo; exec sleep 600`, "sh", file),
 		start(t, "/", "/usr/bin/python3", "-c", mapped, file),
 		start(t, "/", "unshare", "--mount", "--propagation", "private", "sh", "-c", `exec 3<"$1"; umount -l "$2"; echo; exec sleep 600`, "sh", file, point),
 	}
