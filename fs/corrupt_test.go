@@ -46,7 +46,7 @@ func flipBits(t *testing.T, tier string) (copies int) {
 // removed, counted and copied again. So are files that another user has put into the tier.
 //
 //suite:check
-func TestBitRot(t *testing.T) {
+func TestFlippedBits(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)

@@ -69,7 +69,7 @@ func wantNothing(t *testing.T, temp string) {
 // A run of a few cycles finds nothing, counts what it did, and leaves nothing behind.
 //
 //suite:check
-func TestRun(t *testing.T) {
+func TestFewCycles(t *testing.T) {
 	summary := filepath.Join(t.TempDir(), "summary.json")
 	cmd, temp, out := start(t, "-cycles", "3", "-faults", "kill,source", "-json", summary)
 	if err := cmd.Run(); err != nil {

@@ -20,7 +20,7 @@ const maxKey = 1024
 // prefix in a bucket of its own.
 //
 //suite:check
-func TestConformance(t *testing.T) {
+func TestServersConform(t *testing.T) {
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
 		buckets := 0

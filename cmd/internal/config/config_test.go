@@ -162,7 +162,7 @@ func TestNoWindow(t *testing.T) {
 	}
 }
 
-func TestModes(t *testing.T) {
+func TestModeNames(t *testing.T) {
 	for _, want := range []Mode{Auto, Passthrough, Stateless, Cached} {
 		if got := parse(t, fmt.Sprintf("[mount]\nmode = %q", want)).Mount.Mode; got != want {
 			t.Errorf("got %s, want %s", got, want)

@@ -12,7 +12,7 @@ import (
 )
 
 // The report of the daemon has all nodes, also those that do not answer.
-func TestPeers(t *testing.T) {
+func TestPeersOfAMount(t *testing.T) {
 	c := dial(t, &controltest.Daemon{MountPoint: "/mnt", Peered: true})
 	got, err := c.Peers(t.Context())
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 
 // If another user has taken the name of the directory of the sockets, a daemon makes another one,
 // and commands and later daemons find it.
-func TestTakenFolder(t *testing.T) {
+func TestFolderOfAnother(t *testing.T) {
 	t.Setenv(FolderEnv, "")
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	before := tmpFolder

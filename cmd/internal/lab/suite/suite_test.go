@@ -40,8 +40,12 @@ func list(t *testing.T) []test {
 	return all
 }
 
-// Every test has marks that mean something, and runs in one of the suites.
+// Every test has marks that mean something, and a name that has the same ones in all packages, so that
+// one run of go test has all of `make test`.
 func TestMarks(t *testing.T) {
+	if got := selectTests(list(t), inTest); len(got) != 1 {
+		t.Errorf("%d runs of go test, the second one for %q: rename the tests there", len(got), got[1].packages)
+	}
 	for _, one := range list(t) {
 		for _, mark := range one.marks {
 			if !slices.Contains([]string{onlyCheck, onlyPFS, oneProc}, mark) {
