@@ -43,41 +43,19 @@ func newSuite(command string, all []test, lacks func(string) error, o options, s
 // inTest reports whether `make test` runs a test.
 func inTest(t test) bool { return !t.has(onlyCheck) && !t.has(onlyPFS) }
 
-// examples are the tests of the examples in Python, with their requirements.
-var examples = []struct {
-	folder string
-	needs  []string
-}{
-	{"examples/tensorflow", []string{"/usr/bin/python3"}},
-	{"examples/pytorch", []string{"/usr/bin/python3", "python3-numpy", "python3-torch"}},
-}
-
-func exampleStep(folder string) step {
-	return step{part: "examples", name: folder, words: []string{"sh", "-ec", "cd " + folder + " && /usr/bin/python3 -B -m unittest"}}
-}
-
 // testSuite has what a newcomer and every commit runs. Go repeats only the tests whose packages, files
 // and variables have changed.
 func testSuite(all []test, lacks func(string) error) suite {
 	s := suite{leftOut: make(map[string][]string)}
-	lack := func(id string, needs []string) bool {
-		i := slices.IndexFunc(needs, func(w string) bool { return lacks(w) != nil })
-		if i >= 0 {
-			s.leftOut[needs[i]] = append(s.leftOut[needs[i]], id)
-		}
-		return i >= 0
-	}
 	there := make(map[string]bool)
 	for _, t := range all {
-		there[t.id()] = inTest(t) && !lack(t.id(), t.needs)
+		lacking := slices.IndexFunc(t.needs, func(w string) bool { return lacks(w) != nil })
+		if there[t.id()] = inTest(t) && lacking < 0; inTest(t) && lacking >= 0 {
+			s.leftOut[t.needs[lacking]] = append(s.leftOut[t.needs[lacking]], t.id())
+		}
 	}
 	// Three packages at once: while tests wait, others are compiled.
 	s.add("tests", selectTests(all, func(t test) bool { return there[t.id()] }), step{program: true, skips: true, words: goTest("-p=3")})
-	for _, e := range examples {
-		if !lack(e.folder, e.needs) {
-			s.steps = append(s.steps, exampleStep(e.folder))
-		}
-	}
 	return s
 }
 
@@ -104,7 +82,7 @@ func (s *suite) command(part, name string, env []string, words ...string) {
 // raced reports whether `make check` runs the tests of a package with the race detector: all but those
 // of whole programs, in which it takes most of the time and sees what the tests of the libraries show.
 func raced(pkg string) bool {
-	for _, whole := range []string{"cmd/milkweed", "cmd/milkweed-k8s", "cmd/release", "cmd/torture", "cmd/internal/peertest", "cmd/internal/scale", "cmd/internal/page"} {
+	for _, whole := range []string{"cmd/milkweed", "cmd/milkweed-k8s", "cmd/release", "cmd/torture", "cmd/internal/peertest", "cmd/internal/scale", "cmd/internal/page", "examples"} {
 		if pkg == whole {
 			return false
 		}
@@ -121,9 +99,6 @@ func checkSuite(all []test, o options) suite {
 	s.command("deps", "deps", nil, ".ci/deps.sh")
 	s.command("lint", "lint", nil, "make", "build", "lint")
 	s.add("tests", selectTests(all, inTest), step{program: true, words: goTest("-p=3", "-count=1")})
-	for _, e := range examples {
-		s.steps = append(s.steps, exampleStep(e.folder))
-	}
 	s.add("whole", selectTests(all, func(t test) bool { return t.has(onlyCheck) && !raced(t.pkg) && !killed(t) }),
 		step{program: true, words: goTest("-p=3", "-count=1", "-timeout=20m")})
 	s.add("race", selectTests(all, func(t test) bool { return raced(t.pkg) && !t.has(onlyPFS) }),
