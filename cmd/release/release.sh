@@ -74,7 +74,7 @@ share() {
 	"$native" completion bash >"$1/bash-completion/completions/milkweed"
 	"$native" completion zsh >"$1/zsh/vendor-completions/_milkweed"
 	"$native" completion fish >"$1/fish/vendor_completions.d/milkweed.fish"
-	git archive HEAD README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md tiering.toml docs examples |
+	git archive HEAD README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md tiering.toml docs examples ':!*.go' |
 		tar --extract --directory "$doc"
 	cp LICENSE "$doc/copyright"
 	licenses "$native" | gzip --best --no-name >"$doc/third-party-licenses.gz"
