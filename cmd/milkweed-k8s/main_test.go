@@ -199,7 +199,7 @@ func (n *node) start(name string, uid int, words ...string) *process {
 	p := &process{cmd: exec.Command(words[0], words[1:]...), log: log, ended: make(chan error, 1)}
 	p.cmd.Stderr, p.cmd.Dir = log, "/"
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.dir + "/home", "TMPDIR=" + n.dir + "/home",
-		"MILKWEED_RUNTIME_DIR=" + n.dir + "/home/run", "MILKWEED_TEST_OPEN_TIMEOUT=30"}
+		"MILKWEED_RUNTIME_DIR=" + n.dir + "/home/run", lab.OpenTimeout}
 	n.check(p.cmd.Start())
 	go func() { p.ended <- p.cmd.Wait() }()
 	return p

@@ -89,8 +89,8 @@ func newSite(t testing.TB) *site {
 	s.check(os.Chmod(dir+"/run", 0o700))
 	s.env = append(os.Environ(),
 		control.FolderEnv+"="+dir+"/run", "XDG_STATE_HOME="+dir+"/state", "XDG_CACHE_HOME="+dir+"/cache", "HOME="+dir,
-		openTimeoutEnv+"=30",
-		"MILKWEED_CONFIG=",                         // do not use that of the developer
+		lab.OpenTimeout,
+		"MILKWEED_CONFIG=", // do not use that of the developer
 		"GORACE=halt_on_error=1 atexit_sleep_ms=0") // a data race ends the daemon
 	return s
 }

@@ -21,6 +21,10 @@ const ProgramsEnv = "MILKWEED_TEST_PROGRAMS"
 // whose result it has cached if a variable that the test has read changes.
 const BuildEnv = "MILKWEED_TEST_BUILD"
 
+// OpenTimeout is a variable for the environment of daemons: they wait 30 s for their tiers, instead of
+// half a second, after which a mount on a machine with a busy disk starts without them.
+const OpenTimeout = "MILKWEED_TEST_OPEN_TIMEOUT=30"
+
 // Module is the import path of this module.
 const Module = "github.com/milkweedfs/milkweed"
 

@@ -163,7 +163,7 @@ func newCluster(t testing.TB, s shape) *cluster {
 		}
 		n.env = append(os.Environ(),
 			control.FolderEnv+"="+n.dir+"/run", "XDG_STATE_HOME="+n.dir, "XDG_CACHE_HOME="+n.dir, "HOME="+n.dir,
-			"MILKWEED_CONFIG=", "MILKWEED_TEST_OPEN_TIMEOUT=30", "GORACE=halt_on_error=1 atexit_sleep_ms=0")
+			"MILKWEED_CONFIG=", lab.OpenTimeout, "GORACE=halt_on_error=1 atexit_sleep_ms=0")
 		c.nodes = append(c.nodes, n)
 	}
 	return c

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 )
 
 // A Sandbox is where the session of a page runs: a copy of this system, in which a package of
@@ -63,7 +65,7 @@ func (s Sandbox) Run(ctx context.Context, p *Page) (output string, err error) {
 	}
 	words := []string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
 		"bash", "-euc", enter, "enter", dir, s.Program, s.Repo, user, s.Setup}
-	words = append(append(words, s.Env...), session...)
+	words = append(append(append(words, lab.OpenTimeout), s.Env...), session...)
 	cmd := exec.CommandContext(ctx, "unshare", words...)
 	var b bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &b, &b
