@@ -1,6 +1,8 @@
 package placement
 
 import (
+	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -28,8 +30,9 @@ type racyFiles struct {
 	ahead  atomic.Int64 // nanoseconds by which the clock of the source is ahead of the local one, at least
 	future atomic.Int64 // the same, and not bounded by MaxClockAhead
 
-	mu    panics.Mutex // guards the following
-	until map[*metadata.Entry]time.Time
+	mu       panics.Mutex // guards the following
+	until    map[*metadata.Entry]time.Time
+	settling int // files that settled has returned, and that are not settled yet
 }
 
 // MaxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
@@ -111,37 +114,70 @@ func (r *racyFiles) wait(e *metadata.Entry, now time.Time) time.Duration {
 func (r *racyFiles) len() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return int64(len(r.until))
+	return int64(len(r.until) + r.settling)
 }
 
-// settled removes and returns the files that are not racy any more.
+// settled removes and returns the files that are not racy any more, or none while those that it has
+// returned before are being settled. The caller settles each of them, calls leave for it, and then
+// calls end.
 func (r *racyFiles) settled(now time.Time) (files []*metadata.Entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.settling > 0 {
+		return nil
+	}
 	for e, until := range r.until {
 		if !now.Before(until) {
 			delete(r.until, e)
 			files = append(files, e)
 		}
 	}
+	r.settling = len(files)
 	return files
 }
 
-// settleRacy compares the files that are not racy any more with the source, and has the kernel
-// drop their pages: they may be of any content that the file had while it was racy. Then it queues a
-// copy of each: the pages may have served all opens until now, and the next one may never come.
+// leave records that one of the files that settled has returned is settled.
+func (r *racyFiles) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settling--
+}
+
+// end records that all files that settled has returned are settled, or could not be.
+func (r *racyFiles) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settling = 0
+}
+
+// settleTimeout bounds the comparison of one file. A part of the source that hangs must not keep the
+// other files from being settled. What waits for a rate limiter behind the reads of a job takes a second.
+const settleTimeout = time.Minute
+
+// settleRacy settles the files that are not racy any more, some at a time: each comparison lets the
+// reads of the job pass for up to a second.
 func (h *Handler) settleRacy(now time.Time) {
-	ctx := drivers.Background(h.ctx)
-	for _, e := range h.racy.settled(now) {
-		err := h.names.Settle(ctx, e)
-		switch {
-		case h.ctx.Err() != nil:
-			return
-		case err != nil:
-			h.log.Warn("file not compared with the source", "path", e.Path(), "err", err)
-		default:
-			h.queueCopy(e)
-		}
+	files := h.racy.settled(now)
+	if len(files) == 0 {
+		return
+	}
+	defer h.racy.end()
+	each(h.ctx, comparisons, files, h.settle)
+}
+
+// settle compares a file that is not racy any more with the source, and has the kernel drop its
+// pages: they may be of any content that the file had while it was racy. Then it queues a copy of
+// the file: the pages may have served all opens until now, and the next one may never come.
+func (h *Handler) settle(e *metadata.Entry) {
+	defer h.racy.leave()
+	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), settleTimeout)
+	defer cancel()
+	switch err := h.names.Settle(ctx, e); {
+	case h.ctx.Err() != nil, errors.Is(err, context.Canceled): // the source may stop first
+	case err != nil:
+		h.log.Warn("file not compared with the source", "path", e.Path(), "err", err)
+	default:
+		h.queueCopy(e)
 	}
 }
 

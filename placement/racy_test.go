@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -70,6 +72,47 @@ func TestRacyFileIsCopied(t *testing.T) {
 		}
 		if got := r.entry("other").Level(); got != tiers.AtSource {
 			t.Errorf("level of a file that was not read: %d", got)
+		}
+	})
+}
+
+// Many files that cease to be racy at the same time are copied within a few seconds, also while each
+// request in the background takes a second because of the reads of a job. Until then, they count as racy
+// files or as copies in flight.
+func TestManyRacyFilesAreCopied(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := racyRig(t)
+		const files = 40
+		for i := range files {
+			name := fmt.Sprint(i)
+			r.wantFile(name, r.put(name, 1000))
+		}
+		r.from.Add(drivertest.Rule{Op: drivertest.OpStat, Delay: time.Second})
+		var entries []*metadata.Entry
+		for i := range files {
+			entries = append(entries, r.entry(fmt.Sprint(i)))
+		}
+		for range 13 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			missing := int64(0)
+			for _, e := range entries {
+				if e.Level() == tiers.AtSource {
+					missing++
+				}
+			}
+			if s := r.handler.Stats(); s.RacyFiles+s.InFlight < missing {
+				t.Errorf("%d files have no copy, but %d are racy and %d are in flight", missing, s.RacyFiles, s.InFlight)
+			}
+		}
+		r.settled()
+		for _, e := range entries {
+			if got := e.Level(); got != 1 {
+				t.Errorf("%s: level %d, want 1", e.Path(), got)
+			}
+		}
+		if got := r.handler.Stats().RacyFiles; got != 0 {
+			t.Errorf("%d racy files, want 0", got)
 		}
 	})
 }
