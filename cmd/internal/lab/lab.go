@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -56,9 +57,31 @@ func RemovePrograms() error {
 	return os.RemoveAll(dir)
 }
 
+// A program is a command of this module in one of its forms.
 type program struct {
 	name string
-	race bool
+	form form
+}
+
+// A form is how a program is built. It is the name of its folder among the programs.
+type form string
+
+// The forms.
+const (
+	plain    form = ""
+	withRace form = "race"   // with the race detector
+	static   form = "static" // as an image has it
+)
+
+// flags returns the flags of go build.
+func (f form) flags() []string {
+	switch f {
+	case withRace:
+		return []string{"-race"}
+	case static:
+		return []string{"-trimpath", "-ldflags", "-s -w -X main.release=test"}
+	}
+	return nil
 }
 
 // built has the programs that this process has built: a program to a function that returns its path.
@@ -67,23 +90,42 @@ var built sync.Map
 // Program builds a command of this module, such as "cmd/milkweed", unless that was done with the same
 // source, and returns its path. With race it has the race detector.
 func Program(command string, race bool) (path string, err error) {
-	once, _ := built.LoadOrStore(program{command, race}, sync.OnceValues(func() (string, error) { return build(command, race) }))
+	p := program{command, plain}
+	if race {
+		p.form = withRace
+	}
+	return p.built()
+}
+
+// Static is Program for the programs milkweed and milkweed-k8s as an image has them: they need no
+// libraries, and their release is "test". It returns their folder, which has nothing else.
+func Static() (dir string, err error) {
+	var path string
+	for _, name := range [...]string{"milkweed", "milkweed-k8s"} {
+		if path, err = (program{"cmd/" + name, static}).built(); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Dir(path), nil
+}
+
+// built builds a program once, and returns its path.
+func (p program) built() (path string, err error) {
+	once, _ := built.LoadOrStore(p, sync.OnceValues(p.build))
 	return once.(func() (string, error))()
 }
 
-func build(command string, race bool) (string, error) {
-	dir, err := Programs()
+func (p program) build() (string, error) {
+	all, err := Programs()
 	if err != nil {
 		return "", err
 	}
-	if race {
-		dir = filepath.Join(dir, "race")
-	}
+	dir := filepath.Join(all, string(p.form))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	// Tests of several packages run at the same time.
-	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(filepath.Join(all, "."+string(p.form)+"lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return "", err
 	}
@@ -91,10 +133,13 @@ func build(command string, race bool) (string, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, filepath.Base(command))
-	out, err := exec.Command("go", "build", "-o", path, fmt.Sprintf("-race=%v", race), Module+"/"+command).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build %s: %w\n%s", command, err, out)
+	path := filepath.Join(dir, filepath.Base(p.name))
+	cmd := exec.Command("go", slices.Concat([]string{"build", "-o", path}, p.form.flags(), []string{Module + "/" + p.name})...)
+	if p.form == static {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build %s: %w\n%s", p.name, err, out)
 	}
 	return path, nil
 }

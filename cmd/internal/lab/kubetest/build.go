@@ -4,23 +4,21 @@
 package kubetest
 
 import (
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 )
 
-// Programs builds the static programs milkweed and milkweed-k8s, as an image has them, and returns
-// their folder. It exists until the end of the test.
+// Programs returns the folder of the static programs milkweed and milkweed-k8s, as an image has them.
+// They are not to be changed. TestMain calls lab.RemovePrograms.
 func Programs(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.release=test", "-o", dir+"/", "./cmd/milkweed", "./cmd/milkweed-k8s")
-	cmd.Dir = root(t)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	dir, err := lab.Static()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }

@@ -35,7 +35,7 @@ func BuildImage(t *testing.T) Image {
 	t.Helper()
 	drivertest.Need(t, "root", "buildah")
 	dir := t.TempDir()
-	if err := os.Rename(Programs(t), filepath.Join(dir, runtime.GOARCH)); err != nil {
+	if err := os.CopyFS(filepath.Join(dir, runtime.GOARCH), os.DirFS(Programs(t))); err != nil {
 		t.Fatal(err)
 	}
 	store := t.TempDir()

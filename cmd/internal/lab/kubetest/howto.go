@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 )
 
 // stubs are the programs of docs/howto/kubernetes.md that need a network, by name.
@@ -44,7 +46,7 @@ esac
 func HowTo(t testing.TB, programs, checkout string) *exec.Cmd {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"bin", "home", "state", "s3/training"} {
+	for _, name := range []string{"bin", "home", "state", "schemas", "s3/training"} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -54,10 +56,16 @@ func HowTo(t testing.TB, programs, checkout string) *exec.Cmd {
 			t.Fatal(err)
 		}
 	}
-	build := exec.Command("go", "build", "-o", dir+"/bin/kubectl", "./cmd/internal/lab/kubetest/kubectl")
-	build.Dir = checkout
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	kubectl, err := lab.Program("cmd/internal/lab/kubetest/kubectl", false)
+	if err == nil {
+		err = os.Symlink(kubectl, dir+"/bin/kubectl")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	schemas, err := WriteSchemas(dir + "/schemas")
+	if err != nil {
+		t.Fatal(err)
 	}
 	cache, err := os.UserCacheDir() // the tools are in that of the user, not in the home of the page
 	if err != nil {
@@ -68,7 +76,7 @@ func HowTo(t testing.TB, programs, checkout string) *exec.Cmd {
 	cmd.Env = []string{
 		"PATH=" + dir + "/bin:" + programs + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + dir + "/home", "TMPDIR=" + os.TempDir(), "XDG_CACHE_HOME=" + cache,
-		"KUBETEST_STATE=" + dir + "/state", "KUBETEST_PROGRAMS=" + programs, "KUBETEST_CHECKOUT=" + checkout,
+		"KUBETEST_STATE=" + dir + "/state", "KUBETEST_SCHEMAS=" + string(schemas), "KUBETEST_PROGRAMS=" + programs, "KUBETEST_CHECKOUT=" + checkout,
 		"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=key",
 		"RCLONE_CONFIG_S3_TYPE=alias", "RCLONE_CONFIG_S3_REMOTE=" + dir + "/s3",
 	}

@@ -1,11 +1,15 @@
 package kubetest
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
@@ -26,22 +30,47 @@ func schemas(t *testing.T) Schemas {
 			t.Skip(err)
 		}
 	}
-	s, err := WriteSchemas(t.TempDir())
+	s, err := allSchemas()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// example returns the manifests of a folder of examples/kubernetes.
+// allSchemas writes the schemas once.
+var allSchemas = sync.OnceValues(func() (Schemas, error) { return WriteSchemas(folder) })
+
+// folder is a temporary folder of these tests.
+var folder string
+
+func TestMain(m *testing.M) {
+	var err error
+	if folder, err = os.MkdirTemp("", "milkweed-kubetest-"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := errors.Join(os.RemoveAll(folder), lab.RemovePrograms()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// example returns the manifests of a folder of examples/kubernetes, which kustomize builds once.
 func example(t *testing.T, folder string) string {
 	t.Helper()
-	out, err := Build(filepath.Join(root(t), "examples/kubernetes", folder))
+	once, _ := examples.LoadOrStore(folder, sync.OnceValues(func() ([]byte, error) {
+		return Build(filepath.Join(root(t), "examples/kubernetes", folder))
+	}))
+	out, err := once.(func() ([]byte, error))()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(out)
 }
+
+// examples has the manifests of the folders, each as a function that returns them.
+var examples sync.Map
 
 // Each folder is built by kustomize, and its objects agree with the schemas.
 func TestManifestsAreValid(t *testing.T) {

@@ -6,7 +6,8 @@
 // of the machine, which is not changed. All nodes share /etc/slurm, /etc/milkweed, /home and
 // /lustre.
 //
-// It needs root and the programs ip, nsenter, tc and unshare. What it made ends with the test.
+// It needs root and the programs ip, nsenter, tc and unshare. What it made ends with the test, except
+// for the programs of package lab, which TestMain removes.
 package slurmtest
 
 import (
@@ -21,6 +22,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/netlab"
 )
 
@@ -71,11 +73,9 @@ func New(t testing.TB, o Options) *Cluster {
 	}
 	c.check(os.Mkdir(folder+"/shared/home/user", 0o755))
 
-	stub := folder + "/bin/slurm-stub"
-	build := exec.Command("go", "build", "-o", stub, "github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest/stub")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	stub, err := lab.Program("cmd/internal/lab/slurmtest/stub", false)
+	c.check(err)
+	c.check(exec.Command("cp", stub, folder+"/bin/slurm-stub").Run())
 	for _, name := range append(commands, "slurmd", "slurmstepd") {
 		c.check(os.Symlink("slurm-stub", filepath.Join(folder, "bin", name)))
 	}

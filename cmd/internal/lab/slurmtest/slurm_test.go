@@ -1,6 +1,7 @@
 package slurmtest_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,8 +10,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/lab"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/slurmtest"
 )
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := lab.RemovePrograms(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // run runs a shell script by a command of the cluster, which must succeed, and returns its output.
 func run(t *testing.T, cmd *exec.Cmd, script string) string {

@@ -1,8 +1,8 @@
 // Kubectl is a kubectl for tests, without a cluster. It remembers the objects that were applied in the
 // folder KUBETEST_STATE. What a cluster would refuse or wait for in vain is an error: objects that do not
-// agree with their schemas, command lines that the programs in KUBETEST_PROGRAMS refuse, references to
-// objects that do not exist, and names that were not applied. It has the commands and flags that the
-// documents use, and refuses others.
+// agree with their schemas in KUBETEST_SCHEMAS, command lines that the programs in KUBETEST_PROGRAMS
+// refuse, references to objects that do not exist, and names that were not applied. It has the commands
+// and flags that the documents use, and refuses others.
 package main
 
 import (
@@ -118,16 +118,7 @@ func (c *cluster) apply() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		dir, err := os.MkdirTemp("", "schemas-")
-		if err != nil {
-			return err
-		}
-		defer os.RemoveAll(dir)
-		schemas, err := kubetest.WriteSchemas(dir)
-		if err != nil {
-			return err
-		}
-		if err := schemas.Validate(data); err != nil {
+		if err := kubetest.Schemas(os.Getenv("KUBETEST_SCHEMAS")).Validate(data); err != nil {
 			return err
 		}
 		objects, err := kubetest.Parse(data)
