@@ -199,9 +199,9 @@ func (r release) bills() {
 	}
 }
 
-// lintian checks the packages by the rules of Debian.
+// lintian checks the packages by the rules of Debian. It leaves temporary files.
 func (r release) lintian() {
-	out := sh(r.T, `cd "$1" && lintian --allow-root --fail-on none --tag-display-limit 0 -- *.deb`, r.folder)
+	out := sh(r.T, `cd "$1" && TMPDIR=$2 lintian --allow-root --fail-on none --tag-display-limit 0 -- *.deb`, r.folder, r.TempDir())
 	for _, line := range lines(out) {
 		if line != "" && !strings.HasPrefix(line, "N:") {
 			r.Error(line)
