@@ -16,7 +16,8 @@
 // The sites are in the packages of -packages, in the files that a build for linux/amd64 has. The seed
 // selects -count candidates among them, as many of each kind, and puts them in an order. The first
 // -draw candidates are run. One that does not compile, or that -equivalent names, is replaced by the
-// next candidate. The same seed and the same source give the same mutants.
+// next candidate. The same seed and the same source give the same mutants, and a small change of the
+// source replaces few of them.
 //
 // The ID of a mutant is kind:file:function:ordinal, such as negate:fs/node.go:node.Open:2, the second
 // condition in that function. A change of another function does not change it.

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path"
 	"slices"
@@ -13,14 +13,9 @@ import (
 // sample returns count of the sites, or all of them if there are fewer, in random order. It takes
 // equally many of each kind, until a kind has no more.
 func sample(sites []mutant, seed uint64, count int) []mutant {
-	r := rand.New(rand.NewPCG(seed, 0))
-	shuffle := func(s []mutant) { r.Shuffle(len(s), func(i, j int) { s[i], s[j] = s[j], s[i] }) }
 	byKind := make(map[string][]mutant)
-	for _, m := range sites {
+	for _, m := range shuffled(sites, fmt.Sprint(seed, " of a kind ")) {
 		byKind[m.Kind] = append(byKind[m.Kind], m)
-	}
-	for _, kind := range kinds {
-		shuffle(byKind[kind])
 	}
 	var taken []mutant
 	for i := 0; len(taken) < min(count, len(sites)); i++ {
@@ -30,8 +25,18 @@ func sample(sites []mutant, seed uint64, count int) []mutant {
 			}
 		}
 	}
-	shuffle(taken)
-	return taken
+	return shuffled(taken, fmt.Sprint(seed, " of all "))
+}
+
+// shuffled returns the mutants in a random order that the salt determines. The order of two mutants
+// depends on their IDs only, so that a change of the source replaces few of the mutants of a seed.
+func shuffled(mutants []mutant, salt string) []mutant {
+	ranks := make(map[string]string)
+	for _, m := range mutants {
+		sum := sha256.Sum256([]byte(salt + m.ID))
+		ranks[m.ID] = string(sum[:])
+	}
+	return slices.SortedFunc(slices.Values(mutants), func(a, b mutant) int { return strings.Compare(ranks[a.ID], ranks[b.ID]) })
 }
 
 // draw returns the first n candidates that compile and are not equivalent to the source. It prints

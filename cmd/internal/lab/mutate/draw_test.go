@@ -31,6 +31,31 @@ func TestSample(t *testing.T) {
 	if slices.Equal(ids(first), ids(other)) {
 		t.Errorf("two seeds give %q", ids(first))
 	}
+	// One site less in the source is at most one other mutant.
+	kept := 0
+	without := ids(sample(sites[1:], 1, 55))
+	for _, id := range ids(first) {
+		if slices.Contains(without, id) {
+			kept++
+		}
+	}
+	if kept < 54 {
+		t.Errorf("without one site, %d of 55 candidates are the same", kept)
+	}
+	// A kind with more sites does not come earlier in the order.
+	many := slices.Clone(sites[:10])
+	for j := range 1000 {
+		many = append(many, mutant{ID: fmt.Sprintf("%s:p/p.go:f:%d", kinds[4], j), Kind: kinds[4]})
+	}
+	early := 0
+	for _, m := range sample(many, 1, 20)[:10] {
+		if m.Kind == kinds[4] {
+			early++
+		}
+	}
+	if early == 0 || early == 10 {
+		t.Errorf("%d of the first 10 candidates are of the kind with more sites", early)
+	}
 	got := make(map[string]int)
 	for _, m := range first {
 		got[m.Kind]++
