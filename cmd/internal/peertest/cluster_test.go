@@ -71,13 +71,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// programs returns the paths of the program: for the daemons with the race detector if the tests have
-// it, and for the readers and the PFS without it. Otherwise these take most of the time.
+// raceEnv is the environment variable that gives the daemons the race detector, with the value 1. The
+// packages that they are made of are tested with it; here it takes most of the time.
+const raceEnv = "MILKWEED_TEST_RACE"
+
+// programs returns the paths of the program: for the daemons with the race detector if raceEnv says so,
+// and for the readers and the PFS without it.
 var programs = sync.OnceValues(func() (p struct{ daemon, other string }, err error) {
 	if p.other, err = lab.Program("cmd/milkweed", false); err != nil {
 		return p, err
 	}
-	if p.daemon, err = lab.Program("cmd/milkweed", drivertest.Race()); err != nil {
+	if p.daemon, err = lab.Program("cmd/milkweed", os.Getenv(raceEnv) == "1"); err != nil {
 		return p, err
 	}
 	return p, os.Setenv(programEnv, p.other)
@@ -422,8 +426,10 @@ func (j *job) want() reader.Result {
 //
 //suite:check
 func TestClusterWithoutPeers(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, shape{nodes: n})
 			c.mount()
 			c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), float64(n), float64(n))

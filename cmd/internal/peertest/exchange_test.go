@@ -217,6 +217,7 @@ func (x *exchangers) received() (bytes int64) {
 //
 //suite:check
 func TestClusterExchanges(t *testing.T) {
+	t.Parallel()
 	content := small
 	if long() {
 		content = many
@@ -260,6 +261,7 @@ func TestClusterExchanges(t *testing.T) {
 //
 //suite:check
 func TestClusterExchangeLosesANode(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, content: small})
 	x := c.exchange(0.5, 1)
 	lost := x.nodes[2]
@@ -319,6 +321,7 @@ func TestClusterExchangeLosesANode(t *testing.T) {
 //
 //suite:check
 func TestClusterExchangeOfAnotherRoster(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, content: small})
 	x := c.exchange(0.3, 1)
 	for epoch := range 2 {

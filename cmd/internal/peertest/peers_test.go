@@ -156,12 +156,14 @@ func (n *node) counts() control.Peers {
 //
 //suite:check
 func TestClusterReadsTheSourceOnce(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		nodes   int
 		name    string
 		content func() (content, error)
 	}{{2, "small", small}, {4, "small", small}, {8, "small", small}, {4, "large", large}} {
 		t.Run(fmt.Sprintf("%d nodes, %s files", test.nodes, test.name), func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, shape{nodes: test.nodes, content: test.content})
 			c.mount(c.peers()...)
 			c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), 1, once)
@@ -173,6 +175,7 @@ func TestClusterReadsTheSourceOnce(t *testing.T) {
 // One large file is owned in pieces: the source serves each byte once, and each node reads a part of it
 // and serves that to the others. After a restart, the pieces are still there.
 func TestClusterSharesOneFile(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 2, content: single, quota: 0.6})
 	c.mount(c.peers()...)
 	c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), 1, once)
@@ -195,6 +198,7 @@ const withoutGossip = "-opeers_gossip=false"
 //
 //suite:check
 func TestClusterBecomesLocal(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 4})
 	c.mount(append(c.peers(), withoutGossip)...) // gossip would be traffic
 	// The epochs are so short that the nodes learn in some later one what they have room for.
@@ -238,6 +242,7 @@ func TestClusterBecomesLocal(t *testing.T) {
 //
 //suite:check
 func TestClusterSharesItsRoom(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, quota: 1 / (0.9 * 4)})
 	c.mount(c.peers()...)
 	c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), 1, once)
@@ -250,6 +255,7 @@ func TestClusterSharesItsRoom(t *testing.T) {
 
 // A small file of another node takes one request to that node.
 func TestClusterRequestsFilesOnce(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 2})
 	user := c.nodes[1]
 	user.quota = 1 // its own files go to the other node, too
@@ -296,6 +302,7 @@ var lossy = shape{nodes: 4, quota: 0.5, source: simpfs.Speed{Latency: time.Milli
 //
 //suite:check
 func TestClusterLosesANode(t *testing.T) {
+	t.Parallel()
 	count := len(losses)
 	if long() {
 		count = 20
@@ -304,6 +311,7 @@ func TestClusterLosesANode(t *testing.T) {
 		l := losses[i%len(losses)]
 		rng := rand.New(rand.NewPCG(13, uint64(i)))
 		t.Run(fmt.Sprintf("%d %s", i, l.name), func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, lossy)
 			c.mount(c.peers()...)
 			c.lose(c.nodes[rng.IntN(4)], rng.Float64(), l)
@@ -419,6 +427,7 @@ func (n *node) copies(f func(name string, size int64)) {
 //
 //suite:check
 func TestClusterWithoutGossip(t *testing.T) {
+	t.Parallel()
 	for name, mount := range map[string]func(*cluster){
 		"gossip off": func(c *cluster) { c.mount(append(c.peers(), withoutGossip)...) },
 		"UDP dropped": func(c *cluster) {
@@ -429,6 +438,7 @@ func TestClusterWithoutGossip(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, lossy)
 			mount(c)
 			c.lose(c.nodes[1], 0.5, losses[0])
@@ -441,6 +451,7 @@ func TestClusterWithoutGossip(t *testing.T) {
 //
 //suite:check
 func TestClusterIsPartitioned(t *testing.T) {
+	t.Parallel()
 	duration := 5 * time.Second
 	if long() {
 		duration = 30 * time.Second
@@ -471,6 +482,7 @@ func TestClusterIsPartitioned(t *testing.T) {
 //
 //suite:check
 func TestClusterRestarts(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, quota: 0.4})
 	c.mount(c.peers()...)
 	c.wantSource("epoch 1", c.use(func() { c.epoch(1) }), 1, once)
@@ -489,6 +501,7 @@ func TestClusterRestarts(t *testing.T) {
 //
 //suite:check
 func TestClusterMixesNoJobs(t *testing.T) {
+	t.Parallel()
 	one := newCluster(t, shape{nodes: 3})
 	one.mount(one.peers()...)
 	two := newCluster(t, shape{content: twin, network: one.network})
@@ -524,6 +537,7 @@ func TestClusterMixesNoJobs(t *testing.T) {
 //
 //suite:check
 func TestClusterRefuses(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string]func(*cluster) []string{
 		"other secret": func(c *cluster) []string {
 			return []string{"--peers", "node1,node2,node3", "--peers-secret", c.secret("other")}
@@ -533,6 +547,7 @@ func TestClusterRefuses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, shape{nodes: 3})
 			stranger := c.nodes[2]
 			usual, others := c.peers(), args(c)
@@ -558,6 +573,7 @@ func TestClusterRefuses(t *testing.T) {
 //
 //suite:check
 func TestClusterOfTwoProtocols(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, shape{nodes: 3})
 	stranger := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Milkweed-Protocol", "99")
