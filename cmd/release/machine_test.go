@@ -18,8 +18,8 @@ type machine struct {
 	leader string // the process ID of its systemd
 }
 
-// boot makes a machine. It ends with the test.
-func boot(t *testing.T) *machine {
+// start makes a machine and starts it. It ends with the test.
+func start(t *testing.T) *machine {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -49,6 +49,13 @@ func boot(t *testing.T) *machine {
 		out, err := exec.Command("pgrep", "--parent", fmt.Sprint(nspawn.Process.Pid)).Output()
 		return string(out), err
 	}))
+	return m
+}
+
+// await waits until the machine has booted. It returns the machine for the use by a subtest.
+func (m *machine) await(t *testing.T) *machine {
+	t.Helper()
+	m = &machine{T: t, root: m.root, leader: m.leader}
 	m.until("the machine has booted", func() (string, error) {
 		out, err := m.command(`systemctl is-system-running | grep -E 'running|degraded'`).CombinedOutput()
 		return string(out), err

@@ -38,15 +38,16 @@ compile() {
 	GOARCH=$1 "$go" build -trimpath -buildvcs=false -ldflags "-s -w -X main.release=$version" -o "$3" "./cmd/$2"
 }
 
+# native is the architecture of this machine, for which the program milkweed is compiled first.
+native=$("$go" env GOHOSTARCH)
+
 # licenses PROGRAM prints the licences of Go and of the modules in a program, which are the same for all
 # architectures.
 licenses() {
 	local folder module version file
 	{
 		echo "go $("$go" env GOVERSION) $("$go" env GOROOT)"
-		"$go" version -m "$1" | awk '$1 == "dep" {print $2, $3}' | while read -r module version; do
-			echo "$module $version $("$go" list -m -f '{{.Dir}}' "$module")"
-		done
+		"$go" version -m "$1" | awk '$1 == "dep" {print $2}' | xargs "$go" list -m -f '{{.Path}} {{.Version}} {{.Dir}}'
 	} | while read -r module version folder; do
 		for file in "$folder"/{LICEN[CS]E,COPYING,NOTICE,PATENTS}*; do
 			[ -f "$file" ] || continue
@@ -65,19 +66,19 @@ archive() {
 
 # share FOLDER makes what is the same for all architectures.
 share() {
-	local native=$stage/native doc=$1/doc/milkweed
-	compile "$("$go" env GOHOSTARCH)" milkweed "$native"
+	local milkweed=$stage/milkweed doc=$1/doc/milkweed
+	compile "$native" milkweed "$milkweed"
 	mkdir -p "$1"/{man/man8,bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d} "$doc"
-	"$native" man "$1/man/man1"
+	"$milkweed" man "$1/man/man1"
 	gzip --best --no-name "$1"/man/man1/*
 	ln -s ../man1/milkweed-mount.1.gz "$1/man/man8/mount.milkweed.8.gz"
-	"$native" completion bash >"$1/bash-completion/completions/milkweed"
-	"$native" completion zsh >"$1/zsh/vendor-completions/_milkweed"
-	"$native" completion fish >"$1/fish/vendor_completions.d/milkweed.fish"
+	"$milkweed" completion bash >"$1/bash-completion/completions/milkweed"
+	"$milkweed" completion zsh >"$1/zsh/vendor-completions/_milkweed"
+	"$milkweed" completion fish >"$1/fish/vendor_completions.d/milkweed.fish"
 	git archive HEAD README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md tiering.toml docs examples ':!*.go' |
 		tar --extract --directory "$doc"
 	cp LICENSE "$doc/copyright"
-	licenses "$native" | gzip --best --no-name >"$doc/third-party-licenses.gz"
+	licenses "$milkweed" | gzip --best --no-name >"$doc/third-party-licenses.gz"
 	gzip --best --no-name >"$doc/changelog.gz" <<-END
 		milkweed ($version) unstable; urgency=medium
 
@@ -99,7 +100,11 @@ for arch in ${ARCHS:-amd64 arm64}; do
 	name=milkweed-$version-linux-$arch
 	usr=$stage/$arch/usr
 	mkdir -p "$usr"/{bin,sbin} "$usr"/lib/{systemd/system,sysusers.d,tmpfiles.d}
-	compile "$arch" milkweed "$usr/bin/milkweed"
+	if [ "$arch" = "$native" ]; then
+		cp "$stage/milkweed" "$usr/bin/milkweed"
+	else
+		compile "$arch" milkweed "$usr/bin/milkweed"
+	fi
 	ln -s ../bin/milkweed "$usr/sbin/mount.milkweed"
 	cp 'examples/systemd/milkweed@.service' "$usr/lib/systemd/system/"
 	cp "$here/sysusers.conf" "$usr/lib/sysusers.d/milkweed.conf"
@@ -116,7 +121,8 @@ for arch in ${ARCHS:-amd64 arm64}; do
 	mkdir "$stage/$image/$arch"
 	cp "$usr/bin/milkweed" "$stage/$image/$arch/"
 	compile "$arch" milkweed-k8s "$stage/$image/$arch/milkweed-k8s"
-	licenses "$stage/$image/$arch/milkweed-k8s" | gzip --best --no-name >"$stage/$image/third-party-licenses.gz"
+	[ -e "$stage/$image/third-party-licenses.gz" ] ||
+		licenses "$stage/$image/$arch/milkweed-k8s" | gzip --best --no-name >"$stage/$image/third-party-licenses.gz"
 	for program in milkweed milkweed-k8s; do
 		"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$version" \
 			-output "$out/$program-$version-linux-$arch.cdx.json" "$stage/$image/$arch/$program" 2>"$stage/log" ||

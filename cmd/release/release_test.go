@@ -26,10 +26,12 @@ type release struct {
 //suite:check
 func TestRelease(t *testing.T) {
 	drivertest.Need(t, "root")
+	m := start(t) // it boots during the first build
 	repository := checkout(t)
 	first := build(t, repository, "0.1.0")
 	t.Run("Names", func(t *testing.T) { release{t, first}.names() })
 	t.Run("Reproducible", func(t *testing.T) {
+		t.Parallel()
 		// The compiler does not run again, because it has the results in its cache: that `go build
 		// -trimpath` is reproducible is a promise of Go.
 		other := filepath.Join(t.TempDir(), "another folder")
@@ -39,11 +41,18 @@ func TestRelease(t *testing.T) {
 	t.Run("Checksums", func(t *testing.T) { release{t, first}.checksums() })
 	t.Run("Programs", func(t *testing.T) { release{t, first}.programs() })
 	t.Run("Bill", func(t *testing.T) { release{t, first}.bills() })
-	t.Run("Lintian", func(t *testing.T) { release{t, first}.lintian() })
+	t.Run("Lintian", func(t *testing.T) {
+		t.Parallel()
+		release{t, first}.lintian()
+	})
 	t.Run("Files", func(t *testing.T) { release{t, first}.files() })
 	t.Run("Install", func(t *testing.T) {
-		second := build(t, repository, "0.2.0", "ARCHS=amd64")
-		m := boot(t)
+		t.Parallel()
+		// The tests at the same time use the repository of the first version.
+		other := filepath.Join(t.TempDir(), "milkweed")
+		sh(t, `git clone -q "$1" "$2"`, repository, other)
+		second := build(t, other, "0.2.0", "ARCHS=amd64")
+		m := m.await(t)
 		m.installRPM(first)
 		m.installDebian(first, second)
 	})
