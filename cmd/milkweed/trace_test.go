@@ -167,6 +167,11 @@ func TestTraceFilters(t *testing.T) {
 	if rest := slow.end(exit.NotMounted); !strings.Contains(rest, "0 lines, 0 dropped") {
 		t.Errorf("the end of the daemon: %q", rest)
 	}
+	for _, names := range []string{"x/a.jpg y/c.jpg", "x/a.jpg x/b.txt"} {
+		if rest := traces[names].end(exit.NotMounted); !strings.Contains(rest, " 0 dropped") {
+			t.Errorf("the end of the daemon: %q", rest)
+		}
+	}
 	s.wantNothing()
 }
 
