@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -25,6 +24,9 @@ const kills = 200
 //suite:check
 func TestKilled(t *testing.T) {
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
+	for range 4 {
+		k.readers = append(k.readers, newFileReader(t))
+	}
 	for i := range 1200 {
 		k.put(fmt.Sprintf("%d/%04d.jpg", i%10, i), 12_000+i*7919%24_000)
 	}
@@ -57,14 +59,15 @@ func TestKilled(t *testing.T) {
 	t.Logf("%d kills, %v after the first read on average", kills, k.waited/kills)
 }
 
-// A killed is a site whose daemon is killed repeatedly. The test process reads its mount.
+// A killed is a site whose daemon is killed repeatedly.
 type killed struct {
 	*site
-	rng    *rand.Rand
-	names  []string
-	want   map[string][]byte // the content of the files
-	placed map[string]int64  // the copies at the time of the mount
-	waited time.Duration     // sum of the times from the first read to the kill
+	readers []*fileReader
+	rng     *rand.Rand
+	names   []string
+	want    map[string][]byte // the content of the files
+	placed  map[string]int64  // the copies at the time of the mount
+	waited  time.Duration     // sum of the times from the first read to the kill
 }
 
 func (k *killed) put(name string, size int) {
@@ -123,23 +126,23 @@ func (k *killed) shuffle() {
 	k.rng.Shuffle(len(k.names), func(i, j int) { k.names[i], k.names[j] = k.names[j], k.names[i] })
 }
 
-// read reads files, 4 at a time, until one fails, and returns the error. It closes begun when
-// the first is read.
+// read reads files, one in each of the readers at a time, until one fails, and returns the error. It
+// closes begun when the first is read.
 func (k *killed) read(names []string, begun chan struct{}) error {
 	var (
 		readers sync.WaitGroup
 		first   sync.Once
-		errs    = make(chan error, 4)
+		errs    = make(chan error, len(k.readers))
 		next    = make(chan string, len(names))
 	)
 	for _, name := range names {
 		next <- name
 	}
 	close(next)
-	for range cap(errs) {
+	for _, r := range k.readers {
 		readers.Go(func() {
 			for name := range next {
-				got, err := os.ReadFile(filepath.Join(k.point, name))
+				got, err := r.read(filepath.Join(k.point, name), false)
 				if err == nil && !bytes.Equal(got, k.want[name]) {
 					k.t.Errorf("%s: wrong bytes", name)
 				}

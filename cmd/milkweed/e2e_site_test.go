@@ -53,13 +53,14 @@ func racingProgram() (string, error) {
 type site struct {
 	t       testing.TB
 	program string
-	dir     string   // has the following, the tiers, and the state of the program
-	source  string   // the dataset
-	point   string   // the mount point
-	env     []string // the environment of every command
-	wrapper []string // a command that runs the commands in another namespace or as another user
-	table   string   // the mount table of the commands
-	root    string   // the root directory of the commands, as a path of the tests; "" if it is theirs
+	dir     string      // has the following, the tiers, and the state of the program
+	source  string      // the dataset
+	point   string      // the mount point
+	env     []string    // the environment of every command
+	wrapper []string    // a command that runs the commands in another namespace or as another user
+	table   string      // the mount table of the commands
+	reader  *fileReader // of read; nil before the first call
+	root    string      // the root directory of the commands, as a path of the tests; "" if it is theirs
 }
 
 // newSite makes a site. At the end of the test it kills the processes of the site, unmounts its

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,37 +16,14 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-var errHangs = errors.New("it hangs")
-
-// read reads a file of the mount, without the page cache. After 30 s it returns errHangs.
+// read reads a file of the mount, without the page cache, in a process of its own. After 30 s it
+// returns errHangs.
 func (s *site) read(name string) ([]byte, error) {
-	type answer struct {
-		data []byte
-		err  error
+	s.t.Helper()
+	if s.reader == nil {
+		s.reader = newFileReader(s.t)
 	}
-	answers := make(chan answer, 1)
-	go func() {
-		data, err := readUncached(filepath.Join(s.point, name))
-		answers <- answer{data, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.data, a.err
-	case <-time.After(30 * time.Second):
-		return nil, fmt.Errorf("read %s: %w", name, errHangs)
-	}
-}
-
-func readUncached(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		return nil, err
-	}
-	return io.ReadAll(f)
+	return s.reader.read(filepath.Join(s.point, name), true)
 }
 
 // When the source disappears under the mount, files that are placed are still read, even after

@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(play(role))
 	}
+	if os.Getenv(readerEnv) != "" {
+		os.Exit(serveReads())
+	}
 	if tree := os.Getenv(treeEnv); tree != "" {
 		os.Exit(testTree(tree))
 	}
