@@ -25,8 +25,7 @@ const watchTimeout = 5 * time.Second
 // watch calls report with a sample of a mount at once and then every interval, until report returns an
 // error or ctx is done, and returns that error.
 func watch(ctx context.Context, point string, interval time.Duration, report func(sample) error) error {
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
+	due := time.Now()
 	var last sample
 	for {
 		now := take(ctx, point)
@@ -42,12 +41,23 @@ func watch(ctx context.Context, point string, interval time.Duration, report fun
 		if err := report(now); err != nil {
 			return err
 		}
+		due = nextSample(due, now.at, interval)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-time.After(time.Until(due)):
 		}
 	}
+}
+
+// nextSample returns when the sample is due that follows one that was due at a time and was taken at
+// another. Samples follow a fixed schedule, in which a late one does not shorten the next interval to
+// less than half: the rates over a few milliseconds say nothing.
+func nextSample(due, taken time.Time, interval time.Duration) time.Time {
+	if taken.Sub(due) > interval/2 {
+		return taken.Add(interval)
+	}
+	return due.Add(interval)
 }
 
 // take returns a sample without rates.
