@@ -27,7 +27,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Set("test.parallel", "8") // most parallel tests wait; the command line may override it
+	// Most parallel tests wait. With the race detector, several clusters need so much processor time that
+	// their nodes take each other to be down. The command line may override this.
+	parallel := "4"
+	if drivertest.Race() {
+		parallel = "1"
+	}
+	flag.Set("test.parallel", parallel)
 	goleak.VerifyTestMain(m)
 }
 
