@@ -62,6 +62,26 @@ func TestFirstOpensShareAFill(t *testing.T) {
 	r.wantFile("f", data)
 }
 
+// A copy counts as one in flight until it counts as placed, also in statistics that are taken between
+// the two.
+func TestCopyIsInFlightUntilPlaced(t *testing.T) {
+	r := newRig(t, rigOptions{quotas: []int64{1 << 30}, workers: 4})
+	for i := range 1000 {
+		name := fmt.Sprint(i)
+		r.wantFile(name, r.put(name, 100))
+		for {
+			s := r.handler.Stats()
+			if s.InFlight > 0 {
+				continue
+			}
+			if want := int64(i + 1); s.Placed != want {
+				t.Fatalf("%d copies were placed when none was in flight, want %d", s.Placed, want)
+			}
+			break
+		}
+	}
+}
+
 // A block that a reader requests is fetched at once, however much is queued. The blocks after
 // it are fetched next.
 //

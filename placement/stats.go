@@ -71,17 +71,14 @@ func (h *Handler) Stats() Stats {
 	}
 	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
 	s := Stats{
-		Counters: drivers.Snapshot(&h.counters),
 		Fills: Fills{
 			Queued:          queued,
 			Stalled:         stalled,
-			Unchecked:       h.checks.pending.Load(),
 			Background:      int64(h.gate.background()),
 			BackgroundLimit: int64(h.gate.control.Limit()),
 			SourceSlowdown:  h.gate.control.Slowdown(),
 		},
 		IdleHandles: h.files.idle.len(),
-		RacyFiles:   h.racy.len(),
 		ClockAhead:  h.racy.clockAhead(),
 		Opens:       opens[:n],
 		Passthrough: passthrough[:n],
@@ -91,15 +88,25 @@ func (h *Handler) Stats() Stats {
 		Waited:      h.waited(),
 	}
 	s.Epochs, s.EpochsEnded = h.epochs.list()
+	// In the order in which a file passes these states, so that it is found in one of them.
+	s.RacyFiles = h.racy.len()
+	s.InFlight, s.InFlightBytes = h.copying()
+	s.Unchecked = h.checks.pending.Load()
+	s.Counters = drivers.Snapshot(&h.counters)
+	return s
+}
+
+// copying returns the number of copies that have begun and not ended, and the sizes of their files.
+func (h *Handler) copying() (files, bytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range h.fills {
 		if !f.held {
-			s.InFlight++
-			s.InFlightBytes += f.size
+			files++
+			bytes += f.size
 		}
 	}
-	return s
+	return files, bytes
 }
 
 // Filling returns the number of bytes of e that have been copied by the fill in flight, and
