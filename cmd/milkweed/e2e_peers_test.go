@@ -62,7 +62,8 @@ func eachSite(nodes []*site, f func(s *site)) {
 }
 
 // Three nodes that read all files at the same time read each byte of the source once between them,
-// and after one of them was killed, the others read all files without an error.
+// unless one of them took so long to answer that another turned to the source, and after one of them
+// was killed, the others read all files without an error.
 //
 //suite:check
 func TestPeers(t *testing.T) {
@@ -81,15 +82,18 @@ func TestPeers(t *testing.T) {
 	}
 	dataset := total(nodes[0].files(nodes[0].source))
 	eachSite(nodes, func(s *site) { s.epoch(1) })
-	var sum int64
+	var sum, late int64
 	for i, s := range nodes {
 		status := s.settled()
 		sum += status.Source.Bytes
+		for _, n := range status.Peers.Nodes {
+			late += n.Misses.Stuck + n.Misses.Unreachable
+		}
 		if p := status.Peers; p == nil || p.Reads == 0 || p.ServedReads == 0 || p.Up != 2 || p.Self != addresses[i] {
 			t.Errorf("node %d: %+v", i, p)
 		}
 	}
-	if sum != dataset {
+	if sum < dataset || sum > dataset && late == 0 {
 		t.Errorf("bytes that the nodes have read from the source: %d, want those of the dataset, %d", sum, dataset)
 	}
 	out := nodes[0].milkweed("peers", nodes[0].point)
