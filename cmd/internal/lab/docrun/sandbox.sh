@@ -4,8 +4,9 @@ scratch=$1 program=$2 repo=$3 user=$4 setup=$5
 shift 5
 root=$scratch/root
 
-# With copies of the mounts of other tests, those would stay in use after they are unmounted.
-awk '$3 == "fuse.milkweed" { print $2 }' /proc/self/mounts | xargs -r umount -l
+# With copies of the mounts of other tests, those would stay in use after they are unmounted. One of
+# which the mount point is removed meanwhile goes by itself.
+awk '$3 == "fuse.milkweed" { print $2 }' /proc/self/mounts | xargs -r umount -l || true
 
 # The system is the lower layer. Its changes are in memory. What is not on an overlay, such as the
 # tiers, is on the disk of the scratch folder.
