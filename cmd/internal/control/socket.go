@@ -32,8 +32,8 @@ const dialTimeout = 5 * time.Second
 // maxFolders is the number of directories in tmpFolder that may have the sockets of a user.
 const maxFolders = 10
 
-// tmpFolder is a directory in which every user can make directories. Tests replace it.
-var tmpFolder = "/tmp"
+// In tmpFolder every user can make directories, in runFolder only root. Tests replace both.
+var tmpFolder, runFolder = "/tmp", "/run"
 
 // errInUse is the error for a socket on which another daemon listens.
 var errInUse = errors.New("another daemon listens on it")
@@ -161,14 +161,14 @@ func folders(uid int) []string {
 	var list []string
 	if uid == 0 {
 		// Preferred to $XDG_RUNTIME_DIR, which logind removes when root logs out.
-		list = append(list, "/run/milkweed")
+		list = append(list, runFolder+"/milkweed")
 	}
-	list = append(list, "/run/milkweed-service") // of the user of the systemd unit
+	list = append(list, runFolder+"/milkweed-service") // of the user of the systemd unit
 	id := strconv.Itoa(uid)
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
 		list = append(list, filepath.Join(dir, "milkweed"))
 	}
-	list = append(list, "/run/user/"+id+"/milkweed", tmpFolder+"/milkweed-"+id)
+	list = append(list, runFolder+"/user/"+id+"/milkweed", tmpFolder+"/milkweed-"+id)
 	for i := 1; i < maxFolders; i++ { // another user may have taken the name
 		list = append(list, fmt.Sprintf("%s/milkweed-%s-%d", tmpFolder, id, i))
 	}

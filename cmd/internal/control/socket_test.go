@@ -12,10 +12,10 @@ import (
 func TestFolderOfAnother(t *testing.T) {
 	t.Setenv(FolderEnv, "")
 	t.Setenv("XDG_RUNTIME_DIR", "")
-	before := tmpFolder
-	t.Cleanup(func() { tmpFolder = before })
-	tmpFolder = t.TempDir()
-	const uid = 4000017 // has no directory in /run/user
+	tmp, run := tmpFolder, runFolder
+	t.Cleanup(func() { tmpFolder, runFolder = tmp, run })
+	tmpFolder, runFolder = t.TempDir(), "/nonexistent"
+	const uid = 4000017
 	name := filepath.Join(tmpFolder, "milkweed-4000017")
 	make := func(owner int, path string) {
 		t.Helper()
