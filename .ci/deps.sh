@@ -4,8 +4,8 @@
 # drivers, axe-core, which checks the accessibility of web pages, a program for the manifests of
 # Kubernetes, kubernetes or fluid, which are the schemas of their objects, or a tool that makes
 # releases. What is not of Debian is installed in the user's cache folder, where the tests find it.
-# Go itself is not installed; go.mod has its version. Without a NAME, and on a machine without
-# udev, root lets all users open /dev/fuse, as udev does.
+# Go itself is not installed; go.mod has its version. With fuse3, and on a machine without udev, root
+# lets all users open /dev/fuse, as udev does.
 set -euo pipefail
 
 packages=(
@@ -124,6 +124,6 @@ for program in "${programs[@]}"; do
 	esac
 done
 
-if [ $# -eq 0 ] && [ -c /dev/fuse ] && [ ! -d /run/udev ] && [ "$(id -u)" -eq 0 ]; then
+if [[ " ${packages[*]} " == *" fuse3 "* ]] && [ -c /dev/fuse ] && [ ! -d /run/udev ] && [ "$(id -u)" -eq 0 ]; then
 	chmod 0666 /dev/fuse
 fi

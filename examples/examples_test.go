@@ -13,7 +13,7 @@ import (
 const python = "/usr/bin/python3"
 
 func TestTensorFlow(t *testing.T) {
-	drivertest.Need(t, python)
+	drivertest.Need(t, python, "python3-numpy")
 	runTests(t, "tensorflow")
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -114,6 +115,7 @@ STREAM  EPOCH  POSITION  OF     LEAD                PREDICTED
 // The files of a plan are copied in its order before the job opens them. The job finds the socket by
 // an extended attribute, and what it reads does not depend on the plan.
 func TestPlan(t *testing.T) {
+	drivertest.Need(t, "getfattr")
 	s := newSite(t)
 	var order []string
 	for _, name := range []string{"d/c", "a", "e/f/g", "d/b", "h", "d/i"} {

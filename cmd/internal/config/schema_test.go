@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/BurntSushi/toml"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // validator is a program for Python that validates each line of its input, which is JSON, against the schema
@@ -55,6 +56,7 @@ func validate(t *testing.T, documents ...string) []string {
 // The configuration files of the project are valid, also with every key set, and those with an error that a
 // schema can express are not.
 func TestSchema(t *testing.T) {
+	drivertest.Need(t, "python3-jsonschema")
 	files, err := filepath.Glob("../../../examples/tiering/*.toml")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("got %v, %v; want files", files, err)

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // The size and the checksum of a file are those of the bytes on disk.
@@ -58,6 +60,7 @@ func TestWriteNPZ(t *testing.T) {
 
 // NumPy loads both formats.
 func TestNumPyLoads(t *testing.T) {
+	drivertest.Need(t, "python3-numpy")
 	dir := t.TempDir()
 	archive, array := File{Name: "x.npz", Size: 100_000}, File{Name: "x.npy", Size: 100_000}
 	if err := archive.WriteNPZ(dir, 1); err != nil {
