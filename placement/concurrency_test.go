@@ -215,6 +215,7 @@ const ms = time.Millisecond
 // and the latency is higher. The limit does not oscillate.
 //
 //suite:check
+//suite:norace
 func TestController(t *testing.T) {
 	for _, c := range []struct {
 		name      string

@@ -429,6 +429,7 @@ func TestPlanHold(t *testing.T) {
 // that cannot be compressed are refused at that bound, too.
 //
 //suite:check
+//suite:norace
 func TestPlanMemory(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	imagenet := func(i int) string {

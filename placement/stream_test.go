@@ -341,6 +341,7 @@ func TestStreamsInRandomOrder(t *testing.T) {
 // The number of streams is bounded, and each of them holds one block.
 //
 //suite:check
+//suite:norace
 func TestMemoryOfStreamsIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const workers = 3

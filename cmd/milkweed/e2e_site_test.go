@@ -92,7 +92,7 @@ func newSite(t testing.TB) *site {
 		control.FolderEnv+"="+dir+"/run", "XDG_STATE_HOME="+dir+"/state", "XDG_CACHE_HOME="+dir+"/cache", "HOME="+dir,
 		lab.OpenTimeout,
 		"MILKWEED_CONFIG=", // do not use that of the developer
-		"GORACE=halt_on_error=1 atexit_sleep_ms=0") // a data race ends the daemon
+		"GORACE=halt_on_error=1 "+lab.RaceOptions) // a data race ends the daemon
 	return s
 }
 

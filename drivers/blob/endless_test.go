@@ -95,6 +95,7 @@ func TestListingWithoutEnd(t *testing.T) {
 // Of the body of an error, and of a listing, a bounded part is read.
 //
 //suite:check
+//suite:norace
 func TestBodyWithoutEnd(t *testing.T) {
 	eachVendor(t, func(t *testing.T, b *Bucket, page, _ string, respond func(http.HandlerFunc)) {
 		filler := strings.Repeat("<Contents><Key>p/k</Key></Contents>", 1<<15)

@@ -167,7 +167,7 @@ func newCluster(t testing.TB, s shape) *cluster {
 		}
 		n.env = append(os.Environ(),
 			control.FolderEnv+"="+n.dir+"/run", "XDG_STATE_HOME="+n.dir, "XDG_CACHE_HOME="+n.dir, "HOME="+n.dir,
-			"MILKWEED_CONFIG=", lab.OpenTimeout, "GORACE=halt_on_error=1 atexit_sleep_ms=0")
+			"MILKWEED_CONFIG=", lab.OpenTimeout, "GORACE=halt_on_error=1 "+lab.RaceOptions)
 		c.nodes = append(c.nodes, n)
 	}
 	return c

@@ -29,6 +29,7 @@ type test struct {
 // The marks of a test.
 const (
 	onlyCheck = "check"   // `make check` runs it, `make test` does not
+	noRace    = "norace"  // only `make soak` runs it with the race detector
 	onlyPFS   = "pfs"     // it runs on a distributed file system only
 	oneProc   = "oneproc" // `make check` runs it with GOMAXPROCS=1, too
 )

@@ -79,15 +79,15 @@ func (s *suite) command(part, name string, env []string, words ...string) {
 	s.steps = append(s.steps, step{part: part, name: name, env: env, words: words})
 }
 
-// raced reports whether `make check` runs the tests of a package with the race detector: all but those
-// of whole programs, in which it takes most of the time and sees what the tests of the libraries show.
-func raced(pkg string) bool {
+// raced reports whether `make check` runs a test with the race detector. It takes most of the time in
+// the tests of whole programs, and sees what the tests of the libraries show.
+func raced(t test) bool {
 	for _, whole := range []string{"cmd/milkweed", "cmd/milkweed-k8s", "cmd/release", "cmd/torture", "cmd/internal/peertest", "cmd/internal/scale", "cmd/internal/page", "examples"} {
-		if pkg == whole {
+		if t.pkg == whole {
 			return false
 		}
 	}
-	return !strings.HasPrefix(pkg, "cmd/internal/lab/")
+	return !strings.HasPrefix(t.pkg, "cmd/internal/lab/") && !t.has(noRace) && !t.has(onlyPFS)
 }
 
 // killed has the tests of daemons that are killed, which run with the race detector.
@@ -99,9 +99,9 @@ func checkSuite(all []test, o options) suite {
 	s.command("deps", "deps", nil, ".ci/deps.sh")
 	s.command("lint", "lint", nil, "make", "build", "lint")
 	s.add("tests", selectTests(all, inTest), step{program: true, words: goTest("-p=3", "-count=1")})
-	s.add("whole", selectTests(all, func(t test) bool { return t.has(onlyCheck) && !raced(t.pkg) && !killed(t) }),
+	s.add("whole", selectTests(all, func(t test) bool { return t.has(onlyCheck) && !raced(t) && !killed(t) }),
 		step{program: true, words: goTest("-p=3", "-count=1", "-timeout=20m")})
-	s.add("race", selectTests(all, func(t test) bool { return raced(t.pkg) && !t.has(onlyPFS) }),
+	s.add("race", selectTests(all, raced),
 		step{words: goTest("-p=2", "-count=1", "-race", "-timeout=20m")})
 	s.add("killed", selectTests(all, killed), step{words: goTest("-count=1", "-race")})
 	s.add("oneproc", selectTests(all, func(t test) bool { return t.has(oneProc) }),
@@ -159,7 +159,7 @@ func soakSuite(all []test, o options, suspects []string) suite {
 	}
 	s.add("oneproc", selectTests(all, func(t test) bool { return !t.has(onlyPFS) }),
 		step{env: []string{"GOMAXPROCS=1"}, words: goTest("-p=1", "-count=1", "-timeout=1h")})
-	s.add("race", selectTests(all, func(t test) bool { return !raced(t.pkg) && !t.has(onlyPFS) }),
+	s.add("race", selectTests(all, func(t test) bool { return !raced(t) && !t.has(onlyPFS) }),
 		step{env: []string{"MILKWEED_TEST_RACE=1"}, words: goTest("-p=1", "-count=1", "-race", "-timeout=2h")})
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		s.torture(fs, o.duration)

@@ -109,7 +109,8 @@ func (r *runner) run(ctx context.Context, s step) (result, error) {
 
 // environment returns the environment of a step.
 func (r *runner) environment(s step) ([]string, error) {
-	env := append(os.Environ(), "TMPDIR="+r.temp(), "GOTMPDIR="+filepath.Join(r.dir, "go"), lab.ProgramsEnv+"="+r.programs(),
+	env := append([]string{"GORACE=" + lab.RaceOptions}, os.Environ()...)
+	env = append(env, "TMPDIR="+r.temp(), "GOTMPDIR="+filepath.Join(r.dir, "go"), lab.ProgramsEnv+"="+r.programs(),
 		"XDG_STATE_HOME="+filepath.Join(r.dir, "state"), // logs of daemons, which stay after a demo
 		control.FolderEnv+"="+filepath.Join(r.dir, "run"))
 	if r.ci {

@@ -48,7 +48,7 @@ func TestMarks(t *testing.T) {
 	}
 	for _, one := range list(t) {
 		for _, mark := range one.marks {
-			if !slices.Contains([]string{onlyCheck, onlyPFS, oneProc}, mark) {
+			if !slices.Contains([]string{onlyCheck, noRace, onlyPFS, oneProc}, mark) {
 				t.Errorf("%s: no suite is called %s", one.id(), mark)
 			}
 		}
