@@ -405,6 +405,24 @@ func (h *Handler) dismiss(e *metadata.Entry) {
 	delete(x.admitted, s.file)
 }
 
+// placed records that there is a copy of e. If the turn has ended in which this node held the file, it is
+// one of those that were given away.
+func (h *Handler) placed(e *metadata.Entry) {
+	x := h.exchange.Load()
+	if x == nil {
+		return
+	}
+	file, ok := x.cfg.find(e.Path())
+	if !ok {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.standing(x.turn.Load(), file).held() {
+		x.given.add(file, tiers.Allocated(e.File().Size()))
+	}
+}
+
 // mayMakeRoom reports whether the exchange may drop other copies for one of e.
 func (h *Handler) mayMakeRoom(e *metadata.Entry) bool {
 	x := h.exchange.Load()

@@ -336,7 +336,10 @@ func (f *fill) discard(cause error) {
 func (f *fill) end(published, failed bool) {
 	f.cancel()
 	f.queue.remove(f)
-	if f.admitted && !published {
+	switch {
+	case published:
+		f.handler.placed(f.entry)
+	case f.admitted:
 		f.handler.dismiss(f.entry)
 	}
 	f.handler.forget(f, published, failed)

@@ -117,7 +117,6 @@ func (x *exchanger) turnTo(epoch int) {
 		old       = x.turn.Load()
 		following = epoch == old.now.Number()+1
 		t         *turn
-		given     fileSet
 	)
 	if following {
 		t = old.following()
@@ -128,12 +127,11 @@ func (x *exchanger) turnTo(epoch int) {
 		return
 	}
 	a := x.measure(x.ctx, t, turnTimeout)
-	if following {
-		given = x.outgoing(old, t)
-	}
 	x.mu.Lock()
 	x.turn.Store(t)
-	x.given.addAll(given)
+	if following {
+		x.given.addAll(x.outgoing(old, t))
+	}
 	for _, s := range [...]*fileSet{&x.given, &x.kept} {
 		for file := range s.sizes {
 			if x.standing(t, file).held() {
@@ -149,7 +147,8 @@ func (x *exchanger) turnTo(epoch int) {
 	}
 }
 
-// outgoing returns the files that this node has copies of and does not hold any more.
+// outgoing returns the files that this node has copies of and does not hold any more. Copies that are
+// complete later are found by Handler.placed.
 func (x *exchanger) outgoing(old, t *turn) (given fileSet) {
 	for _, file := range old.now.Share(x.cfg.Node) {
 		if x.standing(t, int(file)).held() {
@@ -271,8 +270,9 @@ func (x *exchanger) measure(ctx context.Context, t *turn, atMost time.Duration) 
 			if err != nil || e == nil {
 				return
 			}
+			claimed := e.Claimed() // before isComplete: a fill that ends publishes the copy first
 			complete := x.handler.isComplete(e)
-			lacks := !complete && !e.Claimed()
+			lacks := !complete && !claimed
 			mu.Lock()
 			defer mu.Unlock()
 			all.add(e.Size())
@@ -448,7 +448,9 @@ func (x *exchanger) dropGiven(ctx context.Context, t *turn) {
 			if ctx.Err() != nil {
 				return
 			}
+			x.dropping.Lock() // makeRoom does not take the room of a copy for free that is being dropped
 			x.drop(file, &x.handler.exchanged.Dropped)
+			x.dropping.Unlock()
 		}
 	})
 }
