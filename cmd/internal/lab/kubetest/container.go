@@ -127,7 +127,8 @@ func (c Container) Command(t *testing.T, args ...string) *exec.Cmd {
 
 // A Running is a container that runs.
 type Running struct {
-	pid   int // of the command
+	pid   int      // of the command
+	env   []string // of the container
 	log   *os.File
 	ended chan error
 }
@@ -144,7 +145,7 @@ func (c Container) Start(t *testing.T, args ...string) *Running {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &Running{log: log, ended: make(chan error, 1)}
+	p := &Running{env: cmd.Env, log: log, ended: make(chan error, 1)}
 	done := make(chan struct{})
 	go func() { p.ended <- cmd.Wait(); close(done) }()
 	t.Cleanup(func() {
@@ -166,7 +167,9 @@ func (p *Running) Path(path string) string { return fmt.Sprintf("/proc/%d/root%s
 
 // Exec returns a command that runs in the container, as kubectl exec does.
 func (p *Running) Exec(args ...string) *exec.Cmd {
-	return exec.Command("nsenter", append([]string{"--target", strconv.Itoa(p.pid), "--mount", "--pid", "--root", "--wdns=/"}, args...)...)
+	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(p.pid), "--mount", "--pid", "--root", "--wdns=/"}, args...)...)
+	cmd.Env = p.env
+	return cmd
 }
 
 // Log returns what the container printed.

@@ -26,7 +26,7 @@
 // tests run. The files of the repository are not changed. A mutant is found if a step fails or
 // exceeds -timeout. There are two steps:
 //
-//	quick  go test of the package with the fault
+//	quick  the shell command of -quick, the tests that make test has of the package with the fault
 //	test   the shell command of -test, unless quick has found the mutant
 //
 // First, both run without a mutant and must pass: if they did not, each mutant would be found.

@@ -32,7 +32,7 @@ type options struct {
 	equivalent  string
 	list        bool
 	test        string
-	quick       bool
+	quick       string
 	baseline    bool
 	timeout     time.Duration
 	results     string
@@ -49,7 +49,7 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.equivalent, "equivalent", "cmd/internal/lab/mutate/equivalent.txt", "the `FILE` of the mutants that no test can find")
 	flags.BoolVar(&o.list, "list", false, "print the mutants, and run none")
 	flags.StringVar(&o.test, "test", "make test", "the shell `COMMAND` that runs the tests")
-	flags.BoolVar(&o.quick, "quick", true, "run the tests of the package before -test")
+	flags.StringVar(&o.quick, "quick", "make --silent test ARGS='-packages PACKAGE'", "the shell `COMMAND` that runs the tests of a package before -test; empty: none")
 	flags.BoolVar(&o.baseline, "baseline", true, "run the tests without a mutant first; they must pass")
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "the `TIME` after which a step is killed, and the mutant counts as found")
 	flags.StringVar(&o.results, "results", "", "the `FILE` to which the results are appended (default build/mutate/seed-N.jsonl)")

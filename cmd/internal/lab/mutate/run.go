@@ -23,9 +23,6 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
-// quickTimeout ends the tests of the package with the fault.
-const quickTimeout = "3m"
-
 // A runner runs the steps.
 type runner struct {
 	options
@@ -105,9 +102,9 @@ func newRunner(ctx context.Context, o options) (*runner, error) {
 
 // steps returns the steps for faults in the packages in dirs.
 func (r *runner) steps(dirs ...string) (steps []step) {
-	if r.quick {
+	if r.quick != "" {
 		for _, dir := range dirs {
-			steps = append(steps, step{"quick", []string{"go", "test", "-timeout", quickTimeout, "-failfast", "./" + dir}})
+			steps = append(steps, step{"quick", []string{"sh", "-c", strings.ReplaceAll(r.quick, "PACKAGE", dir)}})
 		}
 	}
 	return append(steps, step{"test", []string{"sh", "-c", r.test}})

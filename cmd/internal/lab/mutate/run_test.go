@@ -56,7 +56,7 @@ func enterTiny(t *testing.T) (temp string) {
 func mutate(t *testing.T, ctx context.Context, args ...string) (code int, out string, err error) {
 	t.Helper()
 	var b strings.Builder
-	code, err = run(ctx, append([]string{"-packages", "p", "-equivalent", "none"}, args...), &b)
+	code, err = run(ctx, append([]string{"-packages", "p", "-equivalent", "none", "-quick", "go test ./PACKAGE"}, args...), &b)
 	out = regexp.MustCompile(`\d+\.\d s`).ReplaceAllString(b.String(), "TIME")
 	return code, regexp.MustCompile(` +`).ReplaceAllString(out, " "), err
 }
@@ -104,7 +104,7 @@ func TestRun(t *testing.T) {
 // A step that exceeds its time finds the mutant, and the first must pass without a fault.
 func TestHangAndBaseline(t *testing.T) {
 	temp := enterTiny(t)
-	hang := []string{"-draw", "1", "-want", "1", "-quick=false", "-test", "echo $$ >pid; sleep 1000", "-timeout", "100ms"}
+	hang := []string{"-draw", "1", "-want", "1", "-quick", "", "-test", "echo $$ >pid; sleep 1000", "-timeout", "100ms"}
 	code, out, err := mutate(t, t.Context(), append(hang, "-baseline=false")...)
 	if code != 0 || err != nil || !strings.Contains(out, "found by test: hang") {
 		t.Errorf("got exit code %d and %v, want 0; output:\n%s", code, err, out)
@@ -130,7 +130,7 @@ func TestInterrupt(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	code, out, err := mutate(t, ctx, "-draw", "1", "-want", "1", "-quick=false", "-baseline=false", "-test", "setsid sleep 1000 & echo $! >pid; wait")
+	code, out, err := mutate(t, ctx, "-draw", "1", "-want", "1", "-quick", "", "-baseline=false", "-test", "setsid sleep 1000 & echo $! >pid; wait")
 	if code != 1 || err == nil || err.Error() != "interrupted" || !strings.Contains(out, "found 0 of 0") {
 		t.Errorf("got exit code %d and %v, want 1; output:\n%s", code, err, out)
 	}

@@ -287,10 +287,18 @@ func (s selection) arguments() []string {
 	default:
 		args = append(args, "-run="+pattern(s.run))
 	}
-	for _, pkg := range s.packages {
+	for _, pkg := range s.inOrder() {
 		args = append(args, "./"+pkg)
 	}
 	return args
+}
+
+// inOrder returns the packages in the order in which go test begins them: first those that take the
+// longest, so that none of them runs alone at the end.
+func (s selection) inOrder() []string {
+	longest := []string{"cmd/milkweed", "placement", "cmd/release", "cmd/internal/peertest", "fs"}
+	order := slices.DeleteFunc(longest, func(pkg string) bool { return !slices.Contains(s.packages, pkg) })
+	return append(order, slices.DeleteFunc(slices.Clone(s.packages), func(pkg string) bool { return slices.Contains(order, pkg) })...)
 }
 
 // pattern matches these names of tests.

@@ -21,6 +21,7 @@
 //
 // Examples:
 //
+//	go run ./cmd/internal/lab/suite test -packages fs,placement
 //	go run ./cmd/internal/lab/suite check -list
 //	go run ./cmd/internal/lab/suite check race oneproc
 //	go run ./cmd/internal/lab/suite soak -for 1h repeat
@@ -74,6 +75,7 @@ func run(ctx context.Context, args []string, out io.Writer) (code int, err error
 	flags.StringVar(&o.fuzztime, "fuzztime", "", "how long each fuzz target runs (default 3s in check, 10m in soak)")
 	flags.StringVar(&o.duration, "torture", "1h", "how long each torture of soak runs")
 	flags.IntVar(&o.rounds, "rounds", 50, "how often soak repeats a package")
+	packages := flags.String("packages", "", "run the tests of these `packages` only, such as fs,cmd/milkweed")
 	if len(args) == 0 {
 		return 2, errors.New("which suite? test, check or soak; `go doc ./cmd/internal/lab/suite` explains them")
 	}
@@ -92,9 +94,18 @@ func run(ctx context.Context, args []string, out io.Writer) (code int, err error
 		return 2, err
 	}
 	folder := filepath.Join(repo, "build/suite")
+	if strings.Contains(os.Getenv("GOFLAGS"), "-overlay") { // what fails for a mutant is no suspect
+		folder = filepath.Join(repo, "build/mutate/suite")
+	}
 	all, err := listTests(repo)
 	if err != nil {
 		return 1, err
+	}
+	if *packages != "" {
+		all = slices.DeleteFunc(all, func(t test) bool { return !slices.Contains(strings.Split(*packages, ","), t.pkg) })
+		if len(all) == 0 {
+			return 2, fmt.Errorf("no package of %s has tests; -packages fs,cmd/milkweed names two", *packages)
+		}
 	}
 	suspects, err := findSuspects(folder)
 	if err != nil {

@@ -482,4 +482,8 @@ func TestUsage(t *testing.T) {
 	if code, err := run(t.Context(), []string{"check", "-list", "race"}, &out); code != 0 || err != nil || !strings.Contains(out.String(), "-race") {
 		t.Errorf("exit code %d, %v: %s", code, err, &out)
 	}
+	out.Reset()
+	if code, err := run(t.Context(), []string{"test", "-list", "-packages", "tiers,drivers"}, &out); code != 0 || err != nil || !strings.HasSuffix(out.String(), " ./drivers ./tiers\n") {
+		t.Errorf("of two packages: exit code %d, error %v, output\n%s", code, err, out.String())
+	}
 }
