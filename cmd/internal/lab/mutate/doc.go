@@ -24,7 +24,7 @@
 //
 // The go command reads a mutant through -overlay, which GOFLAGS passes also to the go commands that
 // tests run. The files of the repository are not changed. A mutant is found if a step fails or
-// exceeds -timeout. There are two steps:
+// exceeds -timeout, or 3 minutes if that is less for the first step. There are two steps:
 //
 //	quick  the shell command of -quick, the tests that make test has of the package with the fault
 //	test   the shell command of -test, unless quick has found the mutant

@@ -23,6 +23,9 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 )
 
+// quickTimeout ends the first step, which takes a minute without a mutant.
+const quickTimeout = 3 * time.Minute
+
 // A runner runs the steps.
 type runner struct {
 	options
@@ -36,6 +39,7 @@ type runner struct {
 type step struct {
 	name  string
 	words []string
+	limit time.Duration
 }
 
 func (s step) String() string { return strings.Join(s.words, " ") }
@@ -104,10 +108,10 @@ func newRunner(ctx context.Context, o options) (*runner, error) {
 func (r *runner) steps(dirs ...string) (steps []step) {
 	if r.quick != "" {
 		for _, dir := range dirs {
-			steps = append(steps, step{"quick", []string{"sh", "-c", strings.ReplaceAll(r.quick, "PACKAGE", dir)}})
+			steps = append(steps, step{"quick", []string{"sh", "-c", strings.ReplaceAll(r.quick, "PACKAGE", dir)}, min(r.timeout, quickTimeout)})
 		}
 	}
-	return append(steps, step{"test", []string{"sh", "-c", r.test}})
+	return append(steps, step{"test", []string{"sh", "-c", r.test}, r.timeout})
 }
 
 // passWithout returns an error if the steps of the mutants do not pass without a fault.
@@ -180,7 +184,7 @@ func (r *runner) do(ctx context.Context, s step, env []string, log string) (by [
 		return nil, err
 	}
 	defer f.Close()
-	limited, cancel := context.WithTimeout(ctx, r.timeout)
+	limited, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
 	cmd := exec.CommandContext(limited, s.words[0], s.words[1:]...)
 	cmd.Env = append(append(os.Environ(), "TMPDIR="+r.temp), env...)
