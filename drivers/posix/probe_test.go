@@ -34,6 +34,12 @@ func TestProbeCopyReadsTheDisk(t *testing.T) {
 			if after := resident(t, f.Fd()); before == 0 || after != before {
 				t.Errorf("%d bytes are in the page cache after the probe, %d before", after, before)
 			}
+			buf := blockBuffers.Get().(*[drivers.ChecksumBlock]byte)
+			defer blockBuffers.Put(buf)
+			// Without O_DIRECT, the probe would read the pages again, of which there are then as many.
+			if err := openCopyOf(t, s, "file").(*copyObject).checkDirect(0, buf[:]); err != nil {
+				t.Errorf("with O_DIRECT: %v", err)
+			}
 			flipOnDisk(t, image, data, 77_777)
 			if _, err := s.ProbeCopy(ctx, "file"); !errors.Is(err, drivers.ErrCorrupt) {
 				t.Errorf("a bit was flipped on the disk: got %v, want ErrCorrupt", err)
