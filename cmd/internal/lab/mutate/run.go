@@ -193,7 +193,7 @@ func (r *runner) do(ctx context.Context, s step, env []string, log string) (by [
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	failed := cmd.Run()
-	if err := errors.Join(killDescendants(), r.empty()); err != nil {
+	if err := errors.Join(r.killDescendants(), r.empty()); err != nil {
 		return nil, fmt.Errorf("after %v: %w", s, err)
 	}
 	_, exited := errors.AsType[*exec.ExitError](failed)
@@ -215,8 +215,9 @@ func (r *runner) do(ctx context.Context, s step, env []string, log string) (by [
 const settleTime = 10 * time.Second
 
 // killDescendants kills all descendants of this process, and waits for them.
-func killDescendants() error {
-	for deadline := time.Now().Add(settleTime); ; time.Sleep(time.Millisecond) {
+func (r *runner) killDescendants() error {
+	start := time.Now()
+	for deadline := start.Add(settleTime); ; time.Sleep(time.Millisecond) {
 		for {
 			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
 			if err == unix.ECHILD {
@@ -238,12 +239,26 @@ func killDescendants() error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("these processes do not end after SIGKILL: %s", strings.Join(running, " "))
 		}
+		if time.Since(start) > settleTime/10 { // one may wait for a reply of a daemon that was killed
+			if err := r.abortMounts(); err != nil {
+				return err
+			}
+		}
 		for _, child := range running {
 			if pid, err := strconv.Atoi(child); err == nil {
 				unix.Kill(pid, unix.SIGKILL)
 			}
 		}
 	}
+}
+
+// abortMounts ends the FUSE connections of the mounts in the temporary folder, as umount --force does.
+func (r *runner) abortMounts() error {
+	points, err := mounts.Below(r.temp)
+	for _, point := range slices.Backward(points) {
+		unix.Unmount(point, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW) // EBUSY comes after the end of the connection
+	}
+	return err
 }
 
 // empty removes the mounts and files in the temporary folder.
