@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -347,6 +348,7 @@ func TestProbeRecreatesRemovedFiles(t *testing.T) {
 			if err := s.Probe(ctx); err != nil {
 				t.Fatal(err)
 			}
+			wantNotInherited(t, tier)
 			gone := removed == "." || removed == ".." || removed == filesName
 			if has(t, s, "file") == gone {
 				t.Errorf("the store has the copy: %v", !gone)
@@ -364,6 +366,62 @@ func TestProbeRecreatesRemovedFiles(t *testing.T) {
 			}
 			openIn(t, tier)
 		})
+	}
+}
+
+// A copy of which a block cannot be read again for its checksum is not committed.
+func TestBlockWithoutChecksum(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	w, err := s.Create(ctx, "file", drivers.Info{Size: 8, Mtime: time.Unix(1e9, 5)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, off := range []int64{0, 4} { // not at once
+		if _, err := w.WriteAt([]byte("data"), off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	temp := &w.(*writer).temp
+	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", temp.fd), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	readable := temp.fd
+	temp.fd = int(file.Fd())
+	if err := w.Commit(); err == nil {
+		t.Error("the copy was committed")
+	}
+	temp.fd = readable
+	w.Abort()
+	w.Close()
+	if has(t, s, "file") {
+		t.Error("the store has the copy")
+	}
+}
+
+// wantNotInherited checks that no program which this process starts gets a descriptor of a file of the
+// tier: it would keep the lock after the end of this process.
+func wantNotInherited(t *testing.T, tier string) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, e := range entries {
+		name, _ := os.Readlink("/proc/self/fd/" + e.Name())
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || !strings.HasPrefix(name, tier) {
+			continue
+		}
+		found++
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("%s is inherited: %v", name, err)
+		}
+	}
+	if found == 0 {
+		t.Error("the store has no descriptor")
 	}
 }
 
