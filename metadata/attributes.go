@@ -92,7 +92,7 @@ func (a *ahead) follows(i int) bool {
 	return a.last > 0 && i >= int(a.last) && i < int(a.last)+orderGap
 }
 
-// startBatch starts a batch with the Unknown entry e and those that follow it, if the credit
+// startBatch starts a batch with the entry e, which was Unknown, and those that follow it, if the credit
 // suffices. If e belongs to the batch in flight, it returns that one and no entries.
 func (d *directory) startBatch(e *Entry) (entries []*Entry, b *batch) {
 	d.mu.Lock()
@@ -101,7 +101,7 @@ func (d *directory) startBatch(e *Entry) (entries []*Entry, b *batch) {
 		return nil, d.ahead.batch
 	}
 	i, ok := search(d.sorted, e.Name())
-	if !ok || int(d.ahead.credit) < min(batchSize, len(d.sorted)) {
+	if !ok || !d.sorted[i].Unknown() || int(d.ahead.credit) < min(batchSize, len(d.sorted)) {
 		return nil, nil
 	}
 	d.ahead.credit = 0

@@ -103,6 +103,29 @@ func TestLocalListing(t *testing.T) {
 	}
 }
 
+// A lookup that has found an Unknown name begins no batch if the attributes of that name and of those after
+// it have arrived meanwhile.
+func TestBatchComesTooLate(t *testing.T) {
+	w := newNamerWorld(t, time.Hour)
+	for i := range 3 {
+		w.source.Put(fmt.Sprint("d/", i), []byte("x"))
+	}
+	w.list(t, "d")
+	d := w.get(t, "d")
+	last, _, _ := d.dir.find("2")
+	if !last.Unknown() {
+		t.Fatal("the listing has attributes")
+	}
+	w.get(t, "d/2") // another lookup
+	d.dir.ahead.credit = batchSize
+	if now, err := w.lookupUnknown(bg, d, last); err != nil || now != last {
+		t.Errorf("got %v, %v", now, err)
+	}
+	if d.dir.ahead.credit != batchSize {
+		t.Error("a batch was begun")
+	}
+}
+
 // Names that are looked up in their order are requested ahead, each once and several at a time.
 func TestLookupsInOrder(t *testing.T) {
 	inNamerBubble(t, 640, func(t *testing.T, w *world, names []string) {
