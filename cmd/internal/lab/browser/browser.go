@@ -69,7 +69,8 @@ func Start(t testing.TB) *Browser {
 func (b *Browser) startDriver() string {
 	b.t.Helper()
 	cmd := exec.Command(driver, "--port=0")
-	cmd.Env = append(os.Environ(), "HOME="+b.t.TempDir())
+	home := b.t.TempDir()
+	cmd.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home) // the folder of one that is killed goes with the test
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		b.t.Fatal(err)
