@@ -33,8 +33,6 @@ type runner struct {
 	dir     string // for the overlay and temp
 	temp    string // TMPDIR of the steps, which is emptied after each
 	logs    string // folder of the output of the steps
-
-	others []string // FUSE connections that were there before
 }
 
 // A step is a command that runs tests.
@@ -103,10 +101,7 @@ func newRunner(ctx context.Context, o options) (*runner, error) {
 	if err := errors.Join(os.Chmod(r.dir, 0o755), r.empty()); err != nil { // tests have other users
 		return nil, errors.Join(err, os.RemoveAll(r.dir))
 	}
-	if os.Geteuid() == 0 {
-		err = withConnections(r.dir, func(_ string, connections []string) error { r.others = connections; return nil })
-	}
-	return r, err
+	return r, nil
 }
 
 // steps returns the steps for faults in the packages in dirs.
@@ -244,8 +239,8 @@ func (r *runner) killDescendants() error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("these processes do not end after SIGKILL: %s", strings.Join(running, " "))
 		}
-		if time.Since(start) > settleTime/10 && os.Geteuid() == 0 { // one may wait for a reply of a daemon that was killed
-			if err := r.abortConnections(); err != nil {
+		if time.Since(start) > settleTime/10 { // one may wait for a reply of a daemon that was killed
+			if err := mounts.End(r.temp); err != nil {
 				return err
 			}
 		}
@@ -257,49 +252,10 @@ func (r *runner) killDescendants() error {
 	}
 }
 
-// abortConnections ends the FUSE connections that the steps have made, also those whose mounts are gone.
-func (r *runner) abortConnections() error {
-	return withConnections(r.dir, func(dir string, connections []string) error {
-		for _, c := range connections {
-			if !slices.Contains(r.others, c) {
-				os.WriteFile(filepath.Join(dir, c, "abort"), []byte("1"), 0) // it may have ended
-			}
-		}
-		return nil
-	})
-}
-
-// withConnections calls f with the names of all FUSE connections, and a folder with one folder for each.
-// It needs root.
-func withConnections(temp string, f func(dir string, connections []string) error) error {
-	dir := filepath.Join(temp, "connections")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mount("none", dir, "fusectl", 0, ""); err != nil {
-		return fmt.Errorf("mount fusectl: %w", err)
-	}
-	entries, err := os.ReadDir(dir)
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	if err == nil {
-		err = f(dir, names)
-	}
-	return errors.Join(err, unix.Unmount(dir, unix.MNT_DETACH))
-}
-
 // empty removes the mounts and files in the temporary folder.
 func (r *runner) empty() error {
-	points, err := mounts.Below(r.temp)
-	if err != nil {
-		return err
-	}
-	for _, point := range slices.Backward(points) {
-		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("unmount %s: %w", point, err) // no file is removed through a mount
-		}
+	if err := mounts.End(r.temp); err != nil {
+		return err // no file is removed through a mount
 	}
 	return errors.Join(os.RemoveAll(r.temp), os.Mkdir(r.temp, 0o755), os.Chmod(r.temp, 0o1777))
 }

@@ -214,14 +214,8 @@ func (m *machine) clean() error {
 	for pid := range m.processes() {
 		unix.Kill(pid, unix.SIGKILL)
 	}
-	points, err := mounts.Below(m.dir)
-	if err != nil {
-		return err
-	}
-	for _, point := range slices.Backward(points) {
-		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("unmount %s: %w", point, err) // no file is removed through a mount
-		}
+	if err := mounts.End(m.dir); err != nil {
+		return err // no file is removed through a mount
 	}
 	if err := os.RemoveAll(m.temp()); err != nil {
 		return err
