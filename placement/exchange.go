@@ -412,14 +412,10 @@ func (h *Handler) placed(e *metadata.Entry) {
 	if x == nil {
 		return
 	}
-	file, ok := x.cfg.find(e.Path())
-	if !ok {
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !x.standing(x.turn.Load(), file).held() {
-		x.given.add(file, tiers.Allocated(e.File().Size()))
+	if s := h.standing(e); s.listed && !s.held() {
+		x.given.add(s.file, tiers.Allocated(e.File().Size()))
 	}
 }
 
