@@ -448,9 +448,11 @@ func (x *exchanger) dropGiven(ctx context.Context, t *turn) {
 			if ctx.Err() != nil {
 				return
 			}
-			x.dropping.Lock() // makeRoom does not take the room of a copy for free that is being dropped
-			x.drop(file, &x.handler.exchanged.Dropped)
-			x.dropping.Unlock()
+			func() {
+				x.dropping.Lock() // else makeRoom finds no file left, and the room of this one not yet free
+				defer x.dropping.Unlock()
+				x.drop(file, &x.handler.exchanged.Dropped)
+			}()
 		}
 	})
 }
