@@ -28,7 +28,7 @@ const OpenTimeout = "MILKWEED_TEST_OPEN_TIMEOUT=30"
 
 // RaceOptions belong into the variable GORACE of programs with the race detector. They end without a
 // sleep of a second, and clear the shadow memory of large allocations in place: to map it anew, as is
-// the default, takes half of the time of a test that copies blocks of a MiB, in page faults.
+// the default, takes a third of the processor time of a test that copies blocks of a MiB, in page faults.
 const RaceOptions = "atexit_sleep_ms=20 clear_shadow_mmap_threshold=67108864"
 
 // Module is the import path of this module.
