@@ -339,15 +339,12 @@ func TestStreamsInRandomOrder(t *testing.T) {
 }
 
 // The number of streams is bounded, and each of them holds one block.
-//
-//suite:check
-//suite:norace
 func TestMemoryOfStreamsIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const workers = 3
 		r := newBucketRig(t, 8<<20, workers)
 		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Hang: true})
-		var want [40][]byte
+		var want [24][]byte
 		for i := range want {
 			want[i] = r.put(fmt.Sprint("f", i), 9<<20)
 		}
