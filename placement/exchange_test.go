@@ -248,7 +248,7 @@ func TestExchangeDropsWhatComesLate(t *testing.T) {
 	t.Parallel()
 	x := newExchanging(t, 4, 40, func(int) int { return 4096 }, 1, 1<<20)
 	for _, n := range x.nodes {
-		n.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Delay: time.Second})
+		n.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Hang: true})
 	}
 	x.begin(0)
 	x.readShares(0)
