@@ -102,10 +102,13 @@ func run(ctx context.Context, args []string, out io.Writer) (code int, err error
 		return 1, err
 	}
 	if *packages != "" {
-		all = slices.DeleteFunc(all, func(t test) bool { return !slices.Contains(strings.Split(*packages, ","), t.pkg) })
-		if len(all) == 0 {
-			return 2, fmt.Errorf("no package of %s has tests; -packages fs,cmd/milkweed names two", *packages)
+		names := strings.Split(*packages, ",")
+		for _, name := range names {
+			if !slices.ContainsFunc(all, func(t test) bool { return t.pkg == name }) {
+				return 2, fmt.Errorf("there is no package %q with tests; -packages fs,cmd/milkweed names two", name)
+			}
 		}
+		all = slices.DeleteFunc(all, func(t test) bool { return !slices.Contains(names, t.pkg) })
 	}
 	suspects, err := findSuspects(folder)
 	if err != nil {

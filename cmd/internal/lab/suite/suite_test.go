@@ -486,4 +486,7 @@ func TestUsage(t *testing.T) {
 	if code, err := run(t.Context(), []string{"test", "-list", "-packages", "tiers,drivers"}, &out); code != 0 || err != nil || !strings.HasSuffix(out.String(), " ./drivers ./tiers\n") {
 		t.Errorf("of two packages: exit code %d, error %v, output\n%s", code, err, out.String())
 	}
+	if code, err := run(t.Context(), []string{"test", "-list", "-packages", "tiers,driver"}, &out); code != 2 || err == nil || !strings.Contains(err.Error(), `"driver"`) {
+		t.Errorf("of a package that does not exist: exit code %d, error %v", code, err)
+	}
 }
