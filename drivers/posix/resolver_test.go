@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -268,19 +269,21 @@ func TestSpecialFilesAreNotKept(t *testing.T) {
 	}
 }
 
-// descriptorsIn returns the number of descriptors of this process that are open in a folder.
-func descriptorsIn(t *testing.T, root string) (n int) {
+// descriptorsIn returns the descriptors of this process that are open below a folder, with their paths.
+func descriptorsIn(t *testing.T, folder string) map[int]string {
 	t.Helper()
-	fds, err := filepath.Glob("/proc/self/fd/*")
+	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, fd := range fds {
-		if path, err := os.Readlink(fd); err == nil && strings.HasPrefix(path, root+"/") {
-			n++
+	found := make(map[int]string)
+	for _, e := range entries {
+		path, err := os.Readlink("/proc/self/fd/" + e.Name()) // it may be closed by now
+		if fd, bad := strconv.Atoi(e.Name()); err == nil && bad == nil && strings.HasPrefix(path, folder+"/") {
+			found[fd] = path
 		}
 	}
-	return n
+	return found
 }
 
 // Descriptors are kept for a second, their number is bounded, and Close closes them.
@@ -297,19 +300,19 @@ func TestKeptDescriptorsAreBounded(t *testing.T) {
 			}
 		}
 		statAll()
-		if got := descriptorsIn(t, r.root); got == 0 || got > 20 {
+		if got := len(descriptorsIn(t, r.root)); got == 0 || got > 20 {
 			t.Errorf("%d descriptors are kept, want 1 to 20", got)
 		}
 		time.Sleep(keepFor)
 		synctest.Wait()
-		if got := descriptorsIn(t, r.root); got != 0 {
-			t.Errorf("after a second, %d descriptors are kept", got)
+		if got := descriptorsIn(t, r.root); len(got) > 0 {
+			t.Errorf("after a second, descriptors are kept: %v", got)
 		}
 		statAll()
 		r.names.close()
 		statAll() // calls that were abandoned may return later
-		if got := descriptorsIn(t, r.root); got != 0 {
-			t.Errorf("after Close, %d descriptors are kept", got)
+		if got := descriptorsIn(t, r.root); len(got) > 0 {
+			t.Errorf("after Close, descriptors are kept: %v", got)
 		}
 	})
 }
@@ -330,8 +333,8 @@ func TestKeptDescriptorsAreNotNeeded(t *testing.T) {
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("without descriptors: %v", err)
 	}
-	if got := descriptorsIn(t, r.root); got != 0 {
-		t.Errorf("%d descriptors are kept", got)
+	if got := descriptorsIn(t, r.root); len(got) > 0 {
+		t.Errorf("descriptors are kept: %v", got)
 	}
 }
 

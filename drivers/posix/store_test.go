@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -404,24 +403,14 @@ func TestBlockWithoutChecksum(t *testing.T) {
 // tier: it would keep the lock after the end of this process.
 func wantNotInherited(t *testing.T, tier string) {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := 0
-	for _, e := range entries {
-		name, _ := os.Readlink("/proc/self/fd/" + e.Name())
-		fd, err := strconv.Atoi(e.Name())
-		if err != nil || !strings.HasPrefix(name, tier) {
-			continue
-		}
-		found++
-		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-			t.Errorf("%s is inherited: %v", name, err)
-		}
-	}
-	if found == 0 {
+	open := descriptorsIn(t, tier)
+	if len(open) == 0 {
 		t.Error("the store has no descriptor")
+	}
+	for fd, path := range open {
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("%s is inherited: %v", path, err)
+		}
 	}
 }
 
