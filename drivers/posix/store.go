@@ -346,17 +346,17 @@ func (s *Store) link(ctx context.Context, from, to string, info drivers.Info) er
 	if info.Size != copied.info.Size {
 		return fmt.Errorf("the copy has %d bytes, not %d: %w", copied.info.Size, info.Size, unix.EINVAL)
 	}
+	end, err := s.beginChange()
+	if err != nil {
+		return err
+	}
+	defer end()
 	dir, base := split(to)
 	parent, err := t.makeDirs(dir)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(parent)
-	end, err := s.beginChange()
-	if err != nil {
-		return err
-	}
-	defer end()
 	if err := t.removeCopy(parent, to, 0); err != nil && err != unix.ENOENT {
 		return err
 	}

@@ -683,3 +683,53 @@ func FuzzDecodeMarker(f *testing.F) {
 		}
 	})
 }
+
+// A change that has not begun when the store is closed fails, and creates and removes nothing: another
+// process may use the folder.
+func TestChangesOfAClosedStore(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	addCopy(t, s, "file", "data")
+	addCopy(t, s, "damaged", "data")
+	if err := os.Truncate(filepath.Join(s.Path(), filesName, "damaged"), 1); err != nil {
+		t.Fatal(err)
+	}
+	info := drivers.Info{Size: 4, Mtime: time.Unix(1e9, 5)}
+	w, err := s.Create(ctx, "other", info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteAt([]byte("data"), 0); err != nil {
+		t.Fatal(err)
+	}
+	list := func() (names []string) {
+		err := filepath.WalkDir(s.Path(), func(path string, _ fs.DirEntry, err error) error {
+			names = append(names, path)
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return names
+	}
+	before := list()
+	s.changes.Lock()
+	s.closed = true // Close has not yet taken the tree from operations that began before
+	s.changes.Unlock()
+	defer func() { s.closed = false }()
+	for want, change := range map[string]func() error{
+		"create new/file: file already closed":    func() error { _, err := s.Create(ctx, "new/file", info); return err },
+		"commit other: file already closed":       w.Commit,
+		"link file new/file: file already closed": func() error { return s.Link(ctx, "file", "new/file", info) },
+		"restamp file: file already closed":       func() error { return s.Restamp(ctx, "file", info) },
+		"remove file: file already closed":        func() error { return s.Remove(ctx, "file") },
+		"readdir .: file already closed":          func() error { _, err := s.Sweep(ctx, "."); return err },
+	} {
+		if err := change(); !errors.Is(err, fs.ErrClosed) || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if after := list(); !slices.Equal(before, after) {
+			t.Errorf("after %s, the files are %q, want %q", want, after, before)
+		}
+	}
+	w.Abort()
+}

@@ -51,10 +51,24 @@ func (s *Store) Create(ctx context.Context, name string, info drivers.Info) (dri
 	if err != nil {
 		return nil, pathError("create", name, err)
 	}
-	temp, err := t.create(name, info.Size)
+	w, err := s.newWriter(t, name, info)
 	if err != nil {
 		t.release()
 		return nil, pathError("create", name, err)
+	}
+	return w, nil
+}
+
+// newWriter returns a writer, which releases t.
+func (s *Store) newWriter(t *tree, name string, info drivers.Info) (*writer, error) {
+	end, err := s.beginChange()
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	temp, err := t.create(name, info.Size)
+	if err != nil {
+		return nil, err
 	}
 	blocks := blocksOf(info.Size)
 	w := &writer{
@@ -221,6 +235,11 @@ func (w *writer) commit() error {
 	if err := w.confirm(); err != nil {
 		return err
 	}
+	end, err := w.store.beginChange()
+	if err != nil {
+		return err
+	}
+	defer end()
 	dir, base := split(w.name)
 	parent, err := w.tree.makeDirs(dir)
 	if err != nil {
@@ -231,11 +250,6 @@ func (w *writer) commit() error {
 	if err != nil {
 		return err
 	}
-	end, err := w.store.beginChange()
-	if err != nil {
-		return err
-	}
-	defer end()
 	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums}
 	checked := allChecked
 	if !w.tree.files.cache.inMemory {
