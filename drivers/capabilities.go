@@ -79,9 +79,10 @@ type (
 
 	// A Comparer knows of files that have the same content, without reading them.
 	Comparer interface {
-		// HaveSameContent reports whether two files at different names, which Stat has
-		// described, are known to have the same content. It makes no request.
-		HaveSameContent(a, b Info) bool
+		// HaveSameContent reports whether two files at different names are known to have the
+		// same content. infos are their attributes, perhaps of long ago: HaveSameContent reports
+		// false for a file that has changed since. It may request the attributes of each file once.
+		HaveSameContent(ctx context.Context, names [2]string, infos [2]Info) bool
 	}
 
 	// A Pinner knows the content of its files before they are read.

@@ -153,26 +153,13 @@ func (p *preparation) twin(ctx context.Context, e *metadata.Entry) *metadata.Ent
 	return p.names[i]
 }
 
-// isSame reports whether a file is known to have the content of the copy of its twin. What the names
-// cache knows of the twin may be older than a link to it.
+// isSame reports whether a file is known to have the content of the copy of its twin.
 func (p *preparation) isSame(ctx context.Context, f *preparedFile) bool {
-	source, e, twin := p.handler.levels.Source(), f.e.Info(), f.twin.Info()
-	switch {
-	case source.HaveSameContent(e, twin):
+	e, twin := f.e.Info(), f.twin.Info()
+	if p.opts.TrustMtime && e.Mtime.Equal(twin.Mtime) {
 		return true
-	case !e.Mtime.Equal(twin.Mtime):
-		return false
-	case p.opts.TrustMtime:
-		return true
-	case e.Nlink < 2:
-		return false
 	}
-	a, err := source.Stat(ctx, f.e.Path())
-	if err != nil {
-		return false
-	}
-	b, err := source.Stat(ctx, f.twin.Path())
-	return err == nil && source.HaveSameContent(a, b) && a.SameContent(e) && b.SameContent(twin)
+	return p.handler.levels.Source().HaveSameContent(ctx, [2]string{f.e.Path(), f.twin.Path()}, [2]drivers.Info{e, twin})
 }
 
 // checkRoom returns an error if the tiers have no room for the files that are not shared.

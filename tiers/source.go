@@ -266,11 +266,16 @@ func (s *Source) FindsHoles() bool {
 	return ok
 }
 
-// HaveSameContent reports whether two files at different names, which Stat has described, are known to
-// have the same content. It makes no request. See drivers.Comparer.
-func (s *Source) HaveSameContent(a, b drivers.Info) bool {
+// HaveSameContent reports whether two files at different names are known to have the same content. It
+// counts as a Stat of each. See drivers.Comparer.
+func (s *Source) HaveSameContent(ctx context.Context, names [2]string, infos [2]drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](s.driver)
-	return ok && c.HaveSameContent(a, b)
+	if !ok {
+		return false
+	}
+	atomic.AddInt64(&s.counters.Stats, 1) // call counts one
+	same, err := call(ctx, s, &s.counters.Stats, func() (bool, error) { return c.HaveSameContent(ctx, names, infos), nil }, nil)
+	return err == nil && same
 }
 
 // Digest returns the SHA-256 that the content of a file must have, and reports whether it is known. See

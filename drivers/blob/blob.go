@@ -256,7 +256,8 @@ var sumETag = regexp.MustCompile(`^[0-9a-f]{32}-[0-9]+$`)
 // HaveSameContent implements drivers.Comparer. The ETags of S3 are MD5 sums, or else differ between
 // objects. Those of Azure, and the generations of Google Cloud Storage, identify the content of one
 // object only.
-func (b *Bucket) HaveSameContent(x, y drivers.Info) bool {
+func (b *Bucket) HaveSameContent(_ context.Context, _ [2]string, infos [2]drivers.Info) bool {
+	x, y := infos[0], infos[1]
 	isSum := len(x.Version) == 1+md5.Size && x.Version[0] == 0 || sumETag.MatchString(x.Version)
 	return b.location.Scheme == "s3" && x.IsRegular() && y.IsRegular() && isSum && x.Version == y.Version && x.Size == y.Size
 }

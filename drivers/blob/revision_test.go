@@ -29,7 +29,7 @@ func TestHaveSameContent(t *testing.T) {
 		{"gs", file("1700000000000000", 5), file("1700000000000000", 5), false},
 	} {
 		b := &Bucket{location: Location{Scheme: test.scheme}}
-		if got := b.HaveSameContent(test.a, test.b); got != test.want {
+		if got := b.HaveSameContent(t.Context(), [2]string{"a", "b"}, [2]drivers.Info{test.a, test.b}); got != test.want {
 			t.Errorf("%s: %q and %q: got %v", test.scheme, test.a.Version, test.b.Version, got)
 		}
 	}

@@ -33,10 +33,18 @@ func (f *Faults) Profile() drivers.Profile {
 	return p
 }
 
-// HaveSameContent implements drivers.Comparer.
-func (f *Faults) HaveSameContent(a, b drivers.Info) bool {
+// HaveSameContent implements drivers.Comparer. It is a Stat of each file.
+func (f *Faults) HaveSameContent(ctx context.Context, names [2]string, infos [2]drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](f.inner)
-	return ok && c.HaveSameContent(a, b)
+	if !ok {
+		return false
+	}
+	for _, name := range names {
+		if _, err := f.inject(ctx, OpStat, name); err != nil {
+			return false
+		}
+	}
+	return c.HaveSameContent(ctx, names, infos)
 }
 
 // Digest implements drivers.Pinner.

@@ -189,10 +189,18 @@ func (d *Driver) Profile() drivers.Profile {
 	return p
 }
 
-// HaveSameContent implements drivers.Comparer. It is no operation.
-func (d *Driver) HaveSameContent(a, b drivers.Info) bool {
+// HaveSameContent implements drivers.Comparer. It counts as a Stat of each file.
+func (d *Driver) HaveSameContent(ctx context.Context, names [2]string, infos [2]drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](d.inner)
-	return ok && c.HaveSameContent(a, b)
+	if !ok {
+		return false
+	}
+	for range names {
+		if d.begin(ctx, &d.stats.Stats) != nil {
+			return false
+		}
+	}
+	return c.HaveSameContent(ctx, names, infos)
 }
 
 // Digest implements drivers.Pinner. It is no operation.

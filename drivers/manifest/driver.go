@@ -325,10 +325,10 @@ func (d *Driver) Reject(fileName string, info drivers.Info) {
 }
 
 // HaveSameContent implements drivers.Comparer.
-func (d *Driver) HaveSameContent(a, b drivers.Info) bool {
-	x, ok := d.Digest(a)
-	y, both := d.Digest(b)
-	return ok && both && x == y && a.Size == b.Size
+func (d *Driver) HaveSameContent(_ context.Context, _ [2]string, infos [2]drivers.Info) bool {
+	x, ok := d.Digest(infos[0])
+	y, both := d.Digest(infos[1])
+	return ok && both && x == y && infos[0].Size == infos[1].Size
 }
 
 // Readlink implements drivers.Readlinker.

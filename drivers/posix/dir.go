@@ -174,21 +174,25 @@ func (d *Dir) open(name string, flags int) (int, error) {
 // Stat implements drivers.Driver. It opens the name itself, not its folder: both opens cost
 // the same, and the name is resolved once instead of twice.
 func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	var st unix.Stat_t
-	if d.names != nil {
-		if err := checkRequest(ctx, "stat", name); err != nil {
-			return drivers.Info{}, err
-		}
-		if err := d.names.stat(name, &st); err != nil {
-			return drivers.Info{}, pathError("stat", name, asMissing(err))
-		}
-		return infoOf(name, &st), nil
-	}
-	err := d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) })
+	st, err := d.lstat(ctx, name)
 	if err != nil {
 		return drivers.Info{}, err
 	}
 	return infoOf(name, &st), nil
+}
+
+func (d *Dir) lstat(ctx context.Context, name string) (st unix.Stat_t, err error) {
+	if d.names == nil {
+		err = d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) })
+		return st, err
+	}
+	if err := checkRequest(ctx, "stat", name); err != nil {
+		return st, err
+	}
+	if err := d.names.stat(name, &st); err != nil {
+		return st, pathError("stat", name, asMissing(err))
+	}
+	return st, nil
 }
 
 // withPath calls f with an O_PATH descriptor of name, which may be a symbolic link.
@@ -462,10 +466,23 @@ func withBuffer(get func(buf []byte) (int, error)) ([]byte, error) {
 	}
 }
 
-// HaveSameContent implements drivers.Comparer: the names are hard links of one file. Names on different
-// file systems may have the same inode number, but hardly the same times, too.
-func (d *Dir) HaveSameContent(a, b drivers.Info) bool {
-	return a.IsRegular() && a.Inode != 0 && a.Inode == b.Inode && a.Nlink > 1 && a.Nlink == b.Nlink && a.SameVersion(b) && a.Ctime.Equal(b.Ctime)
+// HaveSameContent implements drivers.Comparer: the names are hard links of one file. It requests the
+// attributes of both names, because files of two file systems may have the same inode number and times,
+// as in reproducible images, and the device number of a file system is not stable: cached attributes
+// have none.
+func (d *Dir) HaveSameContent(ctx context.Context, names [2]string, infos [2]drivers.Info) bool {
+	if !infos[0].IsRegular() || !infos[0].SameVersion(infos[1]) || infos[0].Nlink < 2 && infos[1].Nlink < 2 {
+		return false
+	}
+	var sts [2]unix.Stat_t
+	for i, name := range names {
+		st, err := d.lstat(ctx, name)
+		if err != nil || !infoOf(name, &st).SameContent(infos[i]) {
+			return false
+		}
+		sts[i] = st
+	}
+	return sts[0].Dev == sts[1].Dev && sts[0].Ino == sts[1].Ino
 }
 
 // Statfs implements drivers.Statfser.

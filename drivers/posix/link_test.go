@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // linkInfo are the attributes of the source file of a link, whose content is "data".
@@ -172,7 +174,58 @@ func TestHaveSameContent(t *testing.T) {
 		}
 		return info
 	}
-	if a, b, c := stat("a"), stat("b"), stat("c"); !d.HaveSameContent(a, c) || d.HaveSameContent(a, b) || d.HaveSameContent(drivers.Info{}, drivers.Info{}) {
+	same := func(a, b string) bool {
+		return d.HaveSameContent(ctx, [2]string{a, b}, [2]drivers.Info{stat(a), stat(b)})
+	}
+	if !same("a", "c") || same("a", "b") || same(".", ".") {
 		t.Error("hard links are not the same, or others are")
+	}
+}
+
+// Two images that were made from folders with the same names have files with the same inode numbers,
+// sizes and times. They are not the same.
+func TestSameInodeOnAnotherDevice(t *testing.T) {
+	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
+	dir := t.TempDir()
+	run := func(script string) {
+		t.Helper()
+		if out, err := exec.Command("sh", "-ec", script, "sh", dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	t.Cleanup(func() {
+		for _, v := range []string{"v1", "v2"} {
+			unix.Unmount(filepath.Join(dir, "source", v), unix.MNT_DETACH)
+		}
+	})
+	run(`cd "$1"; mkdir content source source/v1 source/v2
+		printf content-1 >content/f; ln content/f content/g
+		mkfs.ext4 -q -d content v1.img 2M
+		sed s/content-1/content-2/ v1.img >v2.img
+		for v in v1 v2; do mount -o ro,loop $v.img source/$v; done
+		cat source/v1/f source/v2/f`)
+	d, err := OpenDir(filepath.Join(dir, "source"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	stat := func(name string) drivers.Info {
+		info, err := d.Stat(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	same := func(a, b string) bool {
+		return d.HaveSameContent(ctx, [2]string{a, b}, [2]drivers.Info{stat(a), stat(b)})
+	}
+	if a, b := stat("v1/f"), stat("v2/f"); a.Inode != b.Inode || !a.SameVersion(b) || !a.Ctime.Equal(b.Ctime) {
+		t.Fatalf("the images differ in more than the content: %+v and %+v", a, b)
+	}
+	if same("v1/f", "v2/f") || same("v1/f", "v2/g") {
+		t.Error("files of two file systems are taken for one")
+	}
+	if !same("v1/f", "v1/g") {
+		t.Error("hard links are not the same")
 	}
 }
