@@ -99,9 +99,11 @@ func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	if err != nil {
 		return slices.Concat(check.Bucket(cfg.Source, "", err), check.Run(ctx, cfg))
 	}
-	signing, err := b.(*blob.Bucket).Identity(ctx)
-	return slices.Concat(check.Bucket(cfg.Source, signing, err), check.Run(ctx, cfg),
+	bucket := b.(*blob.Bucket)
+	signing, err := bucket.Identity(ctx)
+	findings := slices.Concat(check.Bucket(cfg.Source, signing, err), check.Run(ctx, cfg),
 		check.Preview(ctx, cfg, func() (check.Source, error) { return b, nil }))
+	return append(findings, check.OddStore(bucket.Stats().Oddities)...)
 }
 
 // A checkReport is the output of check.

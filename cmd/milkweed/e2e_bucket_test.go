@@ -40,11 +40,12 @@ type bucket struct {
 	lists, gets atomic.Int64                     // requests
 	unsigned    atomic.Int64                     // those without the access key
 	refuse      atomic.Pointer[http.HandlerFunc] // if not nil, it answers all requests
+	etag        func(fs.FileInfo) string
 }
 
 // newBucket starts the server, and puts credentials for it into the environment of the site.
 func newBucket(s *site) *bucket {
-	b := &bucket{site: s}
+	b := &bucket{site: s, etag: func(info fs.FileInfo) string { return fmt.Sprintf(`"%x"`, info.ModTime().UnixNano()) }}
 	b.Server = httptest.NewServer(b)
 	s.t.Cleanup(b.Server.Close)
 	b.env = append(b.env, "AWS_ACCESS_KEY_ID="+accessKey, "AWS_SECRET_ACCESS_KEY="+secretKey, "AWS_SESSION_TOKEN=",
@@ -118,13 +119,11 @@ func (b *bucket) list(w http.ResponseWriter, query url.Values) {
 		if err != nil {
 			return err
 		}
-		page.Contents = append(page.Contents, listedKey{encode(key), etag(info), info.ModTime().UTC().Format(time.RFC3339), info.Size()})
+		page.Contents = append(page.Contents, listedKey{encode(key), b.etag(info), info.ModTime().UTC().Format(time.RFC3339), info.Size()})
 		return nil
 	})
 	xml.NewEncoder(w).Encode(page)
 }
-
-func etag(info fs.FileInfo) string { return fmt.Sprintf(`"%x"`, info.ModTime().UnixNano()) }
 
 // get responds with the content or a range of it, if the requested version is the current one.
 func (b *bucket) get(w http.ResponseWriter, r *http.Request) {
@@ -140,7 +139,7 @@ func (b *bucket) get(w http.ResponseWriter, r *http.Request) {
 		refusal(http.StatusInternalServerError, "InternalError")(w, r)
 		return
 	}
-	w.Header().Set("ETag", etag(info))
+	w.Header().Set("ETag", b.etag(info))
 	w.Header().Set("Content-Type", "application/octet-stream")
 	http.ServeContent(w, r, "", info.ModTime(), f) // it handles Range and If-Match
 }

@@ -126,9 +126,9 @@ It does not change what the mount shows.
 
 A file that is the same as the one of that path in the generation that the mount
 shows is not copied: both are one copy with two names, which takes room once.
-The same are hard links of one file, and objects of S3 with the same MD5 sum as
-ETag. With --trust-mtime, so are files with equal sizes and modification times;
-do not use it if a program sets the times, as some archives do.
+The same are hard links of one file, and objects of S3 with the same MD5 sum or
+checksum. With --trust-mtime, so are files with equal sizes and modification
+times; do not use it if a program sets the times, as some archives do.
 
 Prepare first lists the generation, and counts the room that is needed. If the
 tiers do not have it, it copies nothing, unless --partial is given. Ctrl-C stops

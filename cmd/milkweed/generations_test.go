@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -304,6 +305,45 @@ func TestGenerationsInBucket(t *testing.T) {
 			t.Errorf("a pointer %.20q: exit code %d, %q", content, r.code, r.stderr)
 		}
 	}
+	s.wantNothing()
+}
+
+// A store that gives all objects one ETag has no two equal objects: after a switch, the mount shows the new
+// generation. status, check and doctor say what the store does.
+func TestPrepareWithOneETag(t *testing.T) {
+	s := newSite(t)
+	for _, g := range []string{"v1", "v2"} {
+		for i := range 5 {
+			s.write(fmt.Sprintf("%s/d/%d", g, i), 5000)
+		}
+	}
+	s.write("longer", 7000)
+	b := newBucket(s)
+	b.etag = func(fs.FileInfo) string { return `"00000000000000000000000000000000-1"` }
+	s.check(os.WriteFile(filepath.Join(s.source, "current"), []byte("v1\n"), 0o644))
+	at := strings.Replace(b.at(), "/?", "/current?", 1)
+	tier := "tier1:" + s.tier(1) + ":1GiB"
+	s.milkweed("mount", "--tier", tier, at, s.point)
+	s.must("diff", "-r", s.source+"/v1", s.point)
+	s.settled()
+	if out := s.milkweed("prepare", "v2", s.point); !strings.Contains(out, "5 (24 KiB) copied") {
+		t.Errorf("prepare printed %s", out)
+	}
+	s.milkweed("switch", "v2", s.point)
+	s.must("diff", "-r", s.source+"/v2", s.point)
+	const want = "objects of different sizes have the same ETag"
+	if r := s.status().Source.Requests; len(r.Oddities) != 1 || !strings.HasPrefix(r.Oddities[0], want) {
+		t.Errorf("status has the oddities %q", r.Oddities)
+	}
+	for _, words := range [][]string{{"status", s.point}, {"doctor", s.point}, {"check", "--tier", "t:" + s.tier(2) + ":1GiB", b.at(), s.point + "2"}} {
+		if r := s.try(words...); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), want) {
+			t.Errorf("%q printed %s%s", words, r.stdout, r.stderr)
+		}
+	}
+	if n := strings.Count(s.logs(), want); n != 1 {
+		t.Errorf("the log says %d times that %s", n, want)
+	}
+	s.umount()
 	s.wantNothing()
 }
 

@@ -309,6 +309,9 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(t, "\t%s, %s, %s throttled; %s\n",
 			plural(q.Retries, "retry", "retries"), plural(q.Hedges, "hedge", "hedges"), count(q.Throttled),
 			plural(q.Hidden, "hidden key", "hidden keys"))
+		for _, text := range q.Oddities {
+			fmt.Fprintf(t, "\t%s\n", text)
+		}
 	}
 	return t.Flush()
 }

@@ -193,7 +193,7 @@ func (a *azure) read(ctx context.Context, key, version string, off, n int64) (io
 	return resp.Body, nil
 }
 
-func (a *azure) version(h http.Header) string { return etagVersion(h.Get("ETag")) }
+func (a *azure) revision(h http.Header) revision { return revisionOf(h) }
 
 func (a *azure) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[*azcore.ResponseError](err); ok {

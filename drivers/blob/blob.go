@@ -18,12 +18,10 @@ package blob
 
 import (
 	"context"
-	"crypto/md5"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -50,6 +48,7 @@ type Bucket struct {
 
 	counters Counters // updated atomically
 	hidden   hiddenKeys
+	odd      oddities
 
 	firstPage atomic.Pointer[page] // listed by Open; nil after Sample
 }
@@ -151,12 +150,13 @@ func (c *Counters) request(k requestKind) *int64 {
 type Stats struct {
 	Counters
 
-	Hidden int64 `json:"hidden_keys" metric:"source_hidden_keys" help:"Keys in the listed directories that no file system can show."`
+	Oddities []string `json:"oddities,omitempty" help:"Where the store deviates from its protocol, a sentence each."`
+	Hidden   int64    `json:"hidden_keys" metric:"source_hidden_keys" help:"Keys in the listed directories that no file system can show."`
 }
 
-// Stats returns the counters of b, and the number of keys that it hides.
+// Stats returns the counters of b, its oddities, and the number of keys that it hides.
 func (b *Bucket) Stats() Stats {
-	return Stats{Counters: drivers.Snapshot(&b.counters), Hidden: b.hidden.load()}
+	return Stats{Counters: drivers.Snapshot(&b.counters), Oddities: b.odd.notes(), Hidden: b.hidden.load()}
 }
 
 var (
@@ -247,19 +247,6 @@ func find(items []item, key string) (item, bool) {
 		}
 	}
 	return item{}, false
-}
-
-// A sumETag is the version of an object of S3 that was written in several parts: the MD5 sum of the sums
-// of the parts, and their number.
-var sumETag = regexp.MustCompile(`^[0-9a-f]{32}-[0-9]+$`)
-
-// HaveSameContent implements drivers.Comparer. The ETags of S3 are MD5 sums, or else differ between
-// objects. Those of Azure, and the generations of Google Cloud Storage, identify the content of one
-// object only.
-func (b *Bucket) HaveSameContent(_ context.Context, _ [2]string, infos [2]drivers.Info) bool {
-	x, y := infos[0], infos[1]
-	isSum := len(x.Version) == 1+md5.Size && x.Version[0] == 0 || sumETag.MatchString(x.Version)
-	return b.location.Scheme == "s3" && x.IsRegular() && y.IsRegular() && isSum && x.Version == y.Version && x.Size == y.Size
 }
 
 // Sample implements drivers.Sampler without a request: it returns files from the page

@@ -79,8 +79,11 @@ func classify(v vendor, t *trace, err error) *storeError {
 func invalid(text string) error { return &storeError{errno: syscall.EINVAL, text: text} }
 
 // errVersion is the error for a response that has another version of the object
-// than the one that was requested.
-var errVersion = errors.New("the object has changed")
+// than the one that was requested. It is errRevision if the header says so, and not the size.
+var (
+	errVersion  = errors.New("the object has changed")
+	errRevision = fmt.Errorf("%w", errVersion)
+)
 
 // errNoListing is the error for a response that is not a listing. A load balancer
 // may have sent it in place of the store, so it does not mean an empty directory.

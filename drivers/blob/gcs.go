@@ -219,7 +219,11 @@ func parseGoogleError(body []byte) *googleError {
 	return &googleError{text: string(body)}
 }
 
-func (g *googleCloud) version(h http.Header) string { return h.Get("X-Goog-Generation") }
+// revision implements vendor. The time in a response is that of the last change of the object or of its
+// metadata, which is not that in a listing, and a generation needs none.
+func (g *googleCloud) revision(h http.Header) revision {
+	return revision{version: h.Get("X-Goog-Generation")}
+}
 
 func (g *googleCloud) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[*googleError](err); ok {

@@ -58,6 +58,7 @@ func (b *Bucket) listPage(ctx context.Context, prefix, delimiter, token string, 
 		if err != nil {
 			return page{}, t, watchdog.disarm(err)
 		}
+		b.examine(part.items)
 		found.items, found.next = append(found.items, part.items...), part.next
 		if found.next == "" || len(found.items) >= maxKeys {
 			return found, t, nil

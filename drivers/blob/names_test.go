@@ -51,7 +51,7 @@ func (m memory) list(_ context.Context, prefix, delimiter, token string, maxKeys
 func (m memory) read(context.Context, string, string, int64, int64) (io.ReadCloser, error) {
 	return nil, errors.ErrUnsupported
 }
-func (m memory) version(http.Header) string               { return "" }
+func (m memory) revision(http.Header) revision            { return revision{} }
 func (m memory) failure(error) (string, string)           { return "", "" }
 func (m memory) refreshCredentials(time.Time) bool        { return false }
 func (m memory) identity(context.Context) (string, error) { return "", nil }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -67,7 +68,11 @@ func (o *object) Stream(ctx context.Context, off, n int64) (io.ReadCloser, error
 	if off < 0 || n < 0 || off+n > o.info.Size {
 		return nil, wrap(ctx, "read", o.name, fmt.Errorf("range of %d bytes from offset %d is outside the %d bytes of the object", n, off, o.info.Size))
 	}
-	return &stream{object: o, ctx: ctx, off: off, end: off + n, retry: o.bucket.retrier(readRetries)}, nil
+	s := &stream{object: o, ctx: ctx, off: off, end: off + n, retry: o.bucket.retrier(readRetries)}
+	if n == o.info.Size {
+		s.sum = o.newWholeSum()
+	}
+	return s, nil
 }
 
 // A stream reads a range of an object. After a response that ends too early it
@@ -78,6 +83,7 @@ type stream struct {
 	off, end int64 // the remaining range
 	retry    retrier
 	progress int         // bytes since retry.succeeded, if fewer than minProgress
+	sum      *wholeSum   // nil: not computed
 	body     *body       // nil: no request is in flight
 	err      *storeError // ended the last response together with data; the next Read handles it
 }
@@ -93,6 +99,12 @@ func (s *stream) Read(p []byte) (int, error) {
 		s.off += int64(n)
 		atomic.AddInt64(&s.object.bucket.counters.Bytes, int64(n))
 		if n > 0 {
+			if s.sum != nil {
+				s.sum.Write(p[:n])
+				if s.off == s.end {
+					s.sum.end()
+				}
+			}
 			if s.progress += n; s.progress >= minProgress {
 				s.progress = 0
 				s.retry.succeeded()
@@ -174,28 +186,39 @@ func (o *object) get(ctx context.Context, off, n int64) (*body, *storeError) {
 	return o.send(ctx, off, n)
 }
 
-// send sends one request for n bytes from offset off.
+// send sends one request for n bytes from offset off, and another one if the store describes its objects
+// otherwise in responses than in listings.
 func (o *object) send(ctx context.Context, off, n int64) (*body, *storeError) {
-	b := o.bucket
+	b, refused, err := o.sendOnce(ctx, off, n)
+	if refused && o.reconcile(ctx) {
+		b, _, err = o.sendOnce(ctx, off, n)
+	}
+	return b, err
+}
+
+// sendOnce sends one request. If refused, the object has another revision than the expected one.
+func (o *object) sendOnce(ctx context.Context, off, n int64) (_ *body, refused bool, _ *storeError) {
+	b, expected := o.bucket, o.expected()
 	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
 	traceCtx, t := withTrace(ctx, get, watchdog)
-	r, err := b.vendor.read(traceCtx, o.key, o.info.Version, off, n)
+	r, err := b.vendor.read(traceCtx, o.key, expected.version, off, n)
 	watchdog.received(minProgress) // the header
 	if err = watchdog.disarm(err); err == nil {
-		if err = o.checkResponse(t, off, n); err == nil {
-			return &body{r, t, watchdog, cancel}, nil
+		if err = o.checkResponse(t, expected, off, n); err == nil {
+			return &body{r, t, watchdog, cancel}, false, nil
 		}
 		r.Close()
 	}
 	cancel()
-	return nil, classify(b.vendor, t, err)
+	return nil, t.status == http.StatusPreconditionFailed || errors.Is(err, errRevision), classify(b.vendor, t, err)
 }
 
-// checkResponse returns an error if a response does not have the requested version
-// and range. A server, or a proxy before it, may ignore conditions and ranges.
-func (o *object) checkResponse(t *trace, off, n int64) error {
-	if v := o.bucket.vendor.version(t.header); v != "" && o.info.Version != "" && v != o.info.Version {
-		return fmt.Errorf("%w: its version is %s, want %s", errVersion, unquotedETag(v), unquotedETag(o.info.Version))
+// checkResponse returns an error if a response does not have the expected revision and the requested
+// range. A server, or a proxy before it, may ignore conditions and ranges.
+func (o *object) checkResponse(t *trace, expected revision, off, n int64) error {
+	found := o.bucket.vendor.revision(t.header)
+	if err := found.check(expected); err != nil {
+		return err
 	}
 	from, size, ranged := contentRange(t.header.Get("Content-Range"))
 	switch {
@@ -205,6 +228,9 @@ func (o *object) checkResponse(t *trace, off, n int64) error {
 		return fmt.Errorf("requested %d bytes from offset %d, received the range %q", n, off, t.header.Get("Content-Range"))
 	case t.length >= 0 && t.length != n:
 		return fmt.Errorf("requested %d bytes, received %d", n, t.length)
+	}
+	if found.tellsMore(expected) {
+		return found.check(o.pin(found))
 	}
 	return nil
 }

@@ -197,7 +197,31 @@ func (a *amazon) read(ctx context.Context, key, version string, off, n int64) (i
 	return out.Body, nil
 }
 
-func (a *amazon) version(h http.Header) string { return etagVersion(h.Get("ETag")) }
+func (a *amazon) revision(h http.Header) revision { return revisionOf(h) }
+
+// checksum implements summer.
+func (a *amazon) checksum(ctx context.Context, key, version string) (string, error) {
+	in := &s3.HeadObjectInput{Bucket: &a.bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled}
+	if match := ifMatch(version); match != "" {
+		in.IfMatch = &match
+	}
+	out, err := a.client.HeadObject(ctx, in)
+	if err != nil {
+		return "", err
+	}
+	for _, sum := range []struct {
+		algorithm string
+		value     *string
+	}{
+		{"SHA256", out.ChecksumSHA256}, {"SHA1", out.ChecksumSHA1}, {"CRC64NVME", out.ChecksumCRC64NVME},
+		{"CRC32C", out.ChecksumCRC32C}, {"CRC32", out.ChecksumCRC32},
+	} {
+		if sum.value != nil {
+			return sum.algorithm + " " + *sum.value, nil
+		}
+	}
+	return "", nil
+}
 
 func (a *amazon) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[smithy.APIError](err); ok {

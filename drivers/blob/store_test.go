@@ -187,7 +187,7 @@ func TestErrors(t *testing.T) {
 		{"expired credentials", status(400, "ExpiredToken"), syscall.EACCES, "HTTP 400: ExpiredToken: store's message", 2},
 		{"401", status(401, "Unauthorized"), syscall.EACCES, "HTTP 401", 2},
 		{"404", status(404, "NoSuchKey"), drivers.ErrChanged, "HTTP 404: NoSuchKey: store's message", 1},
-		{"412", status(412, "PreconditionFailed"), drivers.ErrChanged, "HTTP 412", 1},
+		{"412", status(412, "PreconditionFailed"), drivers.ErrChanged, "HTTP 412", 2}, // the second one without a condition
 		{"416", status(416, "InvalidRange"), drivers.ErrChanged, "HTTP 416", 1},
 		{"429", status(429, "TooManyRequests"), syscall.EIO, "HTTP 429", 0},
 		{"500", status(500, "InternalError"), syscall.EIO, "HTTP 500: InternalError: store's message", 0},
@@ -202,7 +202,7 @@ func TestErrors(t *testing.T) {
 		{"another version", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("ETag", `"another"`)
 			w.WriteHeader(206)
-		}, drivers.ErrChanged, "its version is another, want first", 1},
+		}, drivers.ErrChanged, "its version is another, want first", 2}, // as above
 		{"another size", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 0-99999/100001")
 			w.WriteHeader(206)

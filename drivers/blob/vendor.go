@@ -23,13 +23,12 @@ type vendor interface {
 	list(ctx context.Context, prefix, delimiter, token string, maxKeys int) (page, error)
 
 	// read requests n bytes, at least one, of one version of an object, from offset off. It
-	// fails if the object no longer has that version. The caller closes the
+	// fails if the object no longer has that version; "" is any version. The caller closes the
 	// reader.
 	read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error)
 
-	// version returns the version of the object in a response, "" if the
-	// response does not name it.
-	version(h http.Header) string
+	// revision returns what the header of a response says of the version of the object.
+	revision(h http.Header) revision
 
 	// failure returns the error code and the message of the store, "" if err has
 	// none.

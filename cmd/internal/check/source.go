@@ -97,6 +97,14 @@ func Bucket(c config.Source, signing string, err error) []Finding {
 	return ok(name, "%s can be listed; credentials: %s", c.Name(), signing)
 }
 
+// OddStore returns a finding for each oddity of a store; see blob.Stats.
+func OddStore(oddities []string) (all []Finding) {
+	for _, text := range oddities {
+		all = append(all, warning("source", "See the versions of a bucket in docs/SEMANTICS.md. Use a manifest for a dataset that is overwritten in place.", "the store deviates from its protocol: %s", text)...)
+	}
+	return all
+}
+
 // bucketRemedy returns the exit code and the remedy for an error of a bucket.
 func bucketRemedy(err error) (exit.Code, string) {
 	for _, r := range bucketRemedies {

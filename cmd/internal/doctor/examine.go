@@ -36,7 +36,7 @@ const (
 func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
-		draining, faults, stuck, tierHealth, corrupt, mismatched, source, rateLimits, throttled, clock,
+		draining, faults, stuck, tierHealth, corrupt, mismatched, source, rateLimits, throttled, oddStore, clock,
 		full, laterEpochs, storages, descriptors, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
@@ -271,6 +271,17 @@ func throttled(f *Facts) []Finding {
 	}
 	return one(Warning, "source", "Limit the rate with source.operations, raise the quota of the bucket, or share it between nodes with `mount --peers`.", seeSlow,
 		"the store has refused %s of %s, because there were too many", humanize.Comma(q.Throttled), plural(requests, "request", "requests"))
+}
+
+// oddStore reports on a bucket whose store deviates from its protocol.
+func oddStore(f *Facts) (all []Finding) {
+	if q := f.Status.Source.Requests; q != nil {
+		for _, text := range q.Oddities {
+			all = append(all, one(Warning, "source", "Use a manifest for a dataset that is overwritten in place; docs/SEMANTICS.md has what a version of an object is.", seeNames,
+				"the store deviates from its protocol: %s", text)...)
+		}
+	}
+	return all
 }
 
 // clock compares the clock of the source with that of this machine, by change times in the future.

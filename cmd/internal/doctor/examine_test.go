@@ -143,6 +143,9 @@ func TestExamine(t *testing.T) {
 		"throttled": {func(f *Facts) {
 			f.Status.Source.Requests = &blob.Stats{Counters: blob.Counters{Gets: 1000, Throttled: 100}}
 		}, Warning, "source", "refused 100 of 1,000 requests", "source.operations"},
+		"odd store": {func(f *Facts) {
+			f.Status.Source.Requests = &blob.Stats{Oddities: []string{"objects have the same ETag"}}
+		}, Warning, "source", "deviates from its protocol: objects have the same ETag", "manifest"},
 
 		"clock": {func(f *Facts) { f.Status.Source.ClockAheadSeconds, f.Unsynchronized = 600, true }, Warning, "clock",
 			"10m0s or more behind that of the source; the kernel says that this clock is not synchronized", "chrony"},
