@@ -10,6 +10,7 @@ type Info struct {
 	Name  string    // last element of the name; "." for the root
 	Mode  uint32    // type and permissions, as st_mode of stat(2)
 	Inode uint64    // inode number in its file system; 0 if the storage has none
+	Dev   uint64    // device number of its file system, which names it only while it is mounted; 0 if unknown
 	Nlink uint32    // number of hard links
 	UID   uint32    // owner
 	GID   uint32    // group

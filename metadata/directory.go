@@ -38,6 +38,7 @@ type directory struct {
 
 	snapshot      atomic.Pointer[extent] // the names in the metadata snapshot; nil: none, or they are loaded
 	loaded        atomic.Uint32          // time when they were loaded, by Container.now; 0: never
+	device        uint32                 // shortDev of the first Info with a Dev, or 0; Entry.attributes guards it
 	cachedListing atomic.Uint64          // see Entry.CachedListing
 }
 

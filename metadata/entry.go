@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"cmp"
 	"math"
 	"sync/atomic"
 	"syscall"
@@ -120,6 +121,23 @@ func (e *Entry) IsSymlink() bool { return drivers.Info{Mode: e.kind}.IsSymlink()
 // or 0 if that is unknown. The package that serves the kernel maintains it.
 func (e *Entry) CachedListing() *atomic.Uint64 { return &e.dir.cachedListing }
 
+// Moved reports whether a directory, whose drivers.Info has a Dev of dev now, is on another file system than
+// when its attributes were first known: something was mounted or unmounted there.
+func (e *Entry) Moved(dev uint64) bool {
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
+	return dev != 0 && e.dir.device != 0 && e.dir.device != shortDev(dev)
+}
+
+// shortDev returns a hash of a device number, which is not 0 unless the number is.
+func shortDev(dev uint64) uint32 {
+	if dev == 0 {
+		return 0
+	}
+	return cmp.Or(uint32(dev)^uint32(dev>>32), 1)
+}
+
 // Size returns the size of a regular file in bytes.
 func (e *Entry) Size() int64 { return e.size }
 
@@ -161,6 +179,9 @@ func (e *Entry) set(info drivers.Info) (changed bool) {
 		e.size != info.Size || e.times() != timesOf(info)
 	if changed {
 		e.clearBits(noXattrs | noACL)
+	}
+	if e.dir != nil && e.dir.device == 0 {
+		e.dir.device = shortDev(info.Dev)
 	}
 	e.mode, e.nlink, e.uid, e.gid = info.Mode, info.Nlink, info.UID, info.GID
 	e.setSpecial(info)

@@ -25,7 +25,7 @@ func (r *rig) prune(opts PruneOptions) (last PruneReport, err error) {
 		opts.Paths = []string{"."}
 	}
 	r.revalidate()
-	err = r.handler.Prune(context.Background(), opts, func(p PruneReport) { last = p })
+	_, err = r.handler.Prune(context.Background(), opts, func(p PruneReport) { last = p })
 	return last, err
 }
 
@@ -87,15 +87,15 @@ func TestPrune(t *testing.T) {
 		t.Fatalf("%d copies, want %d", len(all), len(sizes))
 	}
 
-	want := PruneReport{DryRun: true, Examined: int64(len(sizes)), Orphans: 14, Bytes: 12*20480 + 4096 + 8192}
+	want := PruneReport{DryRun: true, NeedsForce: true, Examined: int64(len(sizes)), Orphans: 14, Unproven: 1, Bytes: 12*20480 + 4096 + 8192}
 	if got, err := d.prune(PruneOptions{DryRun: true}); err != nil || got != want {
 		t.Errorf("dry run: %+v, %v; want %+v", got, err, want)
 	}
 	if got := d.onDisks(); !slices.Equal(got, all) {
 		t.Errorf("after a dry run, the tiers have %q", got)
 	}
-	want.DryRun, want.Removed, want.Freed = false, want.Orphans, want.Bytes
-	if got, err := d.prune(PruneOptions{}); err != nil || got != want {
+	want.DryRun, want.NeedsForce, want.Removed, want.Freed = false, false, want.Orphans, want.Bytes
+	if got, err := d.prune(PruneOptions{Force: true}); err != nil || got != want {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	for _, name := range removed {
@@ -130,7 +130,7 @@ func TestPruneBelowPath(t *testing.T) {
 	for _, name := range []string{"a/1", "a/2", "b/1"} {
 		d.mem.Delete(name)
 	}
-	if got, err := d.prune(PruneOptions{Paths: []string{"b", "a/2"}}); err != nil || got.Removed != 2 {
+	if got, err := d.prune(PruneOptions{Paths: []string{"b", "a/2"}, Force: true}); err != nil || got.Removed != 2 {
 		t.Errorf("%+v, %v; want 2 removed", got, err)
 	}
 	if got, want := d.onDisks(), []string{"a/1", "kept"}; !slices.Equal(got, want) {
@@ -157,6 +157,78 @@ func TestPruneRefusesASuspiciousSource(t *testing.T) {
 	}
 }
 
+// If the source lacks the files of more than half of the copies below a path, nothing is removed.
+func TestPruneOfMost(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		gone    []string
+		opts    PruneOptions
+		want    PruneReport
+		wantErr error
+		dirs    []PrunedDir
+	}{
+		{"half", []string{"a/1", "a/2", "b/1"}, PruneOptions{}, PruneReport{Orphans: 3, Removed: 3}, nil, nil},
+		{"more", []string{"a/1", "a/2", "b/1", "b/2"}, PruneOptions{}, PruneReport{Orphans: 4}, ErrManyOrphans,
+			[]PrunedDir{{"a", 2, 8192, ""}, {"b", 2, 8192, ""}}},
+		{"more, dry run", []string{"a/1", "a/2", "b/1", "b/2"}, PruneOptions{DryRun: true}, PruneReport{DryRun: true, NeedsForce: true, Orphans: 4}, nil,
+			[]PrunedDir{{"a", 2, 8192, ""}, {"b", 2, 8192, ""}}},
+		{"more, by force", []string{"a/1", "a/2", "b/1", "b/2"}, PruneOptions{Force: true}, PruneReport{Orphans: 4, Removed: 4}, nil, nil},
+		{"more of one path", []string{"a/1", "b/1", "b/2"}, PruneOptions{Paths: []string{"a", "b"}}, PruneReport{Orphans: 3}, ErrManyOrphans,
+			[]PrunedDir{{"a", 1, 4096, ""}, {"b", 2, 8192, ""}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := newDisk(t, rigOptions{quotas: []int64{1 << 30}})
+			d.placed(map[string]int{"a/1": 100, "a/2": 100, "a/3": 100, "b/1": 100, "b/2": 100, "b/3": 100})
+			for _, name := range tt.gone {
+				d.mem.Delete(name)
+			}
+			d.revalidate()
+			if tt.opts.Paths == nil {
+				tt.opts.Paths = []string{"."}
+			}
+			var got PruneReport
+			dirs, err := d.handler.Prune(t.Context(), tt.opts, func(p PruneReport) { got = p })
+			tt.want.Examined, tt.want.Bytes, tt.want.Freed = 6, 4096*tt.want.Orphans, 4096*tt.want.Removed
+			if !errors.Is(err, tt.wantErr) || got != tt.want {
+				t.Errorf("got %+v, %v\nwant %+v, %v", got, err, tt.want, tt.wantErr)
+			}
+			if !slices.Equal(dirs, tt.dirs) {
+				t.Errorf("the directories are %+v, want %+v", dirs, tt.dirs)
+			}
+			if n := int64(len(d.onDisks())); n != 6-tt.want.Removed {
+				t.Errorf("%d copies, want %d", n, 6-tt.want.Removed)
+			}
+		})
+	}
+}
+
+// A directory that is empty now proves nothing about its files, nor about those of directories that were in
+// it; an emptied directory in one that is not empty neither. The others are removed.
+func TestPruneOfAnEmptiedDirectory(t *testing.T) {
+	d := newDisk(t, rigOptions{quotas: []int64{1 << 30}})
+	content := map[string]int{"kept/1": 100, "kept/sub/1": 100, "a/1": 100, "b/deep/1": 100, "b/deep/2": 100}
+	for i := range 10 {
+		content[fmt.Sprint("more/", i)] = 100
+	}
+	d.placed(content)
+	for _, name := range []string{"kept/1", "kept/sub/1", "a/1", "b/deep/1", "b/deep/2", "b/deep"} {
+		d.mem.Delete(name)
+	}
+	d.revalidate()
+	var got PruneReport
+	dirs, err := d.handler.Prune(t.Context(), PruneOptions{Paths: []string{"."}}, func(p PruneReport) { got = p })
+	if !errors.Is(err, ErrUnproven) || got.Orphans != 5 || got.Unproven != 4 || got.Removed != 1 {
+		t.Errorf("%+v, %v; want 5 orphans, 4 of them unproven", got, err)
+	}
+	want := []PrunedDir{{"a", 1, 4096, "it is empty"}, {"b/deep", 2, 8192, "it is empty"}, {"kept/sub", 1, 4096, "it is empty"}}
+	if !slices.Equal(dirs, want) {
+		t.Errorf("the directories are %+v, want %+v", dirs, want)
+	}
+	if got, err := d.prune(PruneOptions{Force: true}); err != nil || got.Removed != 4 {
+		t.Errorf("by force: %+v, %v; want 4 removed", got, err)
+	}
+}
+
 // What the source does not answer for stays, and so does a file that the cached names lack.
 func TestPruneKeepsWhatItCannotExamine(t *testing.T) {
 	d := newDisk(t, rigOptions{quotas: []int64{1 << 30}})
@@ -168,7 +240,8 @@ func TestPruneKeepsWhatItCannotExamine(t *testing.T) {
 	d.put("a/back", 200) // the container has cached that it is gone
 	d.from.Add(drivertest.Rule{Op: drivertest.OpStat, Name: "a/fails", Err: syscall.EIO})
 	var last PruneReport
-	d.check(d.handler.Prune(t.Context(), PruneOptions{Paths: []string{"."}}, func(p PruneReport) { last = p }))
+	_, err := d.handler.Prune(t.Context(), PruneOptions{Paths: []string{"."}}, func(p PruneReport) { last = p })
+	d.check(err)
 	if last.Orphans != 1 || last.Removed != 1 || last.Failed != 1 || last.Error == "" {
 		t.Errorf("%+v; want 1 orphan and 1 that failed", last)
 	}
@@ -190,7 +263,7 @@ func TestPruneSkipsATier(t *testing.T) {
 	d.mem.Delete("1")
 	d.mem.Delete("2")
 	d.to[0].Add(drivertest.Rule{Op: drivertest.OpReadDir, Err: syscall.EIO})
-	got, err := d.prune(PruneOptions{})
+	got, err := d.prune(PruneOptions{Force: true})
 	if err != nil || got.Skipped != 1 || got.Removed != 1 || got.Error == "" {
 		t.Errorf("%+v, %v; want 1 tier skipped and 1 copy removed", got, err)
 	}
@@ -231,7 +304,7 @@ func TestPruneOfPieces(t *testing.T) {
 				defer func(old *metadata.Container) { r.names, r.handler.names = old, old }(r.names)
 				r.names, r.handler.names = names, names
 			}
-			got, err := r.prune(PruneOptions{})
+			got, err := r.prune(PruneOptions{Force: true})
 			if err != nil || got.Orphans != 8 || got.Removed != 8 {
 				t.Errorf("%+v, %v; want 8 removed", got, err)
 			}

@@ -163,7 +163,7 @@ func TestGenerationNames(t *testing.T) {
 	}
 	s.milkweed("warmup", s.point+"/.generations/v2")
 	s.check(os.RemoveAll(s.dir + "/sets/v2"))
-	if out := s.milkweed("refresh", "--prune", s.point); !strings.Contains(out, "21 (") {
+	if out := s.milkweed("refresh", "--prune", "--force", s.point); !strings.Contains(out, "21 (") {
 		t.Errorf("refresh --prune without v2 printed\n%s", out)
 	}
 	if got := s.copies(); got != "v1:19" {

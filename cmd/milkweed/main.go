@@ -83,7 +83,7 @@ Exit codes:
   0  done
   1  something unexpected
   2  wrong flag, argument or configuration
-  3  the source is missing or cannot be read
+  3  the source is missing or cannot be read, or too much of it is missing
   4  the mount point is missing, not empty, in use or stale
   5  a tier cannot be used
   6  FUSE is missing, or the system does not permit what was requested, or too

@@ -36,28 +36,36 @@ are in flight. The kernel drops what has changed and nothing else. Copies of
 unchanged files stay.
 
 With --prune, refresh then removes the copies of files that the source no longer
-has, below each PATH and in all tiers. It removes nothing if the source is
-empty or cannot be read, asks the source for each file before it removes its
-copy, and keeps what it cannot examine. Open files stay readable. With --dry-run
-it counts these copies and removes none. Directories with copies whose names are
-not cached cost one listing each.
+has, below each PATH and in all tiers. It asks the source for each file before
+it removes a copy, and keeps what it cannot examine. Open files stay readable.
+With --dry-run it lists these copies and removes none. Directories with copies
+whose names are not cached cost one listing each.
+
+A part of the source may be missing only because it is not mounted. So --prune
+removes nothing if the source is empty, cannot be read, does not answer for a
+minute, or lacks the files of more than half of the copies below a PATH; and it
+keeps the copies in directories that are empty now, or on another file system
+than when they were first seen. It then prints the directories of these copies.
+With --force they are removed, unless the source itself is empty.
 
 Refresh exits with 8 if names could not be compared or if it was stopped, with 1
-if a PATH does not exist, with 3 if the source cannot be read or, with --prune,
-is empty, and with 7 if a PATH is not in a mount or its daemon does not answer.
+if a PATH does not exist, with 3 if the source cannot be read or if --prune has
+kept copies of files that it lacks, and with 7 if a PATH is not in a mount or
+its daemon does not answer.
 With --json it prints one object on one line for each mount: mount_point, names,
 added, removed, replaced and failed, which are counts; changes[], which has the
 path below the mount point and the change (added, removed or replaced) of up to
 100,000 names, and changes_omitted, the number of others; and errors[], which
 has the path and the error of the first names that failed. With --prune, pruned
-has the counts of copies and their bytes. A directory that was removed counts
-once. If a path is not UTF-8, path_bytes has it in base64.`,
+has the counts of copies and their bytes, and pruned_directories[] has path,
+copies, bytes and, if it was kept for one, the reason. A directory that was
+removed counts once. If a path is not UTF-8, path_bytes has it in base64.`,
 		Example: `  milkweed refresh /mnt/imagenet/train
   milkweed refresh --prune --dry-run /mnt/imagenet
   milkweed refresh --json | jq -r '.changes[]? | .change + " " + .path'`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if flags.dryRun && !flags.prune {
-				return usageError(c, errors.New("--dry-run needs --prune"))
+			if (flags.dryRun || flags.force) && !flags.prune {
+				return usageError(c, errors.New("--dry-run and --force need --prune"))
 			}
 			targets, err := refreshTargets(args)
 			if err != nil {
@@ -73,12 +81,13 @@ once. If a path is not UTF-8, path_bytes has it in base64.`,
 	c.Flags().BoolVar(&flags.asJSON, "json", false, "print the result as JSON")
 	c.Flags().BoolVarP(&flags.verbose, "verbose", "v", false, "print the names that were added, removed and replaced")
 	c.Flags().BoolVar(&flags.prune, "prune", false, "remove the copies of files that the source no longer has")
-	c.Flags().BoolVar(&flags.dryRun, "dry-run", false, "with --prune: count these copies and keep them")
+	c.Flags().BoolVar(&flags.dryRun, "dry-run", false, "with --prune: list these copies and keep them")
+	c.Flags().BoolVar(&flags.force, "force", false, "with --prune: remove them also if much of the source is missing")
 	return c
 }
 
 // refreshFlags are the flags of the command refresh.
-type refreshFlags struct{ asJSON, verbose, prune, dryRun bool }
+type refreshFlags struct{ asJSON, verbose, prune, dryRun, force bool }
 
 // A refreshTarget is a mount with the names in it that are refreshed.
 type refreshTarget struct {
@@ -139,11 +148,11 @@ func (t refreshTarget) refresh(ctx context.Context, stdout, stderr io.Writer, fl
 	defer client.Close()
 	d := newDisplay(stderr, flags.asJSON)
 	start := time.Now()
-	r, err := client.Refresh(ctx, t.names, control.RefreshOptions{Prune: flags.prune, DryRun: flags.dryRun}, func(r control.Refreshed) {
+	r, err := client.Refresh(ctx, t.names, control.RefreshOptions{Prune: flags.prune, DryRun: flags.dryRun, Force: flags.force}, func(r control.Refreshed) {
 		d.show(step{text: refreshLine(r), state: refreshResult{t.point, r}})
 	})
 	d.end()
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil && !errors.Is(err, context.Canceled) && len(r.PrunedDirs) == 0 {
 		return err
 	}
 	if flags.asJSON {
@@ -157,13 +166,38 @@ func (t refreshTarget) refresh(ctx context.Context, stdout, stderr io.Writer, fl
 		fmt.Fprintf(stdout, "%s: %s after %v\n", text(t.point), refreshSummary(r), time.Since(start).Round(10*time.Millisecond))
 		if r.Pruned != nil {
 			fmt.Fprintf(stdout, "%s: %s\n", text(t.point), pruneSummary(*r.Pruned))
+			t.printDirs(stdout, r.PrunedDirs, flags.verbose)
 		}
 	}
 	for _, f := range r.Errors {
 		fmt.Fprintf(stderr, "%s: %s\n", text(filepath.Join(t.point, f.Path)), f.Error)
 	}
+	if _, failed := errors.AsType[*exit.Error](err); failed {
+		return err
+	}
 	return refreshOutcome(t.point, r, err)
 }
+
+// printDirs prints directories of copies, at most fewDirs unless all is set.
+func (t refreshTarget) printDirs(w io.Writer, dirs []control.PrunedDir, all bool) {
+	shown := dirs
+	if !all && len(dirs) > fewDirs {
+		shown = dirs[:fewDirs]
+	}
+	for _, d := range shown {
+		line := fmt.Sprintf("  %s: %s (%s)", text(filepath.Join(t.point, d.Path)), plural(d.Copies, "copy", "copies"), size(d.Bytes))
+		if d.Reason != "" {
+			line += ", " + d.Reason
+		}
+		fmt.Fprintln(w, line)
+	}
+	if n := len(dirs) - len(shown); n > 0 {
+		fmt.Fprintf(w, "  and %s; -v shows all\n", plural(int64(n), "other directory", "other directories"))
+	}
+}
+
+// fewDirs is the number of directories that are printed without -v.
+const fewDirs = 20
 
 // A refreshResult is the JSON that refresh prints.
 type refreshResult struct {
@@ -203,7 +237,11 @@ func refreshLine(r control.Refreshed) string {
 func pruneSummary(p placement.PruneReport) string {
 	line := fmt.Sprintf("%s examined, %s (%s) of files that the source does not have", plural(p.Examined, "copy", "copies"), count(p.Orphans), size(p.Bytes))
 	if p.DryRun {
-		return line + "; none was removed, because of --dry-run"
+		line += "; none was removed, because of --dry-run"
+		if p.NeedsForce {
+			line += ", and --force is needed to remove all"
+		}
+		return line
 	}
 	return line + fmt.Sprintf("; %s (%s) removed", count(p.Removed), size(p.Freed))
 }

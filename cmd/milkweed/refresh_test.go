@@ -10,12 +10,15 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/placement"
+	"golang.org/x/sys/unix"
 )
 
 func TestRefreshOutput(t *testing.T) {
@@ -205,6 +208,112 @@ func TestPrune(t *testing.T) {
 	}
 	s.umount()
 	s.wantNothing()
+}
+
+// While parts of the source, which are mounts of their own, are not mounted, the copies of their files stay.
+// If it lacks the files of more than half of the copies, all copies stay. --force removes them.
+func TestPruneWithPartsUnmounted(t *testing.T) {
+	drivertest.Need(t, "root")
+	s := newSite(t)
+	for _, part := range []string{"train", "val"} {
+		dir := s.source + "/" + part
+		s.check(os.Mkdir(dir, 0o755))
+		if part == "val" {
+			s.write("val/README", 100) // of the directory below the mount
+		}
+		s.check(unix.Mount("test", dir, "tmpfs", 0, "size=1m"))
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+		for i := range 5 {
+			s.write(fmt.Sprintf("%s/%d", part, i), 5000)
+		}
+	}
+	for i := range 12 {
+		s.write(fmt.Sprintf("top%d", i), 5000)
+	}
+	s.mount("64MiB")
+	s.must("sh", "-c", `cat "$1"/top* "$1"/*/* >/dev/null`, "sh", s.point)
+	s.settled()
+	copies := func() int { return len(s.files(s.dataset(1) + "/files")) }
+	if n := copies(); n != 22 {
+		t.Fatalf("%d copies, want 22", n)
+	}
+	for _, part := range []string{"train", "val"} {
+		s.check(unix.Unmount(s.source+"/"+part, unix.MNT_DETACH)) // the daemon may have files open
+	}
+	s.check(os.Remove(s.source + "/top0"))
+	moved := func(part string) string {
+		return fmt.Sprintf("  %s/%s: 5 copies (40 KiB), it is on another file system than before\n", s.point, part)
+	}
+	r := s.try("refresh", "--prune", "--dry-run", s.point)
+	if r.code != exit.OK || !strings.Contains(r.stdout, moved("train")+moved("val")) || !strings.Contains(r.stdout, "--force is needed to remove all") {
+		t.Errorf("a dry run: exit code %d, %s%s", r.code, r.stdout, r.stderr)
+	}
+	r = s.try("refresh", "--prune", s.point)
+	if r.code != exit.Source || !strings.Contains(r.stdout, moved("train")+moved("val")) || !strings.Contains(r.stderr, "10 copies were kept: ") || !strings.Contains(r.stderr, "--force") {
+		t.Errorf("exit code %d, %s%s", r.code, r.stdout, r.stderr)
+	}
+	if n := copies(); n != 21 {
+		t.Errorf("%d copies, want 21: those of the parts, and all but top0", n)
+	}
+	s.sh(`rm "$1"/top[1-9]`, s.source)
+	r = s.try("refresh", "--prune", "--json", s.point)
+	var got control.Refreshed
+	s.check(json.Unmarshal([]byte(r.stdout), &got))
+	if r.code != exit.Source || !strings.Contains(r.stderr, "no copy was removed: the source lacks the files of more than half of the copies below .") || len(got.PrunedDirs) != 3 || got.PrunedDirs[0] != (control.PrunedDir{Path: ".", Copies: 9, Bytes: 9 * 8192}) {
+		t.Errorf("exit code %d, %s%s", r.code, r.stdout, r.stderr)
+	}
+	if n := copies(); n != 21 {
+		t.Errorf("%d copies, want 21", n)
+	}
+	if out := s.milkweed("refresh", "--prune", "--force", s.point); !strings.Contains(out, "19 (152 KiB) removed") {
+		t.Errorf("--force printed %s", out)
+	}
+	if n := copies(); n != 2 {
+		t.Errorf("%d copies, want 2", n)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// While the source hangs, a prune ends after a minute without an answer.
+//
+//suite:check
+func TestPruneOfAHungSource(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	stop, resume := s.hangable()
+	s.mount("64MiB")
+	s.must("cat", s.point+"/d/f")
+	s.settled()
+	stop()
+	if r := s.try("refresh", "--prune", s.point); r.code != exit.Source || !strings.Contains(r.stderr, "the source has not answered for 1m0s") {
+		t.Errorf("exit code %d, %q", r.code, r.stderr)
+	}
+	resume()
+	s.umount()
+}
+
+// A silence ends its context when progress is missing for its limit, and not before.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, s, stop := withSilence(t.Context(), time.Minute)
+		defer stop()
+		for range 5 {
+			time.Sleep(59 * time.Second)
+			s.progress()
+		}
+		time.Sleep(59 * time.Second)
+		synctest.Wait()
+		if ctx.Err() != nil {
+			t.Error("the context has ended early")
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		s.progress()
+		if err := context.Cause(ctx); exit.Of(err) != exit.Source {
+			t.Errorf("the cause is %v", err)
+		}
+	})
 }
 
 // Without a refresh, a change is seen within mount.consistency, and the requests for that are

@@ -298,7 +298,14 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 			inside[i] = "." // copies go that are of generations that the source does not have
 		}
 	}
+	progressed := func() {}
+	if opts.Prune {
+		silent, s, stop := withSilence(ctx, maxSilence)
+		defer stop()
+		ctx, progressed = silent, s.progress
+	}
 	err := d.names.Revalidate(ctx, inside, func(f metadata.Finding) {
+		progressed()
 		f.Path = d.names.Outside(f.Path)
 		addFinding(&r, f)
 		if time.Since(updated) >= 100*time.Millisecond {
@@ -313,13 +320,22 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 	if err != nil || !opts.Prune {
 		return err
 	}
-	return d.prune(ctx, placement.PruneOptions{Paths: inside, DryRun: opts.DryRun}, func(p placement.PruneReport) {
+	dirs, err := d.handler.Prune(ctx, placement.PruneOptions{Paths: inside, DryRun: opts.DryRun, Force: opts.Force}, func(p placement.PruneReport) {
+		progressed()
 		r.Pruned = &p
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()
 			progress(r)
 		}
-	}, func() { progress(r) })
+	})
+	for _, dir := range dirs[:min(len(dirs), control.MaxChanges)] {
+		r.PrunedDirs = append(r.PrunedDirs, control.PrunedDir{Path: d.names.Outside(dir.Path), Copies: dir.Copies, Bytes: dir.Bytes, Reason: dir.Reason})
+	}
+	progress(r)
+	if r.Pruned == nil {
+		r.Pruned = &placement.PruneReport{}
+	}
+	return d.pruned(ctx, *r.Pruned, err)
 }
 
 // Evict implements control.Daemon.
@@ -346,21 +362,25 @@ func (d *daemon) Evict(ctx context.Context, names []string, progress func(placem
 	return err
 }
 
-// prune removes the copies of files that the source does not have. It calls last after the last report.
-func (d *daemon) prune(ctx context.Context, opts placement.PruneOptions, report func(placement.PruneReport), last func()) error {
-	var r placement.PruneReport
-	err := d.handler.Prune(ctx, opts, func(p placement.PruneReport) {
-		r = p
-		report(p)
-	})
-	last()
+// pruned logs the end of placement.Handler.Prune, and returns its error for the user.
+func (d *daemon) pruned(ctx context.Context, r placement.PruneReport, err error) error {
+	remedy := "Run it again when the source is back."
 	switch {
-	case err == nil:
-		d.log.Info("prune ended", "dry_run", r.DryRun, "copies", r.Examined, "orphaned", r.Orphans, "removed", r.Removed, "failed", r.Failed, "skipped_tiers", r.Skipped)
-	case ctx.Err() == nil:
-		return &exit.Error{Code: exit.Source, Err: fmt.Errorf("no copy was removed: %w", err), Remedy: "Run it again when the source is back."}
+	case ctx.Err() != nil:
+		return err
+	case errors.Is(err, placement.ErrManyOrphans), errors.Is(err, placement.ErrUnproven):
+		remedy = "Mount what is missing, and run it again. If the source is right, add --force."
 	}
-	return err
+	d.log.Info("prune ended", "dry_run", r.DryRun, "copies", r.Examined, "orphaned", r.Orphans, "unproven", r.Unproven, "removed", r.Removed, "failed", r.Failed, "skipped_tiers", r.Skipped, "err", err)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, placement.ErrUnproven) {
+		err = fmt.Errorf("%s kept: %w", plural(r.Unproven, "copy was", "copies were"), err)
+	} else {
+		err = fmt.Errorf("no copy was removed: %w", err)
+	}
+	return &exit.Error{Code: exit.Source, Err: err, Remedy: remedy}
 }
 
 // addFinding counts f in r.

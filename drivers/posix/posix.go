@@ -132,6 +132,7 @@ func infoOf(name string, st *unix.Stat_t) drivers.Info {
 		Name:  path.Base(name),
 		Mode:  st.Mode,
 		Inode: st.Ino,
+		Dev:   st.Dev,
 		Nlink: uint32(st.Nlink),
 		UID:   st.Uid,
 		GID:   st.Gid,

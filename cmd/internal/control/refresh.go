@@ -10,6 +10,7 @@ import (
 type RefreshOptions struct {
 	Prune  bool `json:"prune,omitempty"`   // copies of files that the source does not have are removed
 	DryRun bool `json:"dry_run,omitempty"` // with Prune: these copies are counted, and stay
+	Force  bool `json:"force,omitempty"`   // with Prune: see placement.PruneOptions
 }
 
 // A RefreshRequest is the body of POST /v1/refresh.
@@ -32,6 +33,45 @@ type Refreshed struct {
 	Errors  []FileError  `json:"errors,omitempty"`          // of the first names that failed
 
 	Pruned *placement.PruneReport `json:"pruned,omitempty"` // with RefreshOptions.Prune, when the names have been compared
+
+	// At the end of a prune: the directories of such copies that stay, or in a dry run of all; at most MaxChanges.
+	PrunedDirs []PrunedDir `json:"pruned_directories,omitempty"`
+}
+
+// A PrunedDir is a placement.PrunedDir. A path that is not UTF-8 has two fields in JSON, as that of a
+// Location.
+type PrunedDir struct {
+	Path   string `json:"path"`   // relative to the mount point
+	Copies int64  `json:"copies"` // of files that the source does not have
+	Bytes  int64  `json:"bytes"`  // room that they occupy
+	Reason string `json:"reason,omitempty"`
+}
+
+// plainPrunedDir is a PrunedDir without its methods.
+type plainPrunedDir PrunedDir
+
+// wirePrunedDir has the fields of a PrunedDir in JSON.
+type wirePrunedDir struct {
+	plainPrunedDir
+	PathBytes []byte `json:"path_bytes,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (d PrunedDir) MarshalJSON() ([]byte, error) {
+	w := wirePrunedDir{plainPrunedDir: plainPrunedDir(d)}
+	w.Path, w.PathBytes = printable(d.Path)
+	return json.Marshal(w)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *PrunedDir) UnmarshalJSON(p []byte) error {
+	var w wirePrunedDir
+	if err := json.Unmarshal(p, &w); err != nil {
+		return err
+	}
+	*d = PrunedDir(w.plainPrunedDir)
+	d.Path = exact(w.Path, w.PathBytes)
+	return nil
 }
 
 // MaxChanges bounds Refreshed.Changes.

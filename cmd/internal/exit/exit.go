@@ -13,7 +13,7 @@ const (
 	OK         Code = 0 // done
 	Failure    Code = 1 // something unexpected
 	Usage      Code = 2 // wrong flag, argument or configuration
-	Source     Code = 3 // the source is missing or cannot be read
+	Source     Code = 3 // the source is missing or cannot be read, or so much of it is missing that no copy was removed
 	MountPoint Code = 4 // the mount point is missing, not empty, in use or stale
 	Tier       Code = 5 // a tier cannot be used
 	Fuse       Code = 6 // FUSE is missing, or the system does not permit what was requested
