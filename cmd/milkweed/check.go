@@ -17,6 +17,22 @@ import (
 func newCheck() *cobra.Command {
 	f := mountFlags{check: true}
 	var asJSON, inTiers bool
+	examine := inChild(func(c *cobra.Command, args []string) error {
+		cfg, _, err := f.load(c.Flags(), args, c.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		r := checkReport{cfg.Settings(), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
+		if asJSON {
+			err = printJSON(c.OutOrStdout(), r)
+		} else {
+			err = r.write(c.OutOrStdout())
+		}
+		if err != nil {
+			return err
+		}
+		return check.First(r.Findings)
+	})
 	c := &cobra.Command{
 		Use:   "check [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
 		Short: "Check the configuration and this machine",
@@ -54,31 +70,21 @@ remedy and code.`,
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
 		Args: usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
-			compares := inTiers || c.Flags().Changed("manifest")
-			stderr := c.ErrOrStderr()
-			if compares && !inTiers {
-				stderr = io.Discard // which tiers a mount would have does not matter
-			}
-			cfg, _, err := f.load(c.Flags(), args, stderr)
-			if err != nil {
-				return err
-			}
-			if compares {
-				if cfg.Source.Manifest == "" {
-					return usageError(c, errors.New("--tiers needs --manifest, or source.manifest in the configuration"))
+			if inTiers || c.Flags().Changed("manifest") {
+				stderr := c.ErrOrStderr()
+				if !inTiers {
+					stderr = io.Discard // which tiers a mount would have does not matter
+				}
+				cfg, _, err := f.load(c.Flags(), args, stderr)
+				if err == nil && cfg.Source.Manifest == "" {
+					err = usageError(c, errors.New("--tiers needs --manifest, or source.manifest in the configuration"))
+				}
+				if err != nil {
+					return err
 				}
 				return compareWithManifest(c, cfg, inTiers, asJSON)
 			}
-			r := checkReport{cfg.Settings(), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
-			if asJSON {
-				err = printJSON(c.OutOrStdout(), r)
-			} else {
-				err = r.write(c.OutOrStdout())
-			}
-			if err != nil {
-				return err
-			}
-			return check.First(r.Findings)
+			return examine(c, args)
 		},
 	}
 	f.addConfiguration(c.Flags())

@@ -46,7 +46,7 @@ and problems, warnings and notes, their numbers.`,
   milkweed doctor --json /mnt/imagenet | jq -r '.findings[] | select(.severity != "note") | .remedy'`,
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeMounts,
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: inChild(func(c *cobra.Command, args []string) error {
 			client, err := dialOne(c.Context(), args)
 			if err != nil {
 				return err
@@ -65,7 +65,7 @@ and problems, warnings and notes, their numbers.`,
 				err = &exit.Error{Code: exit.Incomplete, Err: fmt.Errorf("%s: %s", text(r.MountPoint), plural(int64(r.Problems), "problem", "problems"))}
 			}
 			return err
-		},
+		}),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c

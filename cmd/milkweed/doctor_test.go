@@ -195,7 +195,7 @@ func TestDoctorOfAHungSource(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 10)
 	s.mount("64MiB")
-	heal := s.hang(s.source)
+	heal := s.hangHard(s.source)
 	r := s.examined(exit.Incomplete)
 	s.wantFinding(r, doctor.Problem, "source", []string{"hangs", s.source + " gives no answer"}, "Check its server")
 	heal()

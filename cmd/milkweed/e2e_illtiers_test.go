@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,14 +18,50 @@ import (
 // was before. Mounts wait for tiers as long as they do outside of tests.
 func (s *site) hang(dir string) (heal func()) {
 	s.t.Helper()
-	s.env = append(s.env, openTimeoutEnv+"=")
-	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	_, heal = s.silent(dir)
+	return heal
+}
+
+// hangHard is hang, except that the daemon reads the requests. A process that waits for the reply to one that
+// was read cannot be ended, also by SIGKILL.
+func (s *site) hangHard(dir string) (heal func()) {
+	s.t.Helper()
+	device, _ := s.silent(dir)
+	request := make([]byte, 1<<17)
+	_, err := device.Read(request)
 	s.check(err)
+	reply := make([]byte, 16+64) // struct fuse_out_header, and struct fuse_init_out of version 7.31
+	binary.NativeEndian.PutUint32(reply, uint32(len(reply)))
+	copy(reply[8:16], request[8:16]) // unique
+	binary.NativeEndian.PutUint32(reply[16:], 7)
+	binary.NativeEndian.PutUint32(reply[20:], 31)
+	binary.NativeEndian.PutUint32(reply[36:], 4096) // max_write
+	_, err = device.Write(reply)
+	s.check(err)
+	go func() {
+		for err == nil {
+			_, err = device.Read(request)
+		}
+	}()
+	return func() {
+		s.t.Helper()
+		s.check(unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH)) // Read returns
+		device.Close()
+	}
+}
+
+// silent is hang, and returns the device of the daemon.
+func (s *site) silent(dir string) (device *os.File, heal func()) {
+	s.t.Helper()
+	s.env = append(s.env, openTimeoutEnv+"=")
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0) // before the mount, it cannot be polled
+	s.check(err)
+	device = os.NewFile(uintptr(fd), "/dev/fuse")
 	s.t.Cleanup(func() { device.Close() })
 	s.check(os.MkdirAll(dir, 0o700))
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device.Fd())
 	s.check(unix.Mount("hanging", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options))
-	return func() {
+	return device, func() {
 		s.t.Helper()
 		device.Close() // what hangs fails with ENOTCONN
 		s.check(unix.Unmount(dir, unix.MNT_DETACH))

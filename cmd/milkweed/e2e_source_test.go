@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // read reads a file of the mount, without the page cache, in a process of its own. After 30 s it
@@ -210,4 +211,34 @@ func (s *site) dataset1() string {
 		s.t.Fatalf("in tier 1: %q", found)
 	}
 	return found[0]
+}
+
+// While the source hangs in system calls that cannot be interrupted, commands end: those that examine it say
+// that it does not answer, and the others do not need it.
+//
+//suite:check
+func TestCommandsWhileSourceHangs(t *testing.T) {
+	drivertest.Need(t, "root")
+	s := newSite(t)
+	s.write("f", 10)
+	s.mount("64MiB")
+	heal := s.hangHard(s.source)
+	other := s.dir + "/other"
+	s.check(os.Mkdir(other, 0o755))
+	for _, tt := range []struct {
+		words []string
+		code  exit.Code
+		says  string
+	}{
+		{[]string{"check", s.source, other}, exit.Source, "a file system hangs"},
+		{[]string{"doctor", s.point}, exit.Incomplete, "gives no answer"},
+		{[]string{"status", s.point}, exit.OK, "f"},
+		{[]string{"umount", s.point}, exit.OK, ""},
+	} {
+		if r := s.try(tt.words...); r.code != tt.code || !strings.Contains(strings.Join(strings.Fields(r.stdout+r.stderr), " "), tt.says) {
+			t.Errorf("%s: exit code %d, %s%s", tt.words[0], r.code, r.stdout, r.stderr)
+		}
+	}
+	heal()
+	s.wantNothing()
 }

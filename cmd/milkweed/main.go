@@ -10,18 +10,48 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/apart"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 func main() {
+	apart.Inside() // before any child is started
 	ctx, stop := signal.NotifyContext(context.Background(), shutdownSignals()...)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	err := run(ctx, os.Args, os.Stdout, os.Stderr)
+	err := run(context.WithValue(ctx, programKey{}, true), os.Args, os.Stdout, os.Stderr)
 	report(os.Stderr, err)
-	os.Exit(int(exit.Of(err)))
+	apart.Exit(int(exit.Of(err)))
+}
+
+// programKey is the key of a context of main, and not of a test.
+type programKey struct{}
+
+// childLimit bounds a command that runs in a child. Each of its requests has a time-out of a few seconds,
+// except those that find out what a path of the configuration is.
+const childLimit = 30 * time.Second
+
+// inChild makes a command that touches file systems which may hang run in a process of its own.
+func inChild(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		if c.Context().Value(programKey{}) == nil || apart.Inside() {
+			return run(c, args)
+		}
+		code, err := apart.Run(c.Context(), childLimit)
+		switch {
+		case errors.Is(err, apart.ErrHangs):
+			return &exit.Error{
+				Code: exit.Source, Err: fmt.Errorf("%s was not done within %v: %w", c.CommandPath(), childLimit, err),
+				Remedy: "It is that of the source, of a tier or of another path in the configuration. Check its server.",
+			}
+		case err == nil && code != 0:
+			return &exit.Error{Code: exit.Code(code), Err: errReported}
+		}
+		return err
+	}
 }
 
 // shutdownSignals returns the signals after which the program shuts down. SIGHUP is one of them if

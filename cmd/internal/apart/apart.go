@@ -1,0 +1,146 @@
+// Package apart runs commands in a process of their own. A process with a thread in a system call of a
+// file system that hangs cannot be ended, also by SIGKILL: it stays, with its open files, until the file
+// system answers. The process that the user has started must not be that one.
+package apart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
+)
+
+// variable is set in the environment of a child. reportFD is its descriptor for the exit code.
+const (
+	variable = "MILKWEED_APART"
+	reportFD = 3
+)
+
+// Inside reports whether this process is a child of Run. Its own children are not.
+var Inside = sync.OnceValue(func() bool {
+	inside := os.Getenv(variable) != ""
+	if inside {
+		os.Unsetenv(variable)
+		unix.CloseOnExec(reportFD)
+	}
+	return inside
+})
+
+// Exit ends this process. If it is a child, its parent need not wait for the end.
+func Exit(code int) {
+	if Inside() {
+		os.Stdout.Close() // the files of a process that cannot end stay open
+		os.Stderr.Close()
+		report := os.NewFile(reportFD, "exit code")
+		fmt.Fprint(report, code)
+		report.Close()
+	}
+	os.Exit(code)
+}
+
+// grace is how long a child may take to end when its parent was asked to.
+const grace = 2 * time.Second
+
+// ErrHangs is the error of a child that did not end in time.
+var ErrHangs = errors.New("a file system hangs")
+
+// Run runs this program again, with its arguments and standard files, in a child whose main function calls
+// Exit, and returns the exit code. When ctx is done, the child gets SIGTERM, and grace later Run returns the
+// cause of ctx, whether or not the child has ended. After limit, the error is ErrHangs.
+func Run(ctx context.Context, limit time.Duration) (code int, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrHangs)
+	defer cancel()
+	runtime.LockOSThread() // Pdeathsig is sent when the thread ends
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = append(os.Environ(), variable+"=1")
+	cmd.Stdin = os.Stdin
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	report, reportEnd, err := os.Pipe()
+	if err != nil {
+		return 1, err
+	}
+	defer report.Close()
+	cmd.ExtraFiles = []*os.File{reportEnd}
+	var output relay
+	cmd.Stdout, cmd.Stderr = output.add(os.Stdout), output.add(os.Stderr)
+	err = cmd.Start()
+	reportEnd.Close()
+	output.started()
+	if err != nil {
+		return 1, fmt.Errorf("start %s: %w", os.Args[0], err)
+	}
+	ended := make(chan string, 1)
+	go func() {
+		defer panics.Contain()
+		text, _ := io.ReadAll(report) // without text, the child has died
+		output.copying.Wait()
+		ended <- string(text)
+	}()
+	var expired <-chan time.Time
+	interrupted := ctx.Done()
+	for {
+		select {
+		case text := <-ended:
+			if code, err := strconv.Atoi(strings.TrimSpace(text)); err == nil {
+				return code, nil
+			}
+			return 1, cmd.Wait()
+		case <-interrupted:
+			interrupted = nil
+			cmd.Process.Signal(syscall.SIGTERM)
+			timer := time.NewTimer(grace)
+			defer timer.Stop()
+			expired = timer.C
+		case <-expired:
+			cmd.Process.Kill()
+			return 1, context.Cause(ctx)
+		}
+	}
+}
+
+// A relay copies the output of a child to pipes and sockets: their readers wait for the end of the output,
+// and so until no process has them open. A terminal or a file is given to the child.
+type relay struct {
+	ends    []*os.File // for the child
+	copying sync.WaitGroup
+}
+
+// add returns the file that the child gets in place of f.
+func (r *relay) add(f *os.File) *os.File {
+	info, err := f.Stat()
+	if err != nil || info.Mode()&(os.ModeNamedPipe|os.ModeSocket) == 0 {
+		return f
+	}
+	from, end, err := os.Pipe()
+	if err != nil {
+		return f
+	}
+	r.ends = append(r.ends, end)
+	r.copying.Go(func() {
+		defer panics.Contain()
+		defer from.Close()
+		io.Copy(f, from)
+	})
+	return end
+}
+
+// started closes the files that the child has got.
+func (r *relay) started() {
+	for _, end := range r.ends {
+		end.Close()
+	}
+}
