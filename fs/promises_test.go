@@ -143,6 +143,9 @@ func TestTiersMayFail(t *testing.T) {
 					if placedBefore {
 						s.epoch(1)
 						s.settled()
+						s.eventually("the tier is healthy", func() bool { // a busy machine may exceed its time-out
+							return s.levels.Tier(1).Stats().Health == tiers.Healthy
+						})
 					}
 					for _, r := range c.rules {
 						s.to[0].Add(r)
@@ -155,7 +158,7 @@ func TestTiersMayFail(t *testing.T) {
 					s.epoch(2)
 					s.epoch(3)
 					if after := s.met(c.rules, placedBefore); before >= 0 && after == before {
-						t.Error("no operation has met the fault")
+						t.Errorf("no operation has met the fault: %+v", s.levels.Tier(1).Stats())
 					}
 					if c.down && placedBefore {
 						s.eventually("the broken tier is down", func() bool { return s.levels.Tier(1).Stats().Health == tiers.Down })

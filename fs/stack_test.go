@@ -623,11 +623,7 @@ func (s *stack) closed() {
 // eventually waits until f is true.
 func (s *stack) eventually(what string, f func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("timed out after 20 s: %s", what)
-		}
-	}
+	drivertest.Eventually(s.t, what, f)
 }
 
 // write makes a file with random content.
