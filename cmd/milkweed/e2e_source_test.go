@@ -242,3 +242,14 @@ func TestCommandsWhileSourceHangs(t *testing.T) {
 	heal()
 	s.wantNothing()
 }
+
+// A mount of an empty source prints a warning, as check does.
+func TestMountOfEmptySource(t *testing.T) {
+	s := newSite(t)
+	r := s.try(s.mountWords("64MiB")...)
+	if r.code != exit.OK || !strings.Contains(r.stderr, s.source+" is empty") || !strings.Contains(r.stderr, "is mounted") {
+		t.Errorf("exit code %d, %s%s", r.code, r.stdout, r.stderr)
+	}
+	s.umount()
+	s.wantNothing()
+}

@@ -255,7 +255,8 @@ func (f *mountFlags) serve(
 	if f.fuseFD != 0 {
 		examine = check.BeforeServing
 	}
-	if err := check.First(examine(ctx, c)); err != nil {
+	findings := examine(ctx, c)
+	if err := check.First(findings); err != nil {
 		return err
 	}
 	log, ready, err := f.openLog(c, stderr, d)
@@ -277,7 +278,14 @@ func (f *mountFlags) serve(
 			return c, c.ValidateValues()
 		},
 	}
-	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD}, log, by.crashes, ready)
+	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD}, log, by.crashes, func() {
+		for _, f := range findings {
+			if f.Name == "source" && f.Status == check.Warning {
+				log.Warn("the source may be a wrong one", "problem", f.Detail, "remedy", f.Remedy)
+			}
+		}
+		ready()
+	})
 }
 
 // openLog opens the log, and returns the function to be called when the mount is ready. A daemon in
