@@ -188,7 +188,7 @@ func (p *prune) directory(ctx context.Context, t *tiers.Tier, below int, copies 
 	if len(copies) == 0 {
 		return nil
 	}
-	has := func(string) bool { return false } // pieces: their file is examined by remove
+	has := func(string) bool { return false } // pieces: ask examines their file
 	var err error
 	if _, size := p.handler.names.SourceOf(copies[0].Name); size < 0 {
 		has, err = p.names(ctx, path.Dir(string(copies[0].Name)))
@@ -252,8 +252,7 @@ func (p *prune) confirm(ctx context.Context) {
 			}
 		})
 	})
-	p.dirs.Range(func(dir, _ any) bool { // a part of the source may have been unmounted meanwhile
-		before, _ := p.dirs.Load(dir)
+	p.dirs.Range(func(dir, before any) bool { // a part of the source may have been unmounted meanwhile
 		p.dirs.Delete(dir)
 		if now, err := p.dir(ctx, dir.(string)); err != nil || now != before.(sourceDir) {
 			p.dirs.Store(dir, sourceDir{reason: "it is changing"})
