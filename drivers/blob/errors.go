@@ -79,7 +79,8 @@ func classify(v vendor, t *trace, err error) *storeError {
 func invalid(text string) error { return &storeError{errno: syscall.EINVAL, text: text} }
 
 // errVersion is the error for a response that has another version of the object
-// than the one that was requested. It is errRevision if the header says so, and not the size.
+// than the one that was requested. errRevision is that error if the ETag, the generation or the time
+// differs. If only the size does, the error is not errRevision.
 var (
 	errVersion  = errors.New("the object has changed")
 	errRevision = fmt.Errorf("%w", errVersion)

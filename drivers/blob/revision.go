@@ -115,7 +115,7 @@ func (o *oddities) notes() []string {
 func (b *Bucket) examine(items []item) {
 	for _, i := range items {
 		if !i.dir && i.version != "" && !b.odd.repeated.Load() && b.odd.repeats(i) {
-			b.note(&b.odd.repeated, "objects of different sizes have the same ETag, %s: versions of an object are told apart by size and time, and no two objects are taken for equal", unquotedETag(i.version))
+			b.note(&b.odd.repeated, "objects of different sizes have the same ETag, %s; size and time tell the versions of an object apart, and no two objects count as equal", unquotedETag(i.version))
 		}
 	}
 }
@@ -218,9 +218,9 @@ func (o *object) reconcile(ctx context.Context) bool {
 	case sameETag && sameTime: // it was refused for another reason
 		return false
 	case sameTime:
-		b.note(&odd.otherETags, "the ETags in responses are not those in listings, as %s and %s of %s: versions of an object are told apart by size and time", unquotedETag(r.version), unquotedETag(listed.version), o.name)
+		b.note(&odd.otherETags, "the ETags in responses are not those in listings (%s and %s for %s); size and time tell the versions of an object apart", unquotedETag(r.version), unquotedETag(listed.version), o.name)
 	case sameETag && listed.version != "" && !odd.repeated.Load():
-		b.note(&odd.otherTimes, "the times in responses are not those in listings, as %v and %v of %s: versions of an object are told apart by ETag", time.Unix(r.modified, 0).UTC(), time.Unix(listed.modified, 0).UTC(), o.name)
+		b.note(&odd.otherTimes, "the times in responses are not those in listings (%v and %v for %s); ETags tell the versions of an object apart", time.Unix(r.modified, 0).UTC(), time.Unix(listed.modified, 0).UTC(), o.name)
 	default:
 		b.log.Warn("the ETag and the time of an object in responses are not those in listings: it cannot be read", "key", o.key, "response", r, "listing", listed)
 		return false

@@ -220,8 +220,8 @@ func TestOtherVendorsCompareNothing(t *testing.T) {
 	}
 }
 
-// A store that has one ETag for all objects is noticed by their sizes. Two objects are never equal there,
-// also if they have equal checksums, and the versions of one object are told apart by their times.
+// A store that has one ETag for all objects is noticed by their sizes. No two objects are equal there, not
+// even with equal checksums. Times tell the versions of an object apart.
 func TestOneETagForAllObjects(t *testing.T) {
 	for _, etag := range []string{zeros, md5ETag("")} {
 		s := newOddStore(t)
