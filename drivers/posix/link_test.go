@@ -148,6 +148,22 @@ func TestLinkFails(t *testing.T) {
 	}
 }
 
+// infoIn describes a name of d.
+func infoIn(t *testing.T, d *Dir, name string) drivers.Info {
+	t.Helper()
+	info, err := d.Stat(ctx, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// haveSame reports whether d knows that two names have the same content.
+func haveSame(t *testing.T, d *Dir, a, b string) bool {
+	t.Helper()
+	return d.HaveSameContent(ctx, [2]string{a, b}, [2]drivers.Info{infoIn(t, d, a), infoIn(t, d, b)})
+}
+
 // Two names have the same content if they are hard links of one file.
 func TestHaveSameContent(t *testing.T) {
 	dir := t.TempDir()
@@ -167,17 +183,7 @@ func TestHaveSameContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	stat := func(name string) drivers.Info {
-		info, err := d.Stat(ctx, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return info
-	}
-	same := func(a, b string) bool {
-		return d.HaveSameContent(ctx, [2]string{a, b}, [2]drivers.Info{stat(a), stat(b)})
-	}
-	if !same("a", "c") || same("a", "b") || same(".", ".") {
+	if !haveSame(t, d, "a", "c") || haveSame(t, d, "a", "b") || haveSame(t, d, ".", ".") {
 		t.Error("hard links are not the same, or others are")
 	}
 }
@@ -209,23 +215,13 @@ func TestSameInodeOnAnotherDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	stat := func(name string) drivers.Info {
-		info, err := d.Stat(ctx, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return info
-	}
-	same := func(a, b string) bool {
-		return d.HaveSameContent(ctx, [2]string{a, b}, [2]drivers.Info{stat(a), stat(b)})
-	}
-	if a, b := stat("v1/f"), stat("v2/f"); a.Inode != b.Inode || !a.SameVersion(b) || !a.Ctime.Equal(b.Ctime) {
+	if a, b := infoIn(t, d, "v1/f"), infoIn(t, d, "v2/f"); a.Inode != b.Inode || !a.SameVersion(b) || !a.Ctime.Equal(b.Ctime) {
 		t.Fatalf("the images differ in more than the content: %+v and %+v", a, b)
 	}
-	if same("v1/f", "v2/f") || same("v1/f", "v2/g") {
+	if haveSame(t, d, "v1/f", "v2/f") || haveSame(t, d, "v1/f", "v2/g") {
 		t.Error("files of two file systems are taken for one")
 	}
-	if !same("v1/f", "v1/g") {
+	if !haveSame(t, d, "v1/f", "v1/g") {
 		t.Error("hard links are not the same")
 	}
 }
