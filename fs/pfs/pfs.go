@@ -79,6 +79,10 @@ type PFS struct {
 	fs     *fileSystem
 }
 
+// DemoSource is the source of the PFS of `milkweed demo` and `milkweed bench` in the mount table.
+// Its type there is that of Milkweed, so that what is left of them is found by it.
+const DemoSource = "milkweed-demo"
+
 // Mount mounts folder at point, an existing directory, and serves it until it is unmounted. The
 // mount is read-only. source and fsType are what mount(8) shows.
 func Mount(folder, point, source, fsType string, config Config) (*PFS, error) {

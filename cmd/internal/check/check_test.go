@@ -162,6 +162,7 @@ func TestChecks(t *testing.T) {
 		{"stale", "source", func(w *world) { w.failStat(w.path("source"), unix.ESTALE) }, Problem, exit.Source, "$/source: stale file handle", "other programs"},
 		{"empty", "source", func(w *world) { w.config.Source.Path = w.path("mnt") }, Warning, 0, "$/mnt is empty", "mounted"},
 		{"Milkweed", "source", func(w *world) { w.mountinfo("22 21 0:50 / $ ro - fuse.milkweed /lustre/x ro") }, Warning, 0, "$/source is itself in a Milkweed mount, $", "/lustre/x, as the source"},
+		{"demo", "source", func(w *world) { w.mountinfo("22 21 0:50 / $ ro - fuse.milkweed milkweed-demo ro") }, OK, 0, "$/source, on ", ""},
 
 		{"good", "kernel", func(*world) {}, OK, 0, "Linux 6.1.0-13-amd64", ""},
 		{"old", "kernel", func(w *world) {

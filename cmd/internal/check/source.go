@@ -13,6 +13,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	milkweed "github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/fs/pfs"
 )
 
 // source checks a source that is a directory. Bucket reports on a bucket.
@@ -48,7 +49,7 @@ func (h host) inspectSource(path string) []Finding {
 	case err != nil:
 		return problem(exit.Source, name, remedy, "%s: %w", path, reason(err))
 	}
-	if m, _ := h.mounts().Of(config.RealPath(path)); m.Type == milkweed.Type {
+	if m, _ := h.mounts().Of(config.RealPath(path)); m.Type == milkweed.Type && m.Source != pfs.DemoSource {
 		return warning(name, fmt.Sprintf("Use the source of that mount, %s, as the source.", m.Source),
 			"%s is itself in a Milkweed mount, %s", path, m.Point)
 	}

@@ -17,8 +17,7 @@ type request struct{}
 // answers each request on in with a Use on out. It unmounts when in ends, which
 // is also the case when the parent dies, or when ctx is done.
 func Serve(ctx context.Context, folder, point string, speed Speed, in io.Reader, out io.Writer) error {
-	// The type is that of Milkweed, so that what is left of a demo is found by it.
-	mount, err := pfs.Mount(folder, point, "milkweed-demo", strings.TrimPrefix(fs.Type, "fuse."), speed)
+	mount, err := pfs.Mount(folder, point, pfs.DemoSource, strings.TrimPrefix(fs.Type, "fuse."), speed)
 	if err != nil {
 		return err
 	}
