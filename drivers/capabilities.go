@@ -85,6 +85,19 @@ type (
 		HaveSameContent(ctx context.Context, names [2]string, infos [2]Info) bool
 	}
 
+	// A Permitter denies this process some of its files. A Driver without this capability lets it
+	// read all files that it lists.
+	Permitter interface {
+		// Permits reports whether the user of this process may read a regular file, or search a
+		// directory, that info describes and that is on the file system of the root. noACL tells that
+		// it has no ACL. known is false if only Access can tell. Permits makes no request.
+		Permits(info Info, noACL bool) (permitted, known bool)
+
+		// Access requests whether the user of this process may open a regular file. The error
+		// matches fs.ErrPermission if not, and fs.ErrNotExist if the name is not that of a file.
+		Access(ctx context.Context, name string) error
+	}
+
 	// A Pinner knows the content of its files before they are read.
 	Pinner interface {
 		// Digest returns the SHA-256 that the content of a file must have, which Stat has

@@ -278,6 +278,33 @@ func (s *Source) HaveSameContent(ctx context.Context, names [2]string, infos [2]
 	return err == nil && same
 }
 
+// DeniesFiles reports whether the source may deny this process files that it lists. See
+// drivers.Permitter.
+func (s *Source) DeniesFiles() bool {
+	_, ok := drivers.As[drivers.Permitter](s.driver)
+	return ok
+}
+
+// Permits reports whether the user of this process may use a file. See drivers.Permitter.
+func (s *Source) Permits(info drivers.Info, noACL bool) (permitted, known bool) {
+	p, ok := drivers.As[drivers.Permitter](s.driver)
+	if !ok {
+		return true, true
+	}
+	return p.Permits(info, noACL)
+}
+
+// Access requests whether the user of this process may open a file. It counts as an open. See
+// drivers.Permitter.
+func (s *Source) Access(ctx context.Context, name string) error {
+	p, ok := drivers.As[drivers.Permitter](s.driver)
+	if !ok {
+		return nil
+	}
+	_, err := call(ctx, s, &s.counters.Opens, func() (struct{}, error) { return struct{}{}, p.Access(ctx, name) }, nil)
+	return err
+}
+
 // Digest returns the SHA-256 that the content of a file must have, and reports whether it is known. See
 // drivers.Pinner.
 func (s *Source) Digest(info drivers.Info) (sum [sha256.Size]byte, ok bool) {

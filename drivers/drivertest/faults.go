@@ -25,6 +25,7 @@ var (
 	_ drivers.Profiler      = (*Faults)(nil)
 	_ drivers.Sampler       = (*Faults)(nil)
 	_ drivers.Comparer      = (*Faults)(nil)
+	_ drivers.Permitter     = (*Faults)(nil)
 	_ drivers.Pinner        = (*Faults)(nil)
 	_ drivers.Lister        = (*Faults)(nil)
 	_ drivers.VersionOpener = (*Faults)(nil)

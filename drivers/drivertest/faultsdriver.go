@@ -33,6 +33,25 @@ func (f *Faults) Profile() drivers.Profile {
 	return p
 }
 
+// Permits implements drivers.Permitter.
+func (f *Faults) Permits(info drivers.Info, noACL bool) (permitted, known bool) {
+	if p, ok := drivers.As[drivers.Permitter](f.inner); ok {
+		return p.Permits(info, noACL)
+	}
+	return true, true
+}
+
+// Access implements drivers.Permitter. It is an OpOpen.
+func (f *Faults) Access(ctx context.Context, name string) error {
+	if _, err := f.inject(ctx, OpOpen, name); err != nil {
+		return err
+	}
+	if p, ok := drivers.As[drivers.Permitter](f.inner); ok {
+		return p.Access(ctx, name)
+	}
+	return nil
+}
+
 // HaveSameContent implements drivers.Comparer. It is a Stat of each file.
 func (f *Faults) HaveSameContent(ctx context.Context, names [2]string, infos [2]drivers.Info) bool {
 	c, ok := drivers.As[drivers.Comparer](f.inner)

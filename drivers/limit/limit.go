@@ -30,6 +30,7 @@ var (
 	_ drivers.Profiler      = (*Driver)(nil)
 	_ drivers.Sampler       = (*Driver)(nil)
 	_ drivers.Comparer      = (*Driver)(nil)
+	_ drivers.Permitter     = (*Driver)(nil)
 	_ drivers.Pinner        = (*Driver)(nil)
 	_ drivers.Streamer      = (*object)(nil)
 	_ drivers.Verifier      = (*object)(nil)
@@ -187,6 +188,25 @@ func (d *Driver) Profile() drivers.Profile {
 	}
 	p.Local = false
 	return p
+}
+
+// Permits implements drivers.Permitter.
+func (d *Driver) Permits(info drivers.Info, noACL bool) (permitted, known bool) {
+	if p, ok := drivers.As[drivers.Permitter](d.inner); ok {
+		return p.Permits(info, noACL)
+	}
+	return true, true
+}
+
+// Access implements drivers.Permitter. It counts as an open.
+func (d *Driver) Access(ctx context.Context, name string) error {
+	if err := d.begin(ctx, &d.stats.Opens); err != nil {
+		return fmt.Errorf("access %s: %w", name, err)
+	}
+	if p, ok := drivers.As[drivers.Permitter](d.inner); ok {
+		return p.Access(ctx, name)
+	}
+	return nil
 }
 
 // HaveSameContent implements drivers.Comparer. It counts as a Stat of each file.

@@ -28,6 +28,7 @@ var (
 	_ drivers.Profiler   = (*Driver)(nil)
 	_ drivers.Comparer   = (*Driver)(nil)
 	_ drivers.Pinner     = (*Driver)(nil)
+	_ drivers.Permitter  = (*Driver)(nil)
 )
 
 // A Driver has the names of a manifest and the contents of another driver, to which it sends no request for
@@ -329,6 +330,26 @@ func (d *Driver) HaveSameContent(_ context.Context, _ [2]string, infos [2]driver
 	x, ok := d.Digest(infos[0])
 	y, both := d.Digest(infos[1])
 	return ok && both && x == y && infos[0].Size == infos[1].Size
+}
+
+// Permits implements drivers.Permitter. The permissions in a manifest are not those of the source, which
+// may deny everything but to a user to whom nothing is denied.
+func (d *Driver) Permits(info drivers.Info, _ bool) (permitted, known bool) {
+	p, ok := drivers.As[drivers.Permitter](d.inner)
+	if !ok {
+		return true, true
+	}
+	const nobody = 1<<32 - 1
+	always, _ := p.Permits(drivers.Info{Mode: info.Type(), UID: nobody, GID: nobody}, true)
+	return always, always
+}
+
+// Access implements drivers.Permitter.
+func (d *Driver) Access(ctx context.Context, fileName string) error {
+	if p, ok := drivers.As[drivers.Permitter](d.inner); ok {
+		return p.Access(ctx, fileName)
+	}
+	return nil
 }
 
 // Readlink implements drivers.Readlinker.

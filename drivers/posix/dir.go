@@ -26,6 +26,7 @@ var (
 	_ drivers.Profiler   = (*Dir)(nil)
 	_ drivers.Sampler    = (*Dir)(nil)
 	_ drivers.Comparer   = (*Dir)(nil)
+	_ drivers.Permitter  = (*Dir)(nil)
 )
 
 // A Dir is a Driver that reads a folder. It cannot write to it. All methods may be called
@@ -34,6 +35,7 @@ var (
 type Dir struct {
 	root    int         // O_PATH descriptor of the folder
 	fsType  string      // type of its file system
+	user    user        // who reads it
 	noatime atomic.Bool // files may be opened with O_NOATIME
 	names   *resolver   // nil if the file system is local: it resolves names without requests
 	cache   cachePolicy
@@ -69,7 +71,7 @@ func newDir(fd int) (*Dir, error) {
 	}
 	unix.Close(probe)
 	fsType := fsType(fd)
-	d := &Dir{root: fd, fsType: fsType, cache: cachePolicy{inMemory: isInMemory(fsType)}, stats: drivers.NewStatPool()}
+	d := &Dir{root: fd, fsType: fsType, user: currentUser(), cache: cachePolicy{inMemory: isInMemory(fsType)}, stats: drivers.NewStatPool()}
 	d.noatime.Store(true)
 	return d, nil
 }
