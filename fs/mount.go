@@ -164,7 +164,7 @@ func (m *Mount) invalidate(ctx context.Context) {
 			switch { // the kernel replies ENOENT if it has not cached the part
 			case o.Name != "":
 				m.server.EntryNotify(node, o.Name)
-			case o.Content:
+			case o.Content, m.fs.mode == Stateless: // the source may deny the file now, and there are no opens
 				m.server.InodeNotify(node, 0, 0) // the attributes and all pages
 			default:
 				m.server.InodeNotify(node, -1, 0) // the attributes only

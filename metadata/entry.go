@@ -178,7 +178,7 @@ func (e *Entry) set(info drivers.Info) (changed bool) {
 	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev() != info.Rdev ||
 		e.size != info.Size || e.times() != timesOf(info)
 	if changed {
-		e.clearBits(noXattrs | noACL)
+		e.clearBits(noXattrs | noACL | permitted)
 	}
 	if e.dir != nil && e.dir.device == 0 {
 		e.dir.device = shortDev(info.Dev)

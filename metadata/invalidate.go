@@ -41,6 +41,7 @@ func (c *Container) Renew(e *Entry) bool {
 	}
 	next := makeEntry(e.parent, e.info(), e.validated.Load())
 	copied := tierCopy{level: level, mode: e.kind, size: e.size, mtime: e.mtime, mtimeN: e.mtimeN}
+	next.setBits(e.state.Load() & (permitted | denied))
 	c.addVersion(next, e, nameCopies{copies: []tierCopy{copied}, retired: d.retired})
 	d.put(next)
 	c.retire(e)

@@ -58,7 +58,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.endLoad(err)
-	if err != nil && (d.listed == 0 || dir.Stale() || ctx.Err() != nil) {
+	if err != nil && (d.listed == 0 || dir.Stale() || ctx.Err() != nil || c.denies(err)) {
 		return Listing{}, err
 	}
 	if err != nil {
@@ -124,6 +124,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 	same := !e.IsRegular() || info.SameContent(e.info())
 	changed := e.set(info)
+	e.clearBits(denied)
 	if changed && e.lookups.Load() > 0 {
 		c.outdated.add(e, "", false)
 	}

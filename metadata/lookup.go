@@ -13,7 +13,8 @@ import (
 
 // Lookup returns the entry of a name in a directory. The error for a missing name matches
 // io/fs.ErrNotExist; the error for a stale directory is syscall.ESTALE. While the source
-// fails, Lookup returns the entry that is cached, if there is one that is not Unknown.
+// fails, Lookup returns the entry that is cached, if there is one that is not Unknown; not if the
+// source denies the name.
 //
 // If names are found by listing, Lookup lists the directory unless its listing is cached.
 // It returns when the page with the name has arrived, or the listing has ended. After one
@@ -57,7 +58,7 @@ func (c *Container) lookupByStat(ctx context.Context, dir *Entry, name string, c
 			return e, nil
 		}
 		return nil, err
-	case err != nil && cached != nil && ctx.Err() == nil:
+	case err != nil && cached != nil && ctx.Err() == nil && !c.denies(err):
 		c.warn(cached, err)
 		cached.validated.Store(c.now())
 		return cached, nil

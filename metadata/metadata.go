@@ -58,7 +58,9 @@ type Container struct {
 	sweeps      SweepCounters      // updated atomically
 	xattrs      replyCache[[]byte] // nil: the attribute does not exist
 	holes       replyCache[[]drivers.Hole]
-	waits       tiers.Histogram // see Waits
+	accesses    replyCache[struct{}] // requests in flight; see Permit
+	mayDeny     bool                 // the source is a drivers.Permitter
+	waits       tiers.Histogram      // see Waits
 
 	background background // runs the listings, if names are found by listing
 }
@@ -103,6 +105,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 		start:     time.Now().Add(-maxSnapshotAge),
 	}
 	c.byListing = c.source.IsLister()
+	c.mayDeny = c.source.DeniesFiles()
 	if !c.byListing {
 		c.snapshotTTL = min(opts.SnapshotTTL, opts.TTL)
 	}

@@ -20,7 +20,7 @@ import (
 // are varints as in encoding/binary, unless noted; strings are their length and bytes;
 // checksums are CRC-32C, 4 bytes, little endian.
 //
-//	head     magic, format version, source, checksum of these
+//	head     magic, format version, source, user, root, checksum of these
 //	blocks   one for each directory of which names are cached
 //	tail     44 bytes: magic; offset and size of the root's block and the time of
 //	         writing, 8 bytes each, little endian; checksum of these
@@ -33,21 +33,23 @@ import (
 //	listed   time when all names were last known, 0 if they were not
 //	stamp    mtime and ctime of the directory, and the time of the stamp; see stamp
 //	number   of entries, which follow by name
-//	entry    name, version, mode, nlink, uid, gid, rdev, size, blocks, mtime,
+//	entry    name, version, mode and permission, nlink, uid, gid, rdev, size, blocks, mtime,
 //	         ctime, atime, time of the request that validated it, and for a directory the
 //	         offset and size of its block, 0 if there is none
 //	checksum of these
 //
-// Blocks are the difference from drivers.FullBlocks. File times are seconds and nanoseconds.
+// The permission, the lowest bit, is whether the source lets the user in the head use the file; see
+// Permit. The root in the head is the state of the attributes of the root for which that is so, or
+// empty. Blocks are the difference from drivers.FullBlocks. File times are seconds and nanoseconds.
 // The seconds of mtime are the difference from the entry before, those of ctime and atime the
 // difference from mtime. Other times count units of 100 ms since 1970. The time of validation
 // is the difference from the entry before, or from listed for the first entry.
 //
-// Format version 1 had no versions of files, 2 no blocks, and 3 no stamps.
+// Format version 1 had no versions of files, 2 no blocks, 3 no stamps, and 4 no permissions.
 const (
 	headMagic     = "milkweed: names\n"
 	tailMagic     = "milkweed: end  \n"
-	formatVersion = 4
+	formatVersion = 5
 	tailSize      = int64(len(tailMagic)) + 3*8 + crc32.Size
 )
 
@@ -93,6 +95,7 @@ type snapshotEntry struct {
 	name      []byte
 	version   []byte
 	info      drivers.Info // without name and version
+	permitted bool
 	validated wallTime
 	below     extent // the block of a directory
 }
@@ -126,6 +129,9 @@ func OpenSnapshot(folder *os.Root, name, source string) (*Snapshot, error) {
 // source instead.
 func (c *Container) useSnapshot(s *Snapshot) {
 	c.snapshot = s
+	if s.sameUser && s.permittedRoot == c.rootState() {
+		c.root.setBits(permitted)
+	}
 	if root := s.root; root.size > 0 {
 		c.root.dir.snapshot.Store(&root)
 	}
@@ -153,7 +159,14 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 	if !started {
 		return err
 	}
-	failed := c.snapshotTTL > 0 && c.validateDirectory(ctx, dir) != nil
+	failure := c.validateDirectory(ctx, dir)
+	if c.denies(failure) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.endLoad(failure)
+		return failure
+	}
+	failed := failure != nil
 	b := c.readSnapshot(dir)
 	stamped := dir.stamp()
 	now := loaded{c: c, dir: dir, proven: !failed && b.stamp.proves(stamped.fileTimes, c.racy), failed: failed}
@@ -188,8 +201,11 @@ func (c *Container) loadSnapshot(ctx context.Context, dir *Entry) error {
 }
 
 // validateDirectory requests the attributes of dir from the source, unless that was done within
-// the last SnapshotTTL.
+// the last SnapshotTTL, or there is none.
 func (c *Container) validateDirectory(ctx context.Context, dir *Entry) error {
+	if c.snapshotTTL == 0 {
+		return nil
+	}
 	if validated := dir.validated.Load(); validated != 0 && c.since(validated) < c.snapshotTTL {
 		return nil
 	}
@@ -220,6 +236,9 @@ func (l *loaded) entries(b *block) []*Entry {
 		}
 		s.info.Name, s.info.Version = string(s.name), string(s.version)
 		e := makeEntry(l.dir, s.info, l.validated(s))
+		if s.permitted && l.c.snapshot.sameUser {
+			e.setBits(permitted)
+		}
 		if below := s.below; below.size > 0 {
 			e.dir.snapshot.Store(&below)
 		}

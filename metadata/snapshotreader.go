@@ -18,12 +18,14 @@ import (
 
 // A Snapshot is a metadata snapshot that is open for reading.
 type Snapshot struct {
-	file    io.Closer
-	r       io.ReaderAt
-	root    extent
-	written wallTime
-	warned  atomic.Bool // it was logged that a block is not readable
-	ended   atomic.Bool // no block is read any more: a read took too long, or Close was called
+	file          io.Closer
+	r             io.ReaderAt
+	root          extent
+	written       wallTime
+	sameUser      bool        // this process has the user for whom its permissions were decided
+	permittedRoot string      // see Container.permittedRoot
+	warned        atomic.Bool // it was logged that a block is not readable
+	ended         atomic.Bool // no block is read any more: a read took too long, or Close was called
 }
 
 // Written returns when the snapshot was written.
@@ -38,12 +40,12 @@ func (s *Snapshot) Close() error {
 
 // newSnapshot reads the head and the tail of a file of that size.
 func newSnapshot(r io.ReaderAt, size int64, source string) (*Snapshot, error) {
-	of, low, err := readHead(io.NewSectionReader(r, 0, size))
+	h, low, err := readHead(io.NewSectionReader(r, 0, size))
 	if err != nil {
 		return nil, err
 	}
-	if of != source {
-		return nil, fmt.Errorf("metadata snapshot of another source, %q", of)
+	if h.source != source {
+		return nil, fmt.Errorf("metadata snapshot of another source, %q", h.source)
 	}
 	tail := make([]byte, tailSize)
 	if _, err := r.ReadAt(tail, size-tailSize); err != nil {
@@ -54,7 +56,7 @@ func newSnapshot(r io.ReaderAt, size int64, source string) (*Snapshot, error) {
 		return nil, errDamaged
 	}
 	field := func(i int) int64 { return int64(binary.LittleEndian.Uint64(tail[len(tailMagic)+8*i:])) }
-	s := &Snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2))}
+	s := &Snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2)), sameUser: h.user == currentUser(), permittedRoot: h.root}
 	if s.root.size > 0 {
 		s.root.low = low
 	}
@@ -72,35 +74,41 @@ func (x extent) endsBy(off int64) bool {
 	return x == extent{} || x.off >= x.low && x.size > crc32.Size && x.size <= off && x.off <= off-x.size
 }
 
-// maxSource bounds the length of the name of a source.
-const maxSource = 64 << 10
+// A head is the head of a snapshot.
+type head struct{ source, user, root string }
 
-// readHead returns the source in a head, and the size of the head.
-func readHead(r io.Reader) (source string, size int64, err error) {
+// maxField bounds the length of each of the strings in a head.
+const maxField = 64 << 10
+
+// readHead returns a head and its size.
+func readHead(r io.Reader) (h head, size int64, err error) {
 	in := bufio.NewReader(r)
 	b := make([]byte, len(headMagic))
 	if _, err := io.ReadFull(in, b); err != nil || string(b) != headMagic {
-		return "", 0, ErrForeign
+		return head{}, 0, ErrForeign
 	}
 	version, err := binary.ReadUvarint(in)
 	if err == nil && version != formatVersion {
-		return "", 0, fmt.Errorf("metadata snapshot has format version %d, want %d", version, formatVersion)
+		return head{}, 0, fmt.Errorf("metadata snapshot has format version %d, want %d", version, formatVersion)
 	}
-	n, err := binary.ReadUvarint(in)
-	if err != nil || n > maxSource {
-		return "", 0, errDamaged
+	b = binary.AppendUvarint(b, version)
+	for _, field := range []*string{&h.source, &h.user, &h.root} {
+		n, err := binary.ReadUvarint(in)
+		if err != nil || n > maxField {
+			return head{}, 0, errDamaged
+		}
+		b = binary.AppendUvarint(b, n)
+		text := make([]byte, n)
+		if _, err := io.ReadFull(in, text); err != nil {
+			return head{}, 0, errDamaged
+		}
+		b, *field = append(b, text...), string(text)
 	}
-	b = binary.AppendUvarint(binary.AppendUvarint(b, version), n)
-	start := len(b)
-	b = append(b, make([]byte, n+crc32.Size)...)
-	if _, err := io.ReadFull(in, b[start:]); err != nil {
-		return "", 0, errDamaged
+	sum := make([]byte, crc32.Size)
+	if _, err := io.ReadFull(in, sum); err != nil || crc32.Checksum(b, castagnoli) != binary.LittleEndian.Uint32(sum) {
+		return head{}, 0, errDamaged
 	}
-	b, ok := verifySum(b)
-	if !ok {
-		return "", 0, errDamaged
-	}
-	return string(b[start:]), int64(len(b)) + crc32.Size, nil
+	return h, int64(len(b) + len(sum)), nil
 }
 
 // verifySum returns b without the checksum at its end, and whether the checksum is right.
@@ -213,7 +221,9 @@ type decoder struct {
 func (d *decoder) entry(last snapshotEntry) snapshotEntry {
 	e := snapshotEntry{name: d.bytes(), version: d.bytes()}
 	i := &e.info
-	for _, v := range []*uint32{&i.Mode, &i.Nlink, &i.UID, &i.GID, &i.Rdev} {
+	mode := d.below(1 << 33)
+	i.Mode, e.permitted = uint32(mode>>1), mode&1 != 0
+	for _, v := range []*uint32{&i.Nlink, &i.UID, &i.GID, &i.Rdev} {
 		*v = uint32(d.below(1 << 32))
 	}
 	i.Size = int64(d.below(1 << 63))

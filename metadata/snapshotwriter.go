@@ -14,7 +14,7 @@ import (
 // writeSnapshot writes a whole snapshot.
 func (c *Container) writeSnapshot(w io.Writer, source string) error {
 	s := &snapshotWriter{c: c, w: bufio.NewWriterSize(w, 1<<20), now: c.now(), wall: wallNow()}
-	s.head(source)
+	s.head(source, c.permittedRoot())
 	if s.err == nil {
 		s.err = s.w.Flush() // by its head, removeTemporaries recognizes the file
 	}
@@ -53,10 +53,12 @@ func (s *snapshotWriter) putSum() {
 // toWall converts a time of Container.now. A time after the start counts as the start.
 func (s *snapshotWriter) toWall(t uint32) wallTime { return s.wall - wallTime(s.now-min(t, s.now)) }
 
-func (s *snapshotWriter) head(source string) {
+func (s *snapshotWriter) head(source, root string) {
 	s.put([]byte(headMagic))
 	s.put(binary.AppendUvarint(nil, formatVersion))
-	s.put(appendString(nil, source))
+	for _, field := range []string{source, currentUser(), root} {
+		s.put(appendString(nil, field))
+	}
 	s.putSum()
 }
 
@@ -100,7 +102,7 @@ func (s *snapshotWriter) directory(e *Entry) extent {
 	for _, e := range entries {
 		entry := snapshotEntry{
 			name: []byte(e.Name()), version: []byte(e.version()),
-			info: e.Info(), validated: s.toWall(e.validated.Load()),
+			info: e.Info(), permitted: e.state.Load()&permitted != 0, validated: s.toWall(e.validated.Load()),
 		}
 		if e.IsDir() && s.err == nil {
 			entry.below, below = below[0], below[1:]
@@ -125,6 +127,7 @@ func (s *snapshotWriter) copy(x extent) extent {
 	}
 	b := s.beginBlock(names.listed, names.stamp, names.n)
 	for n := range names.all() {
+		n.permitted = n.permitted && s.c.snapshot.sameUser
 		if n.below.size > 0 && s.err == nil {
 			n.below, below = below[0], below[1:]
 		}
@@ -156,7 +159,12 @@ func (s *snapshotWriter) beginBlock(listed wallTime, stamp stamp, n int) *blockW
 func (b *blockWriter) add(e snapshotEntry) {
 	i, validated, buf := e.info, min(e.validated, b.s.wall), b.s.buf[:0]
 	buf = appendString(appendString(buf, e.name), e.version)
-	for _, v := range []uint32{i.Mode, i.Nlink, i.UID, i.GID, i.Rdev} {
+	mode := uint64(i.Mode) << 1
+	if e.permitted {
+		mode |= 1
+	}
+	buf = binary.AppendUvarint(buf, mode)
+	for _, v := range []uint32{i.Nlink, i.UID, i.GID, i.Rdev} {
 		buf = binary.AppendUvarint(buf, uint64(v))
 	}
 	buf = binary.AppendUvarint(buf, uint64(i.Size))

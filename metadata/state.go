@@ -26,6 +26,8 @@ const (
 	noXattrs   = 0x4000  // the source has listed no extended attributes
 	noACL      = 0x8000  // the source has no ACL of the file
 	unknown    = 0x10000 // see Unknown
+	permitted  = 0x20000 // see Permit; until the attributes change
+	denied     = 0x40000 // see Permit; until the source has confirmed the attributes
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -59,7 +61,9 @@ func (e *Entry) Claim() bool {
 
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
-	e.change(func(s uint32) (uint32, bool) { return s&(stale|used|doubtful|noXattrs|noACL) | uint32(l), true })
+	e.change(func(s uint32) (uint32, bool) {
+		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied) | uint32(l), true
+	})
 }
 
 // Release ends a claim without a copy.

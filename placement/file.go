@@ -348,7 +348,9 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 // drivers.VersionOpener may return the error of the wrong version later, from a read.
 func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Object, error) {
 	file := e.File()
+	decided := h.names.Opening(file)
 	obj, err := h.levels.Source().OpenVersion(ctx, file.Path(), file.Info())
+	decided(err)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {
 		h.names.Changed(e)
 	}

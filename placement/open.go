@@ -39,7 +39,8 @@ func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 }
 
 // ReadAt reads from a file that was not opened, as the ReadAt of an opened file does. The
-// first read counts as an open.
+// first read counts as an open. Since there are no opens that it could belong to, each read needs the
+// permission of the source.
 func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off int64) (int, error) {
 	f, fresh := h.files.acquire(h, e)
 	defer h.files.release(f)
@@ -52,6 +53,8 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 			return 0, err
 		}
 		h.files.keep(f)
+	} else if err := h.names.Permit(ctx, e); err != nil {
+		return 0, err
 	}
 	n, err := f.ReadAt(ctx, p, off)
 	h.settleFile(f)
@@ -59,8 +62,11 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 }
 
 // SpliceDescriptor is drivers.Splicer for a file that was not opened. It succeeds only after
-// ReadAt.
+// ReadAt, and while the source permits it.
 func (h *Handler) SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(n int), err error) {
+	if !h.names.IsPermitted(e) {
+		return 0, nil, errors.ErrUnsupported
+	}
 	f := h.files.find(e)
 	if f == nil {
 		return 0, nil, errors.ErrUnsupported
@@ -81,7 +87,7 @@ func (h *Handler) SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(
 // read first.
 func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) error {
 	if f.entry.Size() == 0 {
-		return nil
+		return h.names.Permit(ctx, f.entry)
 	}
 	h.epochs.opened(f.entry.ID(), off > 0)
 	if !fresh {
@@ -94,6 +100,11 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	defer v.leave()
 	if !fresh {
 		if err := f.verify(ctx, v); err != nil {
+			return err
+		}
+	}
+	if !fresh || !v.atSource() || v.atPeers || v.inPieces { // otherwise the source has just opened it
+		if err := h.names.Permit(ctx, f.entry); err != nil {
 			return err
 		}
 	}

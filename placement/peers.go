@@ -166,8 +166,11 @@ func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
 	return nil, nil, errNoRoom
 }
 
-// openAtPeers opens a file at the peers.
+// openAtPeers opens a file at the peers, if the source lets this node open it.
 func (h *Handler) openAtPeers(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+	if err := h.names.Permit(ctx, e); err != nil {
+		return nil, err
+	}
 	if s := h.standing(e); s.listed {
 		return h.openExchanged(ctx, e, s)
 	}

@@ -65,6 +65,9 @@ func newCluster(t *testing.T, opts ...rigOptions) *cluster {
 		}
 	})
 	for i, o := range opts {
+		if d, ok := o.over.(*denier); ok {
+			d.Driver = c.source
+		}
 		n := &node{cluster: c, index: i, opts: o}
 		c.nodes = append(c.nodes, n)
 		n.start()
@@ -1334,3 +1337,78 @@ func BenchmarkCensus(b *testing.B) {
 type fixedRank struct{ tiers.Peers }
 
 func (fixedRank) Rank(string) int { return 0 }
+
+// A denier is a source that denies one node some of its files.
+type denier struct {
+	drivers.Driver
+	denies   string // the end of the names that it denies; "": none
+	accesses atomic.Int64
+}
+
+var _ drivers.Permitter = (*denier)(nil)
+
+func (d *denier) Unwrap() drivers.Driver { return d.Driver }
+
+func (d *denier) isDenied(name string) bool {
+	return d.denies != "" && strings.HasSuffix(name, d.denies)
+}
+
+func (d *denier) Permits(drivers.Info, bool) (permitted, known bool) { return false, false }
+
+func (d *denier) Access(_ context.Context, name string) error {
+	d.accesses.Add(1)
+	if d.isDenied(name) {
+		return fmt.Errorf("access %s: %w", name, syscall.EACCES)
+	}
+	return nil
+}
+
+func (d *denier) Open(ctx context.Context, name string) (drivers.Object, error) {
+	if d.isDenied(name) {
+		return nil, fmt.Errorf("open %s: %w", name, syscall.EACCES)
+	}
+	return d.Driver.Open(ctx, name)
+}
+
+// A node gets nothing of a file that the source denies it from the other nodes, and asks the source at
+// most once about a file that it reads from them.
+func TestPeersDenied(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const files, size = 60, 50_000
+		open, closed := &denier{}, &denier{denies: "7"}
+		opts := alike(2, files*(size+8192))
+		opts[0].over, opts[1].over = open, closed
+		c := newCluster(t, opts...)
+		c.put(files, func(int) int { return size })
+		names := c.names()
+		for range 3 {
+			for i, n := range c.nodes {
+				for _, name := range names {
+					denied := i == 1 && closed.isDenied(name)
+					data, err := n.read(name)
+					if denied && (!errors.Is(err, fs.ErrPermission) || len(data) > 0) {
+						t.Errorf("node %d, %s: %d bytes, %v; want no permission", i, name, len(data), err)
+					}
+					if !denied && (err != nil || !bytes.Equal(data, c.files[name])) {
+						t.Errorf("node %d, %s: %d bytes, %v", i, name, len(data), err)
+					}
+				}
+			}
+			time.Sleep(10 * time.Second)
+		}
+		c.settle()
+		for _, name := range names {
+			if closed.isDenied(name) && c.nodes[1].entry(name).Level() != tiers.AtSource {
+				t.Errorf("node 1 has a copy of %s", name)
+			}
+		}
+		if got := c.sourceBytes(); got > c.bytes() {
+			t.Errorf("the source served %d bytes, want at most %d", got, c.bytes())
+		}
+		for i, d := range []*denier{open, closed} {
+			if got := d.accesses.Load(); got > files {
+				t.Errorf("node %d has asked the source %d times about %d files", i, got, files)
+			}
+		}
+	})
+}

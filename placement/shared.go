@@ -141,6 +141,10 @@ func (h *Handler) openShared(ctx context.Context, e *metadata.Entry) (*shared, e
 			return nil, err
 		}
 		v.leave()
+		if err := h.names.Permit(ctx, e); err != nil {
+			f.close()
+			return nil, err
+		}
 	}
 	return &shared{f}, nil
 }

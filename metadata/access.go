@@ -1,0 +1,174 @@
+package metadata
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
+	"golang.org/x/sys/unix"
+)
+
+// A copy is opened only if the source would let the user of this process open the file. Permit
+// decides that for each state of the attributes of the file and of the directories above it:
+//
+//  1. by these attributes, where they decide (drivers.Permitter);
+//  2. by the open that has made the copy (Opening), so that what this process has copied from the
+//     source costs no request;
+//  3. by a request (tiers.Source.Access), for copies from other nodes, copies of an earlier process
+//     that has left no metadata snapshot, and files whose attributes have changed.
+//
+// A permission lasts until the attributes change, and the metadata snapshot contains it. A denial
+// lasts until the source confirms the attributes: a ticket may expire, and be renewed.
+
+// Permit returns nil if the source lets the user of this process open a regular file, or the file of a
+// piece. The error matches fs.ErrPermission if it does not, and is that of the source if it does not
+// answer and no earlier decision stands. A file that is no longer there is permitted if the
+// attributes do not deny it: its name is the concern of Lookup.
+func (c *Container) Permit(ctx context.Context, e *Entry) error {
+	if !c.mayDeny {
+		return nil
+	}
+	e = e.File()
+	if known, err := c.permits(e); known {
+		return err
+	}
+	_, err := c.accesses.request(ctx, replyKey{id: e.id}, e.lockedTimes(), func() (struct{}, error) {
+		result := c.Opening(e)
+		err := c.source.Access(ctx, e.Path())
+		result(err)
+		return struct{}{}, err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// IsPermitted reports whether Permit would return nil without a request.
+func (c *Container) IsPermitted(e *Entry) bool {
+	if !c.mayDeny {
+		return true
+	}
+	known, err := c.permits(e.File())
+	return known && err == nil
+}
+
+// permits reports whether it is known whether the source lets the user of this process open e, and
+// returns an error if it does not.
+func (c *Container) permits(e *Entry) (known bool, err error) {
+	known = true
+	for p := e; ; p = p.parent {
+		switch state := p.state.Load(); {
+		case state&permitted != 0:
+		case state&denied != 0:
+			return true, denial(e)
+		default:
+			info := p.Info()
+			switch permits, decided := c.permitsByAttributes(p, info); {
+			case !decided:
+				known = false
+			case permits:
+				p.setIfUnchanged(permitted, timesOf(info))
+			default:
+				return true, denial(e)
+			}
+		}
+		if p.parent == nil {
+			return known, nil
+		}
+	}
+}
+
+func denial(e *Entry) error {
+	return &fs.PathError{Op: "open", Path: e.Path(), Err: syscall.EACCES}
+}
+
+// permitsByAttributes is drivers.Permitter.Permits for e, which has the attributes info.
+func (c *Container) permitsByAttributes(e *Entry, info drivers.Info) (permits, known bool) {
+	if !e.sharesDevice(c.root) {
+		return false, false
+	}
+	return c.source.Permits(info, e.state.Load()&noACL != 0)
+}
+
+// sharesDevice reports whether e is on the file system of root.
+func (e *Entry) sharesDevice(root *Entry) bool {
+	dir := e
+	if e.dir == nil {
+		dir = e.parent
+	}
+	return dir.device() == root.device()
+}
+
+// device returns directory.device.
+func (e *Entry) device() uint32 {
+	mu := e.attributes()
+	mu.RLock()
+	defer mu.RUnlock()
+	return e.dir.device
+}
+
+// Opening is called before the source is asked to open e, a regular file or a piece of one. The caller
+// passes the result to the function that it returns, which records what that decides.
+func (c *Container) Opening(e *Entry) (result func(error)) {
+	if !c.mayDeny {
+		return func(error) {}
+	}
+	e = e.File()
+	info := e.Info()
+	var above []*Entry // that are not known to be permitted, with their times
+	var times []fileTimes
+	for p := e.parent; p != nil; p = p.parent {
+		if p.state.Load()&permitted == 0 {
+			above, times = append(above, p), append(times, p.lockedTimes())
+		}
+	}
+	return func(err error) {
+		age := time.Since(info.Ctime)
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			e.setIfUnchanged(denied, timesOf(info))
+		case err != nil:
+		case age < 0 || age >= c.racy: // otherwise the next change may leave the times as they are
+			e.setIfUnchanged(permitted, timesOf(info))
+			for i, p := range above {
+				p.setIfUnchanged(permitted, times[i])
+			}
+		}
+	}
+}
+
+// denies reports whether err says that the source denies a name. A bucket may do so because its
+// credentials have expired.
+func (c *Container) denies(err error) bool { return c.mayDeny && errors.Is(err, fs.ErrPermission) }
+
+// currentUser identifies the user of this process, with the groups and capabilities that the
+// permissions in a metadata snapshot depend on.
+func currentUser() string {
+	groups, _ := os.Getgroups()
+	slices.Sort(groups)
+	var caps [2]unix.CapUserData
+	unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
+	return fmt.Sprint(os.Geteuid(), os.Getegid(), groups, caps[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH))
+}
+
+// permittedRoot returns rootState, or "" if the root is not known to be permitted.
+func (c *Container) permittedRoot() string {
+	state := c.rootState()
+	if c.root.state.Load()&permitted == 0 {
+		return ""
+	}
+	return state
+}
+
+// rootState identifies the state of the attributes of the root.
+func (c *Container) rootState() string {
+	i := c.root.Info()
+	return fmt.Sprint(i.Mode, i.UID, i.GID, i.Ctime.UnixNano())
+}
