@@ -95,10 +95,12 @@ func Run(ctx context.Context, limit time.Duration) (code int, err error) {
 	for {
 		select {
 		case text := <-ended:
-			if code, err := strconv.Atoi(strings.TrimSpace(text)); err == nil {
-				return code, nil
+			code, err := strconv.Atoi(strings.TrimSpace(text))
+			if err != nil {
+				return 1, cmd.Wait()
 			}
-			return 1, cmd.Wait()
+			awaitEnd(cmd)
+			return code, nil
 		case <-interrupted:
 			interrupted = nil
 			cmd.Process.Signal(syscall.SIGTERM)
@@ -109,6 +111,21 @@ func Run(ctx context.Context, limit time.Duration) (code int, err error) {
 			cmd.Process.Kill()
 			return 1, context.Cause(ctx)
 		}
+	}
+}
+
+// awaitEnd waits until a child that has called Exit has ended, for grace at most: a thread of it may be in
+// a system call that hangs.
+func awaitEnd(cmd *exec.Cmd) {
+	ended := make(chan struct{})
+	go func() {
+		defer panics.Contain()
+		defer close(ended)
+		cmd.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(grace):
 	}
 }
 
