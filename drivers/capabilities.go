@@ -93,6 +93,9 @@ type (
 		// it has no ACL. known is false if only Access can tell. Permits makes no request.
 		Permits(info Info, noACL bool) (permitted, known bool)
 
+		// User identifies the user of this process, as far as that decides.
+		User() string
+
 		// Access requests whether the user of this process may open a regular file. The error
 		// matches fs.ErrPermission if not, and fs.ErrNotExist if the name is not that of a file.
 		Access(ctx context.Context, name string) error

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"slices"
 	"syscall"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
-	"golang.org/x/sys/unix"
 )
 
 // A copy is opened only if the source would let the user of this process open the file. Permit
@@ -147,16 +144,6 @@ func (c *Container) Opening(e *Entry) (result func(error)) {
 // denies reports whether err says that the source denies a name. A bucket may do so because its
 // credentials have expired.
 func (c *Container) denies(err error) bool { return c.mayDeny && errors.Is(err, fs.ErrPermission) }
-
-// currentUser identifies the user of this process, with the groups and capabilities that the
-// permissions in a metadata snapshot depend on.
-func currentUser() string {
-	groups, _ := os.Getgroups()
-	slices.Sort(groups)
-	var caps [2]unix.CapUserData
-	unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
-	return fmt.Sprint(os.Geteuid(), os.Getegid(), groups, caps[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH))
-}
 
 // permittedRoot returns rootState, or "" if the root is not known to be permitted.
 func (c *Container) permittedRoot() string {

@@ -31,6 +31,8 @@ func (g *guard) Permits(info drivers.Info, _ bool) (permitted, known bool) {
 	return info.Mode&0o005 == 0o005, info.Mode&syscall.S_ISVTX != 0
 }
 
+func (g *guard) User() string { return "user" }
+
 func (g *guard) Access(ctx context.Context, name string) error {
 	g.accesses.Add(1)
 	time.Sleep(time.Millisecond) // so that concurrent calls meet
@@ -214,7 +216,7 @@ func TestPermissionsInSnapshot(t *testing.T) {
 		accesses int32
 	}{
 		{"unchanged", func(*guarded, *Snapshot) {}, 0},
-		{"another user", func(_ *guarded, s *Snapshot) { s.sameUser = false }, 1},
+		{"another user", func(_ *guarded, s *Snapshot) { s.user = "another" }, 1},
 		{"another root", func(w *guarded, _ *Snapshot) { w.guard.Chmod(".", open) }, 1}, // the change time
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -129,7 +129,7 @@ func OpenSnapshot(folder *os.Root, name, source string) (*Snapshot, error) {
 // source instead.
 func (c *Container) useSnapshot(s *Snapshot) {
 	c.snapshot = s
-	if s.sameUser && s.permittedRoot == c.rootState() {
+	if s.user == c.source.User() && s.permittedRoot == c.rootState() {
 		c.root.setBits(permitted)
 	}
 	if root := s.root; root.size > 0 {
@@ -230,13 +230,14 @@ func (l *loaded) changed() bool { return l.c.snapshotTTL > 0 && !l.proven && !l.
 // entries returns the entries of a block that are used.
 func (l *loaded) entries(b *block) []*Entry {
 	entries := make([]*Entry, 0, b.n)
+	sameUser := l.c.snapshot.user == l.c.source.User()
 	for s := range b.all() {
 		if l.changed() && !s.info.IsDir() {
 			continue
 		}
 		s.info.Name, s.info.Version = string(s.name), string(s.version)
 		e := makeEntry(l.dir, s.info, l.validated(s))
-		if s.permitted && l.c.snapshot.sameUser {
+		if s.permitted && sameUser {
 			e.setBits(permitted)
 		}
 		if below := s.below; below.size > 0 {

@@ -22,7 +22,7 @@ type Snapshot struct {
 	r             io.ReaderAt
 	root          extent
 	written       wallTime
-	sameUser      bool        // this process has the user for whom its permissions were decided
+	user          string      // for whom its permissions were decided; see drivers.Permitter
 	permittedRoot string      // see Container.permittedRoot
 	warned        atomic.Bool // it was logged that a block is not readable
 	ended         atomic.Bool // no block is read any more: a read took too long, or Close was called
@@ -56,7 +56,7 @@ func newSnapshot(r io.ReaderAt, size int64, source string) (*Snapshot, error) {
 		return nil, errDamaged
 	}
 	field := func(i int) int64 { return int64(binary.LittleEndian.Uint64(tail[len(tailMagic)+8*i:])) }
-	s := &Snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2)), sameUser: h.user == currentUser(), permittedRoot: h.root}
+	s := &Snapshot{r: r, root: extent{off: field(0), size: field(1)}, written: wallTime(field(2)), user: h.user, permittedRoot: h.root}
 	if s.root.size > 0 {
 		s.root.low = low
 	}

@@ -132,7 +132,7 @@ func folder(name string, below extent) snapshotEntry {
 func construct(blocks func(dir func(...snapshotEntry) extent) extent) []byte {
 	var out bytes.Buffer
 	s := &snapshotWriter{w: bufio.NewWriter(&out), wall: wallNow()}
-	s.head("src", "")
+	s.head(head{source: "src"})
 	s.tail(blocks(func(names ...snapshotEntry) extent {
 		w := s.beginBlock(s.wall, stamp{}, len(names))
 		for _, n := range names {

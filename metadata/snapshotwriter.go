@@ -14,7 +14,7 @@ import (
 // writeSnapshot writes a whole snapshot.
 func (c *Container) writeSnapshot(w io.Writer, source string) error {
 	s := &snapshotWriter{c: c, w: bufio.NewWriterSize(w, 1<<20), now: c.now(), wall: wallNow()}
-	s.head(source, c.permittedRoot())
+	s.head(head{source, c.source.User(), c.permittedRoot()})
 	if s.err == nil {
 		s.err = s.w.Flush() // by its head, removeTemporaries recognizes the file
 	}
@@ -53,10 +53,10 @@ func (s *snapshotWriter) putSum() {
 // toWall converts a time of Container.now. A time after the start counts as the start.
 func (s *snapshotWriter) toWall(t uint32) wallTime { return s.wall - wallTime(s.now-min(t, s.now)) }
 
-func (s *snapshotWriter) head(source, root string) {
+func (s *snapshotWriter) head(h head) {
 	s.put([]byte(headMagic))
 	s.put(binary.AppendUvarint(nil, formatVersion))
-	for _, field := range []string{source, currentUser(), root} {
+	for _, field := range []string{h.source, h.user, h.root} {
 		s.put(appendString(nil, field))
 	}
 	s.putSum()
@@ -125,9 +125,10 @@ func (s *snapshotWriter) copy(x extent) extent {
 			below = append(below, s.copy(n.below))
 		}
 	}
+	sameUser := s.c.snapshot.user == s.c.source.User()
 	b := s.beginBlock(names.listed, names.stamp, names.n)
 	for n := range names.all() {
-		n.permitted = n.permitted && s.c.snapshot.sameUser
+		n.permitted = n.permitted && sameUser
 		if n.below.size > 0 && s.err == nil {
 			n.below, below = below[0], below[1:]
 		}

@@ -1355,6 +1355,8 @@ func (d *denier) isDenied(name string) bool {
 
 func (d *denier) Permits(drivers.Info, bool) (permitted, known bool) { return false, false }
 
+func (d *denier) User() string { return "user" }
+
 func (d *denier) Access(_ context.Context, name string) error {
 	d.accesses.Add(1)
 	if d.isDenied(name) {

@@ -294,6 +294,15 @@ func (s *Source) Permits(info drivers.Info, noACL bool) (permitted, known bool) 
 	return p.Permits(info, noACL)
 }
 
+// User identifies the user of this process, as far as that decides on access. See drivers.Permitter.
+func (s *Source) User() string {
+	p, ok := drivers.As[drivers.Permitter](s.driver)
+	if !ok {
+		return ""
+	}
+	return p.User()
+}
+
 // Access requests whether the user of this process may open a file. It counts as an open. See
 // drivers.Permitter.
 func (s *Source) Access(ctx context.Context, name string) error {

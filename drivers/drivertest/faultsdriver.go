@@ -41,6 +41,14 @@ func (f *Faults) Permits(info drivers.Info, noACL bool) (permitted, known bool) 
 	return true, true
 }
 
+// User implements drivers.Permitter.
+func (f *Faults) User() string {
+	if p, ok := drivers.As[drivers.Permitter](f.inner); ok {
+		return p.User()
+	}
+	return ""
+}
+
 // Access implements drivers.Permitter. It is an OpOpen.
 func (f *Faults) Access(ctx context.Context, name string) error {
 	if _, err := f.inject(ctx, OpOpen, name); err != nil {

@@ -198,6 +198,14 @@ func (d *Driver) Permits(info drivers.Info, noACL bool) (permitted, known bool) 
 	return true, true
 }
 
+// User implements drivers.Permitter.
+func (d *Driver) User() string {
+	if p, ok := drivers.As[drivers.Permitter](d.inner); ok {
+		return p.User()
+	}
+	return ""
+}
+
 // Access implements drivers.Permitter. It counts as an open.
 func (d *Driver) Access(ctx context.Context, name string) error {
 	if err := d.begin(ctx, &d.stats.Opens); err != nil {

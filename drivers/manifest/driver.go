@@ -344,6 +344,14 @@ func (d *Driver) Permits(info drivers.Info, _ bool) (permitted, known bool) {
 	return always, always
 }
 
+// User implements drivers.Permitter.
+func (d *Driver) User() string {
+	if p, ok := drivers.As[drivers.Permitter](d.inner); ok {
+		return p.User()
+	}
+	return ""
+}
+
 // Access implements drivers.Permitter.
 func (d *Driver) Access(ctx context.Context, fileName string) error {
 	if p, ok := drivers.As[drivers.Permitter](d.inner); ok {

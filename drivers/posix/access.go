@@ -3,6 +3,7 @@ package posix
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -68,11 +69,14 @@ func checksAccess(fsType string) bool { return isLocal(fsType) && fsType != "zfs
 
 // Permits implements drivers.Permitter.
 func (d *Dir) Permits(info drivers.Info, noACL bool) (permitted, known bool) {
-	if !checksAccess(d.fsType) {
+	if !checksAccess(d.FSType()) {
 		return false, false
 	}
 	return d.user.permits(info, noACL)
 }
+
+// User implements drivers.Permitter.
+func (d *Dir) User() string { return fmt.Sprint(d.user) }
 
 // Access implements drivers.Permitter. It opens the file: access(2) tells what the attributes say, which
 // is not what every server decides.
