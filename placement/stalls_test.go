@@ -88,6 +88,7 @@ func (p *hungPart) recover() {
 	if got, want := p.from.Bytes(drivertest.OpRead), p.files*int64(p.size); got != want {
 		p.t.Errorf("bytes read from the source: got %d, want %d", got, want)
 	}
+	synctest.Wait() // a buffer is given back after its block has landed
 	if reads, turns := p.handler.gate.reads.count(), p.handler.gate.turns.count(); reads != 0 || turns != 0 {
 		p.t.Errorf("stalled after the end: got %d reads and %d turns, want none", reads, turns)
 	}
