@@ -82,7 +82,8 @@ func TestPermits(t *testing.T) {
 
 // On a file system whose server decides, nothing is known from attributes.
 func TestPermitsOfServers(t *testing.T) {
-	d := &Dir{fsType: "nfs", user: user{all: true}}
+	d := &Dir{user: user{all: true}}
+	d.root.Store(&root{fsType: "nfs"})
 	if _, known := d.Permits(infoOf("f", new(unix.Stat_t)), true); known {
 		t.Error("known on NFS")
 	}

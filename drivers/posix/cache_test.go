@@ -81,8 +81,8 @@ func openBoth(t testing.TB, source, tier string, size int, m method) (*Dir, *Sto
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	d.cache.noDontCache.Store(m.noDontCache)
-	s.tree.Load().files.cache.noDontCache.Store(m.noDontCache)
+	d.root.Load().cache.noDontCache.Store(m.noDontCache)
+	s.tree.Load().root().cache.noDontCache.Store(m.noDontCache)
 	return d, s
 }
 
@@ -157,7 +157,7 @@ func TestCacheOfMemory(t *testing.T) {
 	shm := tempFolders(t)[1]
 	d, s := openBoth(t, shm.make(t), shm.make(t), size, methods[0])
 	for _, inMemory := range []bool{true, false} {
-		d.cache.inMemory, s.tree.Load().files.cache.inMemory = inMemory, inMemory
+		d.root.Load().cache.inMemory, s.tree.Load().root().cache.inMemory = inMemory, inMemory
 		o, w := copyFile(t, d, s, make([]byte, size))
 		defer o.Close()
 		defer w.Close()
@@ -166,7 +166,7 @@ func TestCacheOfMemory(t *testing.T) {
 				t.Errorf("inMemory %v: %d of %d bytes are in the page cache, want all", inMemory, got, size)
 			}
 		}
-		if detected := d.cache.noDontCache.Load(); detected == inMemory {
+		if detected := d.root.Load().cache.noDontCache.Load(); detected == inMemory {
 			t.Errorf("inMemory %v: missing RWF_DONTCACHE detected: %v", inMemory, detected)
 		}
 	}
@@ -185,7 +185,7 @@ func TestCopyingKeepsPagesOfOthers(t *testing.T) {
 		o, w := copyFile(t, d, s, make([]byte, 1<<20))
 		defer o.Close()
 		defer w.Close()
-		if d.cache.noDontCache.Load() || d.cache.inMemory {
+		if d.root.Load().cache.noDontCache.Load() || d.root.Load().cache.inMemory {
 			t.Skip("needs a file system with RWF_DONTCACHE")
 		}
 		return resident(t, uintptr(o.(*object).fd))
@@ -255,7 +255,7 @@ func BenchmarkCopy(b *testing.B) {
 			source := b.TempDir()
 			d, s := openBoth(b, source, b.TempDir(), size, m)
 			if m.name == "cached" {
-				d.cache.inMemory, s.tree.Load().files.cache.inMemory = true, true
+				d.root.Load().cache.inMemory, s.tree.Load().root().cache.inMemory = true, true
 			}
 			block := make([]byte, 1<<20)
 			b.SetBytes(int64(size))

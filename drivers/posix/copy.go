@@ -39,7 +39,7 @@ var blockBuffers = sync.Pool{New: func() any { return new([drivers.ChecksumBlock
 // valid copy.
 func (t *tree) openCopy(ctx context.Context, name string) (*copyObject, error) {
 	for {
-		fd, err := t.files.openRead(name, unix.O_NONBLOCK)
+		fd, err := t.files.openRead(t.root(), name, unix.O_NONBLOCK)
 		if err != nil {
 			return nil, asMissing(err)
 		}
@@ -79,7 +79,7 @@ func (t *tree) newCopy(ctx context.Context, fd int, name string) (*copyObject, e
 	if !t.refs.Acquire() {
 		return nil, unix.EBADF
 	}
-	o := &object{fd: fd, cache: &t.files.cache, name: name, info: rec.apply(info), mtime: st.Mtim}
+	o := &object{fd: fd, cache: &t.root().cache, name: name, info: rec.apply(info), mtime: st.Mtim}
 	return &copyObject{object: o, tree: t, rec: rec}, nil
 }
 

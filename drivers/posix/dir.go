@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -32,23 +33,25 @@ var (
 // A Dir is a Driver that reads a folder. It cannot write to it. All methods may be called
 // concurrently. Close is called once, after all other methods have returned. Objects stay
 // readable after Close.
+//
+// Stat of the root opens the path of the folder again. If another folder has the path by then, the Dir
+// reads that one from then on: see root.go.
 type Dir struct {
-	root    int         // O_PATH descriptor of the folder
-	fsType  string      // type of its file system
-	user    user        // who reads it
-	noatime atomic.Bool // files may be opened with O_NOATIME
-	names   *resolver   // nil if the file system is local: it resolves names without requests
-	cache   cachePolicy
+	path    string               // of the folder; "": it is read by its descriptor, whatever has its path
+	root    atomic.Pointer[root] // the folder that is read now
+	avoided atomic.Uint64        // see Avoid; 0: none
+	user    user                 // who reads it
+	noatime atomic.Bool          // files may be opened with O_NOATIME
 	stats   *drivers.StatPool
 }
 
 // OpenDir opens the folder at path, which may itself be a symbolic link.
 func OpenDir(path string) (*Dir, error) {
-	fd := -1
-	err := ignoringEINTR(func() (err error) {
-		fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		return err
-	})
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := openFolder(path)
 	if err != nil {
 		return nil, pathError("open", path, err)
 	}
@@ -56,8 +59,9 @@ func OpenDir(path string) (*Dir, error) {
 	if err != nil {
 		return nil, pathError("open", path, err)
 	}
-	if !isLocal(d.fsType) {
-		d.names = newResolver(fd)
+	d.path = path
+	if r := d.root.Load(); !isLocal(r.fsType) {
+		r.names = newResolver(fd)
 	}
 	return d, nil
 }
@@ -70,26 +74,24 @@ func newDir(fd int) (*Dir, error) {
 		return nil, fmt.Errorf("openat2, which needs Linux 5.6 and is forbidden in some containers: %w", err)
 	}
 	unix.Close(probe)
-	fsType := fsType(fd)
-	d := &Dir{root: fd, fsType: fsType, user: currentUser(), cache: cachePolicy{inMemory: isInMemory(fsType)}, stats: drivers.NewStatPool()}
+	d := &Dir{user: currentUser(), stats: drivers.NewStatPool()}
+	d.root.Store(newRoot(fd))
 	d.noatime.Store(true)
 	return d, nil
 }
 
 // Close releases the folder.
 func (d *Dir) Close() error {
-	if d.names != nil {
-		d.names.close()
-	}
-	return unix.Close(d.root)
+	d.root.Load().release()
+	return nil
 }
 
 // FSType returns the type of the file system of the folder, such as "tmpfs" or "lustre".
-func (d *Dir) FSType() string { return d.fsType }
+func (d *Dir) FSType() string { return d.root.Load().fsType }
 
 // Profile implements drivers.Profiler.
 func (d *Dir) Profile() drivers.Profile {
-	return drivers.Profile{Local: isLocal(d.fsType), ReadsAhead: readsAhead(d.fsType)}
+	return drivers.Profile{Local: isLocal(d.FSType()), ReadsAhead: readsAhead(d.FSType())}
 }
 
 // Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block. On a
@@ -99,14 +101,16 @@ func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err := checkRequest(ctx, "open", name); err != nil {
 		return nil, err
 	}
-	if o := d.reopen(name); o != nil {
+	r := d.acquire()
+	defer r.release()
+	if o := d.reopen(r, name); o != nil {
 		return o, nil
 	}
-	fd, err := d.openRead(name, unix.O_NONBLOCK)
+	fd, err := d.openRead(r, name, unix.O_NONBLOCK)
 	if err != nil {
 		return nil, pathError("open", name, asMissing(err))
 	}
-	o, err := d.newObject(fd, name)
+	o, err := r.newObject(fd, name)
 	if err != nil {
 		unix.Close(fd)
 		return nil, pathError("open", name, err)
@@ -116,15 +120,15 @@ func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 
 // reopen opens a file that Stat has described a short time ago by its descriptor. It returns nil if
 // there is none, or if that fails: the file may have been removed, or /proc may not be mounted.
-func (d *Dir) reopen(name string) *object {
-	if d.names == nil {
+func (d *Dir) reopen(r *root, name string) *object {
+	if r.names == nil {
 		return nil
 	}
-	k := d.names.take(name)
+	k := r.names.take(name)
 	if k == nil {
 		return nil
 	}
-	defer d.names.release(k)
+	defer r.names.release(k)
 	fd, err := d.withoutAtime(unix.O_NONBLOCK, func(flags int) (fd int, err error) {
 		err = ignoringEINTR(func() error {
 			fd, err = unix.Open(procPath(k.fd), flags|unix.O_CLOEXEC, 0)
@@ -135,7 +139,7 @@ func (d *Dir) reopen(name string) *object {
 	if err != nil {
 		return nil
 	}
-	o, err := d.newObject(fd, name)
+	o, err := r.newObject(fd, name)
 	if err != nil || o.info.Nlink == 0 {
 		unix.Close(fd)
 		return nil
@@ -143,9 +147,9 @@ func (d *Dir) reopen(name string) *object {
 	return o
 }
 
-// openRead opens name for reading.
-func (d *Dir) openRead(name string, flags int) (int, error) {
-	return d.withoutAtime(flags, func(flags int) (int, error) { return d.open(name, flags) })
+// openRead opens name below r for reading.
+func (d *Dir) openRead(r *root, name string, flags int) (int, error) {
+	return d.withoutAtime(flags, func(flags int) (int, error) { return r.open(name, flags) })
 }
 
 // withoutAtime calls open with O_NOATIME where that is permitted. Only the owner of a file may use
@@ -165,14 +169,6 @@ func (d *Dir) withoutAtime(flags int, open func(flags int) (int, error)) (int, e
 	return fd, err
 }
 
-// open opens name.
-func (d *Dir) open(name string, flags int) (int, error) {
-	if d.names == nil {
-		return openBelow(d.root, name, flags)
-	}
-	return d.names.open(name, flags)
-}
-
 // Stat implements drivers.Driver. It opens the name itself, not its folder: both opens cost
 // the same, and the name is resolved once instead of twice.
 func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
@@ -184,14 +180,21 @@ func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
 }
 
 func (d *Dir) lstat(ctx context.Context, name string) (st unix.Stat_t, err error) {
-	if d.names == nil {
+	if name == "." && d.path != "" {
+		if err := d.follow(); err != nil {
+			return st, pathError("stat", name, err)
+		}
+	}
+	r := d.acquire()
+	defer r.release()
+	if r.names == nil {
 		err = d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) })
 		return st, err
 	}
 	if err := checkRequest(ctx, "stat", name); err != nil {
 		return st, err
 	}
-	if err := d.names.stat(name, &st); err != nil {
+	if err := r.names.stat(name, &st); err != nil {
 		return st, pathError("stat", name, asMissing(err))
 	}
 	return st, nil
@@ -202,7 +205,9 @@ func (d *Dir) withPath(ctx context.Context, op, name string, f func(fd int) erro
 	if err := checkRequest(ctx, op, name); err != nil {
 		return err
 	}
-	fd, err := d.open(name, unix.O_PATH|unix.O_NOFOLLOW)
+	r := d.acquire()
+	defer r.release()
+	fd, err := r.open(name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
 		return pathError(op, name, asMissing(err))
 	}
@@ -228,7 +233,9 @@ func (d *Dir) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
 
 // list returns a descriptor of the folder dir, which the caller closes, and its content.
 func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error) {
-	fd, err := d.openRead(dir, unix.O_DIRECTORY)
+	r := d.acquire()
+	defer r.release()
+	fd, err := d.openRead(r, dir, unix.O_DIRECTORY)
 	if err != nil {
 		return -1, nil, err
 	}
@@ -250,7 +257,9 @@ func (d *Dir) Names(ctx context.Context, dir string) ([]drivers.Info, error) {
 	if err := checkRequest(ctx, "readdir", dir); err != nil {
 		return nil, err
 	}
-	fd, err := d.openRead(dir, unix.O_DIRECTORY)
+	r := d.acquire()
+	defer r.release()
+	fd, err := d.openRead(r, dir, unix.O_DIRECTORY)
 	if err != nil {
 		return nil, pathError("readdir", dir, err)
 	}
@@ -271,12 +280,14 @@ func (d *Dir) StatNames(ctx context.Context, dir string, names []string) ([]driv
 	if err := checkRequest(ctx, "stat", dir); err != nil {
 		return nil, err
 	}
-	if d.names != nil {
+	r := d.acquire()
+	defer r.release()
+	if r.names != nil {
 		return d.stats.Stats(ctx, names, func(name string) (drivers.Info, error) {
 			return d.Stat(ctx, path.Join(dir, name))
 		}, func() {}), nil
 	}
-	fd, err := openBelow(d.root, dir, unix.O_PATH|unix.O_DIRECTORY)
+	fd, err := openBelow(r.fd, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, pathError("stat", dir, asMissing(err))
 	}
@@ -492,5 +503,7 @@ func (d *Dir) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	if err := checkRequest(ctx, "statfs", "."); err != nil {
 		return drivers.Statfs{}, err
 	}
-	return statfs(d.root)
+	r := d.acquire()
+	defer r.release()
+	return statfs(r.fd)
 }

@@ -13,11 +13,13 @@ func (d *Dir) Holes(ctx context.Context, name string) ([]drivers.Hole, drivers.I
 	if err := checkRequest(ctx, "holes", name); err != nil {
 		return nil, drivers.Info{}, err
 	}
-	fd, err := d.openRead(name, unix.O_NONBLOCK)
+	r := d.acquire()
+	defer r.release()
+	fd, err := d.openRead(r, name, unix.O_NONBLOCK)
 	if err != nil {
 		return nil, drivers.Info{}, pathError("holes", name, asMissing(err))
 	}
-	o, err := d.newObject(fd, name)
+	o, err := r.newObject(fd, name)
 	if err != nil {
 		unix.Close(fd)
 		return nil, drivers.Info{}, pathError("holes", name, err)

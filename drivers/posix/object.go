@@ -33,7 +33,7 @@ type object struct {
 }
 
 // newObject returns the Object of fd and takes over fd. After an error the caller closes fd.
-func (d *Dir) newObject(fd int, name string) (*object, error) {
+func (r *root) newObject(fd int, name string) (*object, error) {
 	var st unix.Stat_t
 	if err := ignoringEINTR(func() error { return unix.Fstat(fd, &st) }); err != nil {
 		return nil, err
@@ -42,8 +42,8 @@ func (d *Dir) newObject(fd int, name string) (*object, error) {
 		return nil, err
 	}
 	return &object{
-		fd: fd, cache: &d.cache, name: name, info: infoOf(name, &st), mtime: st.Mtim,
-		piece: pieceSize(d.fsType, int64(st.Blksize)),
+		fd: fd, cache: &r.cache, name: name, info: infoOf(name, &st), mtime: st.Mtim,
+		piece: pieceSize(r.fsType, int64(st.Blksize)),
 	}, nil
 }
 

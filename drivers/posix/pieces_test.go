@@ -25,7 +25,7 @@ func TestReadInPieces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	d.fsType = "fuse"
+	d.root.Load().fsType = "fuse"
 	o, err := d.Open(ctx, "f")
 	if err != nil {
 		t.Fatal(err)

@@ -23,8 +23,8 @@ import (
 func openResolving(t *testing.T, root string) *Dir {
 	t.Helper()
 	d := openDir(t, root)
-	if d.names == nil {
-		d.names = newResolver(d.root)
+	if r := d.root.Load(); r.names == nil {
+		r.names = newResolver(r.fd)
 	}
 	return d
 }
@@ -43,6 +43,8 @@ type resolving struct {
 	t    *testing.T
 	root string
 }
+
+func (r *resolving) resolver() *resolver { return r.Dir.root.Load().names }
 
 func newResolving(t *testing.T) *resolving {
 	root := t.TempDir()
@@ -264,7 +266,7 @@ func TestSpecialFilesAreNotKept(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if got := len(r.names.names); got != 0 {
+	if got := len(r.resolver().names); got != 0 {
 		t.Errorf("%d descriptors are kept", got)
 	}
 }
@@ -290,7 +292,7 @@ func descriptorsIn(t *testing.T, folder string) map[int]string {
 func TestKeptDescriptorsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newResolving(t)
-		r.names.max = 20
+		r.resolver().max = 20
 		for i := range 100 {
 			r.put(fmt.Sprintf("d%d/e/f%d", i%10, i), "content")
 		}
@@ -309,7 +311,7 @@ func TestKeptDescriptorsAreBounded(t *testing.T) {
 			t.Errorf("after a second, descriptors are kept: %v", got)
 		}
 		statAll()
-		r.names.close()
+		r.resolver().close()
 		statAll() // calls that were abandoned may return later
 		if got := descriptorsIn(t, r.root); len(got) > 0 {
 			t.Errorf("after Close, descriptors are kept: %v", got)
@@ -344,7 +346,7 @@ func TestKeptDescriptorsAreNotNeeded(t *testing.T) {
 func TestResolvingConcurrently(t *testing.T) {
 	wantNoLeak(t)
 	r := newResolving(t)
-	r.names.max = 8
+	r.resolver().max = 8
 	for i := range 4 {
 		r.put(fmt.Sprintf("a/b%d/f", i), "content")
 	}

@@ -87,7 +87,9 @@ func (d *Dir) listStarts(ctx context.Context, folders []string) ([]listing, erro
 
 // listStart lists the beginning of one folder.
 func (d *Dir) listStart(ctx context.Context, folder string) (listing, error) {
-	fd, err := d.openRead(folder, unix.O_DIRECTORY)
+	r := d.acquire()
+	defer r.release()
+	fd, err := d.openRead(r, folder, unix.O_DIRECTORY)
 	if err != nil {
 		return listing{}, err
 	}

@@ -150,7 +150,7 @@ func TestSampleOfALargeFolder(t *testing.T) {
 	if got, err := d.Sample(ctx, 64); err != nil || len(got) != 64 {
 		t.Errorf("sampled %d files, %v; want 64", len(got), err)
 	}
-	fd, err := d.openRead(".", unix.O_DIRECTORY)
+	fd, err := d.openRead(d.root.Load(), ".", unix.O_DIRECTORY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestSampleResolvesTypes(t *testing.T) {
 	plant(t, root, "folder/")
 	plant(t, root, numbered(100, "%03d")...)
 	d := openDir(t, root)
-	fd, err := d.openRead(".", unix.O_DIRECTORY)
+	fd, err := d.openRead(d.root.Load(), ".", unix.O_DIRECTORY)
 	if err != nil {
 		t.Fatal(err)
 	}

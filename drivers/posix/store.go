@@ -282,7 +282,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	}
 	defer end()
 	dir, _ := split(name)
-	parent, err := openBelow(t.files.root, dir, unix.O_PATH|unix.O_DIRECTORY)
+	parent, err := openBelow(t.root().fd, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return pathError("remove", name, asMissing(err))
 	}

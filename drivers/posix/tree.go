@@ -139,6 +139,9 @@ func (t *tree) open(config StoreConfig, old *tree) (err error) {
 	return err
 }
 
+// root returns the folder of the copies.
+func (t *tree) root() *root { return t.files.root.Load() }
+
 // openTier opens the folder of a tier and creates it if it is missing. path may be a
 // symbolic link if the link, like the folder, belongs to this user or to root.
 func openTier(path string) (int, error) {
@@ -378,7 +381,7 @@ func removeRegular(dirfd int, name string) error {
 func (t *tree) intact() (bool, error) {
 	for name, fd := range map[string]int{
 		".":          t.folder,
-		filesName:    t.files.root,
+		filesName:    t.root().fd,
 		incomingName: t.incoming,
 		lockName:     t.lock,
 		markerName:   -1,

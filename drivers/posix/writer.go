@@ -99,11 +99,11 @@ func (t *tree) create(name string, size int64) (tempFile, error) {
 
 // makeDirs returns a descriptor of the folder dir below files and creates what is missing.
 func (t *tree) makeDirs(dir string) (int, error) {
-	fd, err := openBelow(t.files.root, dir, unix.O_PATH|unix.O_DIRECTORY)
+	fd, err := openBelow(t.root().fd, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err == nil || !isMissing(err) {
 		return fd, err
 	}
-	fd, err = openat2(t.files.root, ".", unix.O_PATH|unix.O_DIRECTORY)
+	fd, err = openat2(t.root().fd, ".", unix.O_PATH|unix.O_DIRECTORY)
 	for elem := range strings.SplitSeq(dir, "/") {
 		if err != nil {
 			return -1, err
@@ -139,7 +139,7 @@ func makeDir(dirfd int, name string) (int, error) {
 
 // WriteAt implements drivers.Writer. It computes the checksums of blocks that p covers whole.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	n, err := w.tree.files.cache.writeAt(w.temp.fd, p, off, w.info.Size)
+	n, err := w.tree.root().cache.writeAt(w.temp.fd, p, off, w.info.Size)
 	w.sum(p[:n], off)
 	if err != nil {
 		return n, pathError("write", w.name, err)
@@ -173,7 +173,7 @@ func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 	if c := w.copy.Load(); c != nil {
 		return c.ReadAt(background, p, off)
 	}
-	n, err := w.tree.files.cache.readAt(w.temp.fd, p, off, w.info.Size)
+	n, err := w.tree.root().cache.readAt(w.temp.fd, p, off, w.info.Size)
 	if err != nil && err != io.EOF {
 		return n, pathError("read", w.name, err)
 	}
@@ -187,7 +187,7 @@ func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 // wait for writes in flight.
 func (w *writer) checkWrites() error {
 	switch {
-	case w.tree.files.cache.inMemory:
+	case w.tree.root().cache.inMemory:
 		return nil
 	case w.lost.Load():
 		return drivers.ErrLost
@@ -252,7 +252,7 @@ func (w *writer) commit() error {
 	}
 	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums}
 	checked := allChecked
-	if !w.tree.files.cache.inMemory {
+	if !w.tree.root().cache.inMemory {
 		checked = newCheckedBlocks(len(rec.sums))
 	}
 	added, err := w.tree.records.add(background, rec, checked)
@@ -270,7 +270,7 @@ func (w *writer) commit() error {
 	if replaced != 0 {
 		w.tree.records.remove(replaced, w.name)
 	}
-	o := &object{fd: w.temp.fd, cache: &w.tree.files.cache, name: w.name, info: w.info, mtime: w.mtime}
+	o := &object{fd: w.temp.fd, cache: &w.tree.root().cache, name: w.name, info: w.info, mtime: w.mtime}
 	w.copy.Store(&copyObject{object: o, tree: w.tree, rec: added})
 	return nil
 }
@@ -293,7 +293,7 @@ func (w *writer) confirm() error {
 	if err := w.sumRest(); err != nil {
 		return err
 	}
-	if w.tree.files.cache.inMemory {
+	if w.tree.root().cache.inMemory {
 		return nil
 	}
 	err := ignoringEINTR(func() error { return unix.Fdatasync(w.temp.fd) })
@@ -367,7 +367,7 @@ func (w *writer) Close() error {
 	if c := w.copy.Load(); c != nil && c.kept.Load() {
 		dropPages(w.temp.fd, 0)
 	}
-	w.tree.files.cache.dropAfterReads(w.temp.fd)
+	w.tree.root().cache.dropAfterReads(w.temp.fd)
 	err := w.temp.close()
 	w.tree.release()
 	return err
