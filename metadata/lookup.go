@@ -93,7 +93,7 @@ func (c *Container) refreshRoot(ctx context.Context) error {
 		c.root.validated.Store(requested)
 		return nil
 	}
-	info, err := c.source.Stat(ctx, ".")
+	info, err := c.statRoot(ctx)
 	switch {
 	case err != nil:
 		return err

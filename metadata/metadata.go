@@ -46,6 +46,8 @@ type Container struct {
 	log         *slog.Logger
 	start       time.Time // the origin of now
 	root        *Entry
+	rootFile    rootFile
+	distrusted  atomic.Uint32         // time when the source was last found to be another one, by now; 0: never
 	top         atomic.Pointer[Entry] // see Top
 	table       table
 	pieceSize   int64 // see Options
@@ -111,7 +113,7 @@ func New(ctx context.Context, levels *tiers.Hierarchy, opts Options, log *slog.L
 	}
 	c.byName = !c.byListing && c.source.IsNamer() && !c.source.Profile().Local
 	c.background.ctx, c.background.stop = context.WithCancelCause(context.Background())
-	info, err := c.source.Stat(ctx, ".")
+	info, err := c.statRoot(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -168,19 +170,26 @@ func (c *Container) now() uint32 { return uint32(time.Since(c.start)/tick) + 1 }
 // since returns the time that has passed since then, a result of now.
 func (c *Container) since(then uint32) time.Duration { return time.Duration(c.now()-then) * tick }
 
-// fresh reports whether then, a time of validation, is less than the TTL ago. 0 means never.
-func (c *Container) fresh(then uint32) bool { return then != 0 && c.since(then) < c.ttl }
+// fresh reports whether then, a time of validation, is less than the TTL ago, and after the source was
+// last distrusted. 0 means never.
+func (c *Container) fresh(then uint32) bool {
+	return then != 0 && then > c.distrusted.Load() && c.since(then) < c.ttl
+}
 
 // TTL returns for how much longer the attributes of e are cached. The kernel must not cache
 // them for longer.
 func (c *Container) TTL(e *Entry) time.Duration {
-	return max(c.ttl-c.since(e.validated.Load()), 0)
+	validated := e.validated.Load()
+	if !c.fresh(validated) {
+		return 0
+	}
+	return c.ttl - c.since(validated)
 }
 
 // sourceLost reports whether the root of the source is gone. Then a missing name does not
 // mean that the file was removed.
 func (c *Container) sourceLost(ctx context.Context) bool {
-	info, err := c.source.Stat(ctx, ".")
+	info, err := c.statRoot(ctx)
 	return err != nil || info.Nlink == 0 && !c.byListing // a Lister does not count links
 }
 

@@ -162,11 +162,14 @@ func (s *sweep) plan() (dirs, files []*Entry) {
 	if s.c.byListing {
 		maxDirs = budget
 	}
+	if s.dueDir(s.c.root) { // in every pass: it may have been replaced
+		dirs = append(dirs, s.c.root)
+	}
 	for _, e := range s.c.table.directories(s.nextDir) {
 		if len(dirs) == maxDirs {
 			break
 		}
-		if s.dueDir(e) {
+		if e != s.c.root && s.dueDir(e) {
 			dirs = append(dirs, e)
 			s.nextDir = e.id + 1
 		}

@@ -24,6 +24,11 @@ func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 	f, fresh := h.files.acquire(h, e)
 	ctx, op := f.trace(ctx)
 	err := h.opened(ctx, f, fresh, 0)
+	if err != nil && !fresh && f.broken.Load() { // the server of the descriptor is gone; another one may be there
+		h.files.release(f)
+		f, fresh = h.files.acquire(h, e)
+		err = h.opened(ctx, f, fresh, 0)
+	}
 	if err == nil {
 		err = f.awaitFirst(ctx)
 	}

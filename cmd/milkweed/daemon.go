@@ -27,6 +27,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/limit"
 	"github.com/milkweedfs/milkweed/drivers/manifest"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
@@ -220,6 +221,7 @@ func (d *daemon) mountFS(socket string) (err error) {
 	}
 	if d.adopts() {
 		d.dev = fs.Connection(d.how.device)
+		d.avoidOwnMount()
 		return nil
 	}
 	table, err := mounts.Read(mounts.Self)
@@ -232,7 +234,15 @@ func (d *daemon) mountFS(socket string) (err error) {
 		return fmt.Errorf("mount %s: %w", d.cfg.Mount.Point, err)
 	}
 	d.dev = m.Dev
+	d.avoidOwnMount()
 	return nil
+}
+
+// avoidOwnMount keeps the source from being read through the mount, if that hides its path.
+func (d *daemon) avoidOwnMount() {
+	if dir, ok := d.source.(*posix.Dir); ok {
+		dir.Avoid(d.dev)
+	}
 }
 
 // open opens the source and the tiers, and creates the metadata and the placement.

@@ -91,7 +91,6 @@ func pinDir(c *config.Config) (pin, error) {
 	if err := unix.Stat(target, &here); err != nil {
 		return p, &os.PathError{Op: "stat", Path: target, Err: err}
 	}
-	p.root.Path = target
 	root := filepath.Dir(target)
 	switch err := unix.Stat(root, &beside); {
 	case err != nil, here.Dev != beside.Dev, root == target, here.Mode&unix.S_IFMT != unix.S_IFDIR, usesFolder(c, root):
