@@ -311,6 +311,36 @@ func TestForgetGeneration(t *testing.T) {
 	})
 }
 
+// When the source has lost a generation, its entries are stale. The kernel forgets them, too, also those that it has
+// got from a listing that was opened before.
+func TestForgetGoneGeneration(t *testing.T) {
+	t.Parallel()
+	eachMode(t, func(t *testing.T, mode fs.Mode) {
+		s := newGenerations(t, mode)
+		h := holdBy(t, "mapped", s.in("top3"))
+		dir, err := os.Open(s.in("d/e"))
+		s.check(err)
+		defer dir.Close()
+		before, err := s.mount.Switch(t.Context(), "g1")
+		s.check(err)
+		s.check(os.RemoveAll(filepath.Join(s.source, "g0")))
+		s.names.Changed(before)
+		if names, err := dir.ReadDir(-1); err != nil || len(names) != generationFiles {
+			t.Errorf("the listing has %d names, %v; want %d", len(names), err, generationFiles)
+		}
+		held := func() (names []string) {
+			for e := range s.names.Held(before) {
+				names = append(names, e.Name())
+			}
+			return names
+		}
+		s.mount.Forget(before)
+		s.eventually("the kernel has forgotten what is not open", func() bool { return slices.Equal(held(), []string{"top3"}) })
+		h.close()
+		s.eventually("the kernel has forgotten all", func() bool { return len(held()) == 0 })
+	})
+}
+
 // A switch to what is not a generation changes nothing.
 func TestSwitchFails(t *testing.T) {
 	s := newGenerations(t, fs.Cached)

@@ -120,19 +120,20 @@ func (c *Container) Outside(path string) string {
 // Held yields the regular files at and below e of which the kernel has a node: those that are open,
 // and others that it has cached.
 func (c *Container) Held(e *Entry) iter.Seq[*Entry] {
-	return func(yield func(*Entry) bool) { eachHeld(e, yield) }
+	return func(yield func(*Entry) bool) { c.eachHeld(e, yield) }
 }
 
-// eachHeld calls yield until it returns false, and then returns false.
-func eachHeld(e *Entry, yield func(*Entry) bool) bool {
+// eachHeld calls yield until it returns false, and then returns false. A stale entry that is not in the table
+// may have lookups: those of a listing that was opened before. Forget does not find it, and no request does.
+func (c *Container) eachHeld(e *Entry, yield func(*Entry) bool) bool {
 	if e.dir == nil {
-		return !e.IsRegular() || e.lookups.Load() <= 0 || yield(e)
+		return !e.IsRegular() || e.lookups.Load() <= 0 || c.table.get(e.id) != e || yield(e)
 	}
 	e.dir.mu.Lock()
 	below := e.dir.all()
 	e.dir.mu.Unlock()
 	for _, b := range below {
-		if !eachHeld(b, yield) {
+		if !c.eachHeld(b, yield) {
 			return false
 		}
 	}

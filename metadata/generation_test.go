@@ -110,3 +110,14 @@ func TestHeld(t *testing.T) {
 		t.Errorf("held are %q", got)
 	}
 }
+
+// A stale entry that gets a lookup count late, from a listing that was opened before, is not held for ever.
+func TestStaleEntryIsNotHeld(t *testing.T) {
+	w := newGenerations(t)
+	e := w.get(t, "v1/d/f")
+	w.Changed(w.Top())
+	w.Hold(e)
+	for e := range w.Held(w.Top()) {
+		t.Errorf("%s is held, and Forget does not find it", e.Path())
+	}
+}
