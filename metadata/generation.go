@@ -47,11 +47,12 @@ func (c *Container) Generation() string {
 
 // Generations returns the directories in the root of the source, sorted by name.
 func (c *Container) Generations(ctx context.Context) ([]*Entry, error) {
+	c.Confirm(ctx, c.Top()) // for isLost; a source that does not answer fails the listing, too
 	all, err := c.List(ctx, c.root)
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(e *Entry) bool { return !e.IsDir() }), nil
+	return slices.DeleteFunc(slices.Clone(all), func(e *Entry) bool { return !e.IsDir() || e.isLost() }), nil
 }
 
 // Switch makes the generation of a name the current one, and returns the one before. Lookups that

@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,12 +131,12 @@ func (c *Container) lookupWithoutListing(ctx context.Context, dir *Entry, name s
 	return c.lookupByStat(ctx, dir, name, nil)
 }
 
-// lookupInBackoff is lookupWithoutListing after a listing has failed. If the whole source is
-// gone, a missing name is an error.
+// lookupInBackoff is lookupWithoutListing after a listing has failed. If the part of the
+// source that dir is in is gone, a missing name is an error.
 func (c *Container) lookupInBackoff(ctx context.Context, dir *Entry, name string) (*Entry, error) {
 	e, err := c.lookupWithoutListing(ctx, dir, name)
-	if errors.Is(err, fs.ErrNotExist) && c.sourceLost(ctx) {
-		return nil, syscall.ESTALE
+	if errors.Is(err, fs.ErrNotExist) {
+		err = cmp.Or(c.sourceLost(ctx, dir), err)
 	}
 	return e, err
 }

@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -73,11 +74,11 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error) {
 	requested, stamp := c.now(), dir.stamp()
 	infos, complete, err := c.names(ctx, dir)
+	if isAbsent(err) || err == nil && len(infos) == 0 {
+		err = cmp.Or(c.sourceLost(ctx, dir), err)
+	}
 	if err != nil {
 		return difference{}, err
-	}
-	if len(infos) == 0 && c.sourceLost(ctx) {
-		return difference{}, syscall.ESTALE
 	}
 	copies := dirCopies{retired: dir.dir.countRetired()}
 	if slices.ContainsFunc(infos, func(i drivers.Info) bool { return i.Err == nil }) {
@@ -107,7 +108,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 		}
 		listed = append(listed, e)
 	}
-	for _, gone := range d.replace(listed, requested) {
+	for _, gone := range d.replace(c.withTop(dir, listed), requested) {
 		c.retire(gone)
 		diff.lost(d, gone)
 	}
@@ -124,7 +125,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 	same := !e.IsRegular() || info.SameContent(e.info())
 	changed := e.set(info)
-	e.clearBits(denied)
+	e.clearBits(denied | lost)
 	if changed && e.lookups.Load() > 0 {
 		c.outdated.add(e, "", false)
 	}

@@ -1,9 +1,9 @@
 package metadata
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"strings"
 	"syscall"
@@ -49,8 +49,8 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 func (c *Container) lookupByStat(ctx context.Context, dir *Entry, name string, cached *Entry) (*Entry, error) {
 	requested := c.now()
 	info, err := c.source.Stat(ctx, pathOf(dir, name))
-	if errors.Is(err, fs.ErrNotExist) && cached != nil && c.sourceLost(ctx) {
-		err = syscall.ESTALE // the whole source is gone, not only this file
+	if errors.Is(err, fs.ErrNotExist) && (cached != nil || c.HasGenerations()) {
+		err = cmp.Or(c.sourceLost(ctx, cmp.Or(cached, dir)), err)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -98,7 +98,7 @@ func (c *Container) refreshRoot(ctx context.Context) error {
 	case err != nil:
 		return err
 	case !info.IsDir() || info.Nlink == 0:
-		return fmt.Errorf("the source is gone: %w", syscall.ESTALE)
+		return errLost
 	}
 	mu := c.root.attributes()
 	mu.Lock()

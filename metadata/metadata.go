@@ -186,13 +186,6 @@ func (c *Container) TTL(e *Entry) time.Duration {
 	return c.ttl - c.since(validated)
 }
 
-// sourceLost reports whether the root of the source is gone. Then a missing name does not
-// mean that the file was removed.
-func (c *Container) sourceLost(ctx context.Context) bool {
-	info, err := c.statRoot(ctx)
-	return err != nil || info.Nlink == 0 && !c.byListing // a Lister does not count links
-}
-
 // warnInterval is the time between two warnings. Without it, an outage of the source would
 // be logged once for each name.
 const warnInterval = 10 * time.Second

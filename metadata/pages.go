@@ -31,11 +31,15 @@ func (c *Container) runLoad(ctx context.Context, dir *Entry) {
 }
 
 // directoryMissing invalidates dir after err, which means that the source does not have it.
-// An object store has no empty directory except its root. If the root is missing, the
-// source is gone and no name is invalidated.
+// An object store has no empty directory except its root. If the part of the source that dir is in
+// is gone, no name is invalidated.
 func (c *Container) directoryMissing(ctx context.Context, dir *Entry, err error) error {
-	if dir.parent == nil || c.sourceLost(ctx) {
-		return fmt.Errorf("the source is gone: %v: %w", err, syscall.ESTALE)
+	lost := errLost
+	if dir.parent != nil {
+		lost = c.sourceLost(ctx, dir)
+	}
+	if lost != nil {
+		return fmt.Errorf("%w: %v", lost, err)
 	}
 	c.Changed(dir)
 	return err
@@ -137,7 +141,7 @@ func (m *pageMerger) end() error {
 		return syscall.ESTALE
 	}
 	m.listed = slices.DeleteFunc(m.listed, (*Entry).Stale)
-	for _, gone := range d.replace(m.listed, m.started) {
+	for _, gone := range d.replace(m.c.withTop(m.dir, m.listed), m.started) {
 		m.c.retire(gone)
 		m.diff.lost(d, gone)
 	}

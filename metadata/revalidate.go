@@ -2,7 +2,6 @@ package metadata
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
@@ -68,8 +67,8 @@ func (c *Container) revalidateName(ctx context.Context, dir *Entry, name string)
 	case isAbsent(err) && cached == nil:
 		return nil, Unchanged, nil
 	case isAbsent(err):
-		if c.sourceLost(ctx) {
-			return nil, Unchanged, fmt.Errorf("the source is gone: %w", syscall.ESTALE)
+		if lost := c.sourceLost(ctx, cached); lost != nil {
+			return nil, Unchanged, lost
 		}
 		if e := c.removeName(dir, name, requested); e != nil {
 			return e, Unchanged, nil

@@ -28,6 +28,7 @@ const (
 	unknown    = 0x10000 // see Unknown
 	permitted  = 0x20000 // see Permit; until the attributes change
 	denied     = 0x40000 // see Permit; until the source has confirmed the attributes
+	lost       = 0x80000 // see isLost; until the source has confirmed the attributes
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.

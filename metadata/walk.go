@@ -22,7 +22,8 @@ type Finding struct {
 	Err    error // if not nil, the name or the names of the directory could not be compared
 }
 
-// ErrSource is the error of Revalidate if the root of the source cannot be read.
+// ErrSource is the error of Revalidate if the root of the source cannot be read, or the directory of the
+// current generation is gone.
 var ErrSource = errors.New("the source cannot be read")
 
 // maxRequests bounds the requests of one call of Revalidate that are in flight.
@@ -32,7 +33,7 @@ const maxRequests = 8
 // now, whatever its TTL is: attributes, versions, listings, and names that were missing. Paths
 // are as for Resolve; names that are not cached cost no request, except paths themselves. If a
 // path exists neither in the cache nor at the source, the error matches io/fs.ErrNotExist. If the
-// source is gone, it matches ErrSource.
+// source is gone, or the directory of the current generation in which a path is, it matches ErrSource.
 //
 // It calls found, never concurrently, for what it finds out. After a request that fails it
 // continues with the other names. When it returns nil, all later lookups and listings return the
@@ -86,6 +87,8 @@ func (w *walk) start(ctx context.Context, p string) error {
 			}
 			next, change, err := w.c.revalidateName(ctx, e, elem)
 			switch {
+			case errors.Is(err, errLost):
+				return fmt.Errorf("%w: %s: %w", ErrSource, p, err)
 			case err != nil:
 				return fmt.Errorf("%s: %w", p, err)
 			case next == nil && change == Unchanged:
@@ -167,7 +170,7 @@ func (w *walk) names(ctx context.Context, dir *Entry) {
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			w.todo.push(visit{e, err == nil})
+			w.todo.push(visit{e, err == nil && !e.isLost()})
 		}
 	}
 }

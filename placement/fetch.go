@@ -186,10 +186,11 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch)
 func (f *fill) fetchBlock(in *inflow, fl *flight, buf []byte) error {
 	ofSource, err := f.transfer(in, fl, buf)
 	if err != nil {
-		if ofSource && isFinal(err) {
-			f.refused.Store(&err)
-		}
 		if ofSource {
+			final := isFinal(err)
+			if err = f.handler.names.Failed(f.handler.ctx, f.entry, err); final {
+				f.refused.Store(&err)
+			}
 			f.fail(err)
 		} else {
 			f.failCopy(err)

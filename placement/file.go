@@ -167,10 +167,7 @@ func (f *file) sourceError(ctx context.Context, err error) error {
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)
 	}
-	if errors.Is(err, drivers.ErrChanged) {
-		f.handler.names.Changed(f.entry)
-	}
-	return err
+	return f.handler.names.Failed(ctx, f.entry, err)
 }
 
 // enterView returns the current view, after a move to another one if need be. The caller
@@ -351,11 +348,8 @@ func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Obj
 	decided := h.names.Opening(file)
 	obj, err := h.levels.Source().OpenVersion(ctx, file.Path(), file.Info())
 	decided(err)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, drivers.ErrChanged) {
-		h.names.Changed(e)
-	}
 	if err != nil {
-		return nil, err
+		return nil, h.names.Failed(ctx, e, err)
 	}
 	return sectionOf(obj, file, e), nil
 }

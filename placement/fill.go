@@ -293,12 +293,8 @@ func (f *fill) commit() {
 }
 
 // fail discards the copy, once, and readers continue at the source. A copy of which all
-// blocks are present is left to commit. If cause is that the source has another version, fail
-// invalidates the entry in any case.
+// blocks are present is left to commit.
 func (f *fill) fail(cause error) {
-	if errors.Is(cause, drivers.ErrChanged) {
-		f.handler.names.Changed(f.entry)
-	}
 	if f.blocks.fail(cause) {
 		f.discard(cause)
 	}

@@ -29,8 +29,10 @@ that was mounted is a symbolic link to one of them, such as /data/current to
 a pointer: an object that contains the name of a directory beside it.
 
 The mount pins the generation to which the link points at mount time, and shows
-it until it is switched, whatever becomes of the link. Every absolute path that
-a program begins to resolve after switch has returned is in the new generation.
+it until it is switched, whatever becomes of the link. If the source no longer
+has the generation, files with a complete copy stay readable, and others fail
+with ESTALE. Every absolute path that a program begins to resolve after switch
+has returned is in the new generation.
 Relative paths follow their working directory. Open and mapped files stay what
 they are. All generations are below .generations in the root of the mount, which
 listings do not show: a job that reads MOUNT/.generations/v3 is not switched.

@@ -59,6 +59,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Panics:        panics.Count(),
 		Warnings:      d.warnings.list(),
 	}
+	s.GenerationGone = d.names.GenerationLost()
 	stuck := d.mount.Stuck(stuckAfter)
 	s.StuckRequests, s.OldestRequestSeconds = stuck.Requests, stuck.Oldest.Seconds()
 	if s.Draining = d.draining.Load(); s.Draining {
@@ -315,7 +316,11 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 	})
 	progress(r)
 	if errors.Is(err, metadata.ErrSource) {
-		return &exit.Error{Code: exit.Source, Err: err, Remedy: "What is cached stays visible. Run it again when the source is back."}
+		remedy := "What is cached stays visible. Run it again when the source is back."
+		if d.names.GenerationLost() {
+			remedy = "Complete copies stay readable. `milkweed generations` lists what the source has; show that with `milkweed switch`."
+		}
+		return &exit.Error{Code: exit.Source, Err: err, Remedy: remedy}
 	}
 	if err != nil || !opts.Prune {
 		return err

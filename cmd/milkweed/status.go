@@ -243,7 +243,10 @@ func printStatus(w io.Writer, s control.Status) error {
 	up := time.Duration(s.UptimeSeconds) * time.Second
 	fmt.Fprintf(w, "%s: %s, up %v, process %d, milkweed %s\n", text(s.MountPoint), state, up, s.PID, s.Milkweed)
 	fmt.Fprintf(w, "mode %s: %s\n", s.Mode, cmp.Or(s.ModeReason, "-"))
-	if s.Generation != "" {
+	switch {
+	case s.GenerationGone:
+		fmt.Fprintf(w, "generation %s, which the source no longer has\n", text(s.Generation))
+	case s.Generation != "":
 		fmt.Fprintf(w, "generation %s\n", text(s.Generation))
 	}
 

@@ -35,18 +35,19 @@ const StatusVersion = 1
 //	family  the meaning of a metric that several fields share; on the first of them
 //	label   on a string field: a label of all metrics of its struct
 type Status struct {
-	Version       int       `json:"version" help:"Version of this schema."`
-	Milkweed      string    `json:"milkweed" metric:"build_info" labels:"version" help:"Version of the daemon." family:"Always 1. The labels are the versions of the daemon and of Go."`
-	GoVersion     string    `json:"go_version" metric:"build_info" labels:"goversion" help:"Version of the Go toolchain that built the daemon."`
-	PID           int       `json:"pid" help:"Process ID of the daemon."`
-	MountPoint    string    `json:"mount_point" metric:"mount_info" labels:"mount_point" help:"Directory where the dataset is mounted." family:"Always 1. The labels describe the mount."`
-	DatasetID     string    `json:"dataset_id" metric:"mount_info" labels:"dataset_id" help:"Name of the dataset's directory in each tier."`
-	Generation    string    `json:"generation,omitempty" metric:"mount_info" labels:"generation" help:"The generation of the dataset that the mount shows. Absent if the source has none."`
-	Mode          string    `json:"mode" metric:"mount_info" labels:"mode" help:"How the kernel reads: cached, stateless or passthrough."`
-	ModeReason    string    `json:"mode_reason" help:"Why this mode was chosen."`
-	Since         time.Time `json:"since" help:"Start time of the daemon."`
-	UptimeSeconds float64   `json:"uptime_seconds" help:"Time since the start of the daemon."`
-	Ready         bool      `json:"ready" metric:"ready" help:"Whether the mount can be used."`
+	Version        int       `json:"version" help:"Version of this schema."`
+	Milkweed       string    `json:"milkweed" metric:"build_info" labels:"version" help:"Version of the daemon." family:"Always 1. The labels are the versions of the daemon and of Go."`
+	GoVersion      string    `json:"go_version" metric:"build_info" labels:"goversion" help:"Version of the Go toolchain that built the daemon."`
+	PID            int       `json:"pid" help:"Process ID of the daemon."`
+	MountPoint     string    `json:"mount_point" metric:"mount_info" labels:"mount_point" help:"Directory where the dataset is mounted." family:"Always 1. The labels describe the mount."`
+	DatasetID      string    `json:"dataset_id" metric:"mount_info" labels:"dataset_id" help:"Name of the dataset's directory in each tier."`
+	Generation     string    `json:"generation,omitempty" metric:"mount_info" labels:"generation" help:"The generation of the dataset that the mount shows. Absent if the source has none."`
+	GenerationGone bool      `json:"generation_gone,omitempty" metric:"generation_gone" help:"Whether the source no longer had this generation when it was last asked. Files with a complete copy stay readable."`
+	Mode           string    `json:"mode" metric:"mount_info" labels:"mode" help:"How the kernel reads: cached, stateless or passthrough."`
+	ModeReason     string    `json:"mode_reason" help:"Why this mode was chosen."`
+	Since          time.Time `json:"since" help:"Start time of the daemon."`
+	UptimeSeconds  float64   `json:"uptime_seconds" help:"Time since the start of the daemon."`
+	Ready          bool      `json:"ready" metric:"ready" help:"Whether the mount can be used."`
 
 	Draining  bool              `json:"draining" metric:"draining" help:"Whether the mount is unmounted where it was mounted, and is in use in other mount namespaces. The daemon then reads from the source only, and ends when the mount is idle."`
 	Elsewhere []procs.Namespace `json:"elsewhere,omitempty" help:"While draining: the mount namespaces in which it is still mounted."`

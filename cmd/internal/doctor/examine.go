@@ -36,7 +36,7 @@ const (
 func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
-		draining, faults, stuck, tierHealth, corrupt, mismatched, source, rateLimits, throttled, oddStore, clock,
+		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, oddStore, clock,
 		full, laterEpochs, storages, descriptors, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
@@ -224,6 +224,19 @@ func source(f *Facts) (all []Finding) {
 	}
 	return append(all, one(severity, subject, f.hideLatency(), seeSlow, "slow: %s to open a file, %s to read its beginning (median of %s)%s",
 		short(s.Open), short(s.Read), files(int64(s.Files)), used)...)
+}
+
+// generation reports on a generation that the source no longer has.
+func generation(f *Facts) []Finding {
+	if !f.Status.GenerationGone {
+		return nil
+	}
+	remedy := "`milkweed generations` lists those that it has; show one with `milkweed switch`."
+	if f.Linked != "" && f.Linked != f.Status.Generation {
+		remedy = "Show the one to which the link of the source points with " + f.command("switch "+paths.Printable(f.Linked)) + "."
+	}
+	return one(Problem, "generation", remedy, seeNames, "the source no longer has %s, which the mount shows; files with a complete copy stay readable, and others fail with ESTALE",
+		paths.Printable(f.Status.Generation))
 }
 
 // hideLatency is the remedy for a source with a high latency.

@@ -97,6 +97,10 @@ func TestExamine(t *testing.T) {
 		}, Warning, "mount", "python3 (42)", "umount --force /mnt/data"},
 		"panics":  {func(f *Facts) { f.Status.Panics = 2 }, Problem, "daemon", "2 panics", "Read /var/lib/milkweed/data.log"},
 		"crashes": {func(f *Facts) { f.Status.Crashes = 1 }, Problem, "daemon", "after 1 crash", "milkweed debug /mnt/data"},
+		"a generation that is gone": {func(f *Facts) { f.Status.Generation, f.Status.GenerationGone, f.Linked = "v1", true, "v2" }, Problem, "generation",
+			"no longer has v1", "milkweed switch v2 /mnt/data"},
+		"a generation that is gone, without a link": {func(f *Facts) { f.Status.Generation, f.Status.GenerationGone = "v1", true }, Problem, "generation",
+			"no longer has v1", "`milkweed generations`"},
 		"stuck": {func(f *Facts) { f.Status.StuckRequests, f.Status.OldestRequestSeconds = 3, 125 }, Problem, "requests",
 			"3 requests of programs wait for more than a minute, the oldest for 2m5s", "hangs"},
 

@@ -14,6 +14,7 @@ type Facts struct {
 	Process  Process
 	Tiers    []Storage // of Status.Tiers, in their order
 	Source   Source
+	Linked   string               // if Status.GenerationGone: the generation that the link of the source names, or ""
 	Peers    []control.PeerAnswer // what the other nodes have answered
 
 	ReadAhead      int64  // bytes that the kernel reads ahead on the mount; 0 if not known

@@ -64,6 +64,13 @@ func Gather(ctx context.Context, c *control.Client, version string) (*Facts, err
 		}
 	})
 	gathering.Go(func() {
+		if f.Status.GenerationGone {
+			g, err := within(ctx, func(ctx context.Context) (control.Generations, error) { return c.Generations(ctx) })
+			missing("generations", err)
+			f.Linked = g.Linked
+		}
+	})
+	gathering.Go(func() {
 		var err error
 		f.Process, err = within(ctx, func(context.Context) (Process, error) { return processOf(f.Status.PID) })
 		missing("daemon", err)
