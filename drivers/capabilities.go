@@ -133,6 +133,13 @@ type (
 		Probe(ctx context.Context) error
 	}
 
+	// A PathChecker is a Store in a folder that has a path.
+	PathChecker interface {
+		// CheckPath returns an error if the path leads to another folder by now, or to none.
+		// The next Probe uses what has the path then.
+		CheckPath(ctx context.Context) error
+	}
+
 	// A CopyProber is a Store that can read its copies without the page cache of the kernel.
 	CopyProber interface {
 		// ProbeCopy reads a random block of a copy from the storage and compares it with

@@ -223,6 +223,9 @@ func (t *Tier) watch(ctx context.Context) {
 			case mean := <-t.speed.suspected:
 				t.judge(ctx, mean)
 				continue
+			case <-time.After(pathInterval):
+				t.checkPath(ctx)
+				continue
 			case <-t.health.wake:
 			}
 			if time.Since(recovered) > 2*maxProbe {

@@ -134,3 +134,34 @@ func TestSourceServerIsRestarted(t *testing.T) {
 	}
 	s.umount()
 }
+
+// When the path of a tier leads to another folder, a refresh makes the tier use that one, and the copies are
+// made again. Files that are open are read from the old one.
+func TestTierIsReplaced(t *testing.T) {
+	s := newSite(t)
+	want := s.write("f", 100_000)
+	s.age()
+	s.mountWith("mode=cached", "64MiB")
+	s.must("cat", s.point+"/f")
+	s.settled()
+	tier := s.tier(1)
+	s.check(os.Rename(tier, tier+".old"))
+	s.check(os.Mkdir(tier, 0o700))
+	s.milkweed("refresh", s.point)
+	s.eventually("the tier is in its new folder", func() bool {
+		_, err := os.Stat(s.dataset(1) + "/files")
+		return err == nil && s.status().Tiers[0].Health == "healthy"
+	})
+	s.eventually("the file is copied there", func() bool {
+		if got := s.must("cat", s.point+"/f"); got != string(want) {
+			t.Fatal("not the bytes of the source")
+		}
+		_, err := os.Stat(s.dataset(1) + "/files/f")
+		return err == nil
+	})
+	if _, err := os.Stat(strings.Replace(s.dataset(1), tier, tier+".old", 1) + "/files/f"); err != nil {
+		t.Errorf("the old folder: %v", err)
+	}
+	s.umount()
+	s.wantNothing()
+}

@@ -305,6 +305,7 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 		defer stop()
 		ctx, progressed = silent, s.progress
 	}
+	d.levels.CheckPaths(ctx)
 	err := d.names.Revalidate(ctx, inside, func(f metadata.Finding) {
 		progressed()
 		f.Path = d.names.Outside(f.Path)

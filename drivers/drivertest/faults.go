@@ -22,6 +22,7 @@ var (
 	_ drivers.Statfser      = (*Faults)(nil)
 	_ drivers.Prober        = (*Faults)(nil)
 	_ drivers.CopyProber    = (*Faults)(nil)
+	_ drivers.PathChecker   = (*Faults)(nil)
 	_ drivers.Profiler      = (*Faults)(nil)
 	_ drivers.Sampler       = (*Faults)(nil)
 	_ drivers.Comparer      = (*Faults)(nil)

@@ -249,6 +249,17 @@ func (f *Faults) Probe(ctx context.Context) error {
 	return nil
 }
 
+// CheckPath implements drivers.PathChecker. It is an OpStat of the root.
+func (f *Faults) CheckPath(ctx context.Context) error {
+	if _, err := f.inject(ctx, OpStat, "."); err != nil {
+		return err
+	}
+	if d, ok := drivers.As[drivers.PathChecker](f.inner); ok {
+		return d.CheckPath(ctx)
+	}
+	return nil
+}
+
 // ProbeCopy implements drivers.CopyProber.
 func (f *Faults) ProbeCopy(ctx context.Context, name string) (inFlight int, err error) {
 	if _, err := f.inject(ctx, OpRead, name); err != nil {

@@ -23,12 +23,13 @@ import (
 )
 
 var (
-	_ drivers.Store    = (*Store)(nil)
-	_ drivers.Statfser = (*Store)(nil)
-	_ drivers.Prober   = (*Store)(nil)
-	_ drivers.Sweeper  = (*Store)(nil)
-	_ drivers.Linker   = (*Store)(nil)
-	_ drivers.Syncer   = (*Store)(nil)
+	_ drivers.Store       = (*Store)(nil)
+	_ drivers.Statfser    = (*Store)(nil)
+	_ drivers.Prober      = (*Store)(nil)
+	_ drivers.Sweeper     = (*Store)(nil)
+	_ drivers.Linker      = (*Store)(nil)
+	_ drivers.Syncer      = (*Store)(nil)
+	_ drivers.PathChecker = (*Store)(nil)
 
 	_ drivers.Restamper = (*Store)(nil)
 	_ drivers.Profiler  = (*Store)(nil)
@@ -443,6 +444,21 @@ func (s *Store) Probe(ctx context.Context) error {
 	}
 	return nil
 }
+
+// CheckPath implements drivers.PathChecker.
+func (s *Store) CheckPath(ctx context.Context) error {
+	t, err := s.acquire()
+	if err != nil {
+		return pathError("check", s.Path(), err)
+	}
+	defer t.release()
+	if intact, err := t.intact(); err != nil || intact {
+		return err
+	}
+	return pathError("check", s.Path(), errElsewhere)
+}
+
+var errElsewhere = errors.New("another folder has the path of the tier by now, or none")
 
 // reopenIfMissing returns the current tree. If files of it were removed, it first creates
 // and opens a new tree. s.mu must be held.
