@@ -30,7 +30,7 @@ func newPinnedRig(t *testing.T, size int, quota int64) (r *rig, has, says []byte
 			t.Fatal(err)
 		}
 	}
-	if err := w.Flush(); err != nil {
+	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	m, err := manifest.Load(&b)

@@ -197,6 +197,11 @@ func compareWithManifest(c *cobra.Command, cfg *config.Config, inTiers, asJSON b
 	if err != nil {
 		return err
 	}
+	if m.Unsealed {
+		if err := check.Write(c.ErrOrStderr(), check.Manifest(place.String(), m, nil)); err != nil {
+			return err
+		}
+	}
 	cmp := &comparer{m: m, display: newDisplay(c.ErrOrStderr(), asJSON), result: comparison{Manifest: place.String(), Differences: []mismatch{}}}
 	if inTiers {
 		err = cmp.tiers(ctx, cfg, p.generation)

@@ -36,7 +36,10 @@ shows its progress.
 
 The format is that of mtree(5), with the full path on each line; mtree(8) and
 bsdtar(1) read and write it as well. Two manifests of the same dataset are
-equal, byte by byte.
+equal, byte by byte. The last line is a comment with the number of entries and
+the SHA-256 of all lines before it: a manifest that was cut or edited is refused
+wherever it is used. One of another program has no such line: mount and check
+then warn, and print the number of its names.
 
 The manifest goes to standard output or, with -o, to FILE, which is replaced
 when the manifest is complete. A FILE inside SOURCE is left out of the manifest.
@@ -113,7 +116,7 @@ func (flags manifestFlags) run(c *cobra.Command, source string) (err error) {
 	err = h.run(c.Context())
 	d.end()
 	if err == nil {
-		err = w.Flush()
+		err = w.Close()
 	}
 	switch {
 	case err != nil:

@@ -64,6 +64,9 @@ func (p manifestPlace) load(ctx context.Context, source drivers.Driver) (*manife
 // error returns the error of a command for err, of reading the manifest.
 func (p manifestPlace) error(err error) error {
 	e := &exit.Error{Code: exit.Usage, Err: fmt.Errorf("source.manifest: %w", err), Remedy: "`milkweed manifest --help` shows how to write one."}
+	if errors.Is(err, manifest.ErrDamaged) {
+		e.Remedy = "Copy it again from where it is complete, or write it again with `milkweed manifest`."
+	}
 	if p.inside != "" && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, manifest.ErrNone) {
 		e.Code = exit.Source
 	}
@@ -82,13 +85,10 @@ func checkManifest(ctx context.Context, cfg *config.Config) []check.Finding {
 	}
 	defer shown.Close()
 	if p.generation != "" && place.path != "" {
-		return check.Manifest(place.String(), 0, 0, place.ofOne())
+		return check.Manifest(place.String(), nil, place.ofOne())
 	}
 	m, err := place.load(ctx, shown)
-	if err != nil {
-		return check.Manifest(place.String(), 0, 0, err)
-	}
-	return check.Manifest(place.String(), m.Files, m.Bytes, nil)
+	return check.Manifest(place.String(), m, err)
 }
 
 // ofOne is the error for a manifest that is not in the dataset, if the source has generations.
@@ -139,4 +139,7 @@ func (d *daemon) manifestOf(ctx context.Context, generation string) (*manifest.M
 
 func (d *daemon) logManifest(name string, m *manifest.Manifest) {
 	d.log.Info("manifest", "of", name, "files", m.Files, "bytes", m.Bytes, "sha256", fmt.Sprintf("%x", m.Sum))
+	if m.Unsealed {
+		d.log.Warn("the manifest has no end that shows that it is complete: milkweed manifest has not written it", "manifest", name, "names", m.Names)
+	}
 }

@@ -61,7 +61,7 @@ func write(t *testing.T, d drivers.Driver, dir string) []byte {
 		}
 	}
 	walk(".")
-	if err := w.Flush(); err != nil {
+	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()

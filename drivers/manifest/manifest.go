@@ -11,6 +11,7 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -28,7 +29,12 @@ import (
 type Manifest struct {
 	Files int64             // regular files
 	Bytes int64             // their sizes
+	Names int64             // entries of all types
 	Sum   [sha256.Size]byte // SHA-256 of the manifest itself
+
+	// Unsealed tells that another program has written the manifest, so that it has no end that shows
+	// that it is complete.
+	Unsealed bool
 
 	dirs    map[string]*dir   // by name
 	targets map[string]string // of symbolic links, by name
@@ -53,16 +59,23 @@ type name struct {
 	sum    [sha256.Size]byte
 }
 
-// Load reads a manifest. If it is not valid, the error has the number of the line, or the name.
+// errNoNames is the error for a manifest of another program without entries.
+var errNoNames = errors.New("it has no names")
+
+// Load reads a manifest. If it is not valid, the error has the number of the line, or the name. If a Writer
+// has written it and it is not complete, the error matches ErrDamaged.
 func Load(r io.Reader) (*Manifest, error) {
 	m := &Manifest{dirs: make(map[string]*dir), targets: make(map[string]string)}
-	hash := sha256.New()
-	err := Read(io.TeeReader(bufio.NewReaderSize(r, 1<<20), hash), m.add)
+	s, err := decode(bufio.NewReaderSize(r, 1<<20), m.add)
 	if err != nil {
 		return nil, err
 	}
+	m.Names, m.Unsealed = s.entries, !s.ended
+	if m.Unsealed && m.Names == 0 {
+		return nil, errNoNames
+	}
 	m.dir(".")
-	hash.Sum(m.Sum[:0])
+	s.hash.Sum(m.Sum[:0])
 	for dirName, d := range m.dirs {
 		d.names = slices.Clip(d.names)
 		slices.SortFunc(d.names, func(a, b name) int { return cmp.Compare(a.text, b.text) })

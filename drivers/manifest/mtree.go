@@ -55,23 +55,28 @@ const (
 // 4,096 bytes takes 16,384 in the encoding of vis(3).
 const maxLine = 1 << 16
 
-// Read calls each for the entries of a manifest in the format of mtree(5), in their order. It accepts both
-// forms, that with the full path in each line and that with a directory above its files, and ignores
-// keywords that it does not need. A regular file must have its size and its SHA-256. Read stops at the
-// first error, which has the number of the line, or is that of each.
-func Read(r io.Reader, each func(Entry) error) error {
+// decode calls each for the entries of a manifest in the format of mtree(5), in their order, and returns what
+// it has read. It accepts both forms, that with the full path in each line and that with a directory above
+// its files, and ignores keywords that it does not need. A regular file must have its size and its SHA-256.
+// decode stops at the first error, which has the number of the line, or is that of each.
+func decode(r io.Reader, each func(Entry) error) (*seal, error) {
+	s := newSeal()
 	p := parser{dir: "."}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
+	lines.Split(wholeLines)
 	number := 0
 	var joined []byte // of lines that end in a backslash
 	for lines.Scan() {
 		number++
+		if err := s.read(lines.Bytes()); err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
 		line := bytes.TrimSpace(lines.Bytes())
 		if rest, continues := bytes.CutSuffix(line, []byte(`\`)); continues && !bytes.HasPrefix(line, []byte("#")) {
 			joined = append(append(joined, rest...), ' ')
 			if len(joined) > maxLine {
-				return fmt.Errorf("line %d: %w", number, bufio.ErrTooLong)
+				return nil, fmt.Errorf("line %d: %w", number, bufio.ErrTooLong)
 			}
 			continue
 		}
@@ -81,23 +86,33 @@ func Read(r io.Reader, each func(Entry) error) error {
 		e, ok, err := p.line(string(line))
 		joined = joined[:0]
 		if err != nil {
-			return fmt.Errorf("line %d: %w", number, err)
+			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
 		if ok {
+			s.entries++
 			if err := each(e); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return fmt.Errorf("line %d: %w", number+1, err)
+		return nil, fmt.Errorf("line %d: %w", number+1, err)
 	} else if err != nil {
-		return err
+		return nil, err
 	}
 	if len(joined) > 0 {
-		return fmt.Errorf("line %d: %w", number, io.ErrUnexpectedEOF)
+		return nil, fmt.Errorf("line %d: %w", number, io.ErrUnexpectedEOF)
 	}
-	return nil
+	return s, s.close()
+}
+
+// wholeLines is bufio.ScanLines, and leaves the newline at the end of a line.
+func wholeLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	advance, token, err = bufio.ScanLines(data, atEOF)
+	if token != nil {
+		token = data[:advance]
+	}
+	return advance, token, err
 }
 
 // A parser is the state between two lines.
@@ -263,14 +278,21 @@ func parseSum(value string) (sum [sha256.Size]byte, err error) {
 // A Writer writes a manifest. Its methods are not concurrent.
 type Writer struct {
 	w    *bufio.Writer
+	seal *seal
 	line []byte
 }
 
-// NewWriter returns a Writer that has written the first line to w.
+// NewWriter returns a Writer that has written the first lines to w.
 func NewWriter(w io.Writer) *Writer {
-	b := bufio.NewWriter(w)
-	b.WriteString("#mtree\n") // Flush returns the error
-	return &Writer{w: b}
+	m := &Writer{w: bufio.NewWriter(w), seal: newSeal()}
+	m.write([]byte("#mtree\n" + beginLine)) // Close returns the error
+	return m
+}
+
+func (w *Writer) write(line []byte) error {
+	w.seal.hash.Write(line)
+	_, err := w.w.Write(line)
+	return err
 }
 
 // Write writes an entry on a line of its own.
@@ -297,9 +319,12 @@ func (w *Writer) Write(e Entry) error {
 		b = appendVis(append(b, " link="...), e.Target)
 	}
 	w.line = append(b, '\n')
-	_, err := w.w.Write(w.line)
-	return err
+	w.seal.entries++
+	return w.write(w.line)
 }
 
-// Flush writes what is buffered. It is called after the last Write.
-func (w *Writer) Flush() error { return w.w.Flush() }
+// Close writes the last line, and what is buffered. It does not close the io.Writer.
+func (w *Writer) Close() error {
+	w.w.Write(w.seal.end()) // Flush returns the error
+	return w.w.Flush()
+}

@@ -3,6 +3,7 @@ package manifest
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,7 +23,7 @@ const someSum = "c865f6c5ab8d1b0bcd383a5e1e3879d22681c96bf462c269b7581d523fbe70a
 func parse(t *testing.T, text string) string {
 	t.Helper()
 	var b strings.Builder
-	if err := Read(strings.NewReader(text), func(e Entry) error {
+	if _, err := decode(strings.NewReader(text), func(e Entry) error {
 		fmt.Fprintf(&b, "%q %o", e.Name, e.Mode)
 		if e.IsRegular() {
 			fmt.Fprintf(&b, " %d %x", e.Size, e.SHA256[:2])
@@ -150,7 +151,7 @@ func TestRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Flush(); err != nil {
+	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	m, err := Load(bytes.NewReader(b.Bytes()))
@@ -231,7 +232,7 @@ func TestOtherPrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Flush(); err != nil {
+	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "manifest.mtree")
@@ -244,7 +245,68 @@ func TestOtherPrograms(t *testing.T) {
 	}
 }
 
+// A written manifest that is cut at any byte, or that has more or other bytes, is refused, and the error says
+// that it is damaged.
+func TestDamaged(t *testing.T) {
+	var b bytes.Buffer
+	w := NewWriter(&b)
+	for _, e := range []Entry{
+		{Name: ".", Mode: syscall.S_IFDIR | 0o755},
+		{Name: "a", Mode: syscall.S_IFREG | 0o644, Size: 7},
+		{Name: "b", Mode: syscall.S_IFLNK | 0o777, Target: "a"},
+	} {
+		if err := w.Write(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole := b.String()
+	m, err := Load(strings.NewReader(whole))
+	if err != nil || m.Unsealed || m.Names != 3 {
+		t.Fatalf("the whole one: %v, %+v", err, m)
+	}
+	if last := whole[strings.LastIndex(strings.TrimSuffix(whole, "\n"), "\n")+1:]; !strings.HasPrefix(last, "# milkweed: end, 3 entries, sha256 ") {
+		t.Errorf("the last line is %q", last)
+	}
+	refused := func(what, text string, want error) {
+		t.Helper()
+		if m, err := Load(strings.NewReader(text)); !errors.Is(err, want) {
+			t.Errorf("%s: got %v, %v; want %v", what, m, err, want)
+		}
+	}
+	begun := strings.Index(whole, beginLine) + len(beginLine)
+	for n := range len(whole) {
+		want := ErrDamaged
+		if n < begun {
+			want = errNoNames
+		}
+		refused(fmt.Sprintf("cut at %d", n), whole[:n], want)
+	}
+	refused("twice", whole+whole, ErrDamaged)
+	refused("a line more", whole+"\n", ErrDamaged)
+	refused("a line before", "./z type=fifo\n"+whole, ErrDamaged)
+	refused("without its first lines", whole[begun:], ErrDamaged)
+	refused("edited", strings.Replace(whole, "size=7", "size=8", 1), ErrDamaged)
+	refused("a line less", strings.Replace(whole, "./b type=link mode=0777 link=a\n", "", 1), ErrDamaged)
+}
+
+// A manifest of another program has no end. It is read, and says so; one without names is refused.
+func TestUnsealed(t *testing.T) {
+	m, err := Load(strings.NewReader("#mtree\n. type=dir\n./a type=fifo\n"))
+	if err != nil || !m.Unsealed || m.Names != 2 {
+		t.Errorf("got %v, %+v", err, m)
+	}
+	for _, text := range []string{"", "#mtree\n", "/set type=file\n\n# end\n"} {
+		if m, err := Load(strings.NewReader(text)); !errors.Is(err, errNoNames) {
+			t.Errorf("%q: got %v, %v", text, m, err)
+		}
+	}
+}
+
 func FuzzRead(f *testing.F) {
+	f.Add("#mtree\n" + beginLine + ". type=dir\n" + endPrefix + "1 entries, sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n")
 	f.Add("#mtree\n. type=dir\n./a type=file size=1 time=1.5 mode=644 sha256=" + someSum + "\n")
 	f.Add("/set type=file mode=0644\n. type=dir\n  a\\040b size=2 \\\n sha256=" + someSum + "\n sub type=dir\n x type=link link=\\M-C\\^A\n..\n/unset all\n")
 	f.Add("./a type=fifo\n/unset type\n./b/c type=dir")
@@ -260,7 +322,7 @@ func FuzzRead(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		if err := w.Flush(); err != nil {
+		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
 		again, err := Load(&b)
@@ -285,7 +347,7 @@ func BenchmarkLoad(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	if err := w.Flush(); err != nil {
+	if err := w.Close(); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {

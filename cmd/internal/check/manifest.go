@@ -7,14 +7,18 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/manifest"
 )
 
-// Manifest reports on the manifest of the source, at a place, with its files and their bytes, or on the
-// error of reading it.
-func Manifest(place string, files, bytes int64, err error) []Finding {
+// Manifest reports on the manifest of the source, at a place, or on the error of reading it.
+func Manifest(place string, m *manifest.Manifest, err error) []Finding {
 	const name = "manifest"
-	if err == nil {
-		return ok(name, "%s has %s files, %s", place, humanize.Comma(files), humanize.IBytes(uint64(bytes)))
+	switch {
+	case err == nil && m.Unsealed:
+		return warning(name, "Compare the number with that of the dataset, or write the manifest with `milkweed manifest`.",
+			"%s has %s names, and no end that shows that it is complete: milkweed manifest has not written it", place, humanize.Comma(m.Names))
+	case err == nil:
+		return ok(name, "%s has %s files, %s", place, humanize.Comma(m.Files), humanize.IBytes(uint64(m.Bytes)))
 	}
 	e, isUserError := errors.AsType[*exit.Error](err)
 	if !isUserError {
