@@ -101,14 +101,15 @@ type (
 		Access(ctx context.Context, name string) error
 	}
 
-	// A Pinner knows the content of its files before they are read.
+	// A Pinner knows the content of its files before they are read. Its Open returns an error that
+	// matches ErrMismatch for a file that the storage does not have, or has with another size.
 	Pinner interface {
 		// Digest returns the SHA-256 that the content of a file must have, which Stat has
 		// described. It makes no request, and reports false for what is not a regular file.
 		Digest(info Info) (sum [sha256.Size]byte, ok bool)
 
 		// Reject tells that the content of a file that was read has another SHA-256. Open fails
-		// until the storage has another version of the file.
+		// with ErrMismatch until the storage has another version of the file.
 		Reject(name string, info Info)
 	}
 

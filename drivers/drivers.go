@@ -13,9 +13,11 @@ package drivers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"strings"
+	"syscall"
 )
 
 // A Driver reads one kind of storage. All methods may be called concurrently.
@@ -140,6 +142,9 @@ var (
 	// ErrShort: the storage ends the file before the size in Info, although it
 	// still has the version that was opened. The bytes before the end are valid.
 	ErrShort = errors.New("the file ends before its size")
+
+	// ErrMismatch: the storage does not have the file that a Pinner knows. It matches syscall.EIO.
+	ErrMismatch = fmt.Errorf("not as in the manifest: %w", syscall.EIO)
 
 	// ErrAbandoned: the call returned before the storage was finished with the
 	// buffer. The buffer may still be written to.

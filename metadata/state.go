@@ -17,18 +17,19 @@ import "github.com/milkweedfs/milkweed/tiers"
 // A stale entry cannot be claimed or retracted.
 const (
 	levelMask  = 0xff
-	claimed    = 0x100   // there is an owner
-	stale      = 0x200   // the name has another entry now, or none
-	unverified = 0x400   // see Unverified
-	skipped    = 0x800   // no tier had room for the file
-	used       = 0x1000  // see Use
-	doubtful   = 0x2000  // see Doubtful
-	noXattrs   = 0x4000  // the source has listed no extended attributes
-	noACL      = 0x8000  // the source has no ACL of the file
-	unknown    = 0x10000 // see Unknown
-	permitted  = 0x20000 // see Permit; until the attributes change
-	denied     = 0x40000 // see Permit; until the source has confirmed the attributes
-	lost       = 0x80000 // see isLost; until the source has confirmed the attributes
+	claimed    = 0x100    // there is an owner
+	stale      = 0x200    // the name has another entry now, or none
+	unverified = 0x400    // see Unverified
+	skipped    = 0x800    // no tier had room for the file
+	used       = 0x1000   // see Use
+	doubtful   = 0x2000   // see Doubtful
+	noXattrs   = 0x4000   // the source has listed no extended attributes
+	noACL      = 0x8000   // the source has no ACL of the file
+	unknown    = 0x10000  // see Unknown
+	permitted  = 0x20000  // see Permit; until the attributes change
+	denied     = 0x40000  // see Permit; until the source has confirmed the attributes
+	lost       = 0x80000  // see isLost; until the source has confirmed the attributes
+	mismatched = 0x100000 // see Mismatch
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -111,6 +112,10 @@ func (e *Entry) Verified() { e.clearBits(unverified) }
 // Skip records that no tier has room for the file, and reports whether that is the first
 // time since the last Publish.
 func (e *Entry) Skip() bool { return e.state.Or(skipped)&skipped == 0 }
+
+// Mismatch records that the source does not have the file of the entry that its manifest describes, and
+// reports whether that is the first time since the last Publish.
+func (e *Entry) Mismatch() bool { return e.state.Or(mismatched)&mismatched == 0 }
 
 // Use records that the kernel has requested something of the entry just now: Sweep revalidates
 // such files first.

@@ -348,6 +348,9 @@ func openSource(ctx context.Context, h *Handler, e *metadata.Entry) (drivers.Obj
 	decided := h.names.Opening(file)
 	obj, err := h.levels.Source().OpenVersion(ctx, file.Path(), file.Info())
 	decided(err)
+	if errors.Is(err, drivers.ErrMismatch) {
+		h.mismatched(e, err)
+	}
 	if err != nil {
 		return nil, h.names.Failed(ctx, e, err)
 	}

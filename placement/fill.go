@@ -320,7 +320,7 @@ func (f *fill) discard(cause error) {
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
 		level := slog.LevelWarn
-		if cause == errStuck { // the same of hundreds of files
+		if cause == errStuck || errors.Is(cause, drivers.ErrMismatch) { // of hundreds of files; mismatched has logged the first
 			level = slog.LevelDebug
 		}
 		h.log.Log(h.ctx, level, "copy failed", "path", f.name, "tier", f.tier.Name(), "err", cause)

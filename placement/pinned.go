@@ -8,13 +8,16 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
 // With a manifest, the SHA-256 of each file is known before it is read (drivers.Pinner). The blocks of a
 // fill are hashed as they arrive, each before a reader gets it if all those before it were hashed. So of
 // a file of one block, no reader gets a wrong byte; of a larger one, a reader may have got some before the
 // file is known to be another. Its copy is not committed, and the source does not open that version again.
+// A file that the source does not have, or has with another size, is not opened at all.
 
 // A pinned is the hash of a fill.
 type pinned struct {
@@ -106,11 +109,30 @@ func (p *pinned) compare(f *fill) error {
 	if p.err != nil || p.next < f.blocks.len() || [sha256.Size]byte(p.hash.Sum(nil)) == p.want {
 		return p.err
 	}
-	if !f.foreign { // else another node has sent it
-		atomic.AddInt64(&f.handler.counters.Mismatched, 1)
-		f.handler.levels.Source().Reject(f.name, f.entry.Info())
-		f.handler.names.Doubt(f.entry)
+	if f.foreign {
+		p.err = fmt.Errorf("%s: the SHA-256 of what another node has sent is not that in the manifest: %w", f.name, syscall.EIO)
+		return p.err
 	}
-	p.err = fmt.Errorf("%s: the SHA-256 is not that in the manifest: %w", f.name, syscall.EIO)
+	p.err = fmt.Errorf("%s: the SHA-256 is another one: %w", f.name, drivers.ErrMismatch)
+	f.handler.mismatched(f.entry, p.err)
+	f.handler.levels.Source().Reject(f.name, f.entry.Info())
+	f.handler.names.Doubt(f.entry)
 	return p.err
+}
+
+// loggedMismatches bounds the files that mismatched logs: if the wrong dataset is at the source, it is called
+// for all.
+const loggedMismatches = 100
+
+// mismatched counts and logs a file of which the source does not have the version in the manifest, once.
+func (h *Handler) mismatched(e *metadata.Entry, err error) {
+	if !e.File().Mismatch() {
+		return
+	}
+	switch n := atomic.AddInt64(&h.counters.Mismatched, 1); {
+	case n <= loggedMismatches:
+		h.log.Warn("file not as in the manifest", "path", e.Path(), "err", err)
+	case n == loggedMismatches+1:
+		h.log.Warn("more files are not as in the manifest; they are counted and not logged")
+	}
 }

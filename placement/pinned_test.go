@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -96,5 +98,53 @@ func TestPinnedWithoutRoom(t *testing.T) {
 	r.wantFile("wrong", has)
 	if s := r.handler.Stats(); s.Mismatched != 0 {
 		t.Errorf("%d mismatched", s.Mismatched)
+	}
+}
+
+// A file that the source does not have, or has with another size, is counted and logged once, however often it is
+// opened, and of many such files the first are logged.
+func TestPinnedMissing(t *testing.T) {
+	mem := drivertest.NewMem(0)
+	mem.Put("shorter", []byte("123"))
+	const missing = loggedMismatches + 10
+	var b, log bytes.Buffer
+	w := manifest.NewWriter(&b)
+	names := []string{"shorter"}
+	for i := range missing {
+		names = append(names, fmt.Sprintf("missing%d", i))
+	}
+	for _, name := range names {
+		if err := w.Write(manifest.Entry{Name: name, Mode: syscall.S_IFREG | 0o644, Size: 4}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m, err := manifest.Load(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, rigOptions{quotas: []int64{1 << 20}, over: manifest.New(mem, m), log: &log})
+	for range 3 {
+		for _, name := range names {
+			if _, err := r.read(name); !errors.Is(err, drivers.ErrMismatch) || !errors.Is(err, syscall.EIO) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	r.settled()
+	if s := r.handler.Stats(); s.Mismatched != missing+1 {
+		t.Errorf("%d mismatched, want %d", s.Mismatched, missing+1)
+	}
+	text := log.String()
+	if n := strings.Count(text, "file not as in the manifest"); n != loggedMismatches {
+		t.Errorf("%d files are logged, want %d", n, loggedMismatches)
+	}
+	if n := strings.Count(text, "path=shorter"); n != 1 {
+		t.Errorf("%d lines name one file:\n%.1000s", n, text)
+	}
+	if n := strings.Count(text, "\n"); n != loggedMismatches+1 {
+		t.Errorf("the log has %d lines", n)
 	}
 }

@@ -83,6 +83,8 @@ type rigOptions struct {
 	onDisk []drivers.Store // the tiers, instead of stores in memory
 
 	pieceSize int64 // metadata.Options.PieceSize
+
+	log io.Writer // of warnings; nil: they are discarded
 }
 
 // newRig makes a rig and runs it until the test ends. The test fails if anything is open
@@ -90,6 +92,9 @@ type rigOptions struct {
 func newRig(t testing.TB, opts rigOptions) *rig {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
+	if opts.log != nil {
+		log = slog.New(slog.NewTextHandler(opts.log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
 	if os.Getenv("MILKWEED_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}

@@ -29,7 +29,7 @@ type ScrubReport struct {
 	CopiesGone     int64 `json:"copies_gone" help:"Copies that were removed before they were verified."`
 
 	Refetched      int64 `json:"refetched" help:"Files that were copied again after their copy was found to be corrupt. Files whose attributes are not cached are copied when they are next opened."`
-	RefetchFailed  int64 `json:"refetch_failed" help:"Files that could not be copied again now. They are read from the source."`
+	RefetchFailed  int64 `json:"refetch_failed" help:"Files that could not be copied again now. A job that opens them reads the source."`
 	RefetchPending int64 `json:"refetch_pending" help:"Files that are being copied again."`
 
 	Skipped []ScrubSkip  `json:"skipped_tiers,omitempty" help:"Tiers that were not verified to the end."`

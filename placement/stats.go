@@ -17,7 +17,7 @@ type Counters struct {
 	Prefetched  int64 `json:"prefetched" metric:"prefetched_files_total" help:"Copies committed that were started before the first open of the file."`
 	Skipped     int64 `json:"skipped" metric:"placements_total" labels:"result=skipped" help:"Files for which no tier had room."`
 	Failed      int64 `json:"failed" metric:"placements_total" labels:"result=failed" help:"Copies that failed."`
-	Mismatched  int64 `json:"mismatched" metric:"mismatched_files_total" help:"Files that were copied from the source and are not those in the manifest."`
+	Mismatched  int64 `json:"mismatched" metric:"mismatched_files_total" help:"Files that the source does not have as in the manifest: they are missing, or have another size or another SHA-256."`
 }
 
 // Fills describe the copies in flight at one moment.

@@ -141,7 +141,9 @@ mount. It exits with 2 if the source has no such generation, with 5 if the tiers
 have no room, and with 8 if files could not be copied or if it was stopped. With
 --json it prints one object: generation; found, present, shared, copied,
 skipped, elsewhere and failed, each with files and bytes; need_bytes and
-room_bytes; and errors[], which has the path and the error of some files.`,
+room_bytes; errors[], which has the path and the error of some files; and with
+manifests files_mismatched: of the failed files, those that the source does not
+have as in the manifest.`,
 		Example: `  milkweed prepare v4 /mnt/data && milkweed switch v4 /mnt/data
   milkweed prepare --trust-mtime --json v4 | jq .copied.bytes`,
 		Args: usage(cobra.RangeArgs(1, 2)),
@@ -187,7 +189,7 @@ func prepare(c *cobra.Command, req control.PrepareRequest, asJSON bool, paths []
 	case err != nil:
 		return &exit.Error{Code: exit.Incomplete, Err: errors.New("the preparation was stopped"), Remedy: "Complete copies stay. Run it again to go on."}
 	case p.Failed.Files > 0:
-		return &exit.Error{Code: exit.Incomplete, Err: fmt.Errorf("%s could not be copied", files(p.Failed.Files)), Remedy: "Run it again to retry them."}
+		return notCopied(p.Failed.Files, p.FilesMismatched)
 	}
 	return nil
 }

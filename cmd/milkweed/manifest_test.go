@@ -73,6 +73,7 @@ func TestManifestPinsContent(t *testing.T) {
 	s.check(os.Remove(s.source + "/missing"))
 	large[7<<20]++
 	s.check(os.WriteFile(s.source+"/large", large, 0o644))
+	logged := 0
 	for _, mode := range []string{"cached", "stateless", "passthrough"} {
 		t.Run(mode, func(t *testing.T) {
 			s.milkweed(append(s.listed(file, "64MiB"), "--mode", mode)...)
@@ -89,11 +90,23 @@ func TestManifestPinsContent(t *testing.T) {
 				t.Errorf("large, again: exit code %d, %q, %d bytes", r.code, r.stderr, len(r.stdout))
 			}
 			s.must("cmp", s.source+"/right", s.point+"/right")
-			if st := s.settled(); st.Placement.Placed != 1 || st.Placement.Mismatched != 2 {
-				t.Errorf("%d placed, %d mismatched; want 1 and 2", st.Placement.Placed, st.Placement.Mismatched)
+			if st := s.settled(); st.Placement.Placed != 1 || st.Placement.Mismatched != 4 {
+				t.Errorf("%d placed, %d mismatched; want 1 and 4", st.Placement.Placed, st.Placement.Mismatched)
 			}
-			if out := s.milkweed("status", s.point); !strings.Contains(out, file+"; 2 files are not as it says") {
+			if out := s.milkweed("status", s.point); !strings.Contains(out, file+"; 4 files are not as it says") {
 				t.Errorf("status printed\n%s", out)
+			}
+			if r := s.try("doctor", s.point); r.code != exit.Incomplete || !strings.Contains(r.stdout, "4 files of the source are not as the manifest says") {
+				t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+			}
+			logged += 4
+			if got := strings.Count(s.logs(), `msg="file not as in the manifest"`); got != logged {
+				t.Errorf("%d lines in the log, want %d:\n%s", got, logged, s.logs())
+			}
+			r := s.try("warmup", s.point)
+			if want := "4 files could not be copied; 4 of them cannot be read, because the source and the manifest differ\n  `milkweed check --manifest` names"; r.code != exit.Incomplete ||
+				!strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "longer: it has 50001 bytes at the source, and 50000 in the manifest") {
+				t.Errorf("warmup: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 			}
 			s.umount()
 			s.emptyTiers()

@@ -16,6 +16,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/blob"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -259,30 +260,41 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 	}
 	var (
 		last    placement.Progress
-		errs    []control.FileError
+		failed  failures
 		updated time.Time
 	)
 	err := d.handler.Warmup(ctx, entries, func(p placement.Progress) {
 		last = p
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()
-			progress(warmupProgress(p, errs))
+			progress(warmupProgress(p, failed))
 		}
-	}, func(e *metadata.Entry, err error) {
-		if len(errs) < maxErrors {
-			errs = append(errs, control.FileError{Path: d.names.Outside(e.Path()), Error: err.Error()})
-		}
-	})
-	progress(warmupProgress(last, errs))
+	}, func(e *metadata.Entry, err error) { failed.add(d.names.Outside(e.Path()), err) })
+	progress(warmupProgress(last, failed))
 	return err
 }
 
-func warmupProgress(p placement.Progress, errs []control.FileError) control.Progress {
+// The failures of a warm-up or a preparation are what it reports of the files that were not copied.
+type failures struct {
+	first      []control.FileError // at most maxErrors
+	mismatched int64               // files that are not as in the manifest
+}
+
+func (f *failures) add(path string, err error) {
+	if errors.Is(err, drivers.ErrMismatch) {
+		f.mismatched++
+	}
+	if len(f.first) < maxErrors {
+		f.first = append(f.first, control.FileError{Path: path, Error: err.Error()})
+	}
+}
+
+func warmupProgress(p placement.Progress, f failures) control.Progress {
 	return control.Progress{
 		Scanning:   p.Walking,
 		FilesTotal: p.Found.Files, FilesDone: p.Placed.Files, FilesSkipped: p.Skipped.Files, FilesFailed: p.Failed.Files, FilesElsewhere: p.Elsewhere.Files,
 		BytesTotal: p.Found.Bytes, BytesDone: p.Placed.Bytes, BytesSkipped: p.Skipped.Bytes, BytesFailed: p.Failed.Bytes, BytesElsewhere: p.Elsewhere.Bytes,
-		Errors: errs,
+		Errors: f.first, FilesMismatched: f.mismatched,
 	}
 }
 

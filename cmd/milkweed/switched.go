@@ -256,21 +256,17 @@ func (d *daemon) Prepare(ctx context.Context, req control.PrepareRequest, progre
 	}
 	var (
 		last    placement.PrepareReport
-		errs    []control.FileError
+		failed  failures
 		updated time.Time
 	)
-	send := func() { progress(prepared(req.Generation, last, errs)) }
+	send := func() { progress(prepared(req.Generation, last, failed)) }
 	err = d.handler.Prepare(ctx, root, d.names.Top(), placement.PrepareOptions{TrustMtime: req.TrustMtime, Partial: req.Partial}, func(r placement.PrepareReport) {
 		last = r
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()
 			send()
 		}
-	}, func(e *metadata.Entry, err error) {
-		if len(errs) < maxErrors {
-			errs = append(errs, control.FileError{Path: d.names.Outside(e.Path()), Error: err.Error()})
-		}
-	})
+	}, func(e *metadata.Entry, err error) { failed.add(d.names.Outside(e.Path()), err) })
 	send()
 	if errors.Is(err, placement.ErrPrepareRoom) {
 		return &exit.Error{
@@ -285,9 +281,9 @@ func (d *daemon) Prepare(ctx context.Context, req control.PrepareRequest, progre
 	return err
 }
 
-func prepared(generation string, r placement.PrepareReport, errs []control.FileError) control.Prepared {
+func prepared(generation string, r placement.PrepareReport, f failures) control.Prepared {
 	return control.Prepared{
-		Generation: generation, Listing: r.Walking, NeedBytes: r.Need, RoomBytes: r.Room, Errors: errs,
+		Generation: generation, Listing: r.Walking, NeedBytes: r.Need, RoomBytes: r.Room, Errors: f.first, FilesMismatched: f.mismatched,
 		Found: control.Amount(r.Found), Present: control.Amount(r.Present), Shared: control.Amount(r.Shared), Copied: control.Amount(r.Copied),
 		Skipped: control.Amount(r.Skipped), Elsewhere: control.Amount(r.Elsewhere), Failed: control.Amount(r.Failed),
 	}

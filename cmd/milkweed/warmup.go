@@ -37,8 +37,9 @@ Warmup exits with 8 if files could not be copied or if it was stopped. With
 --json it prints the result as one object: files_total, files_done,
 files_skipped, files_failed, bytes_total, bytes_done, bytes_skipped,
 bytes_failed, and errors[], which has the path and the error of the first files
-that failed. With peers it has files_elsewhere and bytes_elsewhere, which are on
-other nodes.`,
+that failed. With a manifest it has files_mismatched: of the failed files, those
+that the source does not have as in the manifest, and that cannot be read. With
+peers it has files_elsewhere and bytes_elsewhere, which are on other nodes.`,
 		Example: `  milkweed warmup
   milkweed warmup /mnt/imagenet/val /mnt/imagenet/train/n01440764`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -146,11 +147,21 @@ func outcome(p control.Progress, err error) error {
 	case p.FilesFailed == 0:
 		return nil
 	}
-	return &exit.Error{
+	return notCopied(p.FilesFailed, p.FilesMismatched)
+}
+
+// notCopied returns the error for files that failed, some of which the source does not have as in the manifest.
+func notCopied(failed, mismatched int64) error {
+	e := &exit.Error{
 		Code:   exit.Incomplete,
-		Err:    fmt.Errorf("%s could not be copied", files(p.FilesFailed)),
-		Remedy: "They are read from the source. Run it again to retry them.",
+		Err:    fmt.Errorf("%s could not be copied", files(failed)),
+		Remedy: "Run it again to retry. Until then, a job that opens them reads the source, with its errors.",
 	}
+	if mismatched > 0 {
+		e.Err = fmt.Errorf("%w; %s of them cannot be read, because the source and the manifest differ", e.Err, count(mismatched))
+		e.Remedy = "`milkweed check --manifest` names what differs. Restore the files, or write a new manifest and mount with it."
+	}
+	return e
 }
 
 // warmupStep returns the progress p for a display. While directories are listed, it has no total.

@@ -228,7 +228,7 @@ func (d *Driver) infoLocked(n *name) drivers.Info {
 }
 
 // Open implements drivers.Driver. If the source does not have the file, or has one of another size, or
-// Reject was called for the one that it has, the error is EIO.
+// Reject was called for the one that it has, the error matches drivers.ErrMismatch.
 func (d *Driver) Open(ctx context.Context, fileName string) (drivers.Object, error) {
 	m, inside, err := d.resolve(ctx, fileName)
 	switch {
@@ -249,10 +249,12 @@ func (d *Driver) Open(ctx context.Context, fileName string) (drivers.Object, err
 		return nil, pathError("open", fileName, syscall.ENXIO)
 	}
 	o, err := d.inner.Open(ctx, fileName)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return nil, mismatch(fileName, "the source does not have it")
-	}
-	if err != nil {
+	case errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO):
+		return nil, mismatch(fileName, "it is no file at the source")
+	case err != nil:
 		return nil, err
 	}
 	info, rejected := d.admit(n, o.Info())
@@ -269,7 +271,7 @@ func (d *Driver) Open(ctx context.Context, fileName string) (drivers.Object, err
 
 // mismatch returns an error for a file that is not the one in the manifest.
 func mismatch(fileName, problem string) error {
-	return fmt.Errorf("%s: %s: %w", fileName, problem, syscall.EIO)
+	return fmt.Errorf("%s: %s: %w", fileName, problem, drivers.ErrMismatch)
 }
 
 // admit records which version of a file the source has, and returns the Info of it, and whether it was

@@ -192,17 +192,20 @@ func TestNamesComeFromTheManifest(t *testing.T) {
 // A file that is not the one in the manifest is not opened.
 func TestOtherContent(t *testing.T) {
 	m := drivertest.NewMem(0)
-	for _, name := range []string{"removed", "shorter", "same", "rejected"} {
+	for _, name := range []string{"removed", "shorter", "same", "rejected", "directory"} {
 		m.Put(name, []byte("content"))
 	}
 	d := New(m, load(t, write(t, m, ".")))
 	m.Remove(ctx, "removed")
 	m.Put("shorter", []byte("short"))
+	m.Remove(ctx, "directory")
+	m.Put("directory/f", nil)
 	for name, want := range map[string]string{
-		"removed": "removed: the source does not have it",
-		"shorter": "shorter: it has 5 bytes at the source, and 7 in the manifest",
+		"directory": "directory: it is no file at the source",
+		"removed":   "removed: the source does not have it",
+		"shorter":   "shorter: it has 5 bytes at the source, and 7 in the manifest",
 	} {
-		if _, err := d.Open(ctx, name); !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), want) {
+		if _, err := d.Open(ctx, name); !errors.Is(err, syscall.EIO) || !errors.Is(err, drivers.ErrMismatch) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Open(%s): %v", name, err)
 		}
 	}
@@ -216,7 +219,7 @@ func TestOtherContent(t *testing.T) {
 	}
 	content(t, d, "rejected")
 	d.Reject("rejected", info)
-	if _, err := d.Open(ctx, "rejected"); !errors.Is(err, syscall.EIO) {
+	if _, err := d.Open(ctx, "rejected"); !errors.Is(err, drivers.ErrMismatch) {
 		t.Errorf("Open of a rejected file: %v", err)
 	}
 	m.Put("rejected", []byte("CONTENT"))

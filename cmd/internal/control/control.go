@@ -169,6 +169,8 @@ type Progress struct {
 	BytesElsewhere int64       `json:"bytes_elsewhere,omitempty"` // of them, sizes of the files elsewhere
 	BytesFailed    int64       `json:"bytes_failed"`              // of them, sizes of the files failed
 	Errors         []FileError `json:"errors,omitempty"`          // of the first files that failed
+
+	FilesMismatched int64 `json:"files_mismatched,omitempty"` // of FilesFailed, files that the source does not have as in the manifest
 }
 
 // A FileError describes a file that could not be copied, or a name that could not be compared.

@@ -74,7 +74,8 @@ type Prepared struct {
 	NeedBytes  int64  `json:"need_bytes"`
 	RoomBytes  int64  `json:"room_bytes"`
 
-	Errors []FileError `json:"errors,omitempty"` // of the first files that failed
+	Errors          []FileError `json:"errors,omitempty"`           // of the first files that failed
+	FilesMismatched int64       `json:"files_mismatched,omitempty"` // as in Progress
 }
 
 // An Amount is a number of files, and the sum of their sizes.
