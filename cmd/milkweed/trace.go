@@ -131,7 +131,7 @@ func printTraced(w io.Writer, l control.TraceLine) error {
 		cause = "failed"
 	}
 	_, err := fmt.Fprintf(w, traceFormat, l.Time.Local().Format("15:04:05.000000"), l.Op, l.Level, rounded(l.Seconds), cause,
-		number(l.Offset), number(l.Size), text(l.Name()))
+		number(l.Offset), number(l.Size), text(l.Path))
 	return err
 }
 
@@ -213,6 +213,6 @@ func (d *daemon) traceLine(e placement.TraceEvent) control.TraceLine {
 	case e.Place.Known:
 		l.Level = d.levels.Name(e.Place.Level)
 	}
-	l.SetPath(d.names.Outside(e.Path))
+	l.Path = d.names.Outside(e.Path)
 	return l
 }

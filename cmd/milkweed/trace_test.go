@@ -104,11 +104,11 @@ func TestTrace(t *testing.T) {
 			for _, l := range lines {
 				switch {
 				case l.Op == "open":
-					opens[l.Name()]++
+					opens[l.Path]++
 				case l.Level == "tier1":
 					again += *l.Size
 				default:
-					sizes[l.Name()] += *l.Size
+					sizes[l.Path] += *l.Size
 				}
 				if l.Time.IsZero() || l.Level == "" || l.Cause == "" || l.Seconds <= 0 || l.Failed {
 					t.Errorf("incomplete: %+v", l)
@@ -229,7 +229,7 @@ func TestTraceText(t *testing.T) {
 	controltest.Folder(t)
 	size := int64(4096)
 	read := control.TraceLine{Time: time.Now(), Op: "read", Level: "ram", Seconds: 0.0125, Cause: "tier", Size: &size}
-	read.SetPath("a\x1b[31m")
+	read.Path = "a\x1b[31m"
 	d := &controltest.Daemon{MountPoint: "/mnt/imagenet", Lines: []control.TraceLine{{Mode: "cached"}, {Dropped: 3}, read}}
 	controltest.Serve(t, d)
 	var out, notes bytes.Buffer

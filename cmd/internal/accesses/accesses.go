@@ -111,7 +111,7 @@ func (r *Recorder) Add(l control.TraceLine) {
 	if l.Cause != "-" {
 		r.all.Waits[l.Cause] += l.Seconds
 	}
-	name := l.Name()
+	name := l.Path
 	d, p := r.dir(path.Dir(name)), r.position(name)
 	if l.Op == "open" {
 		r.open(name, *l.Size, l.Level, d, p)

@@ -13,7 +13,7 @@ import (
 
 func open(name, level string, size int64) control.TraceLine {
 	l := control.TraceLine{Op: "open", Level: level, Seconds: 0.5, Cause: "latency", Size: &size}
-	l.SetPath(name)
+	l.Path = name
 	return l
 }
 
@@ -22,7 +22,7 @@ func read(name string, offset, size int64) control.TraceLine {
 	if offset >= 0 {
 		l.Offset = &offset
 	}
-	l.SetPath(name)
+	l.Path = name
 	return l
 }
 

@@ -39,7 +39,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"unicode/utf8"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -243,20 +242,3 @@ func (e remoteError) Error() string {
 }
 
 func (e remoteError) Is(target error) bool { return target == fs.ErrNotExist && e.f.NotExist }
-
-// printable returns s as a string for JSON. If s is not UTF-8, a JSON string cannot represent
-// it, and printable also returns its bytes.
-func printable(s string) (text string, bytes []byte) {
-	if utf8.ValidString(s) {
-		return s, nil
-	}
-	return s, []byte(s) // encoding/json replaces invalid bytes by U+FFFD
-}
-
-// exact is the inverse of printable.
-func exact(text string, bytes []byte) string {
-	if bytes != nil {
-		return string(bytes)
-	}
-	return text
-}

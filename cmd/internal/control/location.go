@@ -1,6 +1,6 @@
 package control
 
-import "encoding/json"
+import "github.com/milkweedfs/milkweed/cmd/internal/paths"
 
 // A State is the state of the copy of a file.
 type State string
@@ -13,9 +13,7 @@ const (
 	NotPlaced State = "not_placed" // only the source has the file, and it is not copied; see Reason
 )
 
-// A Location describes a file and its copy. A path that is not UTF-8 has two fields in JSON: a
-// string with U+FFFD in place of invalid bytes, and all bytes in base64, in path_bytes or
-// tier_path_bytes.
+// A Location describes a file and its copy.
 type Location struct {
 	Path        string `json:"path"`                   // as in the request
 	Type        string `json:"type"`                   // file, directory, symlink or other
@@ -27,32 +25,14 @@ type Location struct {
 	FilledBytes int64  `json:"filled_bytes,omitempty"` // if Filling: bytes copied so far
 }
 
-// plainLocation is a Location without its methods.
-type plainLocation Location
-
-// wireLocation has the fields of a Location in JSON.
-type wireLocation struct {
-	plainLocation
-	PathBytes     []byte `json:"path_bytes,omitempty"`
-	TierPathBytes []byte `json:"tier_path_bytes,omitempty"`
-}
-
 // MarshalJSON implements json.Marshaler.
 func (l Location) MarshalJSON() ([]byte, error) {
-	w := wireLocation{plainLocation: plainLocation(l)}
-	w.Path, w.PathBytes = printable(l.Path)
-	w.TierPath, w.TierPathBytes = printable(l.TierPath)
-	return json.Marshal(w)
+	type plain Location
+	return paths.Marshal(plain(l))
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *Location) UnmarshalJSON(p []byte) error {
-	var w wireLocation
-	if err := json.Unmarshal(p, &w); err != nil {
-		return err
-	}
-	*l = Location(w.plainLocation)
-	l.Path = exact(w.Path, w.PathBytes)
-	l.TierPath = exact(w.TierPath, w.TierPathBytes)
-	return nil
+	type plain Location
+	return paths.Unmarshal(p, (*plain)(l))
 }

@@ -1,8 +1,7 @@
 package control
 
 import (
-	"encoding/json"
-
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -38,8 +37,7 @@ type Refreshed struct {
 	PrunedDirs []PrunedDir `json:"pruned_directories,omitempty"`
 }
 
-// A PrunedDir is a placement.PrunedDir. A path that is not UTF-8 has two fields in JSON, as that of a
-// Location.
+// A PrunedDir is a placement.PrunedDir.
 type PrunedDir struct {
 	Path   string `json:"path"`   // relative to the mount point
 	Copies int64  `json:"copies"` // of files that the source does not have
@@ -47,68 +45,37 @@ type PrunedDir struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// plainPrunedDir is a PrunedDir without its methods.
-type plainPrunedDir PrunedDir
-
-// wirePrunedDir has the fields of a PrunedDir in JSON.
-type wirePrunedDir struct {
-	plainPrunedDir
-	PathBytes []byte `json:"path_bytes,omitempty"`
-}
-
 // MarshalJSON implements json.Marshaler.
 func (d PrunedDir) MarshalJSON() ([]byte, error) {
-	w := wirePrunedDir{plainPrunedDir: plainPrunedDir(d)}
-	w.Path, w.PathBytes = printable(d.Path)
-	return json.Marshal(w)
+	type plain PrunedDir
+	return paths.Marshal(plain(d))
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (d *PrunedDir) UnmarshalJSON(p []byte) error {
-	var w wirePrunedDir
-	if err := json.Unmarshal(p, &w); err != nil {
-		return err
-	}
-	*d = PrunedDir(w.plainPrunedDir)
-	d.Path = exact(w.Path, w.PathBytes)
-	return nil
+	type plain PrunedDir
+	return paths.Unmarshal(p, (*plain)(d))
 }
 
 // MaxChanges bounds Refreshed.Changes.
 const MaxChanges = 100_000
 
-// A NameChange is a name that was added, removed or replaced. A path that is not UTF-8 has two
-// fields in JSON, as that of a Location.
+// A NameChange is a name that was added, removed or replaced.
 type NameChange struct {
 	Path   string `json:"path"`   // relative to the mount point
 	Change string `json:"change"` // added, removed or replaced
 }
 
-// plainNameChange is a NameChange without its methods.
-type plainNameChange NameChange
-
-// wireNameChange has the fields of a NameChange in JSON.
-type wireNameChange struct {
-	plainNameChange
-	PathBytes []byte `json:"path_bytes,omitempty"`
-}
-
 // MarshalJSON implements json.Marshaler.
 func (n NameChange) MarshalJSON() ([]byte, error) {
-	w := wireNameChange{plainNameChange: plainNameChange(n)}
-	w.Path, w.PathBytes = printable(n.Path)
-	return json.Marshal(w)
+	type plain NameChange
+	return paths.Marshal(plain(n))
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (n *NameChange) UnmarshalJSON(p []byte) error {
-	var w wireNameChange
-	if err := json.Unmarshal(p, &w); err != nil {
-		return err
-	}
-	*n = NameChange(w.plainNameChange)
-	n.Path = exact(w.Path, w.PathBytes)
-	return nil
+	type plain NameChange
+	return paths.Unmarshal(p, (*plain)(n))
 }
 
 // A RefreshEvent is one line of the response to POST /v1/refresh. Only the last has Changes.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
 
 // A TraceFilter selects the operations that a trace shows.
@@ -56,28 +57,33 @@ func (f TraceFilter) Matches(name string) bool {
 }
 
 // A TraceLine is one line of the response to GET /v1/trace. The first has only the Mode. One with Dropped
-// has nothing else. The others are operations. If Path is not UTF-8, PathBytes has its bytes.
+// has nothing else. The others are operations.
 type TraceLine struct {
 	Mode    string `json:"mode,omitempty"`    // of the mount
 	Dropped int64  `json:"dropped,omitempty"` // operations since the last such line that were not sent
 
-	Time      time.Time `json:"time,omitzero"`     // when the operation began
-	Op        string    `json:"op,omitempty"`      // open or read
-	Level     string    `json:"level,omitempty"`   // the name of a tier, fill, source or peers; "-": none
-	Seconds   float64   `json:"seconds,omitempty"` // how long it took
-	Cause     string    `json:"cause,omitempty"`   // of the longest wait: latency, bandwidth, fill, tier or peers; "-": there was none
-	Offset    *int64    `json:"offset,omitempty"`  // of a read; nil if it was spliced
-	Size      *int64    `json:"size,omitempty"`    // of a read: the bytes read; of an open: the size of the file
-	Failed    bool      `json:"failed,omitempty"`  // it returned an error
-	Path      string    `json:"path,omitempty"`    // relative to the mount point
-	PathBytes []byte    `json:"path_bytes,omitempty"`
+	Time    time.Time `json:"time,omitzero"`     // when the operation began
+	Op      string    `json:"op,omitempty"`      // open or read
+	Level   string    `json:"level,omitempty"`   // the name of a tier, fill, source or peers; "-": none
+	Seconds float64   `json:"seconds,omitempty"` // how long it took
+	Cause   string    `json:"cause,omitempty"`   // of the longest wait: latency, bandwidth, fill, tier or peers; "-": there was none
+	Offset  *int64    `json:"offset,omitempty"`  // of a read; nil if it was spliced
+	Size    *int64    `json:"size,omitempty"`    // of a read: the bytes read; of an open: the size of the file
+	Failed  bool      `json:"failed,omitempty"`  // it returned an error
+	Path    string    `json:"path,omitempty"`    // relative to the mount point
 }
 
-// SetPath sets the path.
-func (l *TraceLine) SetPath(name string) { l.Path, l.PathBytes = printable(name) }
+// MarshalJSON implements json.Marshaler.
+func (l TraceLine) MarshalJSON() ([]byte, error) {
+	type plain TraceLine
+	return paths.Marshal(plain(l))
+}
 
-// Name returns the path.
-func (l *TraceLine) Name() string { return exact(l.Path, l.PathBytes) }
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *TraceLine) UnmarshalJSON(p []byte) error {
+	type plain TraceLine
+	return paths.Unmarshal(p, (*plain)(l))
+}
 
 // trace responds with a stream of TraceLines. A client that does not read one within writeTimeout is
 // disconnected.

@@ -16,7 +16,7 @@ import (
 func TestTraceLines(t *testing.T) {
 	size, first := int64(7), control.TraceLine{Mode: "cached"}
 	read := control.TraceLine{Time: time.Unix(1, 2), Op: "read", Level: "ram", Seconds: 0.5, Cause: "tier", Size: &size}
-	read.SetPath("a\xff\n")
+	read.Path = "a\xff\n"
 	c := dial(t, &controltest.Daemon{Lines: []control.TraceLine{first, read, {Dropped: 9}}})
 	enough := errors.New("enough")
 	var got []control.TraceLine
@@ -26,7 +26,7 @@ func TestTraceLines(t *testing.T) {
 		}
 		return nil
 	})
-	if err != enough || got[0].Mode != "cached" || got[1].Name() != "a\xff\n" || *got[1].Size != 7 || got[1].Offset != nil || got[2].Dropped != 9 {
+	if err != enough || got[0].Mode != "cached" || got[1].Path != "a\xff\n" || *got[1].Size != 7 || got[1].Offset != nil || got[2].Dropped != 9 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package paths compares and prints paths by name alone. It calls no file system, so that a mount
+// Package paths compares, prints and encodes paths by name alone. It calls no file system, so that a mount
 // that hangs cannot block it. The paths are absolute and clean.
 package paths
 
