@@ -12,6 +12,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/manifest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
@@ -21,6 +22,18 @@ import (
 type mismatch struct {
 	Path    string `json:"path"`
 	Problem string `json:"problem"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (m mismatch) MarshalJSON() ([]byte, error) {
+	type plain mismatch
+	return paths.Marshal(plain(m))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (m *mismatch) UnmarshalJSON(p []byte) error {
+	type plain mismatch
+	return paths.Unmarshal(p, (*plain)(m))
 }
 
 // A comparison is the result of comparing a source, or the tiers, with a manifest.

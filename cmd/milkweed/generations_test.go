@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,55 @@ func (s *site) shows(generation string) {
 	if got := s.status().Generation; got != generation {
 		s.t.Errorf("status has the generation %q, want %s", got, generation)
 	}
+}
+
+// The names of generations, and of the files in them, need not be UTF-8: every command takes the name that
+// generations prints, and one that has U+FFFD in place of a byte is another name.
+func TestGenerationsOfAnyName(t *testing.T) {
+	s := newVersioned(t)
+	const name, similar, other = "v\xff", "v\ufffd", "w\xfe"
+	for _, g := range []string{name, similar, other} {
+		s.check(os.Rename(s.dir+"/sets/v2", s.dir+"/sets/"+g))
+		s.sh(`cp -r "$1/v1" "$1/v2"; echo "$2" > "$1/$2/which"; echo > "$1/v2/z$2"`, s.dir+"/sets", g)
+	}
+	s.mount("1MiB", "1MiB")
+	s.link(name)
+	s.milkweed("prepare", name, s.point)
+	before := s.status().Source.Reads
+	var switched control.Switched
+	s.check(json.Unmarshal([]byte(s.milkweed("switch", "--json", name, s.point)), &switched))
+	if switched.To != name || switched.Linked != name || !switched.Done {
+		t.Errorf("switch printed %+v", switched)
+	}
+	s.shows(name)
+	if n := s.status().Source.Reads - before; n != 0 {
+		t.Errorf("%d reads from the source after prepare", n)
+	}
+	g := s.generations()
+	var all []string
+	for _, one := range g.All {
+		all = append(all, one.Name)
+	}
+	if want := []string{"v1", "v2", similar, name, other}; !slices.Equal(all, want) || g.Current != name || g.Linked != name {
+		t.Errorf("got %q, want %q; %+v", all, want, g)
+	}
+	if out := s.milkweed("status", s.point); !strings.Contains(out, `generation "v\xff"`) {
+		t.Errorf("status printed\n%s", out)
+	}
+	s.milkweed("switch", "--keep", similar, s.point)
+	s.shows(similar)
+	s.milkweed("generations", "drop", name, s.point)
+	s.milkweed("refresh", s.point)
+	s.umount()
+
+	words := s.mountWords("1MiB")
+	s.milkweed(append([]string{"mount", "--generation", other}, words[1:]...)...)
+	s.shows(other)
+	s.umount()
+	s.milkweed(words...) // follows the link
+	s.shows(name)
+	s.umount()
+	s.wantNothing()
 }
 
 // A mount pins the generation that its link names, and a switch replaces it. The copies of the old one

@@ -109,6 +109,10 @@ of a node. It is a FUSE file system: an unchanged job reads the dataset through
 the mount, and Milkweed reads each byte of the source once, as long as the
 tiers have room.
 
+Names of files and generations are bytes. In JSON, a name that is not UTF-8 has
+U+FFFD in place of the invalid bytes, and a second field, whose name ends in
+_bytes, has all bytes in base64: path_bytes is beside path.
+
 Exit codes:
   0  done
   1  something unexpected

@@ -169,7 +169,7 @@ func TestCheckManifest(t *testing.T) {
 		t.Errorf("check --tiers: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 
-	s.write("extra", 1)
+	s.write("extra\xff", 1)
 	s.write("d/1", 6000)
 	s.check(os.Remove(s.source + "/d/2"))
 	s.sh(`printf X | dd of="$1/d/5" conv=notrunc status=none; rm "$1/link"; ln -s e "$1/link"; rm "$1/d/6"; mkdir "$1/d/6"`, s.source)
@@ -181,7 +181,7 @@ func TestCheckManifest(t *testing.T) {
 		problems[d.Path] = d.Problem
 	}
 	for name, want := range map[string]string{
-		"extra": "it is not in the manifest", "d/1": "it has 6000 bytes, and 5000 in the manifest", "d/2": "it is missing",
+		"extra\xff": "it is not in the manifest", "d/1": "it has 6000 bytes, and 5000 in the manifest", "d/2": "it is missing",
 		"d/5": "its SHA-256 is", "link": `it points to "e", and to "d" in the manifest`, "d/6": "it is a directory, and a file in the manifest",
 	} {
 		if !strings.HasPrefix(problems[name], want) {

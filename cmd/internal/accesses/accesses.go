@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
 
 // Bounds of the memory that a Recorder takes.
@@ -59,6 +60,18 @@ type Dir struct {
 	Reads      int64  `json:"reads"`
 	Sequential int64  `json:"sequential"`
 	Random     int64  `json:"random"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (d Dir) MarshalJSON() ([]byte, error) {
+	type plain Dir
+	return paths.Marshal(plain(d))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *Dir) UnmarshalJSON(p []byte) error {
+	type plain Dir
+	return paths.Unmarshal(p, (*plain)(d))
 }
 
 // bounds are the bounds of the buckets.

@@ -1,6 +1,7 @@
 package accesses_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"strings"
@@ -59,6 +60,11 @@ func TestSummary(t *testing.T) {
 	}
 	if len(s.Dirs) != 2 || s.Dirs[0].Path != "d" || s.Dirs[0].Opens != 4 || s.Dirs[0].Sequential != 3 || s.Dirs[1].Reads != 1 {
 		t.Errorf("directories: got %+v", s.Dirs)
+	}
+	dir := accesses.Dir{Path: "e\xff", Opens: 1}
+	var back accesses.Dir
+	if text, err := json.Marshal(dir); err != nil || json.Unmarshal(text, &back) != nil || back != dir {
+		t.Errorf("%s is read as %+v, %v", text, back, err)
 	}
 }
 

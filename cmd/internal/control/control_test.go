@@ -79,7 +79,7 @@ func TestWhere(t *testing.T) {
 
 func TestWarmup(t *testing.T) {
 	last := control.Progress{FilesTotal: 4, FilesDone: 2, FilesSkipped: 1, FilesFailed: 1, BytesTotal: 40, BytesDone: 20,
-		Errors: []control.FileError{{Path: "b", Error: "input/output error"}}}
+		Errors: []control.FileError{{Path: "b\xff", Error: "input/output error"}}}
 	d := &controltest.Daemon{
 		Steps:     []control.Progress{{Scanning: true, FilesTotal: 3}, last},
 		StepEvery: 2 * time.Second, // longer than between two reports

@@ -36,6 +36,25 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
+// The name of a generation need not be UTF-8.
+func TestGenerationsOfAnyName(t *testing.T) {
+	const name = "v\xff"
+	d := &controltest.Daemon{GenerationsOf: control.Generations{Current: name, Linked: "w\xfe", All: []control.Generation{{Name: name}}}}
+	c := dial(t, d)
+	if got, err := c.Generations(t.Context()); err != nil || !reflect.DeepEqual(got, d.GenerationsOf) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if p, err := c.Prepare(t.Context(), control.PrepareRequest{Generation: name}, func(control.Prepared) {}); err != nil || p.Generation != name || d.PreparedWith.Load().Generation != name {
+		t.Errorf("prepare: %+v, %v", p, err)
+	}
+	if s, err := c.Switch(t.Context(), control.SwitchRequest{Generation: name}, func(control.Switched) {}); err != nil || s.To != name || d.SwitchedTo.Load().Generation != name {
+		t.Errorf("switch: %+v, %v", s, err)
+	}
+	if _, err := c.DropGeneration(t.Context(), name, func(placement.DropReport) {}); err != nil || *d.Dropped.Load() != name {
+		t.Errorf("drop of %q: %v", *d.Dropped.Load(), err)
+	}
+}
+
 func TestEvict(t *testing.T) {
 	d := new(controltest.Daemon)
 	c := dial(t, d)

@@ -1,7 +1,5 @@
 package control
 
-import "github.com/milkweedfs/milkweed/cmd/internal/paths"
-
 // A State is the state of the copy of a file.
 type State string
 
@@ -23,16 +21,4 @@ type Location struct {
 	State       State  `json:"state,omitempty"`        // "" if it is not a file
 	Reason      string `json:"reason,omitempty"`       // if NotPlaced: why
 	FilledBytes int64  `json:"filled_bytes,omitempty"` // if Filling: bytes copied so far
-}
-
-// MarshalJSON implements json.Marshaler.
-func (l Location) MarshalJSON() ([]byte, error) {
-	type plain Location
-	return paths.Marshal(plain(l))
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (l *Location) UnmarshalJSON(p []byte) error {
-	type plain Location
-	return paths.Unmarshal(p, (*plain)(l))
 }

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -45,18 +44,6 @@ type PrunedDir struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// MarshalJSON implements json.Marshaler.
-func (d PrunedDir) MarshalJSON() ([]byte, error) {
-	type plain PrunedDir
-	return paths.Marshal(plain(d))
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (d *PrunedDir) UnmarshalJSON(p []byte) error {
-	type plain PrunedDir
-	return paths.Unmarshal(p, (*plain)(d))
-}
-
 // MaxChanges bounds Refreshed.Changes.
 const MaxChanges = 100_000
 
@@ -64,18 +51,6 @@ const MaxChanges = 100_000
 type NameChange struct {
 	Path   string `json:"path"`   // relative to the mount point
 	Change string `json:"change"` // added, removed or replaced
-}
-
-// MarshalJSON implements json.Marshaler.
-func (n NameChange) MarshalJSON() ([]byte, error) {
-	type plain NameChange
-	return paths.Marshal(plain(n))
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (n *NameChange) UnmarshalJSON(p []byte) error {
-	type plain NameChange
-	return paths.Unmarshal(p, (*plain)(n))
 }
 
 // A RefreshEvent is one line of the response to POST /v1/refresh. Only the last has Changes.

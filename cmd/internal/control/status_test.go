@@ -38,6 +38,19 @@ func TestStatusOfABucket(t *testing.T) {
 	}
 }
 
+// Paths and the name of a generation need not be UTF-8.
+func TestStatusOfAnyName(t *testing.T) {
+	want := (&controltest.Daemon{MountPoint: "/mnt\xff"}).Status(t.Context())
+	want.Generation, want.Source.Path, want.Tiers[0].Path = "v\xff", "/data\xff", "/ssd\xff"
+	p, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := control.DecodeStatus(p); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+}
+
 // Unknown fields, of a newer daemon, are ignored.
 func TestDecodeStatusMore(t *testing.T) {
 	var fields map[string]any

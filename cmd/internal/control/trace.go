@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
 
 // A TraceFilter selects the operations that a trace shows.
@@ -71,18 +70,6 @@ type TraceLine struct {
 	Size    *int64    `json:"size,omitempty"`    // of a read: the bytes read; of an open: the size of the file
 	Failed  bool      `json:"failed,omitempty"`  // it returned an error
 	Path    string    `json:"path,omitempty"`    // relative to the mount point
-}
-
-// MarshalJSON implements json.Marshaler.
-func (l TraceLine) MarshalJSON() ([]byte, error) {
-	type plain TraceLine
-	return paths.Marshal(plain(l))
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (l *TraceLine) UnmarshalJSON(p []byte) error {
-	type plain TraceLine
-	return paths.Unmarshal(p, (*plain)(l))
 }
 
 // trace responds with a stream of TraceLines. A client that does not read one within writeTimeout is
