@@ -121,7 +121,7 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 			r.reject(fmt.Errorf("%w: it has %d entries, which take %d KiB", ErrPlanFull, p.planned, p.memory>>10))
 			break
 		}
-		name, err := plannedName(path)
+		name, err := ListedName(path)
 		var hash uint32
 		if err != nil {
 			r.reject(err)
@@ -169,14 +169,14 @@ func (p *plan) open(part PlanPart) (*planStream, *planEpoch, error) {
 	return s, e, nil
 }
 
-// plannedName returns a path of a plan in the form of drivers.ValidName, or the reason why it is
-// refused.
-func plannedName(given string) (string, error) {
+// ListedName returns a path of a plan, or of another list of files, in the form of drivers.ValidName, or the
+// reason why it is refused. "./a//b/" is the name a/b.
+func ListedName(given string) (string, error) {
 	switch {
 	case given == "":
 		return "", errors.New("an empty path")
 	case len(given) > maxPlannedPath:
-		return "", fmt.Errorf("a path of %d bytes", len(given))
+		return "", fmt.Errorf("a path of %d bytes, of at most %d", len(given), maxPlannedPath)
 	}
 	for elem := range strings.SplitSeq(given, "/") {
 		if elem == ".." {

@@ -30,9 +30,9 @@ fraction of each share moves to other nodes, in the background. Each node
 computes from the list, the roster, the seed and the fraction who holds which
 file; the list and these arguments must be the same on all nodes.
 
-Each line of FILE, or of the standard input, is a path relative to the mount
-point, or begins with MOUNT. Without FILE, the exchange that is running goes on
-with another epoch. Jobs in Python need no command: milkweed.LocalShuffle of
+FILE, or the standard input, is a list of files, in the syntax that milkweed
+plan --help describes. Without FILE, the exchange that is running goes on with
+another epoch. Jobs in Python need no command: milkweed.LocalShuffle of
 examples/pytorch/milkweed.py does all of this, and computes which files a
 process reads.
 
@@ -146,31 +146,17 @@ func (o exchangeOptions) begin(c *cobra.Command, client *control.Client, point s
 
 // body returns the body of the request for the paths in a file.
 func (o exchangeOptions) body(in io.Reader, file, given, point string) ([]byte, error) {
-	name, end := "the standard input", byte('\n')
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, &exit.Error{Code: exit.Usage, Err: err, Remedy: "FILE has one path on each line."}
-		}
-		defer f.Close()
-		in, name = f, file
-	}
-	if o.null {
-		end = 0
-	}
-	text, err := readPlan(in, end, given)
+	names, err := readList(in, file, o.null, point, given)
 	if err != nil {
-		return nil, &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s: %w", name, err), Remedy: "It has one path on each line, or with -0 a NUL after each."}
+		return nil, err
 	}
-	paths := bytes.Split(bytes.TrimSuffix(text, []byte{0}), []byte{0})
-	slices.SortFunc(paths, bytes.Compare)
-	paths = slices.CompactFunc(paths, bytes.Equal)
+	slices.Sort(names)
 	var body bytes.Buffer
-	for _, path := range paths {
-		body.Write(path)
+	for _, name := range slices.Compact(names) {
+		body.WriteString(name)
 		body.WriteByte(0)
 		if o.request.ByBytes {
-			info, err := os.Stat(filepath.Join(point, string(path)))
+			info, err := os.Stat(filepath.Join(point, name))
 			if err != nil {
 				return nil, &exit.Error{Code: exit.Usage, Err: err, Remedy: "Balance by bytes needs the size of each file."}
 			}

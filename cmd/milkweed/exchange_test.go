@@ -18,7 +18,7 @@ func TestExchangeCommand(t *testing.T) {
 	d := &controltest.Daemon{ExchangeState: placement.ExchangeStats{ID: "id", Files: 3, Nodes: 4, Node: 2, Epoch: 5, Fraction: 0.3}}
 	point := served(t, d)
 	file := filepath.Join(t.TempDir(), "files.txt")
-	if err := os.WriteFile(file, []byte("b\n"+point+"/a/1\nb\n\na/0\n"), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte("b\n"+point+"/a/1\n./b\n\n.//a/0\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	out, _, err := runMilkweed(t, "exchange", point, file, "--seed", "7", "-q", "0.25", "--epoch", "5", "--reader", "1", "--readers", "2")
@@ -47,10 +47,17 @@ func TestExchangeCommand(t *testing.T) {
 	_, _, err = runMilkweed(t, "exchange", point, file)
 	wantCode(t, err, exit.Tier)
 	d.ExchangeState = placement.ExchangeStats{}
+	wrong := filepath.Join(t.TempDir(), "wrong.txt")
+	if err := os.WriteFile(wrong, []byte("a\n/else\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err = runMilkweed(t, "exchange", point, wrong); err == nil || !strings.Contains(err.Error(), wrong+`: line 2: "/else" is not the name of a file in the mount`) {
+		t.Errorf("got %v", err)
+	}
 	for words, code := range map[string]exit.Code{
 		"--epoch 1 " + point: exit.Usage, "--seed 1 " + point: exit.Usage, "--show --stop " + point: exit.Usage, "--json " + point: exit.Usage,
 		"--show " + point + " " + file: exit.Usage, point + " " + file + ".missing": exit.Usage, t.TempDir(): exit.NotMounted, "--fraction 2 " + point + " " + file: exit.Usage,
-		point + " /dev/null": exit.Usage, "--by-bytes " + point + " " + file: exit.Usage,
+		point + " /dev/null": exit.Usage, point + " " + wrong: exit.Usage, "--by-bytes " + point + " " + file: exit.Usage,
 	} {
 		_, _, err := runMilkweed(t, append([]string{"exchange"}, strings.Fields(words)...)...)
 		wantCode(t, err, code)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,14 +8,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/cmd/internal/planfile"
+	"github.com/milkweedfs/milkweed/cmd/internal/filelist"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -25,10 +23,16 @@ func newPlan() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan MOUNT [FILE|-]",
 		Short: "Say in which order a job will read files",
-		Long: `Plan tells the daemon of MOUNT in which order a job will open files. Each line
-of FILE, or of the standard input, is a path relative to the mount point, or
-begins with MOUNT, or is absolute below it. The daemon looks up the files and
-copies them in this order, ahead of the job.
+		Long: `Plan tells the daemon of MOUNT in which order a job will open files. The daemon
+looks up the files and copies them in this order, ahead of the job.
+
+FILE, or the standard input, is a list of files, as for milkweed exchange and
+mount.plan. Each line is a path; with -0, a NUL ends each path. A path is
+relative to the mount point, or begins with MOUNT, or is absolute below it. It
+may begin with ./ and contain further slashes. Empty lines, and a carriage
+return at the end of a line, do not matter. A path that is elsewhere, contains
+.. or has more than 4,096 bytes is an error, which names the line, and nothing
+of the list is used.
 
 A plan is a hint. Files that do not exist are skipped, and the job may open
 others, or in another order: that costs time, and never changes what it reads.
@@ -47,10 +51,10 @@ suspended, stream_count, and streams[], each with name, epoch, entries,
 position, loader_lead, later_entries, lead_files, lead_bytes, passed and
 correct.
 
-Plan exits with 2 if FILE cannot be read, has no paths, more than 64 MiB or more
-than 1,000,000 paths (the first ones are then planned), or none was accepted,
-with 7 if MOUNT is not in a mount or its daemon does not answer, and with 8 if
-some paths were not accepted. They are not in the mount, or the plan is full.`,
+Plan exits with 2 if FILE cannot be read, is no such list, has no paths, more
+than 64 MiB or more than 1,000,000 paths (the first ones are then planned), or
+none was accepted, with 7 if MOUNT is not in a mount or its daemon does not
+answer, and with 8 if some paths were not accepted, because the plan is full.`,
 		Example: `  shuf files.txt | tee order.txt | milkweed plan /mnt/imagenet
   find /mnt/imagenet -type f -print0 | milkweed plan -0 --lead 256 /mnt/imagenet -
   milkweed plan --show /mnt/imagenet`,
@@ -117,24 +121,11 @@ func (o planOptions) run(c *cobra.Command, args []string) error {
 
 // send sends the paths in a file to the daemon of a mount point, which the user calls given.
 func (o planOptions) send(c *cobra.Command, client *control.Client, point, given, file string) error {
-	in, name := c.InOrStdin(), "the standard input"
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return &exit.Error{Code: exit.Usage, Err: err, Remedy: "FILE has one path on each line."}
-		}
-		defer f.Close()
-		in, name = f, file
-	}
-	end := byte('\n')
-	if o.null {
-		end = 0
-	}
-	paths, err := readPlan(in, end, given)
+	names, err := readList(c.InOrStdin(), file, o.null, point, given)
 	if err != nil {
-		return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s: %w", name, err), Remedy: "It has one path on each line, or with -0 a NUL after each."}
+		return err
 	}
-	r, err := client.AddPlan(c.Context(), o.part, paths)
+	r, err := client.AddPlan(c.Context(), o.part, names)
 	if err != nil {
 		return err
 	}
@@ -147,7 +138,7 @@ func (o planOptions) send(c *cobra.Command, client *control.Client, point, given
 	}
 	e := &exit.Error{
 		Code: exit.Incomplete, Err: fmt.Errorf("%s not accepted", plural(r.Rejected, "path was", "paths were")),
-		Remedy: "Paths are relative to the mount point, or absolute below it.",
+		Remedy: "`milkweed plan --clear` forgets the plan.",
 	}
 	if r.Accepted == 0 {
 		e.Code = exit.Usage
@@ -155,30 +146,37 @@ func (o planOptions) send(c *cobra.Command, client *control.Client, point, given
 	return e
 }
 
-// readPlan returns the paths in r, each of which ends with end, with a NUL after each. It omits
-// empty ones. Paths below given are made relative to it, as `find mnt | milkweed plan mnt` has them:
-// the daemon knows the mount point without symbolic links.
-func readPlan(r io.Reader, end byte, given string) ([]byte, error) {
-	prefixes := [][]byte{[]byte(strings.TrimSuffix(given, "/") + "/")}
-	if abs, err := filepath.Abs(given); err == nil {
-		prefixes = append(prefixes, []byte(strings.TrimSuffix(abs, "/")+"/"))
-	}
-	var paths bytes.Buffer
-	err := planfile.Read(r, end, func(path []byte) error {
-		for _, prefix := range prefixes {
-			if name, ok := bytes.CutPrefix(path, prefix); ok {
-				path = name
-				break
-			}
+// readList returns the names in a list of files, which is a file or, if that is "-", in. Paths below the mount
+// point are made relative to it, as `find mnt | milkweed plan mnt` has them: the mount point is without symbolic
+// links, and given is what the user calls it.
+func readList(in io.Reader, file string, null bool, point, given string) (names []string, err error) {
+	what, end := "the standard input", byte('\n')
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, &exit.Error{Code: exit.Usage, Err: err, Remedy: "FILE has one path on each line."}
 		}
-		paths.Write(path)
-		paths.WriteByte(0)
+		defer f.Close()
+		in, what = f, text(file)
+	}
+	if null {
+		end = 0
+	}
+	points := []string{given, point}
+	if abs, err := filepath.Abs(given); err == nil {
+		points = append(points, abs)
+	}
+	err = filelist.Read(in, end, points, func(name string) error {
+		names = append(names, name)
 		return nil
 	})
-	if err == nil && paths.Len() == 0 {
-		err = planfile.ErrEmpty
+	if err != nil {
+		return nil, &exit.Error{
+			Code: exit.Usage, Err: fmt.Errorf("%s: %w", what, err),
+			Remedy: "It has one path on each line, or with -0 a NUL after each: `milkweed plan --help` has the syntax.",
+		}
 	}
-	return paths.Bytes(), err
+	return names, nil
 }
 
 // print prints the state of the plan.

@@ -27,7 +27,9 @@ func TestPlanCommand(t *testing.T) {
 		paths   []string
 		want    string // in the output or the error
 	}{
-		{"a\n\n" + point + "/b c\r\n/else", []string{"--stream", "r1", "--epoch", "2", "--from", "7", "--lead", "9"}, exit.OK, []string{"a", "b c", "/else"}, "3 files planned"},
+		{"a\n\n" + point + "/b c\r\n.//d/./e\n", []string{"--stream", "r1", "--epoch", "2", "--from", "7", "--lead", "9"}, exit.OK, []string{"a", "b c", "d/e"}, "3 files planned"},
+		{"a\n\n/else", nil, exit.Usage, nil, file + `: line 3: "/else" is not the name of a file in the mount`},
+		{"a\n../else", nil, exit.Usage, nil, file + `: line 2: "../else": .. is not accepted`},
 		{"a\nb\x00c\x00", []string{"-0"}, exit.OK, []string{"a\nb", "c"}, "2 files planned"},
 		{"a\nbad\n", nil, exit.Incomplete, []string{"a", "bad"}, "1 path was not accepted"},
 		{"bad\n", nil, exit.Usage, []string{"bad"}, "1 path was not accepted"},
@@ -123,7 +125,7 @@ func TestPlan(t *testing.T) {
 		order = append(order, name)
 	}
 	plan := s.dir + "/order.txt"
-	s.check(os.WriteFile(plan, []byte(strings.Join(order, "\n")+"\nno/such\n../etc/passwd\n"+s.point+"/none\n"), 0o644))
+	s.check(os.WriteFile(plan, []byte(strings.Join(order, "\n")+"\nno/such\n./nothing\n"+s.point+"/none\n"), 0o644))
 	s.milkweed(append(s.mountWords("64MiB"), "-o", "consistency=0s,plan="+plan)...)
 	s.eventually("all files are copied", func() bool { return s.status().Placement.Placed == int64(len(order)) })
 	socket := strings.TrimSpace(s.must("getfattr", "--only-values", "-n", "user.milkweed.socket", s.point))
@@ -131,8 +133,8 @@ func TestPlan(t *testing.T) {
 		t.Errorf("the attribute is %q, the sockets are %q", socket, got)
 	}
 	before := s.status()
-	if p := before.Plan; p.Rejected != 1 || p.Missing != 2 || p.Entries != 9 {
-		t.Errorf("got %+v, want one path rejected and two missing of 9", p)
+	if p := before.Plan; p.Rejected != 0 || p.Missing != 3 || p.Entries != 9 {
+		t.Errorf("got %+v, want three missing of 9", p)
 	}
 	for _, name := range order {
 		s.must("cmp", s.source+"/"+name, s.point+"/"+name)
@@ -155,6 +157,16 @@ func TestPlan(t *testing.T) {
 	}
 	s.umount()
 	s.wantNothing()
+	const lines = 20_000
+	s.check(os.WriteFile(plan, []byte(strings.Repeat("d/c\n", lines)+"../etc/passwd\nd/b\n"), 0o644))
+	s.milkweed(append(s.mountWords("64MiB"), "-o", "plan="+plan)...)
+	s.eventually("the plan is read", func() bool { return strings.Contains(s.logs(), `err="line 20001: `) })
+	if got := s.status().Plan.Entries; got != lines {
+		t.Errorf("got %d entries, want those before the line that is wrong", got)
+	}
+	s.umount()
+	s.check(os.WriteFile(plan, []byte("a\n../etc/passwd\n"), 0o644))
+	s.wantRefusal(append(s.mountWords("64MiB"), "-o", "plan="+plan), exit.Usage, "order.txt: line 2: ", "one path on each line")
 	s.check(os.Remove(plan))
 	s.wantRefusal(append(s.mountWords("64MiB"), "-o", "plan="+plan), exit.Usage, "order.txt", "one path on each line")
 }

@@ -9,8 +9,8 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/filelist"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
-	"github.com/milkweedfs/milkweed/cmd/internal/planfile"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -60,8 +60,8 @@ func (d *daemon) readPlan(ctx context.Context) {
 		paths = paths[:0]
 		return cmp.Or(err, ctx.Err())
 	}
-	err = planfile.Read(f, '\n', func(path []byte) error {
-		paths = append(paths, string(path))
+	err = filelist.Read(f, '\n', []string{d.cfg.Mount.Point}, func(name string) error {
+		paths = append(paths, name)
 		if len(paths) < planBatch {
 			return nil
 		}

@@ -274,7 +274,8 @@ func TestChecks(t *testing.T) {
 		{"folder", planName, func(w *world) { w.mkdir("order.txt", 0o755) }, Problem, exit.Usage, "$/order.txt is not a file", "one path on each line"},
 		{"empty", planName, func(w *world) { w.write("order.txt", "\n\r\n") }, Problem, exit.Usage, "$/order.txt: it has no paths", "one path on each line"},
 		{"binary", planName, func(w *world) { w.write("order.txt", "a\x00b\n") }, Problem, exit.Usage, "$/order.txt: it has a NUL", "one path on each line"},
-		{"long path", planName, func(w *world) { w.write("order.txt", "a\n"+strings.Repeat("b", 4097)) }, Problem, exit.Usage, "$/order.txt: path 2 is longer than 4096 bytes", "one path on each line"},
+		{"not in the mount", planName, func(w *world) { w.write("order.txt", "./a\n"+w.path("mnt/b")+"\n\n/else/c\n") }, Problem, exit.Usage, `$/order.txt: line 4: "/else/c" is not`, "one path on each line"},
+		{"long path", planName, func(w *world) { w.write("order.txt", "a\n"+strings.Repeat("b", 4097)) }, Problem, exit.Usage, "$/order.txt: line 2: a path of 4097 bytes", "one path on each line"},
 
 		{"good", "open files", func(*world) {}, OK, 0, "at most 1048576 at once", ""},
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},

@@ -235,7 +235,7 @@ var keys = []Key{
 		Table: "mount", Name: "plan", Type: pathType, Default: "`\"\"`, no plan",
 		Option:  "plan",
 		Bounds:  "not below the mount point",
-		Meaning: "A file with one path on each line, relative to the mount point: the order in which the job will open files, which are copied in that order.",
+		Meaning: "A list of files, with one path on each line, in the syntax that `milkweed plan --help` describes: the order in which the job will open files, which are copied in that order.",
 		remedy:  `A plan is a file, such as plan = "/home/me/order.txt"; "" is none.`,
 		field:   func(c *Config, _ *Tier) flag.Value { return (*optionalPathValue)(&c.Mount.Plan) },
 	},

@@ -127,13 +127,18 @@ func (s *Server) dropPlan(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// AddPlan sends entries of a plan: paths, each followed by a NUL.
-func (c *Client) AddPlan(ctx context.Context, part placement.PlanPart, paths []byte) (r placement.PlanResult, err error) {
+// AddPlan sends entries of a plan.
+func (c *Client) AddPlan(ctx context.Context, part placement.PlanPart, paths []string) (r placement.PlanResult, err error) {
 	q := url.Values{
 		"stream": {part.Stream}, "epoch": {strconv.FormatInt(part.Epoch, 10)},
 		"from": {strconv.FormatInt(part.From, 10)}, "lead": {strconv.FormatInt(part.Lead, 10)},
 	}
-	resp, err := c.do(ctx, http.MethodPost, "/v1/plan?"+q.Encode(), paths)
+	var body bytes.Buffer
+	for _, path := range paths {
+		body.WriteString(path)
+		body.WriteByte(0)
+	}
+	resp, err := c.do(ctx, http.MethodPost, "/v1/plan?"+q.Encode(), body.Bytes())
 	if err != nil {
 		return r, err
 	}

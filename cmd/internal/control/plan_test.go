@@ -2,7 +2,6 @@ package control_test
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -29,16 +28,12 @@ func TestPlan(t *testing.T) {
 		Streams:   []placement.PlanStream{{Name: "r&1", Epoch: 2, Position: 5, Lead: 4}},
 	}}
 	c := dial(t, d)
-	var body bytes.Buffer
 	var want []string
 	for i := range 3000 {
 		want = append(want, fmt.Sprintf("d %d/\xff\n%d", i%7, i))
 	}
 	want[17] = "bad"
-	for _, p := range want {
-		body.WriteString(p + "\x00")
-	}
-	r, err := c.AddPlan(t.Context(), placement.PlanPart{Stream: "r&1", Epoch: 2, From: 5, Lead: 9}, body.Bytes())
+	r, err := c.AddPlan(t.Context(), placement.PlanPart{Stream: "r&1", Epoch: 2, From: 5, Lead: 9}, want)
 	if want := (placement.PlanResult{Accepted: 2999, Rejected: 1, Errors: []string{"bad path"}}); err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v, want %+v", r, err, want)
 	}
