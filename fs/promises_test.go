@@ -28,7 +28,7 @@ func TestSourceIsTruth(t *testing.T) {
 		"Open": true, "ReadDir": true, "Stat": true, "Readlink": true, "Listxattr": true,
 		"Getxattr": true, "ACL": true, "Holes": true, "FindsHoles": true, "Statfs": true, "Close": true, "FSType": true, "Stats": true, "Sample": true,
 		"IsLister": true, "IsEmpty": true, "HaveSameContent": true, "Digest": true, "Reject": true, "List": true, "IsNamer": true, "Names": true, "StatNames": true, "OpenVersion": true, "Profile": true, "BaseLatency": true,
-		"Permits": true, "User": true, "Access": true, "DeniesFiles": true,
+		"Avoid": true, "Permits": true, "User": true, "Access": true, "DeniesFiles": true,
 	}
 	for _, typ := range []reflect.Type{reflect.TypeFor[*posix.Dir](), reflect.TypeFor[*tiers.Source]()} {
 		for m := range typ.Methods() {
