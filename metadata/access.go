@@ -36,6 +36,9 @@ func (c *Container) Permit(ctx context.Context, e *Entry) error {
 		return err
 	}
 	_, err := c.accesses.request(ctx, replyKey{id: e.id}, e.lockedTimes(), func() (struct{}, error) {
+		if known, err := c.permits(e); known { // another request has just ended
+			return struct{}{}, err
+		}
 		result := c.Opening(e)
 		err := c.source.Access(ctx, e.Path())
 		result(err)
