@@ -165,3 +165,29 @@ func TestTierIsReplaced(t *testing.T) {
 	s.umount()
 	s.wantNothing()
 }
+
+// When the source is replaced, its manifest is read again, if it is a file of the dataset.
+func TestManifestOfReplacedSource(t *testing.T) {
+	s := newSite(t)
+	s.write("both", 1000)
+	s.write("old", 1000)
+	s.sh(`mkdir "$1/new" && head -c 1000 /dev/urandom >"$1/new/both" && echo new >"$1/new/new"`, s.dir)
+	for _, dir := range []string{s.source, s.dir + "/new"} {
+		s.milkweed("manifest", "--output", dir+"/list.mtree", dir)
+	}
+	want, err := os.ReadFile(s.dir + "/new/both")
+	s.check(err)
+	s.age()
+	s.mountWith("mode=cached,manifest=dataset:list.mtree", "64MiB")
+	s.must("cat", s.point+"/both", s.point+"/old")
+	s.sh(`cd "$1" && mv source source.old && mv new source`, s.dir)
+	s.milkweed("refresh", s.point)
+	if got := s.must("ls", s.point); got != "both\nnew\n" {
+		t.Errorf("names: %q", got)
+	}
+	if got := s.must("cat", s.point+"/both"); got != string(want) {
+		t.Error("not the bytes of the new directory")
+	}
+	s.umount()
+	s.wantNothing()
+}

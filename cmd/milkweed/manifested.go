@@ -113,7 +113,11 @@ func (d *daemon) withManifest(ctx context.Context, source drivers.Driver) (drive
 		}
 		d.listed = m
 		d.logManifest(place.String(), m)
-		return manifest.New(source, m), nil
+		shown := manifest.New(source, m)
+		if place.path == "" {
+			shown.Follow(func(ctx context.Context) (*manifest.Manifest, error) { return place.load(ctx, source) })
+		}
+		return shown, nil
 	case place.path != "":
 		return nil, place.ofOne()
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sync/singleflight"
@@ -39,8 +40,10 @@ var (
 // modification time are a digest of the Version. Owners are those of the process.
 type Driver struct {
 	inner drivers.Driver
-	fixed *Manifest // of the whole source; nil: each directory in the root has a manifest of its own
-	file  string    // the name of that in the directory
+	fixed atomic.Pointer[Manifest]                     // of the whole source; nil: each directory in the root has a manifest of its own
+	file  string                                       // the name of that in the directory
+	again func(ctx context.Context) (*Manifest, error) // see Follow; nil: fixed stays
+	root  rootFile
 
 	loads singleflight.Group // by generation
 
@@ -52,7 +55,9 @@ type Driver struct {
 
 // New returns a driver for a source with a manifest.
 func New(inner drivers.Driver, m *Manifest) *Driver {
-	return &Driver{inner: inner, fixed: m}
+	d := &Driver{inner: inner}
+	d.fixed.Store(m)
+	return d
 }
 
 // NewGenerations returns a driver for a source whose root holds generations, directories that have a
@@ -129,8 +134,8 @@ func (d *Driver) resolve(ctx context.Context, fileName string) (m *Manifest, ins
 		return nil, "", syscall.EINVAL
 	case ctx.Err() != nil:
 		return nil, "", context.Cause(ctx)
-	case d.fixed != nil:
-		return d.fixed, fileName, nil
+	case d.fixed.Load() != nil:
+		return d.fixed.Load(), fileName, nil
 	}
 	generation, inside, below := strings.Cut(fileName, "/")
 	if !below {
@@ -147,6 +152,9 @@ func pathError(op, fileName string, err error) error {
 
 // Stat implements drivers.Driver.
 func (d *Driver) Stat(ctx context.Context, fileName string) (drivers.Info, error) {
+	if fileName == "." && ctx.Err() == nil {
+		return d.statRoot(ctx)
+	}
 	m, inside, err := d.resolve(ctx, fileName)
 	switch {
 	case err != nil:
@@ -403,7 +411,7 @@ func (d *Driver) Profile() drivers.Profile {
 // generations.
 func (d *Driver) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
 	found := make(map[string]drivers.Info)
-	m, prefix := d.fixed, ""
+	m, prefix := d.fixed.Load(), ""
 	if m == nil {
 		d.mu.Lock()
 		for generation := range d.loaded {

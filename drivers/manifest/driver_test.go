@@ -108,7 +108,7 @@ func (r *rebuilt) driver() *Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := load(r.t, write(r.t, r.inner, "."))
-	if r.now == nil || r.now.fixed.Sum != m.Sum {
+	if r.now == nil || r.now.fixed.Load().Sum != m.Sum {
 		r.now = New(r.inner, m)
 	}
 	return r.now
