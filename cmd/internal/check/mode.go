@@ -165,6 +165,10 @@ func (h host) inspectMode(ctx context.Context, c *config.Config, source drivers.
 		best, _ := ChooseMode(c.Mount.Mode, true, "", in.sample)
 		findings = append(findings, in.findings(c, best == config.Passthrough)...)
 	}
+	if why := IsImage(source, in.sample); why != "" && c.Source.Manifest == "" {
+		findings = append(findings, warning("times", ImageRemedy,
+			"%s: if it is replaced while nothing is mounted, files of the same size and time are taken for unchanged", why)...)
+	}
 	if g := Granularity(in.sample); g > 0 {
 		findings = append(findings, ok("times", "they have a granularity of %v; a file that changed less than %v ago is not copied yet",
 			g, g+c.Source.ClockSkew)...)

@@ -57,6 +57,7 @@ type Source struct {
 	Read   time.Duration // the median time of its first read, of at most 4 KiB
 	Ahead  time.Duration // by how much a change time was in the future, at most
 	Future string        // the file that has this change time
+	Image  string        // why its files may change without another size or time; "": they do not
 	Err    error         // why there is nothing; it matches ErrNoAnswer if the source hangs
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
@@ -195,6 +197,7 @@ func measure(ctx context.Context, path string) (Source, error) {
 	}
 	var s Source
 	s.Ahead, s.Future = newest(sample, time.Now())
+	s.Image = check.IsImage(dir, slices.Collect(maps.Values(sample)))
 	var opens, reads []time.Duration
 	for name := range sample { // in no order
 		if len(opens) == openedFiles || ctx.Err() != nil {
