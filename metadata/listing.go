@@ -73,9 +73,13 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 // changed since it was loaded before.
 func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error) {
 	requested, stamp := c.now(), dir.stamp()
+	before := c.roots.Load()
 	infos, complete, err := c.names(ctx, dir)
 	if isAbsent(err) || err == nil && len(infos) == 0 {
 		err = cmp.Or(c.sourceLost(ctx, dir), err)
+		if c.roots.Load() != before { // that was the old root
+			infos, complete, err = c.names(ctx, dir)
+		}
 	}
 	if err != nil {
 		return difference{}, err

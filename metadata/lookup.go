@@ -1,7 +1,6 @@
 package metadata
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -48,10 +47,7 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 // lookupByStat requests one name from the source. cached is its entry, or nil.
 func (c *Container) lookupByStat(ctx context.Context, dir *Entry, name string, cached *Entry) (*Entry, error) {
 	requested := c.now()
-	info, err := c.source.Stat(ctx, pathOf(dir, name))
-	if errors.Is(err, fs.ErrNotExist) && (cached != nil || c.HasGenerations()) {
-		err = cmp.Or(c.sourceLost(ctx, cmp.Or(cached, dir)), err)
-	}
+	info, err := c.statName(ctx, dir, name, cached)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if e := c.removeName(dir, name, requested); e != nil {

@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,22 @@ func (c *Container) sourceLost(ctx context.Context, e *Entry) error {
 	return err
 }
 
+// statName requests the attributes of a name in dir. If the source does not have it, and cached is not nil,
+// statName returns the error of sourceLost, if there is one. If the root has been replaced meanwhile, it
+// asks the new one.
+func (c *Container) statName(ctx context.Context, dir *Entry, name string, cached *Entry) (drivers.Info, error) {
+	before := c.roots.Load()
+	info, err := c.source.Stat(ctx, pathOf(dir, name))
+	if !isAbsent(err) || cached == nil && !c.HasGenerations() {
+		return info, err
+	}
+	err = cmp.Or(c.sourceLost(ctx, cmp.Or(cached, dir)), err)
+	if c.roots.Load() != before {
+		return c.source.Stat(ctx, pathOf(dir, name))
+	}
+	return info, err
+}
+
 // isIn reports whether e is a directory or is below it.
 func (e *Entry) isIn(dir *Entry) bool {
 	for e != dir && e.parent != nil {
@@ -69,13 +86,14 @@ func (c *Container) withTop(dir *Entry, listed []*Entry) []*Entry {
 
 // Failed is called with the error of a request to the source for the content of e, a regular file or a piece
 // of one. If the error says that the source has another version, or none, e becomes stale as by Changed, unless
-// the part of the source that e is in is gone. Failed returns the error for the reader.
+// the part of the source that e is in is gone, or e was not compared with a root that has been replaced. Failed
+// returns the error for the reader.
 func (c *Container) Failed(ctx context.Context, e *Entry, err error) error {
 	e = e.File()
 	switch {
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, drivers.ErrChanged) || e.Stale():
 		return err
-	case c.sourceLost(ctx, e) == errLost:
+	case c.sourceLost(ctx, e) == errLost, c.roots.Load() > 0 && e.validated.Load() <= c.distrusted.Load():
 		return fmt.Errorf("%s: %w", e.Path(), errLost)
 	}
 	c.Changed(e)

@@ -47,6 +47,7 @@ type Container struct {
 	start       time.Time // the origin of now
 	root        *Entry
 	rootFile    rootFile
+	roots       atomic.Uint32         // counts the replacements of the root
 	distrusted  atomic.Uint32         // time when the source was last found to be another one, by now; 0: never
 	top         atomic.Pointer[Entry] // see Top
 	table       table

@@ -60,16 +60,13 @@ func (d *difference) isEmpty() bool {
 func (c *Container) revalidateName(ctx context.Context, dir *Entry, name string) (*Entry, Change, error) {
 	requested := c.now()
 	cached, _, _ := dir.dir.find(name)
-	info, err := c.source.Stat(ctx, pathOf(dir, name))
+	info, err := c.statName(ctx, dir, name, cached)
 	switch {
 	case dir.Stale():
 		return nil, Unchanged, syscall.ESTALE
 	case isAbsent(err) && cached == nil:
 		return nil, Unchanged, nil
 	case isAbsent(err):
-		if lost := c.sourceLost(ctx, cached); lost != nil {
-			return nil, Unchanged, lost
-		}
 		if e := c.removeName(dir, name, requested); e != nil {
 			return e, Unchanged, nil
 		}

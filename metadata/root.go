@@ -46,6 +46,7 @@ func (c *Container) statRoot(ctx context.Context) (drivers.Info, error) {
 // requests that were made before is not fresh.
 func (c *Container) distrust() {
 	c.distrusted.Store(c.now())
+	c.roots.Add(1)
 	c.changes.Add(1)
 	c.overtake()
 	if c.snapshot != nil {

@@ -91,3 +91,45 @@ func TestRootIsReplaced(t *testing.T) {
 		}
 	})
 }
+
+// A name that the old root does not have any more is requested from the new one: nobody sees it missing.
+func TestOldRootIsEmptied(t *testing.T) {
+	for _, how := range []string{"lookup", "revalidation", "listing"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &emptied{replaceable{roots: [2]*drivertest.Mem{drivertest.NewMem(0), drivertest.NewMem(0)}}}
+				for _, root := range r.roots {
+					root.PutAt("d/f", []byte("content"), time.Now().Add(-time.Hour))
+				}
+				w := worldOf(t, r, time.Minute)
+				e := w.get(t, "d/f")
+				w.list(t, "d")
+				time.Sleep(time.Hour)
+				r.roots[0].Delete("d") // the path leads to the new root; the driver finds out at the next Stat of the root
+				var err error
+				switch how {
+				case "lookup":
+					_, err = w.Lookup(bg, e.Parent(), "f")
+				case "revalidation":
+					_, _, err = w.revalidateName(bg, e.Parent(), "f")
+				default:
+					_, err = w.List(bg, e.Parent())
+				}
+				if now := w.get(t, "d/f"); err != nil || now != e {
+					t.Errorf("got %v and %v, want the same entry", err, now)
+				}
+			})
+		})
+	}
+}
+
+// An emptied is a replaceable whose root is found to be replaced by a Stat of the root, if the old one is
+// empty.
+type emptied struct{ replaceable }
+
+func (r *emptied) Stat(ctx context.Context, name string) (drivers.Info, error) {
+	if infos, err := r.roots[0].ReadDir(ctx, "."); name == "." && err == nil && len(infos) == 0 {
+		r.now.Store(1)
+	}
+	return r.replaceable.Stat(ctx, name)
+}

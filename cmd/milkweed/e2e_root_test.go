@@ -21,6 +21,7 @@ var replacements = []struct {
 	mounts        []string // that are left
 }{
 	{"a folder is renamed", `true`, `mv source source.old && mv new source`, nil},
+	{"the old folder is removed", `true`, `mv source source.old && mv new source && rm -r source.old`, nil},
 	{"the source is mounted later", `mv source real && mkdir source`, `mount --bind new source`, []string{"source"}},
 	{"another one is mounted", `mkdir real && mv source/* real && mount --bind real source`, `umount --lazy source && mount --bind new source`, []string{"source"}},
 	{"a link to a mount is changed", `mkdir m1 m2 && mount --bind source m1 && mount --bind new m2 && mv source real && ln -s m1 source`,
