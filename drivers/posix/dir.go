@@ -40,7 +40,7 @@ type Dir struct {
 	path    string               // of the folder; "": it is read by its descriptor, whatever has its path
 	root    atomic.Pointer[root] // the folder that is read now
 	avoided atomic.Uint64        // see Avoid; 0: none
-	user    user                 // who reads it
+	user    user                 // the user of this process
 	noatime atomic.Bool          // files may be opened with O_NOATIME
 	stats   *drivers.StatPool
 }
@@ -60,9 +60,7 @@ func OpenDir(path string) (*Dir, error) {
 		return nil, pathError("open", path, err)
 	}
 	d.path = path
-	if r := d.root.Load(); !isLocal(r.fsType) {
-		r.names = newResolver(fd)
-	}
+	d.root.Load().resolve()
 	return d, nil
 }
 

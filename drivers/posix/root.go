@@ -9,8 +9,8 @@ import (
 // A path may lead to another folder later: something is mounted there after the Dir was opened, the
 // folder is renamed and another one takes its place, or the server of its file system ends and another
 // one is mounted. A Dir that kept its descriptor would show the old content, or nothing, for ever. Stat of
-// the root therefore opens the path again and compares. Whoever caches names compares the Dev and Inode
-// of the root with the earlier ones.
+// the root therefore opens the path again, and reads another folder from then on if the path leads to one.
+// The caller learns that from the Dev and the Inode of the root, which are then others.
 
 // A root is the open folder of a Dir, or was it before. The Dir and each operation that uses the
 // descriptor hold a reference. Open files have descriptors of their own.
@@ -31,6 +31,14 @@ func newRoot(fd int) *root {
 	fsType := fsType(fd)
 	file, _ := identify(fd) // if that fails, the first Stat of the root makes another one
 	return &root{fd: fd, fsType: fsType, file: file, cache: cachePolicy{inMemory: isInMemory(fsType)}}
+}
+
+// resolve makes a root that is not on a local file system resolve names without repeated requests. It is
+// called before the root is used.
+func (r *root) resolve() {
+	if !isLocal(r.fsType) {
+		r.names = newResolver(r.fd)
+	}
 }
 
 // identify returns the identity of an open file. It makes no request to a server.
@@ -93,9 +101,7 @@ func (d *Dir) follow() error {
 		return err
 	}
 	r := newRoot(fd)
-	if !isLocal(r.fsType) {
-		r.names = newResolver(fd)
-	}
+	r.resolve()
 	if !d.root.CompareAndSwap(old, r) { // another call was faster
 		r.release()
 		return nil
