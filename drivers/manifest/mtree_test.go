@@ -292,7 +292,8 @@ func TestDamaged(t *testing.T) {
 	refused("a line less", strings.Replace(whole, "./b type=link mode=0777 link=a\n", "", 1), ErrDamaged)
 }
 
-// A manifest of another program has no end. It is read, and says so; one without names is refused.
+// A manifest that another program has written has no end: it is read, and Unsealed is set. It is refused if it
+// has no names.
 func TestUnsealed(t *testing.T) {
 	m, err := Load(strings.NewReader("#mtree\n. type=dir\n./a type=fifo\n"))
 	if err != nil || !m.Unsealed || m.Names != 2 {

@@ -8,9 +8,9 @@ import (
 	"hash"
 )
 
-// A manifest that a Writer has written has a line at its begin that says so, and one at its end with the
-// number of entries and the SHA-256 of all bytes before that line. Both are comments to other programs. So
-// a manifest that was cut, edited or joined with another one is recognized.
+// The first line that a Writer writes after "#mtree" names Milkweed. The last line has the number of entries
+// and the SHA-256 of all bytes before it. Both lines are comments to other programs. So a manifest that was
+// cut, edited or joined with another one is recognized.
 
 const (
 	beginLine = "# milkweed: begin\n"
