@@ -78,9 +78,10 @@ func newDir(fd int) (*Dir, error) {
 	return d, nil
 }
 
-// Close releases the folder.
+// Close releases the folder. Operations that come later, such as those that nobody waits for, fail.
 func (d *Dir) Close() error {
-	d.root.Load().release()
+	closed := &root{fd: -1, fsType: d.FSType()}
+	d.root.Swap(closed).release()
 	return nil
 }
 

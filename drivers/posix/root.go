@@ -15,7 +15,7 @@ import (
 // A root is the open folder of a Dir, or was it before. The Dir and each operation that uses the
 // descriptor hold a reference. Open files have descriptors of their own.
 type root struct {
-	fd     int // O_PATH
+	fd     int // O_PATH; -1: the Dir is closed
 	fsType string
 	file   fileID
 	names  *resolver // nil if the file system is local: it resolves names without requests
@@ -96,13 +96,13 @@ func (d *Dir) follow() error {
 	file, err := identify(fd)
 	old := d.acquire()
 	defer old.release()
-	if err != nil || file == old.file || file.dev == d.avoided.Load() {
+	if err != nil || old.fd < 0 || file == old.file || file.dev == d.avoided.Load() {
 		unix.Close(fd)
 		return err
 	}
 	r := newRoot(fd)
 	r.resolve()
-	if !d.root.CompareAndSwap(old, r) { // another call was faster
+	if !d.root.CompareAndSwap(old, r) { // another call, or Close, was faster
 		r.release()
 		return nil
 	}

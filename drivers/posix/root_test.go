@@ -2,10 +2,12 @@ package posix
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -146,6 +148,36 @@ func TestRootIsSwappedDuringUse(t *testing.T) {
 		default:
 			link("b")
 			link("a")
+		}
+	}
+}
+
+// An operation that nobody waits for may begin, or follow the path to another folder, while the Dir is
+// closed or afterwards. It fails, and leaves no descriptor.
+func TestClosedDir(t *testing.T) {
+	wantNoLeak(t)
+	dir := t.TempDir()
+	data, other := filepath.Join(dir, "data"), filepath.Join(dir, "other")
+	check(t, os.Mkdir(data, 0o755))
+	check(t, os.Mkdir(other, 0o755))
+	ctx := context.Background()
+	for range 200 {
+		for _, open := range []func(*testing.T, string) *Dir{openDir, openResolving} {
+			d := open(t, data)
+			check(t, unix.Renameat2(unix.AT_FDCWD, data, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE))
+			var wg sync.WaitGroup
+			wg.Go(func() { d.Stat(ctx, ".") })
+			wg.Go(func() { d.Close() })
+			wg.Wait()
+			_, stat := d.Stat(ctx, ".")
+			_, open := d.Open(ctx, "file")
+			_, list := d.ReadDir(ctx, ".")
+			_, statfs := d.Statfs(ctx)
+			for _, err := range []error{stat, open, list, statfs} {
+				if !errors.Is(err, unix.EBADF) {
+					t.Fatalf("an operation of a closed Dir: %v, want %v", err, unix.EBADF)
+				}
+			}
 		}
 	}
 }
