@@ -290,17 +290,17 @@ func (c *Container) overtake() {
 	}
 }
 
-// RemoveSnapshot removes the file name in folder, if it exists. For a file that is not a metadata
-// snapshot, the error matches ErrForeign.
+// RemoveSnapshot removes the file name in folder, if it exists. After that, a power failure does not
+// bring it back. For a file that is not a metadata snapshot, the error matches ErrForeign.
 func RemoveSnapshot(folder *os.Root, name string) error {
 	err := checkSnapshotFile(folder, name)
 	if err == nil {
 		err = folder.Remove(name)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return err
+	return syncFolder(folder) // also if an earlier call has removed it and has failed here
 }
 
 // SaveSnapshot writes the cached metadata to the file name in folder, from which OpenSnapshot and

@@ -272,7 +272,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.service, err = d.decide(ctx, passthrough); err != nil {
 		return err
 	}
-	d.saved.opened = d.openSnapshot()
+	d.openSnapshot()
 	var pieceSize int64
 	if d.levels.Peers() != nil && d.cfg.Source.Manifest == "" { // it has no hashes of pieces
 		pieceSize = placement.PieceSize

@@ -133,6 +133,38 @@ func TestCrashAfterChangeInPlace(t *testing.T) {
 	s.wantNothing()
 }
 
+// A program sees a change in place after a crash also if the saved metadata could not be removed: what is then
+// saved in another tier is newer. There is one file when that is possible again.
+//
+//suite:check
+func TestCrashWithSavedMetadata(t *testing.T) {
+	s := newSite(t)
+	s.write("d/f", 1000)
+	s.age()
+	s.mount("64MiB", "64MiB")
+	s.epoch(1)
+	s.umount()
+	s.check(unix.Mount(s.snapshot(1), s.snapshot(1), "", unix.MS_BIND, "")) // a mount point cannot be removed
+	s.mountWith("attr_timeout=1s", "64MiB", "64MiB")
+	read := func() string { return s.must("cat", s.point+"/d/f") }
+	read()
+	s.sh(`printf rewritten >"$1"/d/f`, s.source)
+	s.eventually("the change is seen", func() bool { return read() == "rewritten" })
+	s.eventually("the metadata is saved in the other tier", func() bool { _, err := os.Stat(s.snapshot(2)); return err == nil })
+	s.check(unix.Kill(s.status().PID, unix.SIGKILL))
+	s.umount()
+	s.check(unix.Unmount(s.snapshot(1), 0))
+	s.mount("64MiB", "64MiB")
+	if got := read(); got != "rewritten" {
+		t.Errorf("after a crash: got %d bytes, want those that were seen before", len(got))
+	}
+	s.umount()
+	if _, err := os.Stat(s.snapshot(1)); !os.IsNotExist(err) {
+		t.Errorf("the earlier metadata is not removed: %v", err)
+	}
+	s.wantNothing()
+}
+
 // A snapshot that cannot be used is ignored with one line in the log, and replaced. A file that is
 // no snapshot stays.
 //

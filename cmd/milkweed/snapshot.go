@@ -21,9 +21,11 @@ import (
 const snapshotName = "metadata.snapshot"
 
 // The daemon saves the metadata while it is used, so that a daemon that is killed leaves most of
-// it: at least saveInterval after the last time, and saveShare times as long as that took.
+// it: at least saveInterval after the last time, and saveShare times as long as that took. While an earlier
+// snapshot could not be removed, leftInterval takes the place of saveInterval.
 const (
 	saveInterval = time.Minute
+	leftInterval = time.Second
 	saveShare    = 100
 )
 
@@ -39,7 +41,16 @@ type snapshotKeeper struct {
 
 	mu      sync.Mutex // held while the metadata is saved; guards the following
 	changes uint64     // Container.Changes when it was last saved
-	removed bool       // after that, or after the mount if it was not saved
+	place   string     // the path of the place that has the newest snapshot; "": none
+	removed bool       // since it was last saved, or since the mount
+	left    bool       // another place may have an earlier snapshot
+}
+
+// leaves reports whether a place may have an earlier snapshot that should be removed.
+func (k *snapshotKeeper) leaves() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.left
 }
 
 // close closes the snapshot that the mount has started with, so that its file system can be
@@ -93,24 +104,26 @@ func (p snapshotPlace) remove() error {
 
 // snapshotPlaces returns the places of the metadata snapshot. It is saved in the first one where that
 // succeeds, and the newest of all is read. With the copies, tiers on a disk come first, because they
-// survive a reboot. Tiers that are down are left out. Without a consistency window, nothing compares
-// a snapshot with the source before its TTLs expire: then it must be requested by a file.
-func (d *daemon) snapshotPlaces() []snapshotPlace {
+// survive a reboot. Tiers that are down are left out, and then all is false. Without a consistency window,
+// nothing compares a snapshot with the source before its TTLs expire: then it must be requested by a file.
+func (d *daemon) snapshotPlaces() (places []snapshotPlace, all bool) {
 	mount := d.cfg.Mount
 	if mount.AttrTimeout == 0 || d.cfg.Source.Manifest != "" { // the manifest has the names
-		return nil
+		return nil, true
 	}
 	if file := mount.SnapshotFile(); file != "" {
 		dir, name := filepath.Split(file)
-		return []snapshotPlace{{dir, name, func() (*os.Root, error) { return os.OpenRoot(dir) }}}
+		return []snapshotPlace{{dir, name, func() (*os.Root, error) { return os.OpenRoot(dir) }}}, true
 	}
 	if mount.MetadataSnapshot == config.NoSnapshot || mount.Consistency == 0 {
-		return nil
+		return nil, true
 	}
 	var disks, memory []snapshotPlace
+	all = true
 	for i, t := range d.levels.Tiers() {
 		opened := d.tiers.get(i)
 		if opened.store == nil || t.Stats().Health == tiers.Down {
+			all = false
 			continue
 		}
 		p := snapshotPlace{t.Path(), snapshotName, opened.store.Folder}
@@ -120,16 +133,20 @@ func (d *daemon) snapshotPlaces() []snapshotPlace {
 			disks = append(disks, p)
 		}
 	}
-	return append(disks, memory...)
+	return append(disks, memory...), all
 }
 
-// openSnapshot returns the newest snapshot, or nil if there is none that can be used. It waits for
-// openTimeout at most, since a disk may hang.
-func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
+// openSnapshot opens the newest snapshot, if there is one that can be used. It waits for openTimeout at
+// most, since a disk may hang.
+func (d *daemon) openSnapshot() {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
-	opened := make(chan *metadata.Snapshot)
-	places := d.snapshotPlaces()
+	type found struct {
+		place    string
+		snapshot *metadata.Snapshot // nil: none
+	}
+	opened := make(chan found)
+	places, _ := d.snapshotPlaces()
 	for _, p := range places {
 		go func() {
 			defer panics.Contain()
@@ -138,7 +155,7 @@ func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
 				d.log.Warn("metadata snapshot is not used", "folder", p.path, "err", err)
 			}
 			select {
-			case opened <- s:
+			case opened <- found{p.path, s}:
 			case <-ctx.Done():
 				if s != nil {
 					s.Close()
@@ -146,31 +163,37 @@ func (d *daemon) openSnapshot() (newest *metadata.Snapshot) {
 			}
 		}()
 	}
+	k := &d.saved
 	for range places {
 		select {
-		case s := <-opened:
-			if s == nil {
+		case f := <-opened:
+			if f.snapshot == nil {
 				continue
 			}
-			if newest != nil && newest.Written().After(s.Written()) {
-				s, newest = newest, s
+			k.left = k.opened != nil
+			if k.opened != nil {
+				k.left = true
+				if k.opened.Written().After(f.snapshot.Written()) {
+					f.snapshot.Close()
+					continue
+				}
+				k.opened.Close()
 			}
-			if newest != nil {
-				newest.Close()
-			}
-			newest = s
+			k.opened, k.place = f.snapshot, f.place
 		case <-ctx.Done():
 			d.log.Warn("a metadata snapshot is not used", "err", errNotOpened)
-			return newest
+			k.left = true
+			return
 		}
 	}
-	return newest
 }
 
 // saveOften saves the metadata from time to time, until ctx is done. Between two times it removes what
-// was saved as soon as it is wrong, so that no program sees a file as it was before what it has seen.
+// was saved as soon as it is wrong, so that no program sees a file as it was before what it has seen. If
+// that fails, as on a tier that is down, it saves the metadata elsewhere, and tries to remove it again.
 func (d *daemon) saveOften(ctx context.Context) {
 	var failed string // the last error
+	var pause time.Duration
 	for next := time.After(saveInterval); ; {
 		var what string
 		var err error
@@ -180,9 +203,13 @@ func (d *daemon) saveOften(ctx context.Context) {
 		case <-next:
 			start := time.Now()
 			what, err = "saved", d.save(ctx)
-			next = time.After(max(saveInterval, saveShare*time.Since(start)))
+			pause = saveShare * time.Since(start)
+			next = time.After(max(saveInterval, pause))
 		case <-ctx.Done():
 			return
+		}
+		if d.saved.leaves() {
+			next = time.After(max(leftInterval, pause))
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -206,7 +233,7 @@ func (d *daemon) saveAtEnd() {
 	d.saved.close()
 }
 
-// save saves the metadata, if it has changed since the last time.
+// save saves the metadata, if it has changed since the last time, and removes what was saved elsewhere.
 func (d *daemon) save(ctx context.Context) error {
 	k := &d.saved
 	if !k.mu.TryLock() { // a call by saveOften hangs
@@ -214,16 +241,19 @@ func (d *daemon) save(ctx context.Context) error {
 	}
 	defer k.mu.Unlock()
 	changes := d.names.Changes()
-	places := d.snapshotPlaces()
-	if changes == k.changes && !k.removed || len(places) == 0 {
+	if changes == k.changes && !k.removed {
+		if k.left {
+			return d.removeOthers()
+		}
 		return nil
 	}
+	places, _ := d.snapshotPlaces()
 	var errs []error
 	for _, p := range places {
 		err := p.save(ctx, d.names, d.cfg.Source.Name())
 		if err == nil {
-			k.changes, k.removed = changes, false
-			return nil
+			k.changes, k.place, k.removed = changes, p.path, false
+			return d.removeOthers()
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", p.path, err))
 		if ctx.Err() != nil {
@@ -238,15 +268,27 @@ func (d *daemon) removeSaved() error {
 	k := &d.saved
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.removed {
+	if k.removed && !k.left {
 		return nil
 	}
+	k.place, k.removed = "", true
+	return d.removeOthers()
+}
+
+// removeOthers removes the metadata from all places but the one where this mount has saved it.
+// d.saved.mu must be held.
+func (d *daemon) removeOthers() error {
+	places, all := d.snapshotPlaces()
+	d.saved.left = !all
 	var errs []error
-	for _, p := range d.snapshotPlaces() {
+	for _, p := range places {
+		if p.path == d.saved.place {
+			continue
+		}
 		if err := p.remove(); err != nil && !errors.Is(err, metadata.ErrForeign) {
+			d.saved.left = true
 			errs = append(errs, fmt.Errorf("%s: %w", p.path, err))
 		}
 	}
-	k.removed = len(errs) == 0
 	return errors.Join(errs...)
 }
