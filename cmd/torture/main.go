@@ -103,6 +103,7 @@ func parse(args []string) (options, error) {
 	flags.DurationVar(&o.Duration, "duration", time.Hour, "the `TIME` after which no cycle begins")
 	flags.IntVar(&o.Cycles, "cycles", 0, "the most `CYCLES`; 0 is no limit")
 	flags.StringVar(&o.FileSystem, "fs", "ext4", "the `TYPE` of the file systems: ext4, xfs or btrfs")
+	flags.BoolVar(&o.Bucket, "bucket", false, "the source is a bucket whose ETags repeat")
 	flags.StringVar(&o.Program, "program", "build/milkweed", "the `PATH` of the program under test")
 	flags.StringVar(&o.groups, "faults", strings.Join(torture.Groups, ","), "the `GROUPS` of faults")
 	flags.IntVar(&o.Files, "files", 200, "the `NUMBER` of files of the dataset")
@@ -129,8 +130,8 @@ func parse(args []string) (options, error) {
 
 // replay returns the command that repeats a run.
 func (o options) replay(s *torture.Summary) string {
-	return fmt.Sprintf("%s -seed %d -fs %s -faults %s -files %d -readers %d -duration 24h -cycles %d",
-		os.Args[0], o.Seed, o.FileSystem, o.groups, o.Files, o.Readers, s.Cycles+1)
+	return fmt.Sprintf("%s -seed %d -fs %s -bucket=%v -faults %s -files %d -readers %d -duration 24h -cycles %d",
+		os.Args[0], o.Seed, o.FileSystem, o.Bucket, o.groups, o.Files, o.Readers, s.Cycles+1)
 }
 
 func torturing(o options) error {
@@ -149,8 +150,8 @@ func torturing(o options) error {
 		err = errors.Join(err, writeJSON(o.json, summary))
 	}
 	if !summary.OK() {
-		err = errors.Join(err, fmt.Errorf("%d wrong and %d stale reads, %d errors, %d hangs, %d errors of scrubs; to replay:\n  %s",
-			summary.WrongReads, summary.StaleReads, summary.Errors, summary.Hangs, summary.ScrubErrors, o.replay(summary)))
+		err = errors.Join(err, fmt.Errorf("%d wrong and %d stale reads, %d of denied files, %d errors, %d hangs, %d errors of scrubs; to replay:\n  %s",
+			summary.WrongReads, summary.StaleReads, summary.DeniedReads, summary.Errors, summary.Hangs, summary.ScrubErrors, o.replay(summary)))
 	}
 	return err
 }

@@ -107,8 +107,8 @@ func checkSuite(all []test, o options) suite {
 	s.add("oneproc", selectTests(all, func(t test) bool { return t.has(oneProc) }),
 		step{env: []string{"GOMAXPROCS=1"}, words: goTest("-p=1", "-count=1")})
 	s.pfs()
-	for _, fs := range []string{"ext4", "xfs"} {
-		s.torture(fs, "1m")
+	for _, source := range []string{"ext4", "xfs", bucket} {
+		s.torture(source, "1m")
 	}
 	s.fuzz(all, o.fuzztime)
 	// One iteration of each benchmark at a small size shows that it runs; it gives no useful times.
@@ -122,8 +122,13 @@ func (s *suite) pfs() {
 	s.steps = append(s.steps, step{part: "pfs", name: "pfs", goTest: true, words: []string{"make", "--silent", "test-pfs", "TESTFLAGS=-json"}})
 }
 
-func (s *suite) torture(fs, duration string) {
-	s.command("torture", "torture "+fs, nil, "make", "torture", "RACE=1", "FS="+fs, "DURATION="+duration)
+// torture runs the torture suite with the source and the tier on a file system, or with a bucket as source.
+func (s *suite) torture(source, duration string) {
+	words := []string{"make", "torture", "RACE=1", "DURATION=" + duration, "FS=" + source}
+	if source == bucket {
+		words[len(words)-1] = "TORTUREFLAGS=-bucket"
+	}
+	s.command("torture", "torture "+source, nil, words...)
 }
 
 func (s *suite) fuzz(all []test, duration string) {
@@ -136,6 +141,9 @@ func (s *suite) fuzz(all []test, duration string) {
 
 // repeated are the packages that soak repeats.
 var repeated = []string{"fs", "placement", "cmd/milkweed", "cmd/internal/peertest"}
+
+// bucket is a source of torture.
+const bucket = "bucket"
 
 // suspectRuns is how often soak repeats a test that has failed before.
 const suspectRuns = 500
@@ -161,8 +169,8 @@ func soakSuite(all []test, o options, suspects []string) suite {
 		step{env: []string{"GOMAXPROCS=1"}, words: goTest("-p=1", "-count=1", "-timeout=1h")})
 	s.add("race", selectTests(all, func(t test) bool { return !raced(t) && !t.has(onlyPFS) }),
 		step{env: []string{"MILKWEED_TEST_RACE=1"}, words: goTest("-p=1", "-count=1", "-race", "-timeout=2h")})
-	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		s.torture(fs, o.duration)
+	for _, source := range []string{"ext4", "xfs", "btrfs", bucket} {
+		s.torture(source, o.duration)
 	}
 	s.pfs()
 	s.fuzz(all, o.fuzztime)

@@ -29,11 +29,14 @@ const (
 	diskQuota   = 96 << 20
 )
 
+// dacCapabilities are the capabilities by which root may read any file, with signs that remove them.
+const dacCapabilities = "-dac_override,-dac_read_search"
+
 // A daemon is the program under test with its folders.
 type daemon struct {
 	program string
 	dir     string // has the mount point, the control socket and the log
-	source  string
+	source  string // without options
 	memory  string // the folder of the first tier
 	disk    string // the folder of the second tier
 	scrubs  bool   // the program has the command scrub
@@ -78,8 +81,14 @@ func (d *daemon) mount(ctx context.Context, c Cycle) error {
 		"--tier", fmt.Sprintf("disk:%s:%d", d.disk, diskQuota),
 		d.source, d.point(),
 	}
+	if config.IsURL(d.source) {
+		words[len(words)-2] += "&anonymous=true"
+	}
 	if c.Files > 0 {
 		words = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, c.Files), "sh"}, words...)
+	}
+	if c.Denied {
+		words = append([]string{"setpriv", "--bounding-set", dacCapabilities, "--inh-caps", dacCapabilities}, words...)
 	}
 	var env []string
 	if c.Memory != "" {

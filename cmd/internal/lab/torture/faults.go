@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -159,7 +160,11 @@ func (s *suite) changeSource(ctx context.Context, e Event, rng *rand.Rand) error
 		return s.missing(ctx, rng.IntN(s.model.Count), e.For)
 	case "folder renamed":
 		// The daemon has the folder open: no error is allowed.
-		return s.renamed(ctx, s.daemon.source, e.For)
+		return s.renamed(ctx, s.data, e.For)
+	case "folder exchanged":
+		return s.exchangeSource(ctx, e.For, rng)
+	case "access withdrawn":
+		return s.withdraw(rng)
 	}
 	f, err := diskFaults(e.Name, e.Seed)
 	if err != nil {
@@ -193,13 +198,20 @@ func (s *suite) placed(rng *rand.Rand) int {
 	return s.constant(rng)
 }
 
-func (s *suite) path(file int) string { return filepath.Join(s.daemon.source, s.model.Name(file)) }
+func (s *suite) path(file int) string { return filepath.Join(s.data, s.model.Name(file)) }
 
 // replace puts a new version of a file in the place of the old one. Its modification time
 // is mtime, unless that is zero.
 func (s *suite) replace(file int, mtime time.Time) error {
 	temp := filepath.Join(s.source.point, "temp", "new")
-	if err := os.WriteFile(temp, s.model.Content(file, s.oracle.newest(file)+1), 0o644); err != nil {
+	old, err := os.Stat(s.path(file))
+	if err != nil {
+		return err
+	}
+	for s.Bucket && old.ModTime().Unix() == time.Now().Unix() { // a new version has another time
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := os.WriteFile(temp, s.model.Content(file, s.oracle.newest(file)+1), old.Mode()); err != nil {
 		return err
 	}
 	if !mtime.IsZero() {
@@ -213,8 +225,11 @@ func (s *suite) replace(file int, mtime time.Time) error {
 }
 
 // rewrite writes a new version of a file over the old one. Its modification time is mtime,
-// unless that is zero.
+// unless that is zero. An object of a bucket is replaced instead.
 func (s *suite) rewrite(file int, mtime time.Time) error {
+	if s.Bucket {
+		return s.replace(file, mtime)
+	}
 	f, err := os.OpenFile(s.path(file), os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -241,6 +256,115 @@ func (s *suite) missing(ctx context.Context, file int, d time.Duration) error {
 	}
 	sleep(ctx, d)
 	return os.Rename(away, s.path(file))
+}
+
+// exchangeSource puts another folder in the place of the dataset, and removes the old one a while later. Some
+// files in the new one have new versions, and the others are links. No error is allowed.
+func (s *suite) exchangeSource(ctx context.Context, d time.Duration, rng *rand.Rand) error {
+	other := filepath.Join(s.source.point, "temp", "data")
+	for f := range s.model.Count {
+		path := filepath.Join(other, s.model.Name(f))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.Link(s.path(f), path); err != nil {
+			return err
+		}
+	}
+	for _, w := range s.withdrawn {
+		if err := os.Chmod(filepath.Join(other, w.name), 0); err != nil {
+			return err
+		}
+	}
+	for range rng.IntN(4) {
+		f := rng.IntN(s.model.Count)
+		if slices.ContainsFunc(s.withdrawn, func(w withdrawal) bool { return slices.Contains(w.files, f) }) {
+			continue
+		}
+		path := filepath.Join(other, s.model.Name(f))
+		if err := os.Remove(path); err != nil { // it is a link
+			return err
+		}
+		if err := os.WriteFile(path, s.model.Content(f, s.oracle.newest(f)+1), 0o644); err != nil {
+			return err
+		}
+		s.oracle.beginChange(f, false)
+		defer s.oracle.endChange(f)
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, s.data, unix.RENAME_EXCHANGE); err != nil {
+		return err
+	}
+	sleep(ctx, d)
+	return os.RemoveAll(other)
+}
+
+// A withdrawal is a file or a folder of the source that its permissions deny to everyone.
+type withdrawal struct {
+	name  string // relative to the root of the dataset
+	mode  os.FileMode
+	files []int
+	end   []func() // of the windows in which the files may not be read
+}
+
+// maxWithdrawn is how many withdrawals there are at the same time. Each lasts for many cycles.
+const maxWithdrawn = 3
+
+// withdraw denies a file, or a folder with all of its files. It ends the oldest withdrawal first, if there
+// are enough.
+func (s *suite) withdraw(rng *rand.Rand) error {
+	if len(s.withdrawn) == maxWithdrawn {
+		if err := s.restoreAccess(); err != nil {
+			return err
+		}
+	}
+	file := s.placed(rng)
+	w := withdrawal{name: s.model.Name(file), files: []int{file}}
+	if rng.IntN(4) == 0 {
+		w = withdrawal{name: filepath.Dir(w.name)}
+		for f := range s.model.Count {
+			if filepath.Dir(s.model.Name(f)) == w.name {
+				w.files = append(w.files, f)
+			}
+		}
+	}
+	for _, other := range s.withdrawn {
+		if slices.ContainsFunc(w.files, func(f int) bool { return slices.Contains(other.files, f) }) {
+			return nil
+		}
+	}
+	path := filepath.Join(s.data, w.name)
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	w.mode = info.Mode()
+	for _, f := range w.files {
+		w.end = append(w.end, s.oracle.allow(f, "a file that permissions deny", grace, unix.EACCES))
+	}
+	if err := os.Chmod(path, 0); err != nil {
+		return err
+	}
+	for _, f := range w.files {
+		s.oracle.close(f)
+	}
+	s.withdrawn = append(s.withdrawn, w)
+	return nil
+}
+
+// restoreAccess ends the oldest withdrawal.
+func (s *suite) restoreAccess() error {
+	w := s.withdrawn[0]
+	s.withdrawn = s.withdrawn[1:]
+	for _, f := range w.files {
+		s.oracle.reopen(f)
+	}
+	if err := os.Chmod(filepath.Join(s.data, w.name), w.mode); err != nil {
+		return err
+	}
+	for _, end := range w.end {
+		end()
+	}
+	return nil
 }
 
 // shiftSource changes files without a modification time that tells.

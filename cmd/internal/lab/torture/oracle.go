@@ -67,15 +67,17 @@ type oracle struct {
 	windows  []*window
 	flips    []*flipped
 	mode     string
-	cycle    int    // for findings
-	doing    string // the last event, for findings
+	denied   time.Time         // since when the daemon may not read what permissions deny; zero: it may
+	closed   map[int]time.Time // by file: since when permissions deny it
+	cycle    int               // for findings
+	doing    string            // the last event, for findings
 	seen     map[string]bool
 	failure  error // of the suite itself
 	summary  *Summary
 }
 
 func newOracle(m Model, s *Summary, log func(string, ...any)) *oracle {
-	o := &oracle{model: m, log: log, versions: make([][]change, m.Count), seen: make(map[string]bool), summary: s}
+	o := &oracle{model: m, log: log, versions: make([][]change, m.Count), closed: make(map[int]time.Time), seen: make(map[string]bool), summary: s}
 	for f := range o.versions {
 		o.versions[f] = []change{{}}
 	}
@@ -142,11 +144,14 @@ func (o *oracle) ok() bool {
 	return o.summary.OK()
 }
 
-// mounted records that a daemon has started.
-func (o *oracle) mounted(mode string) {
+// mounted records that a daemon has started, which may not read what permissions deny if denied is set.
+func (o *oracle) mounted(mode string, denied bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.mode = mode
+	o.mode, o.denied = mode, time.Time{}
+	if denied {
+		o.denied = time.Now()
+	}
 	o.expire()
 }
 
@@ -157,6 +162,20 @@ func (o *oracle) expire() {
 			f.until = time.Now()
 		}
 	}
+}
+
+// close records that permissions deny a file.
+func (o *oracle) close(file int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed[file] = time.Now()
+}
+
+// reopen records that permissions will not deny a file any more.
+func (o *oracle) reopen(file int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.closed, file)
 }
 
 // flip records a flipped bit. running tells whether a daemon runs that may have verified
@@ -245,6 +264,10 @@ func (o *oracle) judge(results []Result) {
 			o.failed(r)
 		case r.Short:
 			o.short(r)
+		case o.mustFail(r):
+			o.summary.DeniedReads++
+			o.report("denied", fmt.Sprintf("denied:%d", r.File), "%s of %s, which was closed %v before",
+				r.Kind, o.model.Name(r.File), r.Start.Sub(o.closed[r.File]).Round(time.Second))
 		case r.Version >= 0:
 			o.stale(r)
 		}
@@ -339,6 +362,12 @@ func (o *oracle) short(r Result) {
 	}
 	o.summary.WrongReads++
 	o.report("size", fmt.Sprintf("size:%d:%d", r.File, r.Version), "%s of %s, version %d: wrong size", r.Kind, o.model.Name(r.File), r.Version)
+}
+
+// mustFail reports whether a file was opened that the daemon might not read for long.
+func (o *oracle) mustFail(r Result) bool {
+	since, closed := o.closed[r.File]
+	return closed && r.Start.After(since.Add(staleBound)) && !o.denied.IsZero() && r.Start.After(o.denied)
 }
 
 // stale judges a version that was read whole.

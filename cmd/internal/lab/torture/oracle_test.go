@@ -40,7 +40,7 @@ func TestJudge(t *testing.T) {
 		{"a flip at rest", func(o *oracle) { o.flip(file, 70, 2, false) }, Result{Version: -1, Diff: flip}, false},
 		{"a flip in use", func(o *oracle) { o.flip(file, 70, 2, true) }, Result{Version: -1, Diff: flip}, true},
 		{"a flip after a scrub", func(o *oracle) { o.flip(file, 70, 2, true); o.scrubbed() }, Result{Version: -1, Diff: flip}, false},
-		{"a flip after a restart", func(o *oracle) { o.flip(file, 70, 2, true); o.mounted("") }, Result{Version: -1, Diff: flip}, false},
+		{"a flip after a restart", func(o *oracle) { o.flip(file, 70, 2, true); o.mounted("", false) }, Result{Version: -1, Diff: flip}, false},
 		{"a flip at rest after the open", func(o *oracle) { o.flip(file, 70, 2, false); o.flips[0].at = time.Now().Add(time.Hour) }, Result{Version: -1, Diff: flip}, true},
 		{"another flip", func(o *oracle) { o.flip(file, 71, 2, true) }, Result{Version: -1, Diff: flip}, false},
 		{"an error", func(*oracle) {}, Result{Version: -1, Errno: unix.EIO, Op: "read"}, false},
@@ -50,6 +50,10 @@ func TestJudge(t *testing.T) {
 		{"an error after its window", func(o *oracle) { o.allow(-1, "", -time.Second, unix.EIO)() }, Result{Version: -1, Errno: unix.EIO, Op: "read"}, false},
 		{"ESTALE of a new version", superseded(false, 1), Result{Version: -1, Errno: unix.ESTALE, Op: "read"}, true},
 		{"ESTALE without one", func(*oracle) {}, Result{Version: -1, Errno: unix.ESTALE, Op: "read"}, false},
+		{"a file closed long ago", func(o *oracle) { o.mounted("", true); o.denied = ago(70); o.closed[file] = ago(60) }, Result{Version: 0}, false},
+		{"a file closed just now", func(o *oracle) { o.mounted("", true); o.denied = ago(70); o.close(file) }, Result{Version: 0}, true},
+		{"a file closed to others", func(o *oracle) { o.mounted("", false); o.closed[file] = ago(60) }, Result{Version: 0}, true},
+		{"a file opened again", func(o *oracle) { o.mounted("", true); o.denied = ago(70); o.closed[file] = ago(60); o.reopen(file) }, Result{Version: 0}, true},
 		{"wrong size", func(*oracle) {}, Result{Version: 0, Short: true}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

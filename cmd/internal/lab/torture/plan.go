@@ -49,6 +49,7 @@ type Cycle struct {
 	Mode   string // of the mount
 	Files  int    // RLIMIT_NOFILE of the daemon; 0 is that of this process
 	Memory string // GOMEMLIMIT of the daemon; "" is none
+	Denied bool   // the daemon has no capability to read what permissions deny
 	Fresh  bool   // the disk is formatted first
 	Down   []Event
 	Up     []Event
@@ -63,7 +64,7 @@ var (
 	}
 	sourceFaults = []string{
 		"replaced", "replaced", "rewritten in place", "rewritten in place", "missing", "folder renamed",
-		"read errors", "hangs", "slow",
+		"folder exchanged", "access withdrawn", "access withdrawn", "read errors", "hangs", "slow",
 	}
 	clockFaults      = []string{"same mtime", "coarse mtime", "future mtime"}
 	writeBackFaults  = []string{"errors", "some errors", "torn", "flush fails", "thin pool full"}
@@ -87,6 +88,7 @@ func PlanCycle(seed uint64, n int, groups []string) Cycle {
 	if p.chance(5) && p.has(groupLimits) {
 		c.Memory = "32MiB"
 	}
+	c.Denied = p.chance(50) && p.has(groupSource)
 	p.add(&c.Down, Event{Name: "evict"})
 	for range rng.IntN(3) {
 		p.add(&c.Down, Event{Group: groupFlip, Name: "at rest"})

@@ -22,6 +22,7 @@ type Config struct {
 	Duration   time.Duration // no cycle begins after it
 	Cycles     int           // most cycles; 0 is no limit
 	FileSystem string        // of the disks: ext4, xfs or btrfs
+	Bucket     bool          // the source is a bucket, whose ETags repeat
 	Program    string        // the path of the program under test
 	Groups     []string      // of faults; see Groups
 	Files      int           // of the dataset
@@ -35,6 +36,7 @@ type Config struct {
 type suite struct {
 	Config
 	dir         string // has everything
+	data        string // the folder of the dataset
 	model       Model
 	tierDisk    *volume
 	source      *volume
@@ -48,9 +50,10 @@ type suite struct {
 	mode        string // of the mount
 	start       time.Time
 
-	damaged map[int]bool // files of which a copy may be damaged: flipped or planted since the last scrub
-	moved   int          // the last cycle in which the folder of a tier was removed or renamed; -1: none
-	lossy   int          // the last cycle in which the disk of the tier has lost writes; -1: none since it was formatted or verified
+	withdrawn []withdrawal // the oldest first
+	damaged   map[int]bool // files of which a copy may be damaged: flipped or planted since the last scrub
+	moved     int          // the last cycle in which the folder of a tier was removed or renamed; -1: none
+	lossy     int          // the last cycle in which the disk of the tier has lost writes; -1: none since it was formatted or verified
 }
 
 // Run runs the suite in a mount namespace and a PID namespace of its own, which the caller
@@ -130,8 +133,17 @@ func (s *suite) prepare(ctx context.Context) (err error) {
 	if s.tierDisk, err = newVolume(filepath.Join(images, "tier"), filepath.Join(s.dir, "tier"), s.FileSystem, 192<<20); err != nil {
 		return err
 	}
+	s.data = filepath.Join(s.source.point, "data")
+	source := s.data
+	if s.Bucket {
+		url, err := serveBucket(s.data)
+		if err != nil {
+			return err
+		}
+		source = "s3://" + bucketName + "?endpoint=" + url
+	}
 	s.daemon = &daemon{
-		program: s.Program, dir: s.dir, source: filepath.Join(s.source.point, "data"),
+		program: s.Program, dir: s.dir, source: source,
 		memory: filepath.Join(memory, "tier"), disk: filepath.Join(s.tierDisk.point, "tier"),
 	}
 	s.daemon.scrubs = s.daemon.canScrub(ctx)
@@ -147,7 +159,7 @@ func (s *suite) writeDataset(ctx context.Context) error {
 		return err
 	}
 	for f := range s.model.Count {
-		path := filepath.Join(s.daemon.source, s.model.Name(f))
+		path := filepath.Join(s.data, s.model.Name(f))
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
@@ -215,6 +227,11 @@ func (s *suite) cycle(ctx context.Context, c Cycle) error {
 // last mounts once more and lets the readers run until all windows are closed, and a while
 // longer: what the faults have left behind allows no error.
 func (s *suite) last(ctx context.Context) error {
+	for len(s.withdrawn) > 0 {
+		if err := s.restoreAccess(); err != nil {
+			return err
+		}
+	}
 	if err := s.cycle(ctx, Cycle{Number: s.cycleNumber + 1, Mode: "cached", End: Event{Name: umount, Wait: grace + 2*time.Second}}); err != nil {
 		return fmt.Errorf("after the last cycle: %w", err)
 	}
@@ -235,7 +252,7 @@ func (s *suite) mount(ctx context.Context, c Cycle) error {
 	if err != nil {
 		return err
 	}
-	s.oracle.mounted(c.Mode)
+	s.oracle.mounted(c.Mode, c.Denied)
 	s.endOutage()
 	s.endOutage = nil
 	return nil

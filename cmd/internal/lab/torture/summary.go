@@ -12,7 +12,7 @@ const maxFindings = 200
 
 // A Finding is one thing that must not happen.
 type Finding struct {
-	Cause string `json:"cause"` // zeros, content, flip, planted, mixture, size, stale, error, mount, hang, scrub or crash
+	Cause string `json:"cause"` // zeros, content, flip, planted, mixture, size, stale, denied, error, mount, hang, scrub or crash
 	Cycle int    `json:"cycle"` // in which it was found
 	Event string `json:"event"` // the last event before it
 	Mode  string `json:"mode"`  // of the mount
@@ -36,12 +36,13 @@ type Summary struct {
 	FlipsServed     int            `json:"flips_served"`    // reads of flipped bits that the daemon may have verified before the flip
 	Slowest         float64        `json:"slowest_seconds"` // of all reads
 
-	WrongReads  int            `json:"wrong_reads"` // with bytes or a size of no version, or a mixture
-	StaleReads  int            `json:"stale_reads"` // of a version that was superseded long ago
-	Errors      int            `json:"errors"`      // that the source did not give
+	WrongReads  int            `json:"wrong_reads"`  // with bytes or a size of no version, or a mixture
+	StaleReads  int            `json:"stale_reads"`  // of a version that was superseded long ago
+	DeniedReads int            `json:"denied_reads"` // of a file that the daemon might not read for long
+	Errors      int            `json:"errors"`       // that the source did not give
 	Hangs       int            `json:"hangs"`
 	ScrubErrors int            `json:"scrub_errors"` // flipped bits that a scrub has not found, and right copies that it has reported
-	Causes      map[string]int `json:"causes"`       // of the five above
+	Causes      map[string]int `json:"causes"`       // of the six above
 	Findings    []Finding      `json:"findings"`
 }
 
@@ -53,7 +54,9 @@ func newSummary(seed uint64, fsType string) *Summary {
 }
 
 // OK reports whether nothing was found that must not happen.
-func (s *Summary) OK() bool { return s.WrongReads+s.StaleReads+s.Errors+s.Hangs+s.ScrubErrors == 0 }
+func (s *Summary) OK() bool {
+	return s.WrongReads+s.StaleReads+s.DeniedReads+s.Errors+s.Hangs+s.ScrubErrors == 0
+}
 
 // Print prints the summary.
 func (s *Summary) Print(w io.Writer) {
@@ -67,8 +70,8 @@ func (s *Summary) Print(w io.Writer) {
 		fmt.Fprintf(w, "%8d  excused: %s\n", s.Excused[why], why)
 	}
 	fmt.Fprintf(w, "%8d  reads of bits flipped after their verification\n", s.FlipsServed)
-	fmt.Fprintf(w, "%8d  wrong reads, %d stale ones, %d errors, %d hangs, %d errors of scrubs\n",
-		s.WrongReads, s.StaleReads, s.Errors, s.Hangs, s.ScrubErrors)
+	fmt.Fprintf(w, "%8d  wrong reads, %d stale ones, %d of denied files, %d errors, %d hangs, %d errors of scrubs\n",
+		s.WrongReads, s.StaleReads, s.DeniedReads, s.Errors, s.Hangs, s.ScrubErrors)
 	for _, cause := range slices.Sorted(maps.Keys(s.Causes)) {
 		fmt.Fprintf(w, "%8d  %s\n", s.Causes[cause], cause)
 	}
