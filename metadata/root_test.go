@@ -94,13 +94,14 @@ func TestRootIsReplaced(t *testing.T) {
 
 // A name that the old root does not have any more is requested from the new one: nobody sees it missing.
 func TestOldRootIsEmptied(t *testing.T) {
-	for _, how := range []string{"lookup", "revalidation", "listing"} {
+	for _, how := range []string{"lookup", "first lookup", "revalidation", "listing"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &emptied{replaceable{roots: [2]*drivertest.Mem{drivertest.NewMem(0), drivertest.NewMem(0)}}}
 				for _, root := range r.roots {
 					root.PutAt("d/f", []byte("content"), time.Now().Add(-time.Hour))
 				}
+				r.roots[1].PutAt("d/new", nil, time.Now().Add(-time.Hour))
 				w := worldOf(t, r, time.Minute)
 				e := w.get(t, "d/f")
 				w.list(t, "d")
@@ -110,6 +111,8 @@ func TestOldRootIsEmptied(t *testing.T) {
 				switch how {
 				case "lookup":
 					_, err = w.Lookup(bg, e.Parent(), "f")
+				case "first lookup":
+					_, err = w.Lookup(bg, e.Parent(), "new")
 				case "revalidation":
 					_, _, err = w.revalidateName(bg, e.Parent(), "f")
 				default:
