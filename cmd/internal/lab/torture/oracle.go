@@ -41,6 +41,11 @@ func (w *window) overlaps(r Result) bool {
 	return !r.End.Before(w.from) && (w.until.IsZero() || !r.Start.After(w.until))
 }
 
+// allows reports whether the error of a read is one of the window. A page fault reports every error as SIGBUS.
+func (w *window) allows(r Result) bool {
+	return slices.Contains(w.errnos, r.Errno) || r.Op == "page fault"
+}
+
 // A change is one version of a file at the source.
 type change struct {
 	began, ended time.Time // of the replacement or the rewrite; ended is zero during it
@@ -144,11 +149,18 @@ func (o *oracle) ok() bool {
 	return o.summary.OK()
 }
 
+// mounting records that a daemon is about to start.
+func (o *oracle) mounting() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.denied = time.Time{}
+}
+
 // mounted records that a daemon has started, which may not read what permissions deny if denied is set.
 func (o *oracle) mounted(mode string, denied bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.mode, o.denied = mode, time.Time{}
+	o.mode = mode
 	if denied {
 		o.denied = time.Now()
 	}
@@ -176,6 +188,14 @@ func (o *oracle) reopen(file int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.closed, file)
+}
+
+// isClosed reports whether permissions deny a file.
+func (o *oracle) isClosed(file int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, closed := o.closed[file]
+	return closed
 }
 
 // flip records a flipped bit. running tells whether a daemon runs that may have verified
@@ -335,7 +355,7 @@ func (o *oracle) changedAround(r Result, d time.Duration) bool {
 // failed judges an error. o.mu must be held.
 func (o *oracle) failed(r Result) {
 	for _, w := range o.windows {
-		if (w.file < 0 || w.file == r.File) && slices.Contains(w.errnos, r.Errno) && w.overlaps(r) {
+		if (w.file < 0 || w.file == r.File) && w.allows(r) && w.overlaps(r) {
 			o.summary.Excused[w.why]++
 			return
 		}

@@ -241,6 +241,7 @@ func (s *suite) last(ctx context.Context) error {
 // mount mounts. If that fails, which is a finding, it makes all tiers empty and tries
 // again.
 func (s *suite) mount(ctx context.Context, c Cycle) error {
+	s.oracle.mounting()
 	err := s.daemon.mount(ctx, c)
 	if err != nil && ctx.Err() == nil {
 		s.oracle.refused(err)
