@@ -275,7 +275,7 @@ func (d *daemon) removeSaved() error {
 	return d.removeOthers()
 }
 
-// removeOthers removes the metadata from all places but the one where this mount has saved it.
+// removeOthers removes the metadata from all places but the one that has the newest.
 // d.saved.mu must be held.
 func (d *daemon) removeOthers() error {
 	places, all := d.snapshotPlaces()

@@ -124,11 +124,11 @@ func (s *suite) pfs() {
 
 // torture runs the torture suite with the source and the tier on a file system, or with a bucket as source.
 func (s *suite) torture(source, duration string) {
-	words := []string{"make", "torture", "RACE=1", "DURATION=" + duration, "FS=" + source}
+	choice := "FS=" + source
 	if source == bucket {
-		words[len(words)-1] = "TORTUREFLAGS=-bucket"
+		choice = "TORTUREFLAGS=-bucket"
 	}
-	s.command("torture", "torture "+source, nil, words...)
+	s.command("torture", "torture "+source, nil, "make", "torture", "RACE=1", choice, "DURATION="+duration)
 }
 
 func (s *suite) fuzz(all []test, duration string) {

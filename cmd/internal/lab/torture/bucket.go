@@ -26,7 +26,7 @@ var bucketUnfit = []string{"folder renamed", "folder exchanged", "access withdra
 
 // A bucketServer is an S3 server with the files of a folder as objects. They have one ETag, and times of whole
 // seconds: two versions of an object differ in these times.
-type bucketServer struct{ folder string }
+type bucketServer struct{ files fs.FS }
 
 // serveBucket starts a server of the bucket on this machine, which ends with this process. It returns its URL.
 func serveBucket(folder string) (url string, err error) {
@@ -34,7 +34,7 @@ func serveBucket(folder string) (url string, err error) {
 	if err != nil {
 		return "", err
 	}
-	go http.Serve(l, bucketServer{folder})
+	go http.Serve(l, bucketServer{os.DirFS(folder)})
 	return "http://" + l.Addr().String(), nil
 }
 
@@ -68,12 +68,7 @@ func fail(w http.ResponseWriter, code int, name string, err error) {
 }
 
 func (b bucketServer) get(w http.ResponseWriter, r *http.Request, key string) error {
-	root, err := os.OpenRoot(b.folder)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	f, err := root.Open(key)
+	f, err := b.files.Open(key)
 	if err != nil {
 		return err
 	}
@@ -87,7 +82,7 @@ func (b bucketServer) get(w http.ResponseWriter, r *http.Request, key string) er
 	}
 	w.Header().Set("ETag", repeatedETag)
 	w.Header().Set("Content-Type", "binary/octet-stream")
-	http.ServeContent(w, r, "", info.ModTime(), f)
+	http.ServeContent(w, r, "", info.ModTime(), f.(*os.File))
 	return nil
 }
 
@@ -150,13 +145,8 @@ func (b bucketServer) list(w http.ResponseWriter, r *http.Request) error {
 
 // objects returns the objects whose keys begin with a prefix, in the order of the keys.
 func (b bucketServer) objects(prefix string) (objects []object, err error) {
-	root, err := os.OpenRoot(b.folder)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
 	dir, _ := path.Split(prefix)
-	err = fs.WalkDir(root.FS(), path.Clean(dir), func(key string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(b.files, path.Clean(dir), func(key string, d fs.DirEntry, err error) error {
 		var info fs.FileInfo
 		if err == nil && !d.IsDir() && strings.HasPrefix(key, prefix) {
 			if info, err = d.Info(); err == nil {

@@ -278,7 +278,7 @@ func (s *suite) exchangeSource(ctx context.Context, d time.Duration, rng *rand.R
 	}
 	for range rng.IntN(4) {
 		f := rng.IntN(s.model.Count)
-		if slices.ContainsFunc(s.withdrawn, func(w withdrawal) bool { return slices.Contains(w.files, f) }) {
+		if s.oracle.isClosed(f) {
 			continue
 		}
 		path := filepath.Join(other, s.model.Name(f))
@@ -327,10 +327,8 @@ func (s *suite) withdraw(rng *rand.Rand) error {
 			}
 		}
 	}
-	for _, other := range s.withdrawn {
-		if slices.ContainsFunc(w.files, func(f int) bool { return slices.Contains(other.files, f) }) {
-			return nil
-		}
+	if slices.ContainsFunc(w.files, s.oracle.isClosed) {
+		return nil
 	}
 	path := filepath.Join(s.data, w.name)
 	info, err := os.Stat(path)
