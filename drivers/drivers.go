@@ -90,10 +90,12 @@ type Store interface {
 // Close. Abort does nothing after Commit, so that a caller may defer both Abort
 // and Close.
 type Writer interface {
+	// WriteAt writes WholeBlocks, and fails for another range. Each block is written once.
 	io.WriterAt
 
-	// ReadAt reads bytes that were written, before and after Commit, as
-	// io.ReaderAt does. The content of unwritten bytes is undefined.
+	// ReadAt reads bytes that were written, before and after Commit, as io.ReaderAt does. If the
+	// storage has lost them, the error matches ErrLost. For other bytes it fails, or their content is
+	// undefined.
 	io.ReaderAt
 
 	// Commit makes the copy visible under its name in one atomic step, and replaces an earlier
@@ -127,6 +129,13 @@ func IsBackground(ctx context.Context) bool {
 // ChecksumBlock is the number of bytes that one checksum covers. It is also the unit in which
 // files are copied.
 const ChecksumBlock = 1 << 20
+
+// WholeBlocks reports whether n bytes from offset off are whole blocks of a file of size bytes. The last
+// block of a file may be shorter than ChecksumBlock.
+func WholeBlocks(off, n, size int64) bool {
+	end := off + n
+	return off >= 0 && end <= size && off%ChecksumBlock == 0 && (end%ChecksumBlock == 0 || end == size)
+}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 

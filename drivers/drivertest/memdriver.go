@@ -290,7 +290,7 @@ type memWriter struct {
 }
 
 func (w *memWriter) WriteAt(p []byte, off int64) (int, error) {
-	if off < 0 {
+	if !drivers.WholeBlocks(off, int64(len(p)), w.info.Size) {
 		return 0, pathError("write", w.name, syscall.EINVAL)
 	}
 	w.mu.Lock()

@@ -17,6 +17,7 @@ var storeTests = []namedTest{
 	{"a commit is atomic", suite.commitIsAtomic, isA[drivers.Store]},
 	{"a copy has the size and time given to Create", suite.copyHasSizeAndTime, isA[drivers.Store]},
 	{"a commit of the wrong size fails", suite.wrongSize, isA[drivers.Store]},
+	{"a part of a block cannot be written", suite.partOfBlock, isA[drivers.Store]},
 	{"an aborted copy leaves nothing behind", suite.abort, isA[drivers.Store]},
 	{"Close discards an uncommitted copy", suite.closeAborts, isA[drivers.Store]},
 	{"a Writer reads back what was written", suite.readBack, isA[drivers.Store]},
@@ -37,6 +38,9 @@ func (s suite) isStoreAndProber() bool { return isA[drivers.Store](s) && isA[dri
 // mtime is the modification time of copies. A file system that stores only seconds or
 // microseconds would change it.
 var mtime = time.Unix(1234567890, 987654321)
+
+// twoBlocks is the size of a copy of two blocks.
+const twoBlocks = drivers.ChecksumBlock + 1000
 
 func (s suite) store() drivers.Store { return as[drivers.Store](s) }
 
@@ -83,14 +87,15 @@ func (s suite) wantMissing(name string) {
 }
 
 func (s suite) commitIsAtomic() {
-	w := s.create("a/b/file", 1000)
+	data := content(twoBlocks, 1)
+	w := s.create("a/b/file", len(data))
 	s.wantMissing("a/b/file")
-	s.write(w, content(1000, 1)[500:], 500) // in any order
+	s.write(w, data[drivers.ChecksumBlock:], drivers.ChecksumBlock) // in any order
 	s.wantMissing("a/b/file")
-	s.write(w, content(1000, 1)[:500], 0)
+	s.write(w, data[:drivers.ChecksumBlock], 0)
 	s.wantMissing("a/b/file")
 	s.commit(w)
-	s.wantFile("a/b/file", content(1000, 1))
+	s.wantFile("a/b/file", data)
 	if got := s.names("a/b"); !slices.Equal(got, []string{"file"}) {
 		s.Errorf("ReadDir: %q", got)
 	}
@@ -115,11 +120,12 @@ func (s suite) copyHasSizeAndTime() {
 
 func (s suite) wrongSize() {
 	s.addCopy("file", content(1000, 1))
-	for _, size := range []int{0, 999, 1001} {
-		w := s.create("file", 1000)
-		s.write(w, content(size, 2), 0)
+	data := content(twoBlocks, 2)
+	for _, size := range []int{0, drivers.ChecksumBlock} {
+		w := s.create("file", len(data))
+		s.write(w, data[:size], 0)
 		if err := w.Commit(); err == nil {
-			s.Errorf("Commit of %d bytes instead of 1000 succeeds, want an error", size)
+			s.Errorf("Commit of %d bytes instead of %d succeeds, want an error", size, len(data))
 		}
 		w.Abort()
 		s.wantFile("file", content(1000, 1))
@@ -127,6 +133,16 @@ func (s suite) wrongSize() {
 	if _, err := s.store().Create(ctx, "file", drivers.Info{Size: -1, Mtime: mtime}); err == nil {
 		s.Error("Create of a negative size succeeds, want an error")
 	}
+}
+
+func (s suite) partOfBlock() {
+	w := s.create("file", twoBlocks)
+	for _, part := range [][2]int{{-1, 0}, {0, 1}, {1, drivers.ChecksumBlock}, {0, twoBlocks - 1}, {drivers.ChecksumBlock, twoBlocks + 1}} {
+		if _, err := w.WriteAt(make([]byte, part[1]-part[0]), int64(part[0])); err == nil {
+			s.Errorf("WriteAt from %d to %d of %d bytes succeeds, want an error", part[0], part[1], twoBlocks)
+		}
+	}
+	w.Abort()
 }
 
 func (s suite) abort() {
@@ -272,19 +288,19 @@ func (s suite) concurrentCopies() {
 	for i := range 8 {
 		wg.Go(func() {
 			for k := range 8 {
-				s.addInHalves(store, fmt.Sprintf("a/%d/%d", k, i), content(10_000, byte(i*8+k)))
+				s.addInHalves(store, fmt.Sprintf("a/%d/%d", k, i), content(twoBlocks, byte(i*8+k)))
 			}
 		})
 	}
 	wg.Wait()
 	for i := range 8 {
 		for k := range 8 {
-			s.wantFile(fmt.Sprintf("a/%d/%d", k, i), content(10_000, byte(i*8+k)))
+			s.wantFile(fmt.Sprintf("a/%d/%d", k, i), content(twoBlocks, byte(i*8+k)))
 		}
 	}
 }
 
-// addInHalves commits a copy whose halves it writes concurrently. It may be called from any
+// addInHalves commits a copy whose two blocks it writes concurrently. It may be called from any
 // goroutine: it does not call Fatal.
 func (s suite) addInHalves(store drivers.Store, name string, data []byte) {
 	w, err := store.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: mtime})
@@ -293,15 +309,15 @@ func (s suite) addInHalves(store drivers.Store, name string, data []byte) {
 		return
 	}
 	s.closeAtEnd(name, w)
-	var halves sync.WaitGroup
-	for _, half := range [][2]int{{0, len(data) / 2}, {len(data) / 2, len(data)}} {
-		halves.Go(func() {
+	var writers sync.WaitGroup
+	for _, half := range [][2]int{{0, drivers.ChecksumBlock}, {drivers.ChecksumBlock, len(data)}} {
+		writers.Go(func() {
 			if _, err := w.WriteAt(data[half[0]:half[1]], int64(half[0])); err != nil {
 				s.Errorf("WriteAt of %s: %v", name, err)
 			}
 		})
 	}
-	halves.Wait()
+	writers.Wait()
 	if err := w.Commit(); err != nil {
 		s.Errorf("Commit of %s: %v", name, err)
 	}

@@ -83,7 +83,7 @@ func (c *cachePolicy) writeAt(fd int, p []byte, off, size int64) (int, error) {
 	}
 	if size <= maxKept {
 		n, err := writeAt(fd, p, off, 0)
-		if size > drivers.ChecksumBlock { // the writer of a small file syncs it at once
+		if size > drivers.ChecksumBlock { // the writer of a small file syncs it at once; the commit finds what fails here
 			unix.SyncFileRange(fd, off, int64(n), unix.SYNC_FILE_RANGE_WRITE)
 		}
 		return n, err

@@ -2,6 +2,7 @@ package posix
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -228,14 +229,16 @@ func TestReadsAndWritesAllocateNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer inFlight.Close()
+			block := make([]byte, drivers.ChecksumBlock)
 			for _, size := range []int{4096, 256 << 10} {
 				p := make([]byte, size)
 				allocs := testing.AllocsPerRun(20, func() {
 					_, err := o.ReadAt(ctx, p, 1000)
 					_, err2 := w.ReadAt(p, 1000)
-					_, err3 := inFlight.WriteAt(p, 1000)
-					if err != nil || err2 != nil || err3 != nil {
-						t.Error(err, err2, err3)
+					_, err3 := inFlight.WriteAt(block, 0)
+					_, err4 := inFlight.ReadAt(p, 1000)
+					if err := errors.Join(err, err2, err3, err4); err != nil {
+						t.Error(err)
 					}
 				})
 				if allocs != 0 {

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -127,6 +130,103 @@ func writeAndRead(t *testing.T, s *Store, name string, data []byte) error {
 	unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)
 	read("after")
 	return err
+}
+
+// fullOfErrors mounts an ext4 that accepts writes and cannot allocate a block. Its folder tier, with some
+// copies, was made before.
+func fullOfErrors(t *testing.T) *Store {
+	t.Helper()
+	point, image := thinDisk(t, "ext4", 100<<20)
+	s := openIn(t, point)
+	addCopy(t, s, "before", "content")
+	s.Close()
+	run := func(name string, args ...string) string {
+		t.Helper()
+		out, err := exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %q: %v: %s", name, args, err, out)
+		}
+		return string(out)
+	}
+	run("umount", point)
+	disk, err := os.OpenFile(image, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	bitmaps := regexp.MustCompile(`Block bitmap at (\d+)`).FindAllStringSubmatch(run("dumpe2fs", image), -1)
+	for _, m := range bitmaps {
+		block, _ := strconv.ParseInt(m[1], 10, 64)
+		if _, err := disk.WriteAt(make([]byte, 4096), block*4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("mount", "-o", "loop,errors=continue", image, point)
+	return openIn(t, point)
+}
+
+// Bytes for which the file system finds no place when it writes them back are lost, and the kernel
+// reports that to nobody. They are never read with another content, and no copy of them is committed.
+func TestAllocationFails(t *testing.T) {
+	for _, size := range []int{5000, 300_000, 3 * drivers.ChecksumBlock} {
+		for _, way := range []string{"at the commit", "in the background", "during reads"} {
+			t.Run(fmt.Sprint(size, " bytes ", way), func(t *testing.T) {
+				s := fullOfErrors(t)
+				w, err := s.Create(ctx, "file", drivers.Info{Size: int64(size), Mtime: time.Unix(1e9, 0)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer w.Close()
+				data := randomBytes(size)
+				if _, err := w.WriteAt(data, 0); err != nil {
+					t.Fatal(err)
+				}
+				read := func() error {
+					got := make([]byte, size/2)
+					off := rand.IntN(size - len(got))
+					_, err := w.ReadAt(got, int64(off))
+					if err == nil && !bytes.Equal(got, data[off:][:len(got)]) {
+						t.Error("wrong bytes")
+					}
+					return err
+				}
+				done := make(chan struct{})
+				var readers sync.WaitGroup
+				switch way {
+				case "in the background":
+					unix.Syncfs(w.(*writer).temp.fd)
+					if err := read(); !errors.Is(err, drivers.ErrLost) {
+						t.Errorf("got %v, want ErrLost", err)
+					}
+				case "during reads":
+					for range 4 {
+						readers.Go(func() {
+							for !isDone(done) {
+								read()
+							}
+						})
+					}
+				}
+				if err := w.Commit(); !errors.Is(err, drivers.ErrLost) {
+					t.Errorf("commit: got %v, want ErrLost", err)
+				}
+				close(done)
+				readers.Wait()
+				if err := read(); !errors.Is(err, drivers.ErrLost) {
+					t.Errorf("after the commit: got %v, want ErrLost", err)
+				}
+			})
+		}
+	}
+}
+
+func isDone(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
 }
 
 // A check reads the disk, also if the kernel has the right bytes in its page cache, in folios that

@@ -10,7 +10,8 @@
 // A write to a file succeeds when the kernel has the bytes; the disk may fail later. A copy is
 // therefore written to a temporary file, and its commit waits for fdatasync(2) on the
 // descriptor that was written, which returns every error of the disk since the file was
-// created. Only then is the file renamed. A file under the name of a copy has reached the
+// created. What the file system has dropped without an error is a hole in the file, which the commit
+// looks for. Only then is the file renamed. A file under the name of a copy has reached the
 // disk, whenever the power fails and whatever the clocks show, and even if the daemon is
 // killed.
 //

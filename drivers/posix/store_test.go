@@ -368,37 +368,6 @@ func TestProbeRecreatesRemovedFiles(t *testing.T) {
 	}
 }
 
-// A copy of which a block cannot be read again for its checksum is not committed.
-func TestBlockWithoutChecksum(t *testing.T) {
-	s := openIn(t, t.TempDir())
-	w, err := s.Create(ctx, "file", drivers.Info{Size: 8, Mtime: time.Unix(1e9, 5)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, off := range []int64{0, 4} { // not at once
-		if _, err := w.WriteAt([]byte("data"), off); err != nil {
-			t.Fatal(err)
-		}
-	}
-	temp := &w.(*writer).temp
-	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", temp.fd), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	readable := temp.fd
-	temp.fd = int(file.Fd())
-	if err := w.Commit(); err == nil {
-		t.Error("the copy was committed")
-	}
-	temp.fd = readable
-	w.Abort()
-	w.Close()
-	if has(t, s, "file") {
-		t.Error("the store has the copy")
-	}
-}
-
 // wantNotInherited checks that no program which this process starts gets a descriptor of a file of the
 // tier: it would keep the lock after the end of this process.
 func wantNotInherited(t *testing.T, tier string) {

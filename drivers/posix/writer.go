@@ -27,12 +27,9 @@ type writer struct {
 	info  drivers.Info // attributes of the source file
 	done  bool         // committed or aborted
 
-	sums   []uint32      // checksums of the blocks
-	summed []atomic.Bool // blocks whose checksum is in sums
-	lost   atomic.Bool   // the disk has lost bytes that were written
-	checks sync.RWMutex  // read-locked while lost is being determined
-	inode  uint64        // of the temporary file; set by finish, like mtime
-	mtime  unix.Timespec
+	sums  runningSums // of what was written
+	inode uint64      // of the temporary file; set by finish, like mtime
+	mtime unix.Timespec
 
 	copy atomic.Pointer[copyObject] // the committed copy; it shares the descriptor and is not closed
 }
@@ -70,11 +67,7 @@ func (s *Store) newWriter(t *tree, name string, info drivers.Info) (*writer, err
 	if err != nil {
 		return nil, err
 	}
-	blocks := blocksOf(info.Size)
-	w := &writer{
-		store: s, tree: t, temp: temp, name: name, info: info,
-		sums: make([]uint32, blocks), summed: make([]atomic.Bool, blocks),
-	}
+	w := &writer{store: s, tree: t, temp: temp, name: name, info: info, sums: newRunningSums(info.Size)}
 	s.writers.Store(w, nil)
 	return w, nil
 }
@@ -137,80 +130,84 @@ func makeDir(dirfd int, name string) (int, error) {
 	return -1, unix.ENOTDIR
 }
 
-// WriteAt implements drivers.Writer. It computes the checksums of blocks that p covers whole.
+// WriteAt implements drivers.Writer.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
+	if !drivers.WholeBlocks(off, int64(len(p)), w.info.Size) {
+		return 0, pathError("write", w.name, unix.EINVAL)
+	}
 	n, err := w.tree.root().cache.writeAt(w.temp.fd, p, off, w.info.Size)
-	w.sum(p[:n], off)
 	if err != nil {
 		return n, pathError("write", w.name, err)
 	}
+	w.sums.add(p, off)
 	return n, nil
 }
 
-// sum sets the checksums of the blocks that p, written at off, covers whole. Those of other
-// blocks are computed by commit.
-func (w *writer) sum(p []byte, off int64) {
-	for len(p) > 0 && off < w.info.Size {
-		block := off / drivers.ChecksumBlock
-		start := block * drivers.ChecksumBlock
-		end := min(start+drivers.ChecksumBlock, w.info.Size)
-		n := min(end-off, int64(len(p)))
-		whole := n == end-start
-		if whole {
-			w.sums[block] = drivers.Checksum(0, p[:n])
-		}
-		w.summed[block].Store(whole)
-		p, off = p[n:], off+n
-	}
-}
-
-// ReadAt implements drivers.Writer. What was written stays in memory until the disk has confirmed
-// it, unless the file is large or memory is short. If a block was dropped before, and the disk
-// has failed to store it, the read returns other bytes without an error. The kernel records
-// the failure before it drops the block, so that the check after the read finds it. After the
-// commit, blocks are compared with their checksums.
+// ReadAt implements drivers.Writer. It compares the bytes with what was written. That stays in memory
+// until the disk has confirmed it, unless the file is large, memory is short, or the kernel fails to
+// write it back. The kernel does not report each failure: if ext4 cannot allocate blocks in the
+// background, it drops the pages, and the file has a hole (Linux 6.18).
 func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 	if c := w.copy.Load(); c != nil {
 		return c.ReadAt(background, p, off)
 	}
-	n, err := w.tree.root().cache.readAt(w.temp.fd, p, off, w.info.Size)
-	if err != nil && err != io.EOF {
-		return n, pathError("read", w.name, err)
+	cache := &w.tree.root().cache
+	if cache.inMemory {
+		n, err := cache.readAt(w.temp.fd, p, off, w.info.Size)
+		if err != nil && err != io.EOF {
+			err = pathError("read", w.name, err)
+		}
+		return n, err
 	}
-	if lost := w.checkWrites(); lost != nil {
-		return 0, pathError("read", w.name, lost)
+	if off < 0 {
+		return 0, pathError("read", w.name, unix.EINVAL)
 	}
-	return n, err
+	n := 0
+	for end := min(off+int64(len(p)), w.info.Size); off < end; {
+		step := p[n : int64(n)+min(end-off, sumStep-off%sumStep)]
+		switch err := w.readStep(step, off); {
+		case err == io.EOF: // somebody has made the file shorter
+			return n, err
+		case err != nil:
+			return n, pathError("read", w.name, err)
+		}
+		n += len(step)
+		off += int64(len(step))
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
 }
 
-// checkWrites returns an error if the disk has failed to store what was written. It does not
-// wait for writes in flight.
-func (w *writer) checkWrites() error {
-	switch {
-	case w.tree.root().cache.inMemory:
-		return nil
-	case w.lost.Load():
+// stepBuffers holds buffers of one step.
+var stepBuffers = sync.Pool{New: func() any { return new([sumStep]byte) }}
+
+// readStep reads p, which lies within one step, and compares the step.
+func (w *writer) readStep(p []byte, off int64) error {
+	first := off / sumStep * sumStep
+	step := p
+	if size := min(sumStep, w.info.Size-first); int64(len(p)) < size {
+		buf := stepBuffers.Get().(*[sumStep]byte)
+		defer stepBuffers.Put(buf)
+		step = buf[:size]
+	}
+	if _, err := w.tree.root().cache.readAt(w.temp.fd, step, first, w.info.Size); err != nil {
+		return err
+	}
+	if !w.sums.match(step, first) {
 		return drivers.ErrLost
 	}
-	w.checks.RLock()
-	defer w.checks.RUnlock()
-	// The kernel reports an error once for each descriptor, whatever the range is. In this
-	// range, there is nothing to wait for.
-	const beyond = 1 << 62
-	err := ignoringEINTR(func() error {
-		return unix.SyncFileRange(w.temp.fd, beyond, 1, unix.SYNC_FILE_RANGE_WAIT_BEFORE)
-	})
-	return w.noteLost(err)
+	if len(step) > len(p) {
+		copy(p, step[off-first:])
+	}
+	return nil
 }
 
-// noteLost returns err, of a call that waits for the disk, as one that matches drivers.ErrLost.
+// asLost returns err, of a call that waits for the disk, as one that matches drivers.ErrLost.
 // A full disk has not lost what it has confirmed before.
-func (w *writer) noteLost(err error) error {
-	if err == nil {
-		return nil
-	}
-	w.lost.Store(true)
-	if err == unix.ENOSPC || err == unix.EDQUOT {
+func asLost(err error) error {
+	if err == nil || err == unix.ENOSPC || err == unix.EDQUOT {
 		return err
 	}
 	return fmt.Errorf("%w: %w", drivers.ErrLost, err)
@@ -250,7 +247,7 @@ func (w *writer) commit() error {
 	if err != nil {
 		return err
 	}
-	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums}
+	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks()}
 	checked := allChecked
 	if !w.tree.root().cache.inMemory {
 		checked = newCheckedBlocks(len(rec.sums))
@@ -288,41 +285,36 @@ func (w *writer) findReplaced(dirfd int, name string) (inode uint64, err error) 
 	return st.Ino, nil
 }
 
-// confirm computes the checksums that are missing, and waits until the disk has the content.
+// confirm waits until the disk has the content.
 func (w *writer) confirm() error {
-	if err := w.sumRest(); err != nil {
-		return err
-	}
 	if w.tree.root().cache.inMemory {
 		return nil
 	}
-	err := ignoringEINTR(func() error { return unix.Fdatasync(w.temp.fd) })
-	if err := w.noteLost(err); err != nil {
+	if err := asLost(ignoringEINTR(func() error { return unix.Fdatasync(w.temp.fd) })); err != nil {
 		return err
 	}
-	w.checks.Lock() // a concurrent ReadAt may have received the error in place of this call
-	defer w.checks.Unlock()
-	if w.lost.Load() {
-		return drivers.ErrLost
-	}
 	dropPages(w.temp.fd, 0)
-	return nil
+	return w.checkHoles()
 }
 
-// sumRest computes the checksums of blocks that were not written at once.
-func (w *writer) sumRest() error {
-	buf := blockBuffers.Get().(*[drivers.ChecksumBlock]byte)
-	defer blockBuffers.Put(buf)
-	for i := range w.sums {
-		if w.summed[i].Load() {
-			continue
+// checkHoles returns an error if the file has a hole where it has content: the file system has dropped
+// that without a report, as ReadAt says. Some file systems make holes of zeros.
+func (w *writer) checkHoles() error {
+	holes, err := findHoles(background, w.temp.fd, w.info.Size)
+	if err == unix.EINVAL { // the file system has no SEEK_HOLE
+		return nil
+	}
+	if err != nil {
+		return asLost(err)
+	}
+	buf := stepBuffers.Get().(*[sumStep]byte)
+	defer stepBuffers.Put(buf)
+	for _, h := range holes {
+		for off := h.Start / sumStep * sumStep; off < h.End; off += sumStep {
+			if err := w.readStep(buf[:min(sumStep, w.info.Size-off)], off); err != nil {
+				return err
+			}
 		}
-		off := int64(i) * drivers.ChecksumBlock
-		p := buf[:min(drivers.ChecksumBlock, w.info.Size-off)]
-		if _, err := w.ReadAt(p, off); err != nil {
-			return err
-		}
-		w.sums[i] = drivers.Checksum(0, p)
 	}
 	return nil
 }

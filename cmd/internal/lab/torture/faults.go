@@ -2,6 +2,7 @@ package torture
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -211,7 +212,7 @@ func (s *suite) replace(file int, mtime time.Time) error {
 	for s.Bucket && old.ModTime().Unix() == time.Now().Unix() { // a new version has another time
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err := os.WriteFile(temp, s.model.Content(file, s.oracle.newest(file)+1), old.Mode()); err != nil {
+	if err := s.writeVersion(temp, file, old.Mode()); err != nil {
 		return err
 	}
 	if !mtime.IsZero() {
@@ -222,6 +223,17 @@ func (s *suite) replace(file int, mtime time.Time) error {
 	s.oracle.beginChange(file, false)
 	defer s.oracle.endChange(file)
 	return os.Rename(temp, s.path(file))
+}
+
+// writeVersion writes the next version of a file to a path, and waits until the disk has it. While a
+// later fault lasts, the file system might find no place for it, and tell nobody.
+func (s *suite) writeVersion(path string, file int, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(s.model.Content(file, s.oracle.newest(file)+1))
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // rewrite writes a new version of a file over the old one. Its modification time is mtime,
@@ -285,7 +297,7 @@ func (s *suite) exchangeSource(ctx context.Context, d time.Duration, rng *rand.R
 		if err := os.Remove(path); err != nil { // it is a link
 			return err
 		}
-		if err := os.WriteFile(path, s.model.Content(f, s.oracle.newest(f)+1), 0o644); err != nil {
+		if err := s.writeVersion(path, f, 0o644); err != nil {
 			return err
 		}
 		s.oracle.beginChange(f, false)
