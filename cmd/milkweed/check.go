@@ -17,22 +17,6 @@ import (
 func newCheck() *cobra.Command {
 	f := mountFlags{check: true}
 	var asJSON, inTiers bool
-	examine := inChild(func(c *cobra.Command, args []string) error {
-		cfg, _, err := f.load(c.Flags(), args, c.ErrOrStderr())
-		if err != nil {
-			return err
-		}
-		r := checkReport{cfg.Settings(), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
-		if asJSON {
-			err = printJSON(c.OutOrStdout(), r)
-		} else {
-			err = r.write(c.OutOrStdout())
-		}
-		if err != nil {
-			return err
-		}
-		return check.First(r.Findings)
-	})
 	c := &cobra.Command{
 		Use:   "check [-c tiering.toml] [SOURCE] [MOUNTPOINT]",
 		Short: "Check the configuration and this machine",
@@ -69,28 +53,43 @@ remedy and code.`,
   milkweed check --manifest imagenet.mtree /lustre/imagenet
   milkweed check -c tiering.toml --json | jq '.findings[] | select(.status != "ok")'`,
 		Args: usage(cobra.MaximumNArgs(2)),
-		RunE: func(c *cobra.Command, args []string) error {
-			if inTiers || c.Flags().Changed("manifest") {
-				stderr := c.ErrOrStderr()
-				if !inTiers {
-					stderr = io.Discard // which tiers a mount would have does not matter
-				}
-				cfg, _, err := f.load(c.Flags(), args, stderr)
-				if err == nil && cfg.Source.Manifest == "" {
-					err = usageError(c, errors.New("--tiers needs --manifest, or source.manifest in the configuration"))
-				}
-				if err != nil {
-					return err
-				}
-				return compareWithManifest(c, cfg, inTiers, asJSON)
+		RunE: inChild(func(c *cobra.Command, args []string) error {
+			compares := c.Flags().Changed("manifest") || inTiers
+			stderr := c.ErrOrStderr()
+			if compares && !inTiers {
+				stderr = io.Discard // which tiers a mount would have does not matter
 			}
-			return examine(c, args)
-		},
+			cfg, _, err := f.load(c.Flags(), args, stderr)
+			switch {
+			case err != nil:
+				return err
+			case !compares:
+				return printChecks(c, cfg, asJSON)
+			case cfg.Source.Manifest == "":
+				return usageError(c, errors.New("--tiers needs --manifest, or source.manifest in the configuration"))
+			}
+			return compareWithManifest(c, cfg, inTiers, asJSON)
+		}),
 	}
 	f.addConfiguration(c.Flags())
 	c.Flags().BoolVar(&inTiers, "tiers", false, "compare the copies in the tiers with the manifest")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
+}
+
+// printChecks is the command check without --manifest.
+func printChecks(c *cobra.Command, cfg *config.Config, asJSON bool) error {
+	r := checkReport{cfg.Settings(), slices.Concat(runChecks(c.Context(), cfg), checkManifest(c.Context(), cfg), checkPeers(c.Context(), cfg))}
+	var err error
+	if asJSON {
+		err = printJSON(c.OutOrStdout(), r)
+	} else {
+		err = r.write(c.OutOrStdout())
+	}
+	if err != nil {
+		return err
+	}
+	return check.First(r.Findings)
 }
 
 // runChecks runs all checks. It opens a bucket once for all of them.

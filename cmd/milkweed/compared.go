@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/apart"
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -216,11 +217,13 @@ func compareWithManifest(c *cobra.Command, cfg *config.Config, inTiers, asJSON b
 		}
 	}
 	cmp := &comparer{m: m, display: newDisplay(c.ErrOrStderr(), asJSON), result: comparison{Manifest: place.String(), Differences: []mismatch{}}}
+	flags := manifestFlags{output: place.path, omit: place.inside}
+	omitted := flags.omitted(p.shown())
+	apart.Opened()
 	if inTiers {
 		err = cmp.tiers(ctx, cfg, p.generation)
 	} else {
-		flags := manifestFlags{output: place.path, omit: place.inside}
-		err = cmp.source(ctx, shown, flags.omitted(p.shown()))
+		err = cmp.source(ctx, shown, omitted)
 	}
 	cmp.display.end()
 	if err != nil {

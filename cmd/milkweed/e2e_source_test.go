@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -221,24 +222,34 @@ func TestCommandsWhileSourceHangs(t *testing.T) {
 	drivertest.Need(t, "root")
 	s := newSite(t)
 	s.write("f", 10)
+	list := s.dir + "/list.mtree"
+	s.milkweed("manifest", "-o", list, s.source)
 	s.mount("64MiB")
 	heal := s.hangHard(s.source)
 	other := s.dir + "/other"
 	s.check(os.Mkdir(other, 0o755))
-	for _, tt := range []struct {
+	type command struct {
 		words []string
 		code  exit.Code
 		says  string
-	}{
-		{[]string{"check", s.source, other}, exit.Source, "a file system hangs"},
-		{[]string{"doctor", s.point}, exit.Incomplete, "gives no answer"},
-		{[]string{"status", s.point}, exit.OK, "f"},
-		{[]string{"umount", s.point}, exit.OK, ""},
-	} {
-		if r := s.try(tt.words...); r.code != tt.code || !strings.Contains(strings.Join(strings.Fields(r.stdout+r.stderr), " "), tt.says) {
-			t.Errorf("%s: exit code %d, %s%s", tt.words[0], r.code, r.stdout, r.stderr)
+	}
+	try := func(c command) {
+		if r := s.try(c.words...); r.code != c.code || !strings.Contains(strings.Join(strings.Fields(r.stdout+r.stderr), " "), c.says) {
+			t.Errorf("%q: exit code %d, %s%s", c.words, r.code, r.stdout, r.stderr)
 		}
 	}
+	var commands sync.WaitGroup
+	for _, c := range []command{
+		{[]string{"check", s.source, other}, exit.Source, "a file system hangs"},
+		{[]string{"check", "--manifest", list, s.source}, exit.Source, "a file system hangs"},
+		{[]string{"manifest", s.source}, exit.Source, "a file system hangs"},
+		{[]string{"doctor", s.point}, exit.Incomplete, "gives no answer"},
+		{[]string{"status", s.point}, exit.OK, "f"},
+	} {
+		commands.Go(func() { try(c) })
+	}
+	commands.Wait()
+	try(command{[]string{"umount", s.point}, exit.OK, ""})
 	heal()
 	s.wantNothing()
 }

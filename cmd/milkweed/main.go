@@ -30,8 +30,8 @@ func main() {
 // programKey is the key of a context of main, and not of a test.
 type programKey struct{}
 
-// childLimit bounds a command that runs in a child. Each of its requests has a time-out of a few seconds,
-// except those that find out what a path of the configuration is.
+// childLimit bounds a command that runs in a child, until it calls apart.Opened. Each of its requests has a
+// time-out of a few seconds, except those that find out what a path of the configuration is.
 const childLimit = 30 * time.Second
 
 // inChild makes a command that touches file systems which may hang run in a process of its own.
@@ -58,6 +58,10 @@ func inChild(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 // it means that the terminal is gone. Otherwise, as in a daemon, and under nohup, it is ignored,
 // except that a daemon reloads its configuration (catchHangups).
 func shutdownSignals() []os.Signal {
+	if apart.Inside() { // its parent passes on the other ones, which a terminal sends to both
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt, syscall.SIGHUP)
+		return []os.Signal{syscall.SIGTERM}
+	}
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if signal.Ignored(syscall.SIGHUP) {
 		return signals

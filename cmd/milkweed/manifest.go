@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/apart"
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -55,12 +56,12 @@ object: file, files, bytes, and sha256, which is that of the manifest itself.`,
   milkweed manifest -o /lustre/sets/v3/manifest.mtree /lustre/sets/v3
   milkweed manifest --omit manifest.mtree 's3://sets/v3' > manifest.mtree`,
 		Args: usage(cobra.ExactArgs(1)),
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: inChild(func(c *cobra.Command, args []string) error {
 			if flags.asJSON && flags.output == "" {
 				return usageError(c, errors.New("--json needs --output: otherwise the manifest itself goes to standard output"))
 			}
 			return flags.run(c, args[0])
-		},
+		}),
 	}
 	c.Flags().StringVarP(&flags.output, "output", "o", "", "write the manifest to `FILE`")
 	c.Flags().StringVar(&flags.omit, "omit", "", "leave out the file `NAME` of the dataset, such as an earlier manifest in a bucket")
@@ -92,6 +93,7 @@ func (flags manifestFlags) run(c *cobra.Command, source string) (err error) {
 		out = f
 	}
 	omitted := flags.omitted(cfg.Source)
+	apart.Opened()
 	sum := sha256.New()
 	w := manifest.NewWriter(io.MultiWriter(out, sum))
 	result := manifestResult{File: flags.output}

@@ -4,6 +4,7 @@
 package apart
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -22,10 +23,12 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
-// variable is set in the environment of a child. reportFD is its descriptor for the exit code.
+// variable is set in the environment of a child. reportFD is its descriptor for what it reports: opened, once,
+// if it calls Opened, and then its exit code.
 const (
 	variable = "MILKWEED_APART"
 	reportFD = 3
+	opened   = '+'
 )
 
 // Inside reports whether this process is a child of Run. Its own children are not.
@@ -37,6 +40,14 @@ var Inside = sync.OnceValue(func() bool {
 	}
 	return inside
 })
+
+// Opened ends the limit of Run, if this process is a child: the file systems have answered, and what follows
+// may take long.
+func Opened() {
+	if Inside() {
+		unix.Write(reportFD, []byte{opened})
+	}
+}
 
 // Exit ends this process. If it is a child, its parent need not wait for the end.
 func Exit(code int) {
@@ -58,10 +69,13 @@ var ErrHangs = errors.New("a file system hangs")
 
 // Run runs this program again, with its arguments and standard files, in a child whose main function calls
 // Exit, and returns the exit code. When ctx is done, the child gets SIGTERM, and grace later Run returns the
-// cause of ctx, whether or not the child has ended. After limit, the error is ErrHangs.
+// cause of ctx, whether or not the child has ended. The same happens after limit, with the error ErrHangs,
+// unless the child has called Opened.
 func Run(ctx context.Context, limit time.Duration) (code int, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrHangs)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(limit, func() { cancel(ErrHangs) })
+	defer timer.Stop()
 	runtime.LockOSThread() // Pdeathsig is sent when the thread ends
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -86,7 +100,13 @@ func Run(ctx context.Context, limit time.Duration) (code int, err error) {
 	ended := make(chan string, 1)
 	go func() {
 		defer panics.Contain()
-		text, _ := io.ReadAll(report) // without text, the child has died
+		from := bufio.NewReader(report)
+		if first, _ := from.ReadByte(); first == opened {
+			timer.Stop()
+		} else {
+			from.UnreadByte()
+		}
+		text, _ := io.ReadAll(from) // without text, the child has died
 		output.copying.Wait()
 		ended <- string(text)
 	}()
@@ -96,11 +116,13 @@ func Run(ctx context.Context, limit time.Duration) (code int, err error) {
 		select {
 		case text := <-ended:
 			code, err := strconv.Atoi(strings.TrimSpace(text))
-			if err != nil {
+			if context.Cause(ctx) == ErrHangs { // it ended because it was asked to
+				code, err = 1, ErrHangs
+			} else if err != nil {
 				return 1, cmd.Wait()
 			}
 			awaitEnd(cmd)
-			return code, nil
+			return code, err
 		case <-interrupted:
 			interrupted = nil
 			cmd.Process.Signal(syscall.SIGTERM)

@@ -2,9 +2,11 @@ package torture
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/milkweedfs/milkweed/placement"
 )
@@ -13,7 +15,7 @@ import (
 // complete if it has read each copy in each tier: after it, no copy has a flipped bit, and no
 // reader may be served one. A copy that it reports as corrupt must have been damaged.
 func (s *suite) scrub(ctx context.Context) {
-	before := s.oracle.flipsSoFar()
+	began, before := time.Now(), s.oracle.flipsSoFar()
 	report, err := s.daemon.scrub(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -36,8 +38,12 @@ func (s *suite) scrub(ctx context.Context) {
 	s.summary.Events["scrub: corrupt copies"] += int(report.CopiesCorrupt)
 	for _, f := range before {
 		for _, tier := range []string{s.daemon.memory, s.daemon.disk} {
-			if s.holds(tier, f) && !s.oracle.isClosed(f.file) && s.isCopy(ctx, tier, f.file) {
-				s.oracle.scrubWrong("bit %d of byte %d of %s is flipped in %s after a scrub", f.bit, f.off, s.model.Name(f.file), tier)
+			if !s.holds(tier, f) || s.oracle.isClosed(f.file) {
+				continue
+			}
+			if ok, location := s.isCopy(ctx, tier, f.file); ok {
+				s.oracle.scrubWrong("bit %d of byte %d of %s, flipped %v before the scrub, is flipped in %s after it; the daemon says: %s",
+					f.bit, f.off, s.model.Name(f.file), began.Sub(f.at).Round(time.Millisecond), tier, location)
 			}
 		}
 	}
@@ -53,12 +59,15 @@ func isComplete(r placement.ScrubReport) bool {
 	return r.Ended && !r.Stopped && r.CopiesFailed == 0 && len(r.Skipped) == 0
 }
 
-// isCopy reports whether the daemon takes the file in a tier for a copy. It does not if the file has
-// lost the mode of a copy in a chmod, and its record in a power cut. Such a file is never read.
-func (s *suite) isCopy(ctx context.Context, tier string, file int) bool {
+// isCopy reports whether the daemon takes the file in a tier for a copy, and what it says. It does not if the
+// file has lost the mode of a copy in a chmod, and its record in a power cut. Such a file is never read.
+func (s *suite) isCopy(ctx context.Context, tier string, file int) (ok bool, location string) {
 	name := s.model.Name(file)
 	l, err := s.daemon.where(ctx, name)
-	return err != nil || l.TierPath == filepath.Join(s.daemon.copies(tier), name)
+	if err != nil {
+		return true, err.Error()
+	}
+	return l.TierPath == filepath.Join(s.daemon.copies(tier), name), fmt.Sprintf("%+v", l)
 }
 
 // holds reports whether the copy of a file in a tier has the flipped bit f.
