@@ -349,7 +349,7 @@ func (s *suite) withdraw(rng *rand.Rand) error {
 	}
 	w.mode = info.Mode()
 	for _, f := range w.files {
-		w.end = append(w.end, s.oracle.allow(f, "a file that permissions deny", grace, unix.EACCES))
+		w.end = append(w.end, s.oracle.allow(f, "a file that permissions deny", staleBound, unix.EACCES))
 	}
 	if err := os.Chmod(path, 0); err != nil {
 		return err

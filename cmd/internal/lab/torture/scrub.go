@@ -41,7 +41,8 @@ func (s *suite) scrub(ctx context.Context) {
 			if !s.holds(tier, f) || s.oracle.isClosed(f.file) {
 				continue
 			}
-			if ok, location := s.isCopy(ctx, tier, f.file); ok {
+			ok, location := s.isCopy(ctx, tier, f.file)
+			if ok && s.holds(tier, f) { // it was not replaced meanwhile
 				s.oracle.scrubWrong("bit %d of byte %d of %s, flipped %v before the scrub, is flipped in %s after it; the daemon says: %s",
 					f.bit, f.off, s.model.Name(f.file), began.Sub(f.at).Round(time.Millisecond), tier, location)
 			}
