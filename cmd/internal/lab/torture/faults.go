@@ -85,11 +85,10 @@ func (s *suite) fill(ctx context.Context, point string, d time.Duration) error {
 	return nil
 }
 
-// readOnly makes a file system read-only for a while. While files are open for writing,
-// the kernel refuses, and nothing happens.
+// readOnly makes a file system read-only for a while. While files are open for writing, the kernel refuses.
 func (s *suite) readOnly(ctx context.Context, point string, d time.Duration) error {
 	if unix.Mount("", point, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") != nil {
-		return nil
+		return errNoEffect
 	}
 	sleep(ctx, d)
 	unix.Mount("", point, "", unix.MS_REMOUNT, "")
