@@ -93,6 +93,22 @@ func (d *directory) get(name string) *Entry {
 	return nil
 }
 
+// hasOthers reports whether names are cached that are not in a listing.
+func (d *directory) hasOthers(listed []drivers.Info) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	cached := len(d.sorted) + len(d.extra)
+	for _, info := range listed {
+		if cached == 0 {
+			return false
+		}
+		if d.get(info.Name) != nil {
+			cached--
+		}
+	}
+	return cached > 0
+}
+
 // put sets the entry of e's name, which is then no longer invalidated; d.mu must be held.
 func (d *directory) put(e *Entry) {
 	d.version++

@@ -75,7 +75,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 	requested, stamp := c.now(), dir.stamp()
 	before := c.roots.Load()
 	infos, complete, err := c.names(ctx, dir)
-	if isAbsent(err) || err == nil && len(infos) == 0 {
+	if isAbsent(err) || err == nil && (len(infos) == 0 || dir.dir.hasOthers(infos)) {
 		err = cmp.Or(c.sourceLost(ctx, dir), err)
 		if c.roots.Load() != before { // that was the old root
 			infos, complete, err = c.names(ctx, dir)
@@ -84,6 +84,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 	if err != nil {
 		return difference{}, err
 	}
+	c.rootFile.listings.Add(1)
 	copies := dirCopies{retired: dir.dir.countRetired()}
 	if slices.ContainsFunc(infos, func(i drivers.Info) bool { return i.Err == nil }) {
 		copies = c.listCopies(ctx, dir)

@@ -28,6 +28,10 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 	}
 	e, listed, invalidated := d.find(name)
 	fresh := c.fresh(listed)
+	if e == nil && fresh && !c.byListing {
+		c.confirmListings(ctx)
+		fresh = c.fresh(listed)
+	}
 	if c.byName && e != nil {
 		d.lookedUp(name)
 	}

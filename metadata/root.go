@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -17,10 +18,14 @@ import (
 type rootFile struct {
 	mu         panics.Mutex // guards the following
 	dev, inode uint64       // 0: the source has no such numbers, or no request was made yet
+
+	listings  atomic.Uint64 // counts listings of directories that have ended
+	confirmed atomic.Uint64 // the listings that had ended before the root was last requested
 }
 
-// replaced records the attributes of the root, and reports whether another directory was known before.
-func (r *rootFile) replaced(info drivers.Info) bool {
+// replaced records the attributes of the root, and reports whether another directory was known before. It
+// then calls found before any other call of replaced returns.
+func (r *rootFile) replaced(info drivers.Info, found func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if info.Inode == 0 || r.dev == info.Dev && r.inode == info.Inode {
@@ -28,25 +33,45 @@ func (r *rootFile) replaced(info drivers.Info) bool {
 	}
 	known := r.inode != 0
 	r.dev, r.inode = info.Dev, info.Inode
+	if known {
+		found()
+	}
 	return known
 }
 
 // statRoot requests the attributes of the root of the source. If that is another directory than before,
 // it distrusts everything that is cached.
 func (c *Container) statRoot(ctx context.Context) (drivers.Info, error) {
+	listings := c.rootFile.listings.Load()
 	info, err := c.source.Stat(ctx, ".")
-	if err == nil && c.rootFile.replaced(info) {
-		c.log.Warn("the path of the source leads to another directory now; all names are compared with it")
-		c.distrust()
+	if err != nil {
+		return info, err
 	}
-	return info, err
+	if c.rootFile.replaced(info, c.distrust) {
+		c.log.Warn("the path of the source leads to another directory now; all names are compared with it")
+		c.distrustAll()
+	}
+	c.rootFile.confirmed.Store(listings)
+	return info, nil
 }
 
-// distrust makes the container compare everything with the source before its next use. What is known by
-// requests that were made before is not fresh.
+// confirmListings makes fresh report false for a listing that was made in a root which has been replaced
+// meanwhile, and which may have lost the names that are not in it. It requests the root, unless that was done
+// after the last listing of any directory.
+func (c *Container) confirmListings(ctx context.Context) {
+	if r := &c.rootFile; r.confirmed.Load() != r.listings.Load() {
+		c.statRoot(ctx) // while the source fails, a listing counts
+	}
+}
+
+// distrust makes all that is known by requests that were made before not fresh.
 func (c *Container) distrust() {
 	c.distrusted.Store(c.now())
 	c.roots.Add(1)
+}
+
+// distrustAll makes the container compare everything with the source before its next use.
+func (c *Container) distrustAll() {
 	c.changes.Add(1)
 	c.overtake()
 	if c.snapshot != nil {

@@ -97,7 +97,7 @@ func TestOldRootIsEmptied(t *testing.T) {
 	for _, how := range []string{"lookup", "first lookup", "revalidation", "listing"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &emptied{replaceable{roots: [2]*drivertest.Mem{drivertest.NewMem(0), drivertest.NewMem(0)}}}
+				r := &emptied{replaceable: replaceable{roots: [2]*drivertest.Mem{drivertest.NewMem(0), drivertest.NewMem(0)}}}
 				for _, root := range r.roots {
 					root.PutAt("d/f", []byte("content"), time.Now().Add(-time.Hour))
 				}
@@ -126,12 +126,61 @@ func TestOldRootIsEmptied(t *testing.T) {
 	}
 }
 
-// An emptied is a replaceable whose root is found to be replaced by a Stat of the root, if the old one is
-// empty.
-type emptied struct{ replaceable }
+// The same while the old root is being removed, name by name: what it does not list proves nothing, whether it
+// was cached before or not.
+func TestOldRootIsBeingEmptied(t *testing.T) {
+	for _, how := range []string{"listing", "missing in the first listing"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &emptied{replaceable: replaceable{roots: [2]*drivertest.Mem{drivertest.NewMem(0), drivertest.NewMem(0)}}}
+				for _, root := range r.roots {
+					root.PutAt("d/f", []byte("content"), time.Now().Add(-time.Hour))
+					root.PutAt("d/g", nil, time.Now().Add(-time.Hour))
+				}
+				w := worldOf(t, r, time.Minute)
+				d := w.get(t, "d")
+				if how == "listing" {
+					e := w.get(t, "d/f")
+					time.Sleep(time.Hour)
+					r.roots[0].Delete("d/f")
+					if got := w.list(t, "d"); got != "f g" || e.Stale() {
+						t.Errorf("got %q, stale: %v; want both files", got, e.Stale())
+					}
+					return
+				}
+				r.roots[0].Delete("d/f")
+				w.list(t, "d")
+				if _, err := w.Lookup(bg, d, "f"); err != nil {
+					t.Errorf("got %v, want the file of the new root", err)
+				}
+				for range 2 { // the root is requested once after each listing
+					time.Sleep(time.Hour)
+					w.list(t, "d")
+					before := r.stats.Load()
+					for range 10 {
+						if _, err := w.Lookup(bg, d, "missing"); !errors.Is(err, fs.ErrNotExist) {
+							t.Errorf("a name that is missing: %v", err)
+						}
+					}
+					if got := r.stats.Load() - before; got != 1 {
+						t.Errorf("%d requests for names, want 1", got)
+					}
+				}
+			})
+		})
+	}
+}
+
+// An emptied is a replaceable whose root is found to be replaced by a Stat of the root, if the old one does
+// not have d/f any more.
+type emptied struct {
+	replaceable
+	stats atomic.Int64
+}
 
 func (r *emptied) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	if infos, err := r.roots[0].ReadDir(ctx, "."); name == "." && err == nil && len(infos) == 0 {
+	r.stats.Add(1)
+	if _, err := r.roots[0].Stat(ctx, "d/f"); name == "." && err != nil {
 		r.now.Store(1)
 	}
 	return r.replaceable.Stat(ctx, name)
