@@ -57,6 +57,22 @@ func TestLookupIsCachedForTTL(t *testing.T) {
 	})
 }
 
+// While the source fails, a cached listing still answers for the names that it does not have.
+func TestListingCountsInAnOutage(t *testing.T) {
+	inBubble(t, 10*time.Second, func(t *testing.T, w *world) {
+		w.source.Put("a", nil)
+		w.list(t, ".")
+		w.faults.Reset()
+		w.faults.Add(drivertest.Rule{Err: syscall.EIO})
+		for range 10 {
+			wantMissing(t, w, "missing")
+		}
+		if n := w.faults.Count(drivertest.OpStat); n != 1 {
+			t.Errorf("%d requests, want 1, of the root", n)
+		}
+	})
+}
+
 func TestListIsCachedForTTL(t *testing.T) {
 	inBubble(t, 10*time.Second, func(t *testing.T, w *world) {
 		w.source.Put("b", nil)

@@ -57,10 +57,15 @@ func (c *Container) statRoot(ctx context.Context) (drivers.Info, error) {
 
 // confirmListings makes fresh report false for a listing that was made in a root which has been replaced
 // meanwhile, and which may have lost the names that are not in it. It requests the root, unless that was done
-// after the last listing of any directory.
+// after the last listing of any directory. While the source fails, listings count after one request.
 func (c *Container) confirmListings(ctx context.Context) {
-	if r := &c.rootFile; r.confirmed.Load() != r.listings.Load() {
-		c.statRoot(ctx) // while the source fails, a listing counts
+	r := &c.rootFile
+	listings := r.listings.Load()
+	if r.confirmed.Load() == listings {
+		return
+	}
+	if _, err := c.statRoot(ctx); err != nil && ctx.Err() == nil {
+		r.confirmed.Store(listings)
 	}
 }
 
