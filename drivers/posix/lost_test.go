@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,18 +22,22 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
+// run runs a program and returns its output.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", name, args, err, out)
+	}
+	return string(out)
+}
+
 // thinDisk mounts a file system on a disk that claims to have 512 MiB, but can store only size
 // bytes, with the journal: further ones fail when the kernel writes them back, as on a thin pool that is
 // full. It returns the mount point and the image of the disk.
 func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 	t.Helper()
 	drivertest.Need(t, "root", "mkfs.ext4", "mkfs.xfs")
-	run := func(name string, args ...string) {
-		t.Helper()
-		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-			t.Fatalf("%s %q: %v: %s", name, args, err, out)
-		}
-	}
 	pool := t.TempDir()
 	point, image = t.TempDir(), filepath.Join(pool, "disk.img")
 	if err := unix.Mount("milkweed-test", pool, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
@@ -49,8 +54,8 @@ func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 		"ext4": {"-q", "-F", "-J", "size=4", "-E", "nodiscard"},
 		"xfs":  {"-q", "-f", "-K"},
 	}[fsType]
-	run("mkfs."+fsType, append(args, image)...)
-	run("mount", "-o", "loop", image, point)
+	run(t, "mkfs."+fsType, append(args, image)...)
+	run(t, "mount", "-o", "loop", image, point)
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
 	return point, image
 }
@@ -132,36 +137,28 @@ func writeAndRead(t *testing.T, s *Store, name string, data []byte) error {
 	return err
 }
 
-// fullOfErrors mounts an ext4 that accepts writes and cannot allocate a block. Its folder tier, with some
-// copies, was made before.
-func fullOfErrors(t *testing.T) *Store {
+// withoutAllocation returns a store on an ext4 that accepts writes and cannot allocate a block. The folders of
+// the store were made before.
+func withoutAllocation(t *testing.T) *Store {
 	t.Helper()
 	point, image := thinDisk(t, "ext4", 100<<20)
 	s := openIn(t, point)
 	addCopy(t, s, "before", "content")
 	s.Close()
-	run := func(name string, args ...string) string {
-		t.Helper()
-		out, err := exec.Command(name, args...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s %q: %v: %s", name, args, err, out)
-		}
-		return string(out)
-	}
-	run("umount", point)
+	run(t, "umount", point)
 	disk, err := os.OpenFile(image, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer disk.Close()
-	bitmaps := regexp.MustCompile(`Block bitmap at (\d+)`).FindAllStringSubmatch(run("dumpe2fs", image), -1)
+	bitmaps := regexp.MustCompile(`Block bitmap at (\d+)`).FindAllStringSubmatch(run(t, "dumpe2fs", image), -1)
 	for _, m := range bitmaps {
 		block, _ := strconv.ParseInt(m[1], 10, 64)
 		if _, err := disk.WriteAt(make([]byte, 4096), block*4096); err != nil {
 			t.Fatal(err)
 		}
 	}
-	run("mount", "-o", "loop,errors=continue", image, point)
+	run(t, "mount", "-o", "loop,errors=continue", image, point)
 	return openIn(t, point)
 }
 
@@ -171,7 +168,7 @@ func TestAllocationFails(t *testing.T) {
 	for _, size := range []int{5000, 300_000, 3 * drivers.ChecksumBlock} {
 		for _, way := range []string{"at the commit", "in the background", "during reads"} {
 			t.Run(fmt.Sprint(size, " bytes ", way), func(t *testing.T) {
-				s := fullOfErrors(t)
+				s := withoutAllocation(t)
 				w, err := s.Create(ctx, "file", drivers.Info{Size: int64(size), Mtime: time.Unix(1e9, 0)})
 				if err != nil {
 					t.Fatal(err)
@@ -190,7 +187,7 @@ func TestAllocationFails(t *testing.T) {
 					}
 					return err
 				}
-				done := make(chan struct{})
+				var done atomic.Bool
 				var readers sync.WaitGroup
 				switch way {
 				case "in the background":
@@ -201,7 +198,7 @@ func TestAllocationFails(t *testing.T) {
 				case "during reads":
 					for range 4 {
 						readers.Go(func() {
-							for !isDone(done) {
+							for !done.Load() {
 								read()
 							}
 						})
@@ -210,22 +207,13 @@ func TestAllocationFails(t *testing.T) {
 				if err := w.Commit(); !errors.Is(err, drivers.ErrLost) {
 					t.Errorf("commit: got %v, want ErrLost", err)
 				}
-				close(done)
+				done.Store(true)
 				readers.Wait()
 				if err := read(); !errors.Is(err, drivers.ErrLost) {
 					t.Errorf("after the commit: got %v, want ErrLost", err)
 				}
 			})
 		}
-	}
-}
-
-func isDone(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
 	}
 }
 
