@@ -292,6 +292,7 @@ func FuzzRequest(f *testing.F) {
 	})
 	paths := []string{"/v1/where?path=", "/v1/warmup", "/v1/refresh", "/v1/scrub", "/v1/status", "/"}
 	f.Add(uint8(0), "a%2Fb", []byte(nil))
+	f.Add(uint8(0), "a b", make([]byte, 20_000))
 	for i := range paths {
 		for _, body := range []string{`{"names":["Lg==","YS9i"]}`, `{"names":["Li4="]}`, `{"name":"Lg==","rate_bytes_per_second":-1}`, `{"name":"YS9i","in_background":true}`, `[`} {
 			f.Add(uint8(i), "", []byte(body))
@@ -307,7 +308,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		url := "http://" + listener.Addr().String() + paths[int(path)%len(paths)] + query
 		req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(body))
-		if err != nil {
+		if err != nil || strings.Contains(req.URL.RequestURI(), " ") { // net/http closes the connection, often before the client has its answer
 			return
 		}
 		resp, err := http.DefaultClient.Do(req)
