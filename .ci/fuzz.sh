@@ -16,4 +16,11 @@ if [ "$status" = 1 ] && [ "$(grep -A 2 -- '^--- FAIL' "$log" | sed 1d)" = $'    
 	echo "$3: the time was up (go.dev/issue/75804)"
 	exit 0
 fi
+
+# A report has room for a few lines only: the input, which CI does not keep, and what it did.
+input=$(sed -n 's/^ *Failing input written to //p' "$log")
+if [ -n "$input" ]; then
+	sed 1d "$2/$input"
+	sed -n '/^    --- FAIL/,/^    Failing input/p' "$log" | grep -v 'Failing input\|^ *$' | tail -n 4
+fi | cut -c -1000
 exit "$status"

@@ -343,6 +343,34 @@ func TestLeft(t *testing.T) {
 	}
 }
 
+// The report of a fuzz target that fails has the input, which nobody may keep, and the message.
+func TestFuzzFailure(t *testing.T) {
+	dir := module(t, map[string]string{"a/a_test.go": `package a
+
+import "testing"
+
+func FuzzBad(f *testing.F) {
+	f.Add("good")
+	f.Fuzz(func(t *testing.T, s string) {
+		if s != "good" {
+			t.Fatal("this is wrong")
+		}
+	})
+}
+`})
+	script, err := filepath.Abs(repo + "/.ci/fuzz.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := newRunner(t, dir).run(t.Context(), step{name: "fuzz", words: []string{script, "10s", "./a", "FuzzBad"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown := strings.Join(fit([]string{"fuzz\n" + got.Error + "\nrepeat"}, 6), "\n"); !strings.Contains(shown, `string("`) || !strings.Contains(shown, "this is wrong") {
+		t.Errorf("got %s\nof %s", shown, got.Error)
+	}
+}
+
 func TestLeftInterface(t *testing.T) {
 	drivertest.Need(t, "root", "ip")
 	r := newRunner(t, t.TempDir())
