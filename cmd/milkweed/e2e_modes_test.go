@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
 
 // mountWith mounts the source with options and tiers of these quotas.
@@ -29,10 +31,11 @@ func TestModes(t *testing.T) {
 			s.write("large.rec", 9<<20)
 			dataset += 9 << 20
 			s.mountWith("mode="+mode, "64MiB")
+			var status control.Status
 			for epoch := range 3 {
 				s.epoch(epoch)
+				status = s.settled()
 			}
-			status := s.settled()
 			if status.Mode != mode || status.ModeReason != "it is configured" {
 				t.Errorf("mode: got %s, %q", status.Mode, status.ModeReason)
 			}
