@@ -472,8 +472,12 @@ func TestDamagedLog(t *testing.T) {
 
 func FuzzReadLog(f *testing.F) {
 	r := record{inode: 1, name: 2, sums: []uint32{1, 2}, source: drivers.Info{Size: 2 << 20, Mtime: time.Unix(1e9, 5)}}
+	r.mtime = r.source.Mtime
 	f.Add(r.appendTo(nil))
 	f.Add(r.appendTo(r.appendTo([]byte("damage.."))))
+	other := r
+	other.mtime = time.Unix(1e9, 0)
+	f.Add(other.appendTo(nil))
 	link := r
 	link.link, link.name, link.mtime = true, 3, time.Unix(2e9, 7)
 	f.Add(link.appendTo(r.appendTo(nil)))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -193,23 +192,17 @@ func TestHaveSameContent(t *testing.T) {
 func TestSameInodeOnAnotherDevice(t *testing.T) {
 	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
 	dir := t.TempDir()
-	run := func(script string) {
-		t.Helper()
-		if out, err := exec.Command("sh", "-ec", script, "sh", dir).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
 	t.Cleanup(func() {
 		for _, v := range []string{"v1", "v2"} {
 			unix.Unmount(filepath.Join(dir, "source", v), unix.MNT_DETACH)
 		}
 	})
-	run(`cd "$1"; mkdir content source source/v1 source/v2
+	run(t, "sh", "-ec", `cd "$1"; mkdir content source source/v1 source/v2
 		printf content-1 >content/f; ln content/f content/g
 		mkfs.ext4 -q -d content v1.img 2M
 		sed s/content-1/content-2/ v1.img >v2.img
 		for v in v1 v2; do mount -o ro,loop $v.img source/$v; done
-		cat source/v1/f source/v2/f`)
+		cat source/v1/f source/v2/f`, "sh", dir)
 	d, err := OpenDir(filepath.Join(dir, "source"))
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 //	28  modification time, seconds; 36 nanoseconds
 //	40  ctime of the source file, seconds; 48 nanoseconds
 //	52  mode, owner, group and number of links of the source file, 4 bytes each
-//	68  of a link, modification time of the file, seconds; 76 nanoseconds
+//	68  with linkMagic and timeMagic, modification time of the copy, seconds; 76 nanoseconds
 //	    CRC-32C of each block
 //	    CRC-32C of all of the above
 //
@@ -29,18 +29,19 @@ import (
 type record struct {
 	inode  uint64
 	name   uint64       // nameHash of the name
-	source drivers.Info // attributes of the source file; Size is also that of the copy, and Mtime unless it is a link
+	source drivers.Info // attributes of the source file; Size is also that of the copy
 	link   bool         // the name was made by Link
-	mtime  time.Time    // of a link: modification time of the file, which is that of its first name
+	mtime  time.Time    // modification time of the copy: mostly that of source, which some file systems cannot store
 	sums   []uint32     // CRC-32C of each block of drivers.ChecksumBlock bytes
 }
 
 const (
-	recordMagic  = "mwc1"
-	linkMagic    = "mwc2"
+	recordMagic  = "mwc1" // mtime is that of source
+	linkMagic    = "mwc2" // of a link
+	timeMagic    = "mwc3" // mtime is another one
 	recordHeader = 68
-	linkHeader   = recordHeader + 12
-	recordSize   = recordHeader + 4 // bytes of a record without blocks, unless it is a link
+	timeHeader   = recordHeader + 12
+	recordSize   = recordHeader + 4 // bytes of the shortest record
 	removedSize  = -1               // size of a record of a removed copy
 )
 
@@ -64,8 +65,11 @@ func blocksOf(size int64) int64 {
 func (r *record) appendTo(b []byte) []byte {
 	start, le := len(b), binary.LittleEndian
 	magic := recordMagic
-	if r.link {
+	switch {
+	case r.link:
 		magic = linkMagic
+	case !r.mtime.Equal(r.source.Mtime):
+		magic = timeMagic
 	}
 	b = append(b, magic...)
 	b = le.AppendUint64(b, r.inode)
@@ -76,7 +80,7 @@ func (r *record) appendTo(b []byte) []byte {
 	for _, v := range [...]uint32{r.source.Mode, r.source.UID, r.source.GID, r.source.Nlink} {
 		b = le.AppendUint32(b, v)
 	}
-	if r.link {
+	if magic != recordMagic {
 		b = appendTime(b, r.mtime)
 	}
 	for _, sum := range r.sums {
@@ -106,8 +110,8 @@ func decodeRecord(b []byte) (r record, n int64, err error) {
 	header := int64(recordHeader)
 	switch string(b[:4]) {
 	case recordMagic:
-	case linkMagic:
-		header = linkHeader
+	case linkMagic, timeMagic:
+		header = timeHeader
 	default:
 		return record{}, 0, errNoRecord
 	}
@@ -123,13 +127,14 @@ func decodeRecord(b []byte) (r record, n int64, err error) {
 	if le.Uint32(b[n-4:]) != drivers.Checksum(0, b[:n-4]) {
 		return record{}, 0, errNoRecord
 	}
-	r = record{inode: le.Uint64(b[4:]), name: le.Uint64(b[12:])}
+	r = record{inode: le.Uint64(b[4:]), name: le.Uint64(b[12:]), link: string(b[:4]) == linkMagic}
 	r.source = drivers.Info{
 		Size: size, Mtime: decodeTime(b[28:]), Ctime: decodeTime(b[40:]),
 		Mode: le.Uint32(b[52:]), UID: le.Uint32(b[56:]), GID: le.Uint32(b[60:]), Nlink: le.Uint32(b[64:]),
 	}
-	if header == linkHeader {
-		r.link, r.mtime = true, decodeTime(b[recordHeader:])
+	r.mtime = r.source.Mtime
+	if header == timeHeader {
+		r.mtime = decodeTime(b[recordHeader:])
 	}
 	if blocks > 0 {
 		r.sums = make([]uint32, blocks)
@@ -146,15 +151,7 @@ func decodeTime(b []byte) time.Time {
 
 // describes reports whether the record is that of the file i of a tier, which has a name.
 func (r *record) describes(name string, i drivers.Info) bool {
-	return r.inode == i.Inode && r.name == nameHash(name) && r.source.Size == i.Size && r.fileTime().Equal(i.Mtime)
-}
-
-// fileTime returns the modification time of the file.
-func (r *record) fileTime() time.Time {
-	if r.link {
-		return r.mtime
-	}
-	return r.source.Mtime
+	return r.inode == i.Inode && r.name == nameHash(name) && r.source.Size == i.Size && r.mtime.Equal(i.Mtime)
 }
 
 // apply replaces the attributes in i, of a file in a tier, by those that the source file had

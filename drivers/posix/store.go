@@ -363,7 +363,7 @@ func (s *Store) link(ctx context.Context, from, to string, info drivers.Info) er
 	}
 	rec := record{
 		inode: copied.rec.inode, name: nameHash(to), source: info, sums: copied.rec.sums,
-		link: true, mtime: copied.rec.fileTime(),
+		link: true, mtime: copied.rec.mtime,
 	}
 	if _, err := t.records.add(ctx, rec, copied.rec.checked); err != nil {
 		return err

@@ -45,7 +45,13 @@ func (s *Store) crash() {
 // addCopy commits a copy.
 func addCopy(t *testing.T, s *Store, name, data string) {
 	t.Helper()
-	w, err := s.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: time.Unix(1e9, 5)})
+	addCopyOf(t, s, name, data, time.Unix(1e9, 5))
+}
+
+// addCopyOf commits a copy of a file with a modification time.
+func addCopyOf(t *testing.T, s *Store, name, data string, mtime time.Time) {
+	t.Helper()
+	w, err := s.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: mtime})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,19 +282,56 @@ func TestStoreIsFull(t *testing.T) {
 	}
 }
 
-func TestCommitChecksTheModificationTime(t *testing.T) {
-	s := openIn(t, t.TempDir())
-	if s.FSType() == "tmpfs" {
-		t.Skip("needs a file system that does not store all times, unlike tmpfs")
+// A copy has the modification time of its file, whether the file system of the tier can store that or
+// not: the record has it.
+func TestTimesThatAreNotStored(t *testing.T) {
+	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
+	times := map[string]time.Time{
+		"nanoseconds": time.Unix(1e9, 123456789), "2100": time.Unix(4102444800, 0), "1850": time.Unix(-3786912000, 0),
+		"36812": time.Unix(1<<40, 7), "0": time.Unix(0, 0),
 	}
-	w, err := s.Create(ctx, "file", drivers.Info{Mtime: time.Unix(1<<40, 0)})
-	if err != nil {
-		t.Fatal(err)
+	disk := wholeSeconds(t)
+	for _, tier := range []string{t.TempDir(), disk} {
+		s := openIn(t, tier)
+		for name, mtime := range times {
+			addCopyOf(t, s, name, "data", mtime)
+		}
+		s.Close()
+		if tier == disk { // what the kernel still knows is no evidence
+			run(t, "sh", "-ec", "echo 2 >/proc/sys/vm/drop_caches")
+		}
+		s = openIn(t, tier)
+		for name, want := range times {
+			if !has(t, s, name) {
+				t.Errorf("no copy of %s", name)
+				continue
+			}
+			info, err := s.Stat(ctx, name)
+			o := openCopyOf(t, s, name)
+			if err != nil || !info.Mtime.Equal(want) || !o.Info().Mtime.Equal(want) {
+				t.Errorf("%s: got %v and %v, %v", name, info.Mtime, o.Info().Mtime, err)
+			}
+			if v, ok := drivers.As[drivers.Verifier](o); !ok || v.Verify(ctx) != nil {
+				t.Errorf("%s: an open copy counts as changed", name)
+			}
+		}
+		if err := os.Chtimes(copyPath(s, "nanoseconds"), time.Time{}, time.Unix(1e9+1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if has(t, s, "nanoseconds") {
+			t.Error("a copy that was modified is one")
+		}
 	}
-	defer w.Close()
-	if err := w.Commit(); err == nil || !strings.Contains(err.Error(), "modification time") {
-		t.Errorf("got %v, want an error about the modification time", err)
-	}
+}
+
+// wholeSeconds mounts a file system that stores whole seconds, from 1901 to 2038.
+func wholeSeconds(t *testing.T) (path string) {
+	t.Helper()
+	dir := t.TempDir()
+	path = filepath.Join(dir, "disk")
+	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
+	run(t, "sh", "-ec", `cd "$1"; mkdir disk; truncate -s 16M image; mkfs.ext4 -q -I 128 image; mount -o loop image disk`, "sh", dir)
+	return path
 }
 
 func TestCommitAfterClose(t *testing.T) {

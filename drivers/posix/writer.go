@@ -247,7 +247,9 @@ func (w *writer) commit() error {
 	if err != nil {
 		return err
 	}
-	rec := record{inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks()}
+	rec := record{
+		inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks(), mtime: time.Unix(w.mtime.Unix()),
+	}
 	checked := allChecked
 	if !w.tree.root().cache.inMemory {
 		checked = newCheckedBlocks(len(rec.sums))
@@ -319,15 +321,17 @@ func (w *writer) checkHoles() error {
 	return nil
 }
 
-// finish sets the modification time. It then checks that the file system has stored exactly
-// that time and the expected size.
+// finish sets the modification time to that of the source file, as far as the file system can store
+// that: with old inodes, ext4 has whole seconds until 2038. The record has both times. It then checks
+// the size.
 func (w *writer) finish() error {
 	mtime, err := unix.TimeToTimespec(w.info.Mtime)
 	if err != nil {
 		return err
 	}
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, mtime}
-	if err := unix.UtimesNanoAt(w.temp.dirfd, w.temp.name, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	err = unix.UtimesNanoAt(w.temp.dirfd, w.temp.name, times, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil && !isTimeError(err) {
 		return err
 	}
 	var st unix.Stat_t
@@ -338,10 +342,16 @@ func (w *writer) finish() error {
 	if st.Size != w.info.Size {
 		return fmt.Errorf("%d bytes were written, want %d", st.Size, w.info.Size)
 	}
-	if st.Mtim != mtime {
-		return fmt.Errorf("the file system stored the modification time %v as %v", w.info.Mtime, time.Unix(st.Mtim.Unix()))
-	}
 	return nil
+}
+
+// isTimeError reports whether err is that of a file system that cannot store a time, or none.
+func isTimeError(err error) bool {
+	switch err {
+	case unix.EINVAL, unix.ERANGE, unix.EOVERFLOW, unix.ENOTSUP, unix.ENOSYS, unix.EPERM:
+		return true
+	}
+	return false
 }
 
 // Abort implements drivers.Writer.
