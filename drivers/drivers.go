@@ -77,7 +77,7 @@ type Store interface {
 	// info. The Info of the copy also has the mode, owner, number of links and
 	// change time in info. Create creates the parent directories. The copy is invisible to the
 	// methods of Driver until it is committed. If the store is full, the error
-	// matches syscall.ENOSPC or syscall.EDQUOT.
+	// matches syscall.ENOSPC or syscall.EDQUOT; if it cannot hold this file, ErrUnfit.
 	Create(ctx context.Context, name string, info Info) (Writer, error)
 
 	// Remove removes a copy, also a damaged one. Objects that are open on it
@@ -165,6 +165,10 @@ var (
 	// ErrCorrupt: the content of a copy is not what was written. The copy is of
 	// no use and should be removed.
 	ErrCorrupt = errors.New("copy is corrupt")
+
+	// ErrUnfit: a Store cannot hold a file, because of its name or its size. It may hold others. If the
+	// size is the reason, the error also matches syscall.EFBIG.
+	ErrUnfit = errors.New("the file system cannot hold this file")
 
 	// ErrFull: no tier of the node that was asked for a file has room for a copy.
 	ErrFull = errors.New("no tier has room")

@@ -355,7 +355,7 @@ func (s *Store) link(ctx context.Context, from, to string, info drivers.Info) er
 	dir, base := split(to)
 	parent, err := t.makeDirs(dir)
 	if err != nil {
-		return err
+		return asUnfit(err)
 	}
 	defer unix.Close(parent)
 	if err := t.removeCopy(parent, to, 0); err != nil && err != unix.ENOENT {
@@ -370,7 +370,7 @@ func (s *Store) link(ctx context.Context, from, to string, info drivers.Info) er
 	}
 	if err := linkDescriptor(copied.fd, parent, base); err != nil {
 		t.records.remove(rec.inode, to)
-		return err
+		return asUnfit(err)
 	}
 	return nil
 }

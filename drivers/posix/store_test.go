@@ -282,6 +282,30 @@ func TestStoreIsFull(t *testing.T) {
 	}
 }
 
+// A file that the file system cannot hold because of its name is refused before it is read. The error
+// says that other files are not concerned.
+func TestUnfit(t *testing.T) {
+	wantNoLeak(t)
+	s := openIn(t, t.TempDir())
+	addCopy(t, s, "file", "data")
+	long := strings.Repeat("x", 300)
+	for _, name := range []string{long, "d/" + long, long + "/f"} {
+		w, err := s.Create(ctx, name, drivers.Info{Size: 4})
+		if err == nil {
+			w.Close()
+		}
+		if !errors.Is(err, drivers.ErrUnfit) || !errors.Is(err, syscall.ENAMETOOLONG) {
+			t.Errorf("create %.5s: %v", name, err)
+		}
+		if err := s.Link(ctx, "file", name, drivers.Info{Size: 4}); !errors.Is(err, drivers.ErrUnfit) && !errors.Is(err, syscall.ENAMETOOLONG) {
+			t.Errorf("link %.5s: %v", name, err)
+		}
+	}
+	if left, err := os.ReadDir(filepath.Join(s.Path(), incomingName)); len(left) > 0 || err != nil {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
 // A copy has the modification time of its file, whether the file system of the tier can store that or
 // not: the record has it.
 func TestTimesThatAreNotStored(t *testing.T) {

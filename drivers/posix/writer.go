@@ -81,13 +81,47 @@ func (t *tree) create(name string, size int64) (tempFile, error) {
 	if space.Total > 0 && space.Available < size {
 		return tempFile{}, unix.ENOSPC
 	}
-	dir, _ := split(name)
+	dir, base := split(name)
 	parent, err := t.makeDirs(dir)
+	if err != nil {
+		return tempFile{}, asUnfit(err)
+	}
+	defer unix.Close(parent)
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil && err != unix.ENOENT {
+		return tempFile{}, asUnfit(err) // before the source is read in vain
+	}
+	temp, err := newTempFile(t.incoming, copyMode)
 	if err != nil {
 		return tempFile{}, err
 	}
-	unix.Close(parent)
-	return newTempFile(t.incoming, copyMode)
+	if err := allowsSize(temp.fd, size); err != nil {
+		temp.unlink()
+		temp.close()
+		return tempFile{}, asUnfit(err)
+	}
+	return temp, nil
+}
+
+// allowsSize fails if the file system, or RLIMIT_FSIZE, does not allow a file of size bytes.
+func allowsSize(fd int, size int64) error {
+	if size <= drivers.ChecksumBlock { // its only write will tell
+		return nil
+	}
+	if err := ignoringEINTR(func() error { return unix.Ftruncate(fd, size) }); err != nil {
+		return err
+	}
+	return ignoringEINTR(func() error { return unix.Ftruncate(fd, 0) })
+}
+
+// asUnfit returns err, of an operation on one name, as one that matches drivers.ErrUnfit if it says that
+// the file system cannot hold this file.
+func asUnfit(err error) error {
+	switch err {
+	case unix.EFBIG, unix.ENAMETOOLONG, unix.EILSEQ, unix.EINVAL, unix.EMLINK, unix.EOVERFLOW, unix.ERANGE:
+		return fmt.Errorf("%w: %w", drivers.ErrUnfit, err)
+	}
+	return err
 }
 
 // makeDirs returns a descriptor of the folder dir below files and creates what is missing.
@@ -240,7 +274,7 @@ func (w *writer) commit() error {
 	dir, base := split(w.name)
 	parent, err := w.tree.makeDirs(dir)
 	if err != nil {
-		return err
+		return asUnfit(err)
 	}
 	defer unix.Close(parent)
 	replaced, err := w.findReplaced(parent, base)
@@ -264,7 +298,7 @@ func (w *writer) commit() error {
 		err = rename() // at the source, a file has replaced the folder
 	}
 	if err != nil {
-		return err
+		return asUnfit(err)
 	}
 	if replaced != 0 {
 		w.tree.records.remove(replaced, w.name)
