@@ -205,6 +205,10 @@ func (f *fill) create(t *tiers.Tier, room *tiers.Reservation) error {
 			below = nil
 		}
 		if t, room = h.reserve(f.size, below); t == nil {
+			if h.full(f.size) { // the tier has found that its device has no room, and has logged it
+				h.skip(f.entry)
+				return errNoRoom
+			}
 			h.log.Warn("copy not started", "path", f.name, "err", err)
 			return fmt.Errorf("%w: %w", errNoRoom, err)
 		}

@@ -263,7 +263,7 @@ func (h *Handler) forget(f *fill, published, failed bool) {
 	}
 	if failed {
 		b := h.backoffs[f.entry]
-		if errors.Is(f.blocks.failure(), drivers.ErrShort) { // it will most likely be short again
+		if errors.Is(f.blocks.failure(), drivers.ErrShort) || errors.Is(f.err, drivers.ErrUnfit) { // it will most likely be so again
 			b.failures = maxDoublings
 		}
 		h.backoffs[f.entry] = b.next(time.Now())

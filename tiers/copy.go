@@ -285,7 +285,7 @@ func (w *writer) ReadAt(p []byte, off int64) (int, error) {
 // WriteAt implements drivers.Writer.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
 	n, err := w.do(writing, func() (int, error) { return w.w.WriteAt(p, off) }, nil)
-	w.tier.noteFull(err, w.size)
+	w.tier.noteRefused(err, w.size)
 	return n, err
 }
 
@@ -301,7 +301,7 @@ func (w *writer) Commit() error {
 		return 0, t.change(context.Background(), w.name, w.w.Commit, func() { w.held = t.space.committed(w.name) })
 	}, func(int) { t.space.add(Allocated(w.size), 1) })
 	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
-	t.noteFull(err, w.size)
+	t.noteRefused(err, w.size)
 	return err
 }
 

@@ -145,8 +145,8 @@ func harmless(k kind, err error) bool {
 		return k < writing
 	}
 	for _, e := range [...]error{
-		drivers.ErrChanged, drivers.ErrCorrupt, errDown, errBusy, context.Canceled,
-		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENXIO,
+		drivers.ErrChanged, drivers.ErrCorrupt, drivers.ErrUnfit, errDown, errBusy, context.Canceled,
+		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.EFBIG, syscall.ELOOP, syscall.ENXIO,
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.EINTR,
 	} {
 		if errors.Is(err, e) {
@@ -225,6 +225,7 @@ func (t *Tier) watch(ctx context.Context) {
 				continue
 			case <-time.After(pathInterval):
 				t.checkPath(ctx)
+				t.checkShortage(ctx)
 				continue
 			case <-t.health.wake:
 			}

@@ -30,8 +30,8 @@ type space struct {
 	windowed int64        // bytes of reserved that are in the window
 	written  int64        // bytes of windowed that are written
 	files    int64        // committed copies
-	noRoom   int64        // size for which the device was full; 0: it was not
-	until    time.Time    // when noRoom expires
+	short    shortage     // what the device lacks
+	tooLarge int64        // what the smallest copy occupies that the file system does not allow; 0: it has allowed all
 
 	changing  map[string]bool      // names whose copy is being committed or removed
 	discarded map[string]bool      // names whose copy Discard has removed, until the next commit
@@ -46,10 +46,6 @@ type openCopy struct {
 	bytes   int64 // what the last close returns, if removed
 }
 
-// noRoomFor is how long the tier rejects copies as large as one for which the device was
-// full below its quota.
-const noRoomFor = 10 * time.Second
-
 // reserve reserves bytes. It reports false if the account or the device,
 // which has available bytes, cannot hold all that is reserved. The bytes that copies in
 // flight have already written are counted twice: on a nearly full device a copy is
@@ -58,11 +54,8 @@ const noRoomFor = 10 * time.Second
 func (s *space) reserve(bytes, available int64, windowed bool, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.noRoom > 0 && now.After(s.until) {
-		s.noRoom = 0
-	}
 	switch {
-	case s.noRoom > 0 && bytes >= s.noRoom:
+	case s.lacksNow(bytes, now):
 		return false
 	case bytes > s.left(windowed):
 		return false
@@ -83,11 +76,12 @@ func (s *space) resize(quota, window int64) {
 	s.quota, s.window = quota, window
 }
 
-// fits reports whether the quota has room for bytes, in the window or outside of it.
+// fits reports whether the quota has room for bytes, in the window or outside of it, and the device has
+// not lacked it a short time ago.
 func (s *space) fits(bytes int64, windowed bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return bytes <= s.left(windowed)
+	return bytes <= s.left(windowed) && !s.lacksNow(bytes, time.Now())
 }
 
 // left returns the bytes that the quota leaves in the window or outside of it; s.mu must be held.
@@ -100,16 +94,6 @@ func (s *space) left(windowed bool) int64 {
 		return min(all, inWindow)
 	}
 	return all - inWindow
-}
-
-// full records that the device had no room for bytes.
-func (s *space) full(bytes int64, now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.noRoom == 0 || bytes < s.noRoom {
-		s.noRoom = max(bytes, 1)
-	}
-	s.until = now.Add(noRoomFor)
 }
 
 // add changes the account of committed copies.
@@ -190,43 +174,51 @@ func (s *space) removed(name string, bytes int64) {
 // A Reservation is room in a tier for one copy. Commit or Return ends it; a second call of
 // either does nothing. A Reservation in the window is not committed.
 type Reservation struct {
-	space    *space
+	tier     *Tier
 	bytes    int64
 	windowed bool // see ReserveWindow
+	retry    bool // the device lacked something for such a copy before
 	written  bool // guarded by space.mu
 	ended    bool // guarded by space.mu
 }
 
 // Written records that a copy in the window is complete.
 func (r *Reservation) Written() {
-	r.space.mu.Lock()
-	defer r.space.mu.Unlock()
+	s := &r.tier.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !r.written && !r.ended {
 		r.written = true
-		r.space.written += r.bytes
+		s.written += r.bytes
 	}
 }
 
 // Commit turns the reservation into a committed copy.
-func (r *Reservation) Commit() { r.end(1) }
+func (r *Reservation) Commit() {
+	r.end(1)
+	if r.retry {
+		r.tier.endShortage(func(s shortage) bool { return r.bytes >= s.bytes })
+	}
+}
 
 // Return returns the room.
 func (r *Reservation) Return() { r.end(0) }
 
 func (r *Reservation) end(files int64) {
-	r.space.mu.Lock()
-	defer r.space.mu.Unlock()
+	s := &r.tier.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if r.ended {
 		return
 	}
 	r.ended = true
-	r.space.reserved -= r.bytes
+	s.reserved -= r.bytes
 	if r.windowed {
-		r.space.windowed -= r.bytes
+		s.windowed -= r.bytes
 	}
 	if r.written {
-		r.space.written -= r.bytes
+		s.written -= r.bytes
 	}
-	r.space.used += files * r.bytes
-	r.space.files += files
+	s.used += files * r.bytes
+	s.files += files
 }

@@ -235,7 +235,7 @@ func TestFullDevice(t *testing.T) {
 					t.Errorf("got %v with %d in flight, want %v with 0", s.Health, s.Filling, Healthy)
 				}
 				store.Clear()
-				time.Sleep(noRoomFor + time.Second)
+				time.Sleep(shortTime + time.Second)
 				mustPlace(t, tier, "large", 1<<20)
 			})
 		})

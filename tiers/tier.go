@@ -163,11 +163,11 @@ func (t *Tier) bytesOf(ctx context.Context, q Quota, used int64) (int64, error) 
 	if q.Bytes > 0 {
 		return q.Bytes, nil
 	}
-	available, err := t.available(ctx)
-	if err == nil && available == unlimited {
+	device, err := t.device(ctx)
+	if err == nil && device.Available == unlimited {
 		err = errNoSize
 	}
-	return int64(float64(available+used) * q.Percent / 100), err
+	return int64(float64(device.Available+used) * q.Percent / 100), err
 }
 
 // Resize changes the quota, of which a percentage is determined anew. If copies take more than the new
@@ -233,17 +233,17 @@ var errNoSize = errors.New("its file system reports no size, of which the quota 
 // unlimited is the available size of a store that does not report its size.
 const unlimited = 1 << 62
 
-// available returns the bytes that this process may still use on the device.
-func (t *Tier) available(ctx context.Context) (int64, error) {
+// device returns the room on the device. If the store does not report that, it is unlimited.
+func (t *Tier) device(ctx context.Context) (drivers.Statfs, error) {
 	s, ok := drivers.As[drivers.Statfser](t.store)
 	if !ok {
-		return unlimited, nil
+		return drivers.Statfs{Available: unlimited}, nil
 	}
 	st, err := bounded(ctx, t, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
 	if err == nil && st.Total == 0 {
-		return unlimited, nil
+		st.Available = unlimited
 	}
-	return st.Available, err
+	return st, err
 }
 
 // Scanned reports whether the tier has been scanned and accepts copies.
@@ -269,8 +269,8 @@ func (t *Tier) Scanning() bool {
 // Accepts reports whether the tier has been scanned, and is healthy enough to be filled.
 func (t *Tier) Accepts() bool { return t.Scanned() && t.health.writable() }
 
-// Fits reports whether the quota has room for a copy of size bytes. It does not examine the
-// device, so that Reserve may still fail.
+// Fits reports whether the quota has room for a copy of size bytes, and the device did not lack it a
+// short time ago. It does not examine the device, so that Reserve may still fail.
 func (t *Tier) Fits(size int64) bool {
 	return t.Scanned() && t.space.fits(Allocated(size), false)
 }
@@ -326,15 +326,19 @@ func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reserva
 	if !t.Accepts() || !t.space.fits(bytes, windowed) {
 		return nil, false
 	}
-	available, err := t.available(ctx)
+	device, err := t.device(ctx)
 	if err != nil {
 		t.note(writing, err)
 		return nil, false
 	}
-	if !t.space.reserve(bytes, available, windowed, time.Now()) {
+	if lack := lackOf(device, bytes); lack != nil {
+		t.noteShortage(lack, bytes, true)
 		return nil, false
 	}
-	return &Reservation{space: &t.space, bytes: bytes, windowed: windowed}, true
+	if !t.space.reserve(bytes, device.Available, windowed, time.Now()) {
+		return nil, false
+	}
+	return &Reservation{tier: t, bytes: bytes, windowed: windowed, retry: t.Lacks(size) != nil}, true
 }
 
 // Lost takes the copy of name, of size bytes, off the account, because it was found to be
@@ -450,17 +454,10 @@ func (t *Tier) Create(ctx context.Context, name string, info drivers.Info) (driv
 		return t.store.Create(ctx, name, info)
 	}, func(w drivers.Writer) { w.Abort(); w.Close() })
 	if err != nil {
-		t.noteFull(err, info.Size)
+		t.noteRefused(err, info.Size)
 		return nil, err
 	}
 	return &writer{copyFile: copyFile{tier: t, name: name, file: w}, ctx: ctx, w: w, size: info.Size}, nil
-}
-
-// noteFull records err if it is that of a full device.
-func (t *Tier) noteFull(err error, size int64) {
-	if isFull(err) {
-		t.space.full(Allocated(size), time.Now())
-	}
 }
 
 // Remove removes the copy of name, if there is one. Open handles of the copy stay readable.
@@ -566,5 +563,6 @@ func (t *Tier) Stats() TierStats {
 	s.Quota, s.Filling = t.space.quota, t.space.reserved-t.space.windowed
 	s.Window = t.space.windowed
 	s.Used, s.Files = max(t.space.used, 0), max(t.space.files, 0)
+	s.Short = t.space.short.describe()
 	return s
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
@@ -138,8 +139,12 @@ func tierStatus(t tiers.TierStats) control.Tier {
 	if t.Cause != nil {
 		s.Reason = t.Cause.Error()
 	}
-	if s.Health == control.Healthy && !t.Scanned {
+	switch {
+	case s.Health != control.Healthy:
+	case !t.Scanned:
 		s.Health = control.Scanning
+	case t.Short != nil:
+		s.Health, s.Reason = control.Full, t.Short.Error()
 	}
 	return s
 }
@@ -192,13 +197,29 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 		if len(pieces) > 0 {
 			l.Reason = fmt.Sprintf("%d of %d ranges are here", here, len(pieces))
 		}
-	case !d.handler.Fits(e.Size()):
-		l.State, l.Reason = control.NotPlaced, "no tier has room"
-		if d.someTierIsDown() {
-			l.Reason = "no tier that works has room"
+	default:
+		if lacks := d.lacks(e.Size()); len(lacks) == len(d.levels.Tiers()) || !d.handler.Fits(e.Size()) {
+			l.State, l.Reason = control.NotPlaced, "no tier has room"
+			if d.someTierIsDown() {
+				l.Reason = "no tier that works has room"
+			}
+			if len(lacks) > 0 {
+				l.Reason += "; " + strings.Join(lacks, "; ")
+			}
 		}
 	}
 	return l, nil
+}
+
+// lacks returns what the devices of tiers lack for a copy of size bytes, a text for each that lacks
+// something.
+func (d *daemon) lacks(size int64) (all []string) {
+	for _, t := range d.levels.Tiers() {
+		if err := t.Lacks(size); err != nil {
+			all = append(all, fmt.Sprintf("tier %s: %v", t.Name(), err))
+		}
+	}
+	return all
 }
 
 // someTierIsDown reports whether a tier is not used.

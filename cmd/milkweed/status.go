@@ -37,9 +37,10 @@ mount of Milkweed that this user may inspect, and each daemon that is draining:
 its mount was unmounted, and is in use in other mount namespaces.
 
 A level is the name of a tier, "peers" or "source". Opens of files whose copies
-were in flight have the level "fill". Health is healthy, degraded, down or
-scanning. A tier is scanning from the start of the daemon until its earlier
-copies are counted.
+were in flight have the level "fill". Health is healthy, degraded, down, full or
+scanning. A tier is full if its disk has no room for more copies, although its
+quota has. It is scanning from the start of the daemon until its earlier copies
+are counted.
 
 A mode is passthrough, in which the kernel reads the file of the tier directly;
 stateless, in which the kernel opens files without a FUSE round trip; or cached.

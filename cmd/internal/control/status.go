@@ -92,11 +92,12 @@ const (
 	Healthy  Health = "healthy"  // operations succeed
 	Degraded Health = "degraded" // operations failed lately; it is still used
 	Down     Health = "down"     // it is not used; it is probed until it is healthy
+	Full     Health = "full"     // its device has no room for more copies, although its quota has
 	Scanning Health = "scanning" // it is healthy, and the scan of its earlier copies has not ended
 )
 
 // Healths lists every Health.
-var Healths = []Health{Healthy, Degraded, Down, Scanning}
+var Healths = []Health{Healthy, Degraded, Down, Full, Scanning}
 
 // A Tier describes a directory that holds copies.
 type Tier struct {
@@ -109,7 +110,7 @@ type Tier struct {
 
 	tiers.TierCounters
 
-	Health Health `json:"health" metric:"tier_health" labels:"state" help:"Health of the tier: healthy, degraded, down or scanning. The metric is 1 for the current state and 0 for the others."`
+	Health Health `json:"health" metric:"tier_health" labels:"state" help:"Health of the tier: healthy, degraded, down, full or scanning. The metric is 1 for the current state and 0 for the others."`
 	Reason string `json:"reason,omitempty" help:"Why the tier is not healthy."`
 
 	Passthrough       bool   `json:"passthrough" metric:"tier_passthrough" help:"Whether passthrough is on: the kernel reads the copies in the tier directly."`

@@ -126,6 +126,10 @@ func tierHealth(f *Facts) (all []Finding) {
 			seen = "down: " + t.Reason
 		case t.Health == control.Degraded:
 			seen = "degraded: " + t.Reason
+		case t.Health == control.Full && !hangs:
+			all = append(all, one(Warning, subject, fmt.Sprintf("Make room there, or mount without this tier: `df %s` and `df -i %s` show "+
+				"what is used. Copies are then made again.", path, path), seeTiers, "%s; %s had no room", t.Reason, files(f.Status.Placement.Skipped))...)
+			continue
 		case hangs:
 			seen = "the daemon has not noticed yet"
 		default:
@@ -340,6 +344,9 @@ func isFull(t control.Tier) bool {
 func full(f *Facts) []Finding {
 	skipped := f.Status.Placement.Skipped
 	if skipped == 0 || len(f.Status.Tiers) == 0 {
+		return nil
+	}
+	if slices.ContainsFunc(f.Status.Tiers, func(t control.Tier) bool { return t.Health == control.Full }) { // rule tierHealth reports it
 		return nil
 	}
 	missed := ""

@@ -139,12 +139,14 @@ milkweed_source_operations_total{operation="xattr"} 6
 # HELP milkweed_source_passthrough Whether passthrough is on for the files for which no tier has room: the kernel reads them directly.
 # TYPE milkweed_source_passthrough gauge
 milkweed_source_passthrough 1
-# HELP milkweed_tier_health Health of the tier: healthy, degraded, down or scanning. The metric is 1 for the current state and 0 for the others.
+# HELP milkweed_tier_health Health of the tier: healthy, degraded, down, full or scanning. The metric is 1 for the current state and 0 for the others.
 # TYPE milkweed_tier_health gauge
 milkweed_tier_health{state="degraded",tier="ram"} 0
 milkweed_tier_health{state="degraded",tier="ssd"} 0
 milkweed_tier_health{state="down",tier="ram"} 0
 milkweed_tier_health{state="down",tier="ssd"} 1
+milkweed_tier_health{state="full",tier="ram"} 0
+milkweed_tier_health{state="full",tier="ssd"} 0
 milkweed_tier_health{state="healthy",tier="ram"} 1
 milkweed_tier_health{state="healthy",tier="ssd"} 0
 milkweed_tier_health{state="scanning",tier="ram"} 0

@@ -281,7 +281,7 @@ function drawProblems() {
 	const s = state, all = [];
 	if (s.draining) all.push(`The mount was unmounted and is in use in ${plural(s.elsewhere, "other mount namespace", "other mount namespaces")}. It is read from the source only.`);
 	for (const t of s.tiers) {
-		if (t.health === "down" || t.health === "degraded") all.push(`Tier ${t.name} is ${t.health}${t.reason ? `: ${t.reason}` : ""}.`);
+		if (t.health === "down" || t.health === "degraded" || t.health === "full") all.push(`Tier ${t.name} is ${t.health}${t.reason ? `: ${t.reason}` : ""}.`);
 	}
 	if (s.peers && s.peers.up < s.peers.total - 1) all.push(`${s.peers.up} of ${plural(s.peers.total - 1, "other node is", "other nodes are")} up.`);
 	if (s.stuck_requests) all.push(`${plural(s.stuck_requests, "request has", "requests have")} waited for more than a minute. The log has their stacks.`);
