@@ -217,6 +217,9 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 	if err != nil {
 		return err
 	}
+	if err := disinherit(f.fuseFD); err != nil {
+		return err
+	}
 	supervisor := asSupervised()
 	switch {
 	case d == nil && !f.foreground && !f.fake:
