@@ -99,7 +99,7 @@ func (f *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *f
 }
 
 func dirEntry(name string, node uint64, e *metadata.Entry, next uint64) fuse.DirEntry {
-	return fuse.DirEntry{Name: name, Ino: node, Mode: e.Type(), Off: next}
+	return fuse.DirEntry{Name: name, Ino: inodeNumber(node), Mode: e.Type(), Off: next}
 }
 
 // list calls add for the names of a directory from an offset on, each with the offset

@@ -43,6 +43,19 @@ func (f *fileSystem) entry(node uint64) (*metadata.Entry, fuse.Status) {
 // nodeIn returns the node of an entry in the directory of a node.
 func nodeIn(dir uint64, e *metadata.Entry) uint64 { return e.ID() | dir&viaGenerations }
 
+// inodeNumber returns the inode number of a node. It is below 2³² while entries have so small IDs: the
+// stat(2) of a 32-bit program fails for larger ones.
+func inodeNumber(node uint64) uint64 {
+	const via = 1 << 31
+	switch id := node &^ viaGenerations; {
+	case id >= via:
+		return node | 1<<61 // no other node has the number
+	case id != node:
+		return id | via
+	}
+	return node
+}
+
 // nodesOf returns the nodes that the kernel may have of an entry.
 func (f *fileSystem) nodesOf(e *metadata.Entry) []uint64 {
 	switch {

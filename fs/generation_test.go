@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -278,6 +279,31 @@ func TestGenerationsDir(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Inode numbers are small enough for 32-bit programs, also below the directory of the generations, where
+// they are others. Listings have the same ones.
+func TestGenerationInodes(t *testing.T) {
+	t.Parallel()
+	s := newGenerations(t, fs.Cached)
+	list := func(dir string) []string {
+		return strings.Fields(sh(t, `find "$1/$2" -printf '%i\n'; ls -iR "$1/$2" >/dev/null`, s.point, dir))
+	}
+	seen := make(map[string]bool)
+	all := list(".")
+	for _, g := range []string{"g0", "g1"} {
+		all = append(all, list(".generations/"+g)...)
+	}
+	for _, inode := range all {
+		if n, err := strconv.ParseUint(inode, 10, 64); err != nil || n >= 1<<32 || seen[inode] {
+			t.Errorf("inode number %s, %v, seen before: %v", inode, err, seen[inode])
+		}
+		seen[inode] = true
+	}
+	if len(all) < 10 {
+		t.Errorf("%d names", len(all))
+	}
+	sh(t, `cd "$1/.generations/g1"; ls -U -i -1 | while read inode name; do test "$inode" = "$(stat -c %i "$name")"; done`, s.point)
 }
 
 // The kernel forgets the files of a generation, except those that are open or mapped.

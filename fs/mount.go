@@ -249,7 +249,10 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 	opts.Options = append(opts.Options, "ro")
 	server, err = fuse.NewServer(f, cfg.Point, opts)
 	if err != nil { // the errors of fusermount3 end with a newline
-		return nil, errors.New(strings.TrimSpace(err.Error()))
+		if text := strings.TrimSpace(err.Error()); !strings.Contains(text, "exited with code") {
+			return nil, errors.New(text)
+		}
+		return nil, errors.New("fusermount3 has failed, and has written why to the standard error")
 	}
 	return server, nil
 }

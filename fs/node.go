@@ -108,7 +108,7 @@ func (f *fileSystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 }
 
 // setAttr sets the attributes of an entry with a node. They are those of the source, except that the
-// inode number is the node: the source may span devices, on which inode numbers repeat.
+// inode number is that of the node: the source may span devices, on which inode numbers repeat.
 func setAttr(out *fuse.Attr, node uint64, e *metadata.Entry) {
 	i := e.Info()
 	links := uint32(1) // each hard link has an inode number of its own
@@ -116,7 +116,7 @@ func setAttr(out *fuse.Attr, node uint64, e *metadata.Entry) {
 		links = i.Nlink
 	}
 	*out = fuse.Attr{
-		Ino:       node,
+		Ino:       inodeNumber(node),
 		Size:      uint64(i.Size),
 		Blocks:    uint64(i.Blocks),
 		Atime:     uint64(i.Atime.Unix()),
