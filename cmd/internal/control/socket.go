@@ -26,6 +26,12 @@ const FolderEnv = "MILKWEED_RUNTIME_DIR"
 // maxSocketPath is the length of a path in struct sockaddr_un, without the NUL.
 const maxSocketPath = 107
 
+// longestTail is the longest name of a socket that has no readable part: that of drainPath.
+const longestTail = len("0123456789abcdef-4194304") + len(drainSuffix)
+
+// hasRoom reports whether the path of a directory is short enough for sockets in it.
+func hasRoom(folder string) bool { return len(folder)+len("/")+longestTail <= maxSocketPath }
+
 // dialTimeout bounds how long a daemon may take to accept a connection.
 const dialTimeout = 5 * time.Second
 
@@ -57,10 +63,10 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	path := socketPath(folder, mountPoint)
-	if len(path) > maxSocketPath {
+	if !hasRoom(folder) {
 		return nil, &exit.Error{
 			Code:   exit.Usage,
-			Err:    fmt.Errorf("control socket: %s is longer than %d bytes", path, maxSocketPath),
+			Err:    fmt.Errorf("control socket: the paths of sockets in %s would be longer than %d bytes", folder, maxSocketPath),
 			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
 		}
 	}
@@ -108,7 +114,7 @@ func (l *Listener) Close() error {
 // drainSuffix ends the name of the socket of a daemon that drains.
 const drainSuffix = ".drain"
 
-// drainPath returns the name of the socket at path after Drain. It is not longer.
+// drainPath returns the name of the socket at path after Drain.
 func drainPath(path string, pid int) string {
 	hash := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], ".sock")
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%s-%d%s", hash, pid, drainSuffix))
@@ -166,7 +172,9 @@ func folders(uid int) []string {
 	list = append(list, runFolder+"/milkweed-service") // of the user of the systemd unit
 	id := strconv.Itoa(uid)
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
-		list = append(list, filepath.Join(dir, "milkweed"))
+		if dir = filepath.Join(dir, "milkweed"); hasRoom(dir) {
+			list = append(list, dir)
+		}
 	}
 	list = append(list, runFolder+"/user/"+id+"/milkweed", tmpFolder+"/milkweed-"+id)
 	for i := 1; i < maxFolders; i++ { // another user may have taken the name
