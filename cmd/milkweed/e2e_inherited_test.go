@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
@@ -88,6 +89,37 @@ func TestInheritedLimits(t *testing.T) {
 				t.Errorf("got %s", line)
 			}
 		}
+	}
+	s.umount()
+}
+
+// A user without a name in the user database cannot mount with fusermount3. Check and mount say why.
+func TestUserWithoutName(t *testing.T) {
+	s := newSite(t)
+	drivertest.Need(t, "setpriv", "getent")
+	s.write("f", 10)
+	s.inNamespace(fuseForAll)
+	const uid = "4000017"
+	s.sh(`chown -R "$2" "$1"`, s.dir, uid)
+	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+uid, "--regid="+uid, "--clear-groups", "--")
+	s.wantRefusal(s.mountWords("1MiB"), exit.Fuse, "user "+uid+" has no name", "/etc/passwd")
+	got := s.try(append([]string{"check"}, s.mountWords("1MiB")[1:]...)...)
+	if got.code != exit.Fuse || !strings.Contains(got.stdout, "user "+uid+" has no name") {
+		t.Errorf("check: exit code %d, %s", got.code, got.stdout)
+	}
+}
+
+// Without a place for the log, mount says so, and mounts.
+func TestNoPlaceForTheLog(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 10)
+	s.check(os.WriteFile(s.dir+"/state/milkweed", nil, 0o600)) // no directory
+	got := s.try(s.mountWords("1MiB")...)
+	if got.code != exit.OK || !strings.Contains(got.stderr, "has no log: ") || !strings.Contains(got.stderr, "--log-file") {
+		t.Errorf("exit code %d, %s", got.code, got.stderr)
+	}
+	if got := s.must("cat", s.point+"/f"); got != string(data) {
+		t.Error("wrong bytes")
 	}
 	s.umount()
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
 	"os"
@@ -54,14 +56,19 @@ func openLog(c config.Log, foreground bool, stderr io.Writer) (*daemonLog, error
 }
 
 // defaultLog returns the path of the log of a daemon in the background whose configuration has
-// no log.file. Each dataset has its own file, in a directory that defaultLog makes. If it
-// cannot make the directory, it returns "".
-func defaultLog(source string) string {
+// no log.file. Each dataset has its own file, in a directory that defaultLog makes.
+func defaultLog(source string) (string, error) {
 	dir := config.StateFolder()
-	if dir == "" || os.MkdirAll(dir, 0o700) != nil || unix.Access(dir, unix.W_OK) != nil {
-		return ""
+	if dir == "" {
+		return "", errors.New("there is neither $XDG_STATE_HOME nor a home directory")
 	}
-	return filepath.Join(dir, config.DatasetID(source)+".log")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	if err := unix.Access(dir, unix.W_OK); err != nil {
+		return "", &fs.PathError{Op: "write to", Path: dir, Err: err}
+	}
+	return filepath.Join(dir, config.DatasetID(source)+".log"), nil
 }
 
 // detach stops writing to stderr, because the command that started the daemon has returned.

@@ -295,7 +295,10 @@ func (f *mountFlags) serve(
 // the background then leaves the terminal.
 func (f *mountFlags) openLog(c *config.Config, stderr io.Writer, d *starter) (*daemonLog, func(), error) {
 	if !f.foreground && c.Log.File == "" {
-		c.Log.File = defaultLog(c.Source.Name())
+		var err error
+		if c.Log.File, err = defaultLog(c.Source.Name()); err != nil {
+			fmt.Fprintf(stderr, "milkweed: warning: the daemon has no log: %s\n  Set --log-file, or $XDG_STATE_HOME to a directory that you may write to.\n", text(err.Error()))
+		}
 	}
 	log, err := openLog(c.Log, f.foreground, stderr)
 	return log, func() {

@@ -129,6 +129,7 @@ type host struct {
 	openat2  func() error
 	lookPath func(file string) (string, error)
 	nofile   func() (hard uint64, err error)
+	hasName  func(uid int) bool // see hasUserName
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	getxattr func(path, attr string) error
@@ -147,6 +148,7 @@ func thisHost() host {
 		openat2:  openat2,
 		lookPath: exec.LookPath,
 		nofile:   nofile,
+		hasName:  hasUserName,
 		stat:     os.Stat,
 		statfs:   statfs,
 		getxattr: getxattr,

@@ -43,6 +43,7 @@ func newWorld(t *testing.T) *world {
 	w.release = func() (string, error) { return "6.1.0-13-amd64", nil }
 	w.openat2 = func() error { return nil }
 	w.nofile = func() (uint64, error) { return 1 << 20, nil }
+	w.hasName = func(int) bool { return true }
 	w.lookPath = func(string) (string, error) { return w.path("bin/fusermount3"), nil }
 	w.write("root/dev/fuse", "")
 	w.write("root/etc/fuse.conf", "# user_allow_other\nuser_allow_other\n")
@@ -180,6 +181,7 @@ func TestChecks(t *testing.T) {
 		{"missing", "fusermount3", func(w *world) { w.uid = 1000; w.lookPath = notFound }, Problem, exit.Fuse, "not found in PATH", "apt-get install fuse3"},
 		{"vanished", "fusermount3", func(w *world) { w.uid = 1000; w.must(os.Remove(w.path("bin/fusermount3"))) }, Problem, exit.Fuse, "no such file", "--reinstall"},
 		{"not setuid", "fusermount3", func(w *world) { w.uid = 1000; w.must(os.Chmod(w.path("bin/fusermount3"), 0o755)) }, Problem, exit.Fuse, "$/bin/fusermount3 is not setuid root", "chmod u+s"},
+		{"no user name", "fusermount3", func(w *world) { w.uid = 12345; w.hasName = func(uid int) bool { return uid != 12345 } }, Problem, exit.Fuse, "user 12345 has no name", "/etc/passwd"},
 		{"no new privileges", "fusermount3", func(w *world) { w.uid = 1000; w.write("root/proc/self/status", "NoNewPrivs:\t1\n") }, Problem, exit.Fuse, "no_new_privs", "outside of the container"},
 		{"root without rights", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps) }, Warning, 0, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
 		{"root without rights or helper", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps); w.lookPath = notFound }, Problem, exit.Fuse, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -113,7 +115,24 @@ func (h host) mayMount() []Finding {
 	if info.Mode()&fs.ModeSetuid == 0 && !hasCapabilities(path) {
 		return problem(exit.Fuse, name, fmt.Sprintf(`Run "chmod u+s %s" as root.`, path), "%s is not setuid root", path)
 	}
+	if !h.hasName(h.uid) {
+		return problem(exit.Fuse, name, fmt.Sprintf(`Add a line such as "user:x:%d:%[1]d::/:/bin/sh" to /etc/passwd as root, or use a user that the machine, or the image of the container, has.`, h.uid),
+			"user %d has no name in the user database, and %s needs one", h.uid, path)
+	}
 	return ok(name, "%s", path)
+}
+
+// hasUserName reports whether the user database has a user, as getpwuid(3) sees it. It reports true if
+// that cannot be determined.
+func hasUserName(uid int) bool {
+	id := strconv.Itoa(uid)
+	if _, err := user.LookupId(id); err == nil {
+		return true // in /etc/passwd; other sources need the C library
+	}
+	const notFound = 2 // exit status of getent(1)
+	err := exec.Command("getent", "passwd", id).Run()
+	var ended *exec.ExitError
+	return !errors.As(err, &ended) || ended.ExitCode() != notFound
 }
 
 // hasCapabilities reports whether an executable has file capabilities, which can
