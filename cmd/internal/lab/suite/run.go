@@ -236,9 +236,14 @@ func (p *testParser) ended(pkg, test, action string, seconds float64) {
 	case action == "skip":
 		p.result.Skipped = append(p.result.Skipped, f)
 	case action == "fail":
-		// A test fails if a subtest does; what it says of itself is with the subtest.
-		if !slices.ContainsFunc(p.result.Failed, func(o failure) bool { return strings.HasPrefix(o.Test, f.Test+"/") }) {
+		// A test fails if a subtest does. The messages of the subtest may be those of the test, whose
+		// helpers it has called.
+		i := slices.IndexFunc(p.result.Failed, func(o failure) bool { return strings.HasPrefix(o.Test, f.Test+"/") })
+		if i < 0 {
 			p.result.Failed = append(p.result.Failed, f)
+			fmt.Fprintf(p.out, "--- FAIL: %s (%.1f s)\n%s\n", f.Test, seconds, f.Output)
+		} else if f.Output != "" {
+			p.result.Failed[i].Output += "\n" + f.Output
 			fmt.Fprintf(p.out, "--- FAIL: %s (%.1f s)\n%s\n", f.Test, seconds, f.Output)
 		}
 	}

@@ -269,6 +269,7 @@ import "testing"
 func TestGood(t *testing.T) {}
 func TestBad(t *testing.T) { t.Run("sub", func(t *testing.T) { t.Errorf("got %d, want %d", 1, 2) }) }
 func TestSkipped(t *testing.T) { t.Skip("no luck") }
+func TestHelper(t *testing.T) { t.Run("sub", func(*testing.T) { t.Fatal("of the helper") }) }
 `,
 		"b/b_test.go": "package b\nimport \"testing\"\nfunc TestPanic(t *testing.T) { panic(\"out of order\") }\n",
 		"c/c_test.go": "package c\nfunc TestC(t *testing.T) {}\n",
@@ -286,7 +287,7 @@ func TestSkipped(t *testing.T) { t.Skip("no luck") }
 	for _, want := range []string{
 		"a.TestBad/sub", "got 1, want 2", "go test -count=1 -run '^TestBad$' ./a",
 		"a.TestSkipped", "no luck", "b.TestPanic", "out of order", "undefined: testing", "repeat: go test -count=1 ./c",
-		"a goroutine is left", "repeat: go test -count=1 ./d", "tests: 2 passed, 5 failed, 1 skipped",
+		"a.TestHelper/sub", "of the helper", "a goroutine is left", "repeat: go test -count=1 ./d", "tests: 2 passed, 6 failed, 1 skipped",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
