@@ -134,6 +134,7 @@ func serve(
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {
 		return err
 	}
+	reserveThreads(cfg.Placement.Workers, d.log)
 	d.effective.Store(cfg)
 	listen := control.Listen
 	if d.adopts() {

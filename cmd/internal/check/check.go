@@ -114,6 +114,7 @@ func BeforeServing(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.access(ctx, &without) },
 		func() []Finding { return h.plan(ctx, &without) },
 		h.openFiles,
+		func() []Finding { return h.threads(c) },
 		func() []Finding { return h.metrics(&without) },
 	})
 }
@@ -129,7 +130,8 @@ type host struct {
 	openat2  func() error
 	lookPath func(file string) (string, error)
 	nofile   func() (hard uint64, err error)
-	hasName  func(uid int) bool // see hasUserName
+	hasName  func(uid int) bool                // see hasUserName
+	tasks    func() (left int64, limit string) // see config.ThreadsOf
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	getxattr func(path, attr string) error
@@ -149,6 +151,7 @@ func thisHost() host {
 		lookPath: exec.LookPath,
 		nofile:   nofile,
 		hasName:  hasUserName,
+		tasks:    func() (int64, string) { return config.ThreadsOf(os.Getpid()) },
 		stat:     os.Stat,
 		statfs:   statfs,
 		getxattr: getxattr,
@@ -171,6 +174,7 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.snapshot(ctx, c) },
 		func() []Finding { return h.plan(ctx, c) },
 		h.openFiles,
+		func() []Finding { return h.threads(c) },
 		func() []Finding { return h.metrics(c) },
 	}
 	return runAll(ctx, checks)

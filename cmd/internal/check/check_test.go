@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -44,6 +45,7 @@ func newWorld(t *testing.T) *world {
 	w.openat2 = func() error { return nil }
 	w.nofile = func() (uint64, error) { return 1 << 20, nil }
 	w.hasName = func(int) bool { return true }
+	w.tasks = func() (int64, string) { return math.MaxInt64, "" }
 	w.lookPath = func(string) (string, error) { return w.path("bin/fusermount3"), nil }
 	w.write("root/dev/fuse", "")
 	w.write("root/etc/fuse.conf", "# user_allow_other\nuser_allow_other\n")
@@ -185,6 +187,11 @@ func TestChecks(t *testing.T) {
 		{"no new privileges", "fusermount3", func(w *world) { w.uid = 1000; w.write("root/proc/self/status", "NoNewPrivs:\t1\n") }, Problem, exit.Fuse, "no_new_privs", "outside of the container"},
 		{"root without rights", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps) }, Warning, 0, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
 		{"root without rights or helper", "fusermount3", func(w *world) { w.uid = 0; w.write("root/proc/self/status", noCaps); w.lookPath = notFound }, Problem, exit.Fuse, "CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"},
+
+		{"no limit", "threads", user, OK, 0, "no limit", ""},
+		{"many", "threads", func(w *world) { w.tasks = func() (int64, string) { return 5000, "limit" } }, OK, 0, "5000 may be added", ""},
+		{"few", "threads", func(w *world) { w.tasks = func() (int64, string) { return 100, "the limit is 400" } }, Warning, 0, "the limit is 400, and 100 are left", "TasksMax="},
+		{"none", "threads", func(w *world) { w.tasks = func() (int64, string) { return 10, "the limit is 400" } }, Problem, exit.Failure, "the limit is 400, and 10 are left", "nproc"},
 
 		{"good", "allow_other", user, OK, 0, "/etc/fuse.conf permits it", ""},
 		{"root", "allow_other", func(w *world) { w.uid = 0; w.write("root/etc/fuse.conf", "") }, OK, 0, "needs no permission", ""},
@@ -366,7 +373,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("got %+v, want status ok", f)
 		}
 	}
-	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, access, mount point, tier ssd, metadata snapshot, open files, metrics"; got != want {
+	if got, want := strings.Join(names, ", "), "source, kernel, fuse, fusermount3, allow_other, access, mount point, tier ssd, metadata snapshot, open files, threads, metrics"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if err := First(findings); err != nil {
@@ -608,6 +615,8 @@ func (w *world) runCheck(check string) []Finding {
 		return w.allowOther(w.config)
 	case "open files":
 		return w.openFiles()
+	case "threads":
+		return w.threads(w.config)
 	case "metrics":
 		return w.metrics(w.config)
 	case snapshotName:

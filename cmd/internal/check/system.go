@@ -214,6 +214,29 @@ func (h host) openFiles() []Finding {
 	return ok(name, "at most %d at once", hard)
 }
 
+// Threads returns the number of threads that a daemon with a number of background workers makes at its
+// start: for calls of jobs that block, of the workers, and for the runtime.
+func Threads(workers int) int { return workers + 64 }
+
+// SpareThreads is the number of threads that a daemon leaves of those that a limit allows.
+const SpareThreads = 32
+
+// threads checks whether a daemon can have the threads that it needs.
+func (h host) threads(c *config.Config) []Finding {
+	const name = "threads"
+	left, limit := h.tasks()
+	remedy := fmt.Sprintf(`Raise the limit by %d: "nproc" in limits.conf, TasksMax= in a unit file, the limit of PIDs of a container.`, Threads(c.Placement.Workers))
+	switch {
+	case left < SpareThreads:
+		return problem(exit.Failure, name, remedy, "%s, and %d are left", limit, left)
+	case left-SpareThreads < int64(Threads(c.Placement.Workers)):
+		return warning(name, remedy, "%s, and %d are left; the daemon ends if it needs more", limit, left)
+	case limit == "":
+		return ok(name, "no limit")
+	}
+	return ok(name, "%d may be added", left)
+}
+
 func nofile() (uint64, error) {
 	var r unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)

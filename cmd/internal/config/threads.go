@@ -1,0 +1,66 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ThreadsOf returns how many threads a process may add to those that it and others have now, and the
+// limit that says so. Without a limit, left is math.MaxInt64.
+func ThreadsOf(pid int) (left int64, limit string) {
+	left, limit = host{root: "/"}.pidsLeft(strconv.Itoa(pid))
+	var l unix.Rlimit
+	var st unix.Stat_t
+	if unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &l) != nil || l.Max == unix.RLIM_INFINITY ||
+		unix.Stat(filepath.Join("/proc", strconv.Itoa(pid)), &st) != nil || st.Uid == 0 { // it does not concern root
+		return left, limit
+	}
+	if n := int64(l.Max) - threadsOfUser(st.Uid); n < left {
+		left, limit = max(0, n), fmt.Sprintf("its user may have %d processes and threads (ulimit -Hu)", l.Max)
+	}
+	return left, limit
+}
+
+// pidsLeft is ThreadsOf by the limits of control groups.
+func (h host) pidsLeft(process string) (left int64, limit string) {
+	left = math.MaxInt64
+	h.eachGroup(process, func(_ cgroupVersion, dir string) {
+		most, err1 := readInt(filepath.Join(dir, "pids.max"))
+		used, err2 := readInt(filepath.Join(dir, "pids.current"))
+		if err1 == nil && err2 == nil && most-used < left {
+			left, limit = max(0, most-used), fmt.Sprintf("pids.max of its control group is %d", most)
+		}
+	})
+	return left, limit
+}
+
+// threadsOfUser returns how many threads a user has, as far as this process sees them.
+func threadsOfUser(uid uint32) (n int64) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		data, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status")) // empty if it has ended
+		var uids, threads string
+		for line := range strings.Lines(string(data)) {
+			switch name, value, _ := strings.Cut(line, ":"); name {
+			case "Uid":
+				uids = value
+			case "Threads":
+				threads = strings.TrimSpace(value)
+			}
+		}
+		if f := strings.Fields(uids); len(f) > 0 && f[0] == strconv.Itoa(int(uid)) {
+			count, _ := strconv.ParseInt(threads, 10, 64)
+			n += count
+		}
+	}
+	return n
+}
