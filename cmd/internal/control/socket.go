@@ -26,8 +26,8 @@ const FolderEnv = "MILKWEED_RUNTIME_DIR"
 // maxSocketPath is the length of a path in struct sockaddr_un, without the NUL.
 const maxSocketPath = 107
 
-// longestTail is the longest name of a socket that has no readable part: that of drainPath.
-const longestTail = len("0123456789abcdef-4194304") + len(drainSuffix)
+// longestTail is the length of the longest name of a socket that has no readable part.
+const longestTail = len("-0123456789abcdef.sock")
 
 // hasRoom reports whether the path of a directory is short enough for sockets in it.
 func hasRoom(folder string) bool { return len(folder)+len("/")+longestTail <= maxSocketPath }
@@ -114,10 +114,10 @@ func (l *Listener) Close() error {
 // drainSuffix ends the name of the socket of a daemon that drains.
 const drainSuffix = ".drain"
 
-// drainPath returns the name of the socket at path after Drain.
+// drainPath returns the name of the socket at path after Drain. It has at most longestTail bytes.
 func drainPath(path string, pid int) string {
 	hash := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], ".sock")
-	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%s-%d%s", hash, pid, drainSuffix))
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%.8s-%d%s", hash, pid, drainSuffix))
 }
 
 // replaceSocket listens on path, and removes a socket there on which no daemon listens. The
