@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -70,17 +71,29 @@ func (d *daemon) awaitUnmount(ctx context.Context) {
 	}
 }
 
-// unmount unmounts the file system. If files are open on it, unmount detaches it.
+// unmount unmounts the file system, wherever it is mounted by now. If files are open on it, unmount
+// detaches it.
 func (d *daemon) unmount() {
 	if d.adopts() {
 		return
 	}
-	err := d.mount.Unmount()
-	if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
-		err = d.mount.Detach()
+	points := []string{d.cfg.Mount.Point}
+	if table, err := mounts.Read(mounts.Self); err == nil {
+		points = table.Points(d.dev)
 	}
-	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
-		d.log.Error("unmount", "point", d.cfg.Mount.Point, "err", err)
+	for _, point := range slices.Backward(points) {
+		unmount, detach := d.mount.Unmount, d.mount.Detach
+		if point != d.cfg.Mount.Point {
+			unmount = func() error { return fs.Unmount(context.Background(), point, false) }
+			detach = func() error { return fs.Unmount(context.Background(), point, true) }
+		}
+		err := unmount()
+		if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
+			err = detach()
+		}
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
+			d.log.Error("unmount", "point", point, "err", err)
+		}
 	}
 }
 

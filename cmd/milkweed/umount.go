@@ -15,6 +15,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/fs"
 )
@@ -77,12 +78,12 @@ mounts. One that is in use does not keep the others mounted.`,
 
 // umountAll unmounts the mounts of this user, the latest first, since it may be inside another one.
 func umountAll(ctx context.Context, stderr io.Writer, lazy, force bool) error {
-	mounts, err := control.Mounts()
+	all, err := control.Mounts()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, m := range slices.Backward(mounts) {
+	for _, m := range slices.Backward(all) {
 		if m.UID == os.Geteuid() || os.Geteuid() == 0 {
 			errs = append(errs, umount(ctx, stderr, m.Point, lazy, force))
 		}
@@ -109,6 +110,9 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 	}
 	if err := unmount(ctx, m, lazy || force); err != nil {
 		return err
+	}
+	if table, err := mounts.Read(mounts.Self); err == nil && table.Has(m.Dev) && !force {
+		return nil // it was one of several mount points, as of mount --bind
 	}
 	if force && fs.Abort(m.Dev) != nil { // this user may lack the privilege; the daemon can end itself
 		d.shutdown(ctx, true)

@@ -17,9 +17,12 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	milkweed "github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -57,7 +60,38 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 			errs = append(errs, err)
 		}
 	}
+	if path := toldSocket(mountPoint); path != "" && probe(ctx, path) == nil {
+		return newClient(mountPoint, path), nil
+	}
 	return nil, notAnswering(mountPoint, errors.Join(errs...))
+}
+
+// toldSocket returns the socket that the root of a mount names: the mount point had another path when
+// the daemon began to listen, because it, or a directory above it, was moved since. It is in a directory
+// in which no other user can make sockets. The result is "" if there is none, or the daemon does not
+// answer in time.
+func toldSocket(mountPoint string) string {
+	told := make(chan string, 1)
+	go func() { // it ends with the process
+		buf := make([]byte, maxSocketPath)
+		n, err := unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
+		if err != nil {
+			n = 0
+		}
+		told <- string(buf[:n])
+	}()
+	select {
+	case path := <-told:
+		for _, uid := range owners(mountPoint) {
+			for _, folder := range folders(uid) {
+				if filepath.Dir(path) == folder && checkFolder(folder, uid) == nil {
+					return path
+				}
+			}
+		}
+	case <-time.After(resolveTimeout):
+	}
+	return ""
 }
 
 // Draining returns a client of each daemon of this user that drains: its mount is gone in the mount

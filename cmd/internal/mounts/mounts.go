@@ -85,6 +85,16 @@ func (t Table) Has(dev uint64) bool {
 	return slices.ContainsFunc(t, func(m Mount) bool { return m.Dev == dev })
 }
 
+// Points returns the mount points of the file system dev, the first one first.
+func (t Table) Points(dev uint64) (points []string) {
+	for _, m := range t {
+		if m.Dev == dev {
+			points = append(points, m.Point)
+		}
+	}
+	return points
+}
+
 // AwaitUnmount returns nil when the file system dev is not mounted any more in the mount namespace
 // of this process. It may still be mounted in others. It reads the table at least twice a second,
 // but uses at most a fiftieth of the time: poll(2) of the table misses unmounts (Linux 6.18).

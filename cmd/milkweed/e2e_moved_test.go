@@ -1,0 +1,75 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// If a mount point is moved, or a directory above it renamed, commands find the daemon at the new path,
+// and it can be unmounted there, by the command and by a signal. A mount that has taken the old path
+// stays.
+func TestMovedMount(t *testing.T) {
+	parallel(t)
+	moves := map[string]string{
+		"renamed": `mv "$1/a" "$1/b"`,
+		"moved":   `mkdir -p "$1/b/point"; mount --move "$1/a/point" "$1/b/point"`,
+	}
+	for name, move := range moves {
+		for _, end := range []string{"umount", "SIGTERM"} {
+			t.Run(name+", "+end, func(t *testing.T) {
+				s := newSite(t)
+				data := s.write("d/f", 5000)
+				s.inNamespace(`mkdir -p "$2/a/point"; mount --make-rprivate / 2>/dev/null || true`, s.dir)
+				s.point = s.dir + "/a/point"
+				s.mount("64MiB")
+				pid := s.status().PID
+				s.must("sh", "-ec", move, "sh", s.dir)
+				s.must("sh", "-ec", `mkdir -p "$1/a/point"; mount -t tmpfs none "$1/a/point"; touch "$1/a/point/mine"`, "sh", s.dir)
+				s.point = s.dir + "/b/point"
+
+				if got := s.must("cat", s.point+"/d/f"); got != string(data) {
+					t.Error("wrong bytes")
+				}
+				if got := s.settled(); got.PID != pid {
+					t.Errorf("status of process %d, want %d", got.PID, pid)
+				}
+				s.milkweed("warmup", s.point+"/d")
+				s.milkweed("where", s.point+"/d/f")
+				if end == "umount" {
+					s.umount()
+				} else {
+					s.check(unix.Kill(pid, unix.SIGTERM))
+				}
+				s.eventually("the daemon has ended", func() bool { return unix.Kill(pid, 0) != nil })
+				s.must("sh", "-ec", `! mountpoint -q "$1/b/point"; test -e "$1/a/point/mine"`, "sh", s.dir)
+				s.must("umount", s.dir+"/a/point")
+				s.wantNothing()
+			})
+		}
+	}
+}
+
+// Unmounting one of several mount points of a mount, as of mount --bind, does not end the others.
+func TestBindOfAMount(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 5000)
+	s.check(os.Mkdir(s.dir+"/second", 0o755))
+	s.inNamespace(`mkdir -p "$1"`)
+	s.mount("64MiB")
+	first := s.point
+	s.must("mount", "--bind", s.point, s.dir+"/second")
+	pid := s.status().PID
+	s.point = s.dir + "/second"
+	if got := s.status(); got.PID != pid {
+		t.Errorf("status of process %d, want %d", got.PID, pid)
+	}
+	s.umount()
+	s.point = first
+	if got := s.must("cat", s.point+"/f"); got != string(data) || s.status().PID != pid {
+		t.Error("the first mount point has suffered")
+	}
+	s.umount()
+	s.wantNothing()
+}
