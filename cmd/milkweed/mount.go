@@ -459,13 +459,13 @@ func (f *mountFlags) setTiers(c *config.Config) error {
 
 // setDefaultTiers sets the default tiers, and prints them.
 func setDefaultTiers(c *config.Config, stderr io.Writer) error {
-	tiers, err := config.DefaultTiers(c.Source.Name())
+	tiers, notes, err := config.DefaultTiers(c.Source.Name())
 	if err != nil {
 		return err
 	}
 	c.Tiers = tiers
-	if usual := config.RAMFolder(); tiers[0].Name == "ram" && tiers[0].Path != usual {
-		fmt.Fprintf(stderr, "milkweed: %s is used, because another user took %s\n", text(tiers[0].Path), usual)
+	for _, note := range notes {
+		fmt.Fprintf(stderr, "milkweed: %s\n", text(note))
 	}
 	fmt.Fprintln(stderr, "milkweed: no configuration file is used; copies go to")
 	t := tabwriter.NewWriter(stderr, 0, 0, 2, ' ', 0)

@@ -57,7 +57,7 @@ func (h host) inspectSource(path string) []Finding {
 	if err != nil {
 		return problem(exit.Source, name, remedy, "%s: %w", path, reason(err))
 	}
-	return ok(name, "%s, on %s", path, fileSystemName(st))
+	return ok(name, "%s, on %s", path, fileSystemOf(st).Name)
 }
 
 // checkListable reads one name of a directory and the attributes of that file, which

@@ -128,9 +128,9 @@ func (h host) inspectTier(name string, t config.Tier, source string) ([]Finding,
 		warnings = append(warnings, warning(name, fmt.Sprintf(`Prevent others from replacing the copies with "chmod o-w %s".`, dir),
 			"all users may rename the files in %s", dir)...)
 	}
-	if fs := fileSystems[int64(st.Type)]; fs.remote {
+	if fs := fileSystemOf(st); fs.Remote {
 		warnings = append(warnings, warning(name, "Choose a directory in the memory or on a disk of this machine.",
-			"%s is on %s, which is hardly faster than the source", t.Path, fs.name)...)
+			"%s is on %s, which is hardly faster than the source", t.Path, fs.Name)...)
 	}
 	warnings = append(warnings, h.checkQuota(name, t, dir, source, st)...)
 	if len(warnings) > 0 {
@@ -140,7 +140,7 @@ func (h host) inspectTier(name string, t config.Tier, source string) ([]Finding,
 	if st.Blocks == 0 {
 		free = "of unknown size"
 	}
-	return ok(name, "%s, on %s, quota %s, %s%s", t.Path, fileSystemName(st), t.Quota, free, h.memoryNote(st)), nil
+	return ok(name, "%s, on %s, quota %s, %s%s", t.Path, fileSystemOf(st).Name, t.Quota, free, h.memoryNote(st)), nil
 }
 
 // nearestExisting returns path if it exists, and otherwise its nearest parent that

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -36,11 +37,13 @@ const (
 // quota. They are counted for at most a tenth of a second, because a mount must be
 // ready at once.
 //
-// The tier "disk" is a folder in $XDG_CACHE_HOME (by default ~/.cache). Its quota is
-// half of the free space of its file system plus the space of its copies.
+// The tier "disk" is a folder in $XDG_CACHE_HOME (by default ~/.cache), or, if that is on a remote file
+// system, in $TMPDIR (by default /var/tmp). Its quota is half of the free space of its file system plus
+// the space of its copies.
 //
-// A tier with less than 64 MiB is omitted. It is an error if no tier remains.
-func DefaultTiers(source string) ([]Tier, error) {
+// A tier with less than 64 MiB is omitted. It is an error if no tier remains. The notes say why a tier
+// is not where a user expects it, a sentence each.
+func DefaultTiers(source string) (tiers []Tier, notes []string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = "" // no home directory, so no disk tier
@@ -49,7 +52,9 @@ func DefaultTiers(source string) ([]Tier, error) {
 		root:  "/",
 		shm:   shm,
 		cache: cache,
+		tmp:   cmp.Or(os.Getenv("TMPDIR"), "/var/tmp"),
 		stat:  statfs,
+		kind:  kindOf,
 		uid:   os.Getuid(),
 	}
 	return h.defaultTiers(source)
@@ -63,27 +68,35 @@ type host struct {
 	root  string // the directory that contains /proc and /sys
 	shm   string // the tmpfs
 	cache string // the user's cache folder; "" if there is none
+	tmp   string // where any user can make folders
 	uid   int
+	kind  func(path string) (FileSystem, error)
 	stat  func(path string) (available int64, isTmpfs bool, err error)
 }
 
-func (h host) defaultTiers(source string) ([]Tier, error) {
+func (h host) defaultTiers(source string) (tiers []Tier, notes []string, err error) {
 	id := DatasetID(source)
-	var tiers []Tier
 	if t, ok := h.ramTier(id); ok {
 		tiers = append(tiers, t)
+		if usual := h.ramFolder(); t.Path != usual {
+			notes = append(notes, fmt.Sprintf("%s is used, because another user took %s", t.Path, usual))
+		}
 	}
-	if t, ok := h.diskTier(id); ok {
+	t, note, ok := h.diskTier(id)
+	if ok {
 		tiers = append(tiers, t)
 	}
+	if note != "" {
+		notes = append(notes, note)
+	}
 	if len(tiers) == 0 {
-		return nil, &exit.Error{
+		return nil, nil, &exit.Error{
 			Code:   exit.Usage,
 			Err:    fmt.Errorf("no space for copies: neither %s nor the cache folder (%s) has 64 MiB", h.shm, h.cache),
 			Remedy: "Write a tiering.toml with a [[tier]] on a file system with free space, and pass it with -c.",
 		}
 	}
-	return tiers, nil
+	return tiers, notes, nil
 }
 
 // StateFolder returns the user's folder for logs and other state: milkweed in $XDG_STATE_HOME, by
@@ -104,9 +117,7 @@ func StateFolder() string {
 	return filepath.Join(state, "milkweed")
 }
 
-// RAMFolder returns the path of the tier "ram" unless another user has taken it.
-func RAMFolder() string { return host{shm: shm, uid: os.Getuid()}.ramFolder() }
-
+// ramFolder returns the path of the tier "ram" unless another user has taken it.
 func (h host) ramFolder() string { return filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid)) }
 
 func (h host) ramTier(id string) (Tier, bool) {
@@ -153,17 +164,37 @@ func (h host) ownFolder(path string) (folder string, ok bool) {
 	return folder, folder != ""
 }
 
-func (h host) diskTier(id string) (Tier, bool) {
+// diskTier returns the tier "disk", and a note if it is not in the cache folder.
+func (h host) diskTier(id string) (t Tier, note string, ok bool) {
 	if h.cache == "" {
-		return Tier{}, false
+		return Tier{}, "", false
 	}
 	dir := filepath.Join(h.cache, "milkweed")
-	t := Tier{Name: "disk", Path: dir, Quota: Quota{Percent: diskPercent}}
+	if kind, err := h.kind(nearestExisting(dir)); err == nil && kind.Remote {
+		none := func(why string) (Tier, string, bool) {
+			return Tier{}, fmt.Sprintf("no disk holds copies, because %s is on %s, and %s", h.cache, kind.Name, why), false
+		}
+		if dir, ok = h.ownFolder(filepath.Join(h.tmp, "milkweed-"+strconv.Itoa(h.uid))); !ok {
+			return none("other users have taken the names in " + h.tmp)
+		}
+		if local, err := h.kind(nearestExisting(dir)); err != nil || local.Remote || local.Name == "tmpfs" {
+			return none(h.tmp + " is no disk of this machine")
+		}
+		note = fmt.Sprintf("%s is used, because %s is on %s", dir, h.cache, kind.Name)
+	}
+	t = Tier{Name: "disk", Path: dir, Quota: Quota{Percent: diskPercent}}
 	if _, err := os.Stat(filepath.Join(dir, id)); err == nil {
-		return t, true // it stores copies already, so the free space does not matter
+		return t, note, true // it stores copies already, so the free space does not matter
 	}
 	available, _, err := h.stat(nearestExisting(dir))
-	return t, err == nil && t.Quota.Of(available) >= minTierSize
+	return t, note, err == nil && t.Quota.Of(available) >= minTierSize
+}
+
+// kindOf returns the type of the file system of path.
+func kindOf(path string) (FileSystem, error) {
+	var st unix.Statfs_t
+	err := unix.Statfs(path, &st)
+	return FileSystemOf(int64(st.Type)), err
 }
 
 // nearestExisting returns path if it exists, and otherwise its nearest parent that

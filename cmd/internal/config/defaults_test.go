@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -23,7 +24,9 @@ func testHost(t *testing.T, files map[string]string) host {
 		root:  root,
 		shm:   filepath.Join(root, "shm"),
 		cache: filepath.Join(root, "cache"),
+		tmp:   filepath.Join(root, "tmp"),
 		uid:   7,
+		kind:  func(string) (FileSystem, error) { return FileSystem{Name: "ext4"}, nil },
 	}
 	h.stat = func(path string) (int64, bool, error) {
 		if path == h.shm {
@@ -99,7 +102,7 @@ func TestDefaultTiers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := testHost(t, tt.files)
 			tt.edit(&h)
-			got, err := h.defaultTiers("/data")
+			got, _, err := h.defaultTiers("/data")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,6 +114,39 @@ func TestDefaultTiers(t *testing.T) {
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
 		})
+	}
+}
+
+// If the cache folder is on a network file system, copies go to the folder of temporary files, if that is
+// on a disk. The note says so.
+func TestDefaultTiersOnNetworkHome(t *testing.T) {
+	for _, tt := range []struct{ tmp, want, note string }{
+		{"ext4", "$/tmp/milkweed-7", "$/tmp/milkweed-7 is used, because $/cache is on NFS"},
+		{"NFS", "", "no disk holds copies, because $/cache is on NFS, and $/tmp is no disk of this machine"},
+		{"tmpfs", "", "no disk holds copies, because $/cache is on NFS, and $/tmp is no disk of this machine"},
+	} {
+		h := testHost(t, nil)
+		if err := errors.Join(os.Mkdir(h.cache, 0o700), os.Mkdir(h.tmp, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		h.kind = func(path string) (FileSystem, error) {
+			name := tt.tmp
+			if path == h.cache {
+				name = "NFS"
+			}
+			return FileSystem{name, name == "NFS"}, nil
+		}
+		tiers, notes, err := h.defaultTiers("/data")
+		got := ""
+		for _, tier := range tiers {
+			if tier.Name == "disk" {
+				got = tier.Path
+			}
+		}
+		here := strings.NewReplacer("$", h.root)
+		if want := here.Replace(tt.want); err != nil || got != want || !slices.Equal(notes, []string{here.Replace(tt.note)}) {
+			t.Errorf("%s: the disk tier is %q, %q, %v; want %q, %q", tt.tmp, got, notes, err, want, here.Replace(tt.note))
+		}
 	}
 }
 
@@ -140,7 +176,7 @@ func TestDefaultTiersTaken(t *testing.T) {
 	}
 	want := func(when, path string) {
 		t.Helper()
-		tiers, err := h.defaultTiers("/data")
+		tiers, _, err := h.defaultTiers("/data")
 		if err != nil || tiers[0].Path != path {
 			t.Errorf("%s: got %v, %v, want %s", when, tiers, err, path)
 		}
@@ -168,14 +204,14 @@ func TestDefaultTiersTaken(t *testing.T) {
 		}
 	}
 	mkdir(name, 8)
-	if tiers, err := h.defaultTiers("/data"); err != nil || len(tiers) != 1 || tiers[0].Name != "disk" {
+	if tiers, _, err := h.defaultTiers("/data"); err != nil || len(tiers) != 1 || tiers[0].Name != "disk" {
 		t.Errorf("all names are taken: got %v, %v", tiers, err)
 	}
 }
 
 func TestDefaultTiersPaths(t *testing.T) {
 	h := testHost(t, nil)
-	tiers, err := h.defaultTiers("/data")
+	tiers, _, err := h.defaultTiers("/data")
 	if err != nil || len(tiers) != 2 {
 		t.Fatalf("got %v, %v", tiers, err)
 	}
@@ -204,7 +240,7 @@ func TestDefaultTiersAfterRestart(t *testing.T) {
 		}
 		return 0, false, nil
 	}
-	tiers, err := h.defaultTiers("/data")
+	tiers, _, err := h.defaultTiers("/data")
 	if err != nil || len(tiers) != 2 {
 		t.Fatalf("got %v, %v", tiers, err)
 	}
@@ -216,12 +252,12 @@ func TestDefaultTiersAfterRestart(t *testing.T) {
 func TestDefaultTiersNone(t *testing.T) {
 	h := testHost(t, nil)
 	h.stat = func(string) (int64, bool, error) { return 0, false, errors.New("broken") }
-	_, err := h.defaultTiers("/data")
+	_, _, err := h.defaultTiers("/data")
 	userError(t, err)
 }
 
 func TestDefaultTiersHere(t *testing.T) {
-	tiers, err := DefaultTiers(t.TempDir())
+	tiers, _, err := DefaultTiers(t.TempDir())
 	if err != nil {
 		userError(t, err) // this machine has no space
 	}

@@ -179,7 +179,7 @@ func TestConsistencyForBucket(t *testing.T) {
 
 func TestDefaultTiersForBucket(t *testing.T) {
 	h := testHost(t, nil)
-	tiers, err := h.defaultTiers("s3://bucket/a")
+	tiers, _, err := h.defaultTiers("s3://bucket/a")
 	if err != nil || len(tiers) != 2 {
 		t.Errorf("got %+v, %v; want two tiers (exit code %d)", tiers, err, exit.Of(err))
 	}
