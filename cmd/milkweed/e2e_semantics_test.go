@@ -195,8 +195,8 @@ func TestBucketAttributes(t *testing.T) {
 	b := newBucket(s)
 	before := time.Now().Add(-time.Second)
 	s.milkweed(b.mountWords()...)
-	got := s.must("find", s.point, "-mindepth", "1", "-printf", "%P %y %m %U %s\n")
-	if want := "d d 555 0 0\nd/f f 444 0 1000\n"; got != want {
+	got := s.must("find", s.point, "-mindepth", "1", "-printf", "%P %y %m %n %U %s\n")
+	if want := "d d 555 1 0 0\nd/f f 444 1 0 1000\n"; got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
 	if _, err := unix.Listxattr(s.point+"/d/f", nil); err != unix.EOPNOTSUPP {

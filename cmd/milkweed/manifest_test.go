@@ -33,6 +33,9 @@ func TestMountWithManifest(t *testing.T) {
 	s.milkweed("manifest", "-o", file, s.source)
 	s.milkweed(s.listed(file, "64MiB")...)
 	s.must("diff", "-r", s.source, s.point)
+	if _, links := s.inode(s.point + "/d"); links != 1 {
+		t.Errorf("a directory has %d links", links)
+	}
 	s.settled()
 	s.write("later", 10)
 	s.check(os.Remove(s.source + "/d/0"))

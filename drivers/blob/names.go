@@ -237,7 +237,7 @@ const (
 // the time when the bucket was opened.
 func (b *Bucket) directory(name string) drivers.Info {
 	return drivers.Info{
-		Name: name, Mode: dirMode, Nlink: 2, UID: b.uid, GID: b.gid,
+		Name: name, Mode: dirMode, Nlink: 1, UID: b.uid, GID: b.gid,
 		Mtime: b.opened, Ctime: b.opened, Atime: b.opened,
 	}
 }

@@ -205,7 +205,7 @@ func (d *Driver) ReadDir(ctx context.Context, dirName string) ([]drivers.Info, e
 // info describes a directory.
 func (d *dir) info(base string) drivers.Info {
 	return drivers.Info{
-		Name: base, Mode: d.mode, Nlink: 2, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
+		Name: base, Mode: d.mode, Nlink: 1, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 		Mtime: d.mtime, Ctime: d.mtime, Atime: d.mtime,
 	}
 }
