@@ -127,7 +127,8 @@ describes rosters.
 In the background, the daemon logs to the file of log.file or --log-file, or by
 default to a file in $XDG_STATE_HOME/milkweed (~/.local/state/milkweed) with
 the id of the dataset as its name. In the foreground the default is standard
-error.`
+error, and a service manager is notified when the mount is ready (Type=notify in
+systemd).`
 
 	mountExample = `  milkweed mount /lustre/imagenet /mnt/imagenet
   milkweed mount -c tiering.toml
@@ -303,6 +304,9 @@ func (f *mountFlags) openLog(c *config.Config, stderr io.Writer, d *starter) (*d
 	log, err := openLog(c.Log, f.foreground, stderr)
 	return log, func() {
 		if d == nil {
+			if err := notifyReady(); err != nil {
+				log.Warn("the service manager does not know that the mount is ready", "err", err)
+			}
 			return
 		}
 		if !f.foreground {

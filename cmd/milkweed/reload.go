@@ -143,9 +143,12 @@ func (d *daemon) memoryRoom(c *config.Config) map[int]int64 {
 }
 
 func newConfigReload() *cobra.Command {
-	var dryRun, asJSON bool
+	var (
+		dryRun, asJSON bool
+		file           string
+	)
 	c := &cobra.Command{
-		Use:   "reload [MOUNT]",
+		Use:   "reload [-c FILE | MOUNT]",
 		Short: "Make a mount take over its changed configuration",
 		Long: `Reload makes the daemon of a mount read its configuration again: the same file,
 options, flags and arguments as at the mount. SIGHUP does the same, except for a
@@ -156,6 +159,8 @@ source.operations, tier.quota, scrub.interval and scrub.rate. A changed key that
 cannot be reloaded is named, and the others are applied. An invalid
 configuration changes nothing.
 
+With -c, the mount is the one whose mount point is in FILE.
+
 If a quota becomes smaller than what a tier holds, the copies stay, and none is
 added until they take less. If it becomes larger, files that had no room are
 copied when they are opened again. Percentages are determined anew.
@@ -163,10 +168,26 @@ copied when they are opened again. Percentages are determined anew.
 Reload exits with 2 if the configuration is invalid, and with 8 if a key was not
 applied. With --json it prints an object with changed and refused.`,
 		Example: `  milkweed config reload /mnt/imagenet
-  milkweed config reload --dry-run /mnt/imagenet`,
-		Args:              usage(cobra.MaximumNArgs(1)),
+  milkweed config reload --dry-run /mnt/imagenet
+  milkweed config reload -c /etc/milkweed/imagenet.toml`,
+		Args: usage(func(c *cobra.Command, args []string) error {
+			if file != "" {
+				return cobra.NoArgs(c, args)
+			}
+			return cobra.MaximumNArgs(1)(c, args)
+		}),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
+			if file != "" {
+				conf, err := config.Load(file)
+				if err != nil {
+					return err
+				}
+				if conf.Mount.Point == "" {
+					return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s has no mount.point", text(file)), Remedy: "Name the mount instead of the file."}
+				}
+				args = []string{conf.Mount.Point}
+			}
 			client, err := dialOne(c.Context(), args)
 			if err != nil {
 				return err
@@ -184,6 +205,7 @@ applied. With --json it prints an object with changed and refused.`,
 			return errors.Join(err, refusedError(r))
 		},
 	}
+	c.Flags().StringVarP(&file, "config", "c", "", "the mount of this configuration `FILE`")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would change, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c

@@ -156,14 +156,25 @@ func (m *machine) installDebian(first, second string) {
 		# CAP_DAC_READ_SEARCH and CAP_SYS_ADMIN
 		grep -x milkweed "/proc/$pid/comm"
 		grep -E 'CapEff:\s*0000000000200004' "/proc/$pid/status"
-		ls /var/log/milkweed/*.log
+		journalctl --unit milkweed@data | grep 'msg=mounted'
 		milkweed warmup /mnt/data
 		setpriv --reuid=nobody --clear-groups diff -r --exclude=secret /srv/data /mnt/data
 		not setpriv --reuid=nobody --clear-groups cat /mnt/data/secret
 		[ "$(setpriv --reuid=games --clear-groups cat /mnt/data/secret)" = secret ]
 		milkweed status /mnt/data | grep -F 'mode passthrough'
+		sed -i '1i [log]\nlevel = "debug"' /etc/milkweed/data.toml
 		systemctl reload milkweed@data`)
-	m.eventually(`grep 'configuration reloaded' /var/log/milkweed/data-*.log && milkweed status /mnt/data`)
+	m.eventually(`journalctl --unit milkweed@data | grep 'configuration reloaded' && milkweed status /mnt/data`)
+	// A configuration with a typo, or with a change that needs another mount, is not reloaded, and systemctl says so.
+	m.do(`cp /etc/milkweed/data.toml /root/good
+		echo 'lvel = "info"' >>/etc/milkweed/data.toml
+		not systemctl reload milkweed@data
+		journalctl --unit milkweed@data | grep lvel
+		sed 's/"passthrough"/"cached"/' /root/good >/etc/milkweed/data.toml
+		not systemctl reload milkweed@data
+		cp /root/good /etc/milkweed/data.toml
+		systemctl reload milkweed@data
+		milkweed status /mnt/data`)
 	m.do(`kill -KILL "$(systemctl show --property MainPID --value milkweed@data)"`)
 	m.eventually(`milkweed status /mnt/data && cat /mnt/data/class0/2 >/dev/null`) // started again
 

@@ -243,7 +243,7 @@ exec rclone --config= --s3-provider=Other --s3-no-check-bucket --s3-endpoint=` +
 // The machine of the page has the role of a metadata service that runs here, a file in place of the
 // NVMe, and a systemctl that does what the unit says, with its user and its capabilities.
 func cloudPage(t *testing.T, p *Page) {
-	drivertest.Need(t, "curl", "mkfs.ext4")
+	drivertest.Need(t, "curl", "mkfs.ext4", "python3")
 	s3 := fillBucket(t, blobtest.S3, "imagenet", "2012")
 	runPage(t, p, Sandbox{
 		Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadataService(t, s3)},
@@ -271,7 +271,17 @@ enable)
 	umask 077
 	rights=$(sed -n 's/^AmbientCapabilities=CAP_/+/p' $unit | sed 's/ CAP_/,+/g' | tr A-Z a-z)
 	user=$(sed -n 's/^User=//p' $unit)
-	exec setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs --inh-caps="$rights" --ambient-caps="$rights" $start
+	export NOTIFY_SOCKET=/run/notify
+	exec python3 -c '
+import os, socket, subprocess, sys
+ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ready.bind(os.environ["NOTIFY_SOCKET"])
+os.chmod(os.environ["NOTIFY_SOCKET"], 0o666)
+journal = open("/run/journal", "w")
+subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=journal, stderr=journal, start_new_session=True)
+ready.settimeout(60)
+assert ready.recv(100) == b"READY=1"
+' setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs --inh-caps="$rights" --ambient-caps="$rights" $start
 	;;
 disable)
 	pid=$(milkweed status --json "$point" | sed 's/.*"pid":\([0-9]*\).*/\1/')
