@@ -195,7 +195,8 @@ func (b *Bucket) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 }
 
 // Stat implements drivers.Driver. It sends one or two listing requests, but none for
-// the root within rootTTL of opening the bucket.
+// the root within rootTTL of opening the bucket. If the store does not list in key order, it lists all
+// names of the directory that begin with the name.
 func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	info, err := b.stat(ctx, name)
 	return info, wrap(ctx, "stat", name, err)
@@ -218,11 +219,22 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 	}
 	file, isFile := find(p.items, key)
 	_, isDir := find(p.items, key+"/")
-	if last := len(p.items) - 1; !isDir && p.next != "" && last >= 0 && p.items[last].key < key+"/" {
-		if p, err = b.page(ctx, key+"/", "/", "", 1, readRetries); err != nil {
-			return drivers.Info{}, err
-		}
+	switch last := len(p.items) - 1; {
+	case isDir || p.next == "":
+	case b.odd.unsorted.Load():
+		err = b.eachPage(ctx, key, pageSize, func(items []item, _ bool) (bool, error) {
+			if i, ok := find(items, key); ok {
+				file, isFile = i, true
+			}
+			_, isDir = find(items, key+"/")
+			return !isDir, nil
+		})
+	case last >= 0 && p.items[last].key < key+"/":
+		p, err = b.page(ctx, key+"/", "/", "", 1, readRetries)
 		isDir = len(p.items) > 0
+	}
+	if err != nil {
+		return drivers.Info{}, err
 	}
 	base := name[strings.LastIndexByte(name, '/')+1:]
 	switch {

@@ -49,6 +49,11 @@ func subject(t *testing.T, server *blobtest.Server, bucket string) drivertest.Su
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		for _, o := range b.Stats().Oddities {
+			if strings.Contains(o, "key order") {
+				t.Errorf("%s: %s", server.Kind, o)
+			}
+		}
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}

@@ -35,7 +35,7 @@ func (b *Bucket) page(ctx context.Context, prefix, delimiter, token string, maxK
 		found, t, err := b.listPage(ctx, prefix, delimiter, token, maxKeys)
 		if err == nil {
 			// Stores send keys and directories apart.
-			slices.SortFunc(found.items, func(a, b item) int { return strings.Compare(a.key, b.key) })
+			slices.SortFunc(found.items, byKey)
 			return found, nil
 		}
 		if reason, ok := isEndless(err); ok {
@@ -53,16 +53,43 @@ func (b *Bucket) listPage(ctx context.Context, prefix, delimiter, token string, 
 	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
 	defer cancel()
 	ctx, t := withTrace(ctx, list, watchdog)
+	var order keyOrder
 	for found := (page{next: token}); ; {
 		part, err := b.vendor.list(ctx, prefix, delimiter, found.next, maxKeys-len(found.items))
 		if err != nil {
 			return page{}, t, watchdog.disarm(err)
 		}
 		b.examine(part.items)
+		b.noteOrder(order.follow(part.items))
 		found.items, found.next = append(found.items, part.items...), part.next
 		if found.next == "" || len(found.items) >= maxKeys {
 			return found, t, nil
 		}
+	}
+}
+
+// A keyOrder has the last key and the last directory of a listing so far. Stores send keys and
+// directories apart.
+type keyOrder struct{ key, dir string }
+
+// follow reports whether items, the next ones, are in order.
+func (o *keyOrder) follow(items []item) bool {
+	sorted := true
+	for _, i := range items {
+		last := &o.key
+		if i.dir {
+			last = &o.dir
+		}
+		sorted = sorted && *last <= i.key
+		*last = i.key
+	}
+	return sorted
+}
+
+// noteOrder records that the store does not list in key order, unless sorted is true.
+func (b *Bucket) noteOrder(sorted bool) {
+	if !sorted {
+		b.note(&b.odd.unsorted, "listings are not in key order; a listing is shown when it is complete, and a single name may take as many requests as its directory")
 	}
 }
 
@@ -88,31 +115,65 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 		return errName
 	}
 	l := listing{bucket: b, prefix: b.prefix(dir)}
-	var exists bool
-	var tokens tokenCheck
-	for token, more := "", true; more; {
-		p, err := b.page(ctx, l.prefix, "/", token, pageSize, readRetries)
-		if err != nil {
-			return err
+	exists, last := false, ""
+	collects := b.odd.unsorted.Load() // names are certain after all keys
+	var all []item
+	err := b.eachPage(ctx, l.prefix, pageSize, func(items []item, more bool) (bool, error) {
+		if exists = exists || len(items) > 0; len(items) > 0 {
+			b.noteOrder(last <= items[0].key)
+			last = items[len(items)-1].key
 		}
-		if err := tokens.add(p.next); err != nil {
-			return b.endless(l.prefix, err)
+		if !collects && b.odd.unsorted.Load() {
+			return false, nil
 		}
-		exists = exists || len(p.items) > 0
-		infos := l.infos(p.items)
-		if token, more = p.next, p.next != ""; !more {
+		if collects {
+			if all = append(all, items...); more {
+				return true, nil
+			}
+			items = all
+			slices.SortFunc(items, byKey)
+		}
+		infos := l.infos(items)
+		if !more {
 			infos = l.finish(infos)
 		}
 		if len(infos) == 0 {
-			continue
+			return true, nil
 		}
-		if err := part(infos); err != nil {
-			return err
-		}
+		return true, part(infos)
+	})
+	if err != nil {
+		return err
+	}
+	if !collects && b.odd.unsorted.Load() {
+		return b.list(ctx, dir, part) // once: the store has just shown it
 	}
 	b.hidden.set(dir, l.hidden)
 	if !exists && dir != "." {
 		return errNotFound
+	}
+	return nil
+}
+
+func byKey(a, b item) int { return strings.Compare(a.key, b.key) }
+
+// eachPage calls f with the pages of up to maxKeys keys that begin with prefix, with the directory in
+// place of the keys that contain "/" after it, until f returns false or an error. more reports whether
+// other pages follow.
+func (b *Bucket) eachPage(ctx context.Context, prefix string, maxKeys int, f func(items []item, more bool) (bool, error)) error {
+	var tokens tokenCheck
+	for token, more := "", true; more; {
+		p, err := b.page(ctx, prefix, "/", token, maxKeys, readRetries)
+		if err != nil {
+			return err
+		}
+		if err := tokens.add(p.next); err != nil {
+			return b.endless(prefix, err)
+		}
+		token, more = p.next, p.next != ""
+		if ok, err := f(p.items, more); !ok || err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -1,9 +1,11 @@
 package blob
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -11,6 +13,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -44,6 +47,37 @@ func (m memory) list(_ context.Context, prefix, delimiter, token string, maxKeys
 		}
 		token = found.key
 		p.items = append(p.items, found)
+	}
+	return p, nil
+}
+
+// An unsorted is a memory that lists keys in an order of its own, and full pages.
+type unsorted struct{ memory }
+
+func (u unsorted) list(_ context.Context, prefix, delimiter, token string, maxKeys int) (page, error) {
+	var all []item
+	dirs := make(map[string]bool)
+	for key := range u.memory {
+		rest, ok := strings.CutPrefix(key, prefix)
+		if !ok {
+			continue
+		}
+		found := item{key: key, size: u.memory[key]}
+		if dir, _, below := strings.Cut(rest, delimiter); below && delimiter != "" {
+			found = item{key: prefix + dir + delimiter, dir: true}
+		}
+		if !dirs[found.key] {
+			all = append(all, found)
+		}
+		dirs[found.key] = true
+	}
+	slices.SortFunc(all, func(a, b item) int { // any order that stays the same
+		return cmp.Or(cmp.Compare(crc32.ChecksumIEEE([]byte(a.key)), crc32.ChecksumIEEE([]byte(b.key))), strings.Compare(a.key, b.key))
+	})
+	from, _ := strconv.Atoi(token)
+	p := page{items: all[from:min(from+maxKeys, len(all))]}
+	if to := from + maxKeys; to < len(all) {
+		p.next = strconv.Itoa(to)
 	}
 	return p, nil
 }
@@ -156,6 +190,49 @@ func checkStat(t *testing.T, b *Bucket, name string) {
 }
 
 // A listing does not depend on the size of its pages.
+// A store that does not list in key order has all of its names, in listings and one by one, and is named.
+func TestUnsortedListing(t *testing.T) {
+	keys := []string{"dir", "dir/", "dir/x", "empty/", "a", "a!", "a!/x", "img1", "img10", "img1/0"}
+	for i := range 2500 {
+		keys = append(keys, fmt.Sprintf("img%04d.jpg", i), fmt.Sprintf("d%d/f", i%7))
+	}
+	sorted := inMemory(t, "", keys...)
+	want := tree(t, sorted, ".")
+	for _, first := range []string{"listing", "names"} {
+		t.Run(first+" first", func(t *testing.T) {
+			b := inMemory(t, "", keys...)
+			b.vendor = unsorted{b.vendor.(memory)}
+			p, err := b.page(t.Context(), "", "", "", pageSize, openRetries) // as Open does
+			if err != nil || len(p.items) == 0 {
+				t.Fatal(err)
+			}
+			list := func() {
+				if got := tree(t, b, "."); !slices.Equal(got, want) {
+					t.Errorf("%d names, want %d", len(got), len(want))
+				}
+			}
+			if first == "listing" {
+				list()
+			}
+			for _, name := range append(want, "img", "none", "img10/", "d", "d1/g") {
+				name = strings.TrimSuffix(name, "/")
+				got, err := b.Stat(t.Context(), name)
+				has, wantErr := sorted.Stat(t.Context(), name)
+				if errors.Is(err, fs.ErrNotExist) != errors.Is(wantErr, fs.ErrNotExist) || got.Mode != has.Mode || got.Size != has.Size {
+					t.Fatalf("%s: %+v, %v; want %+v, %v", name, got, err, has, wantErr)
+				}
+			}
+			list()
+			if notes := b.Stats().Oddities; len(notes) != 1 || !strings.Contains(notes[0], "not in key order") {
+				t.Errorf("the store is described by %q", notes)
+			}
+		})
+	}
+	if notes := sorted.Stats().Oddities; len(notes) > 0 {
+		t.Errorf("a store with listings in order is described by %q", notes)
+	}
+}
+
 func TestPagesOfAListing(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {

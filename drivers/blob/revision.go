@@ -55,13 +55,14 @@ func strongETag(version string) string {
 }
 
 // Stores that speak the protocol of S3 do not all keep its promises: an ETag may be the same for all
-// objects, and listings may have other ETags or other times than responses. oddities is what a bucket
-// has shown since it was opened.
+// objects, listings may have other ETags or other times than responses, and may not be in key order.
+// oddities is what a bucket has shown since it was opened.
 type oddities struct {
 	md5        atomic.Int32 // whether ETags are MD5 sums
 	repeated   atomic.Bool  // one ETag was seen with two sizes
 	otherETags atomic.Bool  // responses have other ETags than listings
 	otherTimes atomic.Bool  // responses have other times than listings
+	unsorted   atomic.Bool  // listings are not in key order
 
 	mu       sync.Mutex // guards the following
 	texts    []string

@@ -6,8 +6,10 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -96,7 +98,8 @@ func (s *oddStore) list(w http.ResponseWriter, prefix string) {
 		Contents []contents
 	}
 	result.Name = "bucket"
-	for key, o := range s.objects {
+	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
+		o := s.objects[key]
 		if !strings.HasPrefix(key, prefix) {
 			continue
 		}
