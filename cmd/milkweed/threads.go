@@ -8,6 +8,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // The Go runtime ends the process if it needs a thread and cannot make one: when the processes of a job
@@ -32,6 +33,7 @@ func reserveThreads(workers int, log *slog.Logger) {
 	for range max(n, 0) {
 		locked.Add(1)
 		ended.Go(func() {
+			defer panics.Contain()
 			runtime.LockOSThread() // other goroutines need other threads
 			defer runtime.UnlockOSThread()
 			locked.Done()
