@@ -21,10 +21,31 @@ func ThreadsOf(pid int) (left int64, limit string) {
 		unix.Stat(filepath.Join("/proc", strconv.Itoa(pid)), &st) != nil || st.Uid == 0 { // it does not concern root
 		return left, limit
 	}
-	if n := int64(l.Max) - threadsOfUser(st.Uid); n < left {
+	// All threads of the machine are counted already, those of a user are not.
+	used := threadsOfMachine()
+	if used < 0 || int64(l.Max)-used < plentyOfThreads {
+		used = threadsOfUser(st.Uid)
+	}
+	if n := int64(l.Max) - used; n < left {
 		left, limit = max(0, n), fmt.Sprintf("its user may have %d processes and threads (ulimit -Hu)", l.Max)
 	}
 	return left, limit
+}
+
+// plentyOfThreads is a number of threads that suffices for any daemon.
+const plentyOfThreads = 4096
+
+// threadsOfMachine returns how many threads there are, or -1 if that is not known.
+func threadsOfMachine() int64 {
+	data, _ := os.ReadFile("/proc/loadavg") // such as 0.20 0.18 0.12 1/80 11206
+	if f := strings.Fields(string(data)); len(f) > 3 {
+		if _, all, ok := strings.Cut(f[3], "/"); ok {
+			if n, err := strconv.ParseInt(all, 10, 64); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
 }
 
 // pidsLeft is ThreadsOf by the limits of control groups.

@@ -32,6 +32,9 @@ func TestThreadsOfUser(t *testing.T) {
 	if got := threadsOfUser(uint32(os.Getuid())); got < 2 {
 		t.Errorf("this user has %d threads", got)
 	}
+	if all := threadsOfMachine(); all < 2 {
+		t.Errorf("the machine has %d threads", all)
+	}
 	if got := threadsOfUser(math.MaxUint32); got != 0 {
 		t.Errorf("nobody has %d threads", got)
 	}
