@@ -47,12 +47,13 @@ func (s *space) lacks(bytes int64) error {
 	return nil
 }
 
-// runShort records a shortage, and reports whether it is a new one.
-func (s *space) runShort(found shortage) (first bool) {
+// runShort records a shortage, and reports whether it is a new one. What it was before counts for a short
+// time only, so that large copies for which there is no room do not prevent small ones.
+func (s *space) runShort(found shortage, now time.Time) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first = s.short.cause != found.cause
-	if !first {
+	if !first && now.Before(s.short.until) {
 		found.bytes = min(found.bytes, s.short.bytes)
 	}
 	s.short = found
@@ -106,8 +107,9 @@ func (t *Tier) noteShortage(cause error, bytes int64, measured bool) {
 	if cause == ErrNoInodes {
 		bytes = 1 // of any size
 	}
-	found := shortage{cause, max(bytes, 1), measured, time.Now().Add(shortTime)}
-	if t.space.runShort(found) {
+	now := time.Now()
+	found := shortage{cause, max(bytes, 1), measured, now.Add(shortTime)}
+	if t.space.runShort(found, now) {
 		t.log.Warn("the tier takes no more copies, although its quota has room", "reason", found.describe())
 	}
 }

@@ -110,6 +110,29 @@ func TestShortage(t *testing.T) {
 	}
 }
 
+// While large copies are refused again and again, small ones are made as soon as there is room for them.
+func TestSmallCopiesInAShortage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, tier, _, stop := crowded(t, 0, 500)
+		defer stop()
+		if _, ok := tier.Reserve(bg, 8<<10); ok {
+			t.Fatal("room on a full disk")
+		}
+		s.available.Store(1 << 20)
+		time.Sleep(shortTime + time.Second)
+		for i := range 10 {
+			if _, ok := tier.Reserve(bg, 2<<20); ok {
+				t.Fatal("room for more than the disk has")
+			}
+			mustPlace(t, tier, fmt.Sprint("small", i), 8<<10)
+			time.Sleep(time.Second)
+		}
+		if st := tier.Stats(); !errors.Is(st.Short, ErrDiskFull) {
+			t.Errorf("short of %v", st.Short)
+		}
+	})
+}
+
 // What only an operation has shown, as with a quota of the file system, ends when a copy succeeds.
 func TestShortageThatTheDeviceDoesNotShow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -21,7 +21,7 @@ func ThreadsOf(pid int) (left int64, limit string) {
 		unix.Stat(filepath.Join("/proc", strconv.Itoa(pid)), &st) != nil || st.Uid == 0 { // it does not concern root
 		return left, limit
 	}
-	// All threads of the machine are counted already, those of a user are not.
+	// The kernel tells how many threads the machine has; those of a user must be added up.
 	used := threadsOfMachine()
 	if used < 0 || int64(l.Max)-used < plentyOfThreads {
 		used = threadsOfUser(st.Uid)
