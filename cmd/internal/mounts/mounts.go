@@ -85,10 +85,10 @@ func (t Table) Has(dev uint64) bool {
 	return slices.ContainsFunc(t, func(m Mount) bool { return m.Dev == dev })
 }
 
-// Points returns the mount points of the file system dev, the first one first.
+// Points returns the mount points of the file system dev that no other mount hides, the first one first.
 func (t Table) Points(dev uint64) (points []string) {
 	for _, m := range t {
-		if m.Dev == dev {
+		if top, _ := t.Of(m.Point); m.Dev == dev && top.Dev == dev {
 			points = append(points, m.Point)
 		}
 	}

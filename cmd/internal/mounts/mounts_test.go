@@ -1,6 +1,7 @@
 package mounts
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,5 +59,16 @@ func TestBelow(t *testing.T) {
 		if p == "/" {
 			t.Error("/ is below itself")
 		}
+	}
+}
+
+// The mount points of a file system are those where it is on top.
+func TestPoints(t *testing.T) {
+	table := Table{{Point: "/a", Dev: 1}, {Point: "/b", Dev: 1}, {Point: "/a", Dev: 2}, {Point: "/b/c", Dev: 3}, {Point: "/d", Dev: 1}}
+	if got := table.Points(1); !slices.Equal(got, []string{"/b", "/d"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := table.Points(4); got != nil {
+		t.Errorf("got %q", got)
 	}
 }
