@@ -221,16 +221,18 @@ func Threads(workers int) int { return workers + 64 }
 // SpareThreads is the number of threads that a daemon leaves of those that a limit allows.
 const SpareThreads = 32
 
+// RaiseThreads is the remedy for a limit of threads that is too low.
+const RaiseThreads = `Raise the limit: "nproc" in limits.conf, TasksMax= in a unit file, the limit of PIDs of a container.`
+
 // threads checks whether a daemon can have the threads that it needs.
 func (h host) threads(c *config.Config) []Finding {
 	const name = "threads"
 	left, limit := h.tasks()
-	remedy := fmt.Sprintf(`Raise the limit by %d: "nproc" in limits.conf, TasksMax= in a unit file, the limit of PIDs of a container.`, Threads(c.Placement.Workers))
 	switch {
 	case left < SpareThreads:
-		return problem(exit.Failure, name, remedy, "%s, and %d are left", limit, left)
+		return problem(exit.Failure, name, RaiseThreads, "%s, and %d are left; a daemon needs %d", limit, left, Threads(c.Placement.Workers))
 	case left-SpareThreads < int64(Threads(c.Placement.Workers)):
-		return warning(name, remedy, "%s, and %d are left; the daemon ends if it needs more", limit, left)
+		return warning(name, RaiseThreads, "%s, and %d are left; the daemon needs %d, and ends if it cannot have one more", limit, left, Threads(c.Placement.Workers))
 	case limit == "":
 		return ok(name, "no limit")
 	}

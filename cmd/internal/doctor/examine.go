@@ -37,7 +37,7 @@ func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
 		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, oddStore, clock,
-		full, laterEpochs, storages, descriptors, memory, waits, passthrough, mode, readAhead,
+		full, laterEpochs, storages, descriptors, threads, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
 		all = append(all, rule(f)...)
@@ -470,6 +470,16 @@ func descriptors(f *Facts) []Finding {
 	}
 	return one(severity, "open files", check.RaiseFiles+" Then mount again.", seeMount,
 		"the daemon may open %s (soft limit; the hard one is %s), and %d are open%s", plural(int64(min(p.Soft, math.MaxInt64)), "file", "files"), limit(p.Hard), p.Open, seen)
+}
+
+// threads reports on a limit of threads that is nearly reached, perhaps by a job.
+func threads(f *Facts) []Finding {
+	p := f.Process
+	if !p.Known || p.Threads >= check.SpareThreads {
+		return nil
+	}
+	return one(Warning, "threads", check.RaiseThreads, seeMount,
+		"%s, and %d are left; the daemon ends if it needs one more than it can have", p.ThreadLimit, p.Threads)
 }
 
 func limit(n uint64) string {

@@ -51,7 +51,7 @@ func healthy() *Facts {
 			"mount.mode": "auto", "mount.consistency": "1m0s", "source.clock_skew": "5s", "source.bandwidth": "", "source.operations": "0",
 			"scrub.interval": "0s", "placement.window": "0", "log.file": "/var/lib/milkweed/data.log",
 		},
-		Process:   Process{Known: true, Root: true, Open: 60, Soft: 65536, Hard: 65536, Memory: math.MaxInt64, MemoryLeft: math.MaxInt64},
+		Process:   Process{Known: true, Root: true, Open: 60, Soft: 65536, Hard: 65536, Threads: math.MaxInt64, Memory: math.MaxInt64, MemoryLeft: math.MaxInt64},
 		Tiers:     []Storage{{Known: true, Device: 1, Size: gib, Available: 500 * mib}, {Known: true, Device: 2, Size: 100 * gib, Available: 50 * gib}},
 		Source:    Source{Files: 8, Open: 400 * time.Microsecond, Read: 900 * time.Microsecond},
 		ReadAhead: fs.MaxRequest, ReadAheadFile: "/sys/class/bdi/0:42/read_ahead_kb",
@@ -182,6 +182,7 @@ func TestExamine(t *testing.T) {
 
 		"few files": {func(f *Facts) { f.Process.Soft, f.Process.Hard = 1024, unix.RLIM_INFINITY }, Warning, "open files",
 			"may open 1,024 files (soft limit; the hard one is unlimited), and 60 are open", "LimitNOFILE="},
+		"few threads":     {func(f *Facts) { f.Process.Threads, f.Process.ThreadLimit = 3, "pids.max is 400" }, Warning, "threads", "pids.max is 400, and 3 are left", "TasksMax="},
 		"many open files": {func(f *Facts) { f.Process.Open = 60000 }, Problem, "open files", "60000 are open; opens wait", "Raise the hard limit"},
 		"little memory":   {func(f *Facts) { f.Process.Memory, f.Process.MemoryLeft = 256*mib, 200*mib }, Warning, "memory", "permits 256 MiB", "memory.max"},
 		"no memory left":  {func(f *Facts) { f.Process.Memory, f.Process.MemoryLeft = 4*gib, 100*mib }, Problem, "memory", "100 MiB of the 4.0 GiB", "Raise the memory limit"},

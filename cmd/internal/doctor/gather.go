@@ -152,6 +152,7 @@ func processOf(pid int) (Process, error) {
 	}
 	p := Process{Known: true, Root: st.Uid == 0, Open: len(open), Soft: limit.Cur, Hard: limit.Max}
 	p.Memory, p.MemoryLeft = config.MemoryOf(pid)
+	p.Threads, p.ThreadLimit = config.ThreadsOf(pid)
 	return p, nil
 }
 
