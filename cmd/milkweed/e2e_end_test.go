@@ -256,7 +256,7 @@ func TestMetrics(t *testing.T) {
 	s.wantNothing()
 }
 
-// Umount --all unmounts all mounts, also if one of them is in use.
+// Umount --all unmounts all mounts, also if one of them is in use. With --dry-run it only names the users.
 func TestUmountAll(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
@@ -279,6 +279,13 @@ func TestUmountAll(t *testing.T) {
 			t.Errorf("the name of a daemon is %q, %v", comm, err)
 		}
 	}
+	for _, words := range [][]string{{"--all"}, {s.point}} {
+		r := s.try(append([]string{"umount", "--dry-run"}, words...)...)
+		if r.code != exit.MountPoint || !strings.Contains(r.stderr, s.point+" is in use by cat") || len(s.mounts()) != 2 {
+			t.Errorf("--dry-run %q: exit code %d, mounted: %q\n%s", words, r.code, s.mounts(), r.stderr)
+		}
+	}
+	s.milkweed("umount", "--dry-run", inner)
 	if r := s.try("umount", "--all"); r.code != exit.MountPoint || !strings.Contains(r.stderr, s.point+" is in use by cat") {
 		t.Errorf("one is in use: exit code %d\n%s", r.code, r.stderr)
 	}

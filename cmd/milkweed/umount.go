@@ -24,7 +24,7 @@ import (
 const endTimeout = 30 * time.Second
 
 func newUmount() *cobra.Command {
-	var lazy, force, all bool
+	var lazy, force, all, dryRun bool
 	c := &cobra.Command{
 		Use:     "umount {MOUNTPOINT | --all}",
 		Aliases: []string{"unmount"},
@@ -51,11 +51,15 @@ serves a mount in another mount namespace (mount --fuse-fd).
 Umount also removes the mount of a daemon that has died.
 
 With --all, umount does this for all mounts of the user, or as root for all
-mounts. One that is in use does not keep the others mounted.`,
+mounts. One that is in use does not keep the others mounted.
+
+With --dry-run, umount changes nothing: it names the processes that use the
+mounts, and exits with 4 if there are any.`,
 		Example: `  milkweed umount /mnt/imagenet
   milkweed umount --lazy /mnt/imagenet
   milkweed umount --force /mnt/imagenet
-  milkweed umount --all`,
+  milkweed umount --all
+  milkweed umount --all --dry-run`,
 		Args: usage(func(c *cobra.Command, args []string) error {
 			if all {
 				return cobra.NoArgs(c, args)
@@ -64,20 +68,25 @@ mounts. One that is in use does not keep the others mounted.`,
 		}),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
-			if all {
-				return umountAll(c.Context(), c.ErrOrStderr(), lazy, force)
+			run := func(path string) error { return umount(c.Context(), c.ErrOrStderr(), path, lazy, force) }
+			if dryRun {
+				run = checkUnused
 			}
-			return umount(c.Context(), c.ErrOrStderr(), args[0], lazy, force)
+			if all {
+				return forAll(run)
+			}
+			return run(args[0])
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "unmount all mounts")
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "unmount even if files are open")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "say which mounts are in use, and unmount nothing")
 	c.Flags().BoolVarP(&force, "force", "f", false, "unmount in all mount namespaces, even if files are open")
 	return c
 }
 
-// umountAll unmounts the mounts of this user, the latest first, since it may be inside another one.
-func umountAll(ctx context.Context, stderr io.Writer, lazy, force bool) error {
+// forAll calls f for the mounts of this user, the latest first, since it may be inside another one.
+func forAll(f func(point string) error) error {
 	all, err := control.Mounts()
 	if err != nil {
 		return err
@@ -85,10 +94,36 @@ func umountAll(ctx context.Context, stderr io.Writer, lazy, force bool) error {
 	var errs []error
 	for _, m := range slices.Backward(all) {
 		if m.UID == os.Geteuid() || os.Geteuid() == 0 {
-			errs = append(errs, umount(ctx, stderr, m.Point, lazy, force))
+			errs = append(errs, f(m.Point))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkUnused returns an error if a process uses the mount at path.
+func checkUnused(path string) error {
+	m, _, err := control.Find(path)
+	if err != nil {
+		return err
+	}
+	if users := usersOf(m); users != "" {
+		return &exit.Error{
+			Code:   exit.MountPoint,
+			Err:    fmt.Errorf("%s is in use by %s", text(m.Point), users),
+			Remedy: "End the processes that use it.",
+		}
+	}
+	return nil
+}
+
+// usersOf lists the processes that use a mount. It is "" if there is none.
+func usersOf(m control.Mount) string {
+	users, _ := procs.Users(m.Dev)
+	var names []string
+	for _, p := range users {
+		names = append(names, text(p.String()))
+	}
+	return strings.Join(names, ", ")
 }
 
 func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool) error {
@@ -224,12 +259,8 @@ func unmount(ctx context.Context, m control.Mount, lazy bool) error {
 		return nil
 	}
 	e := &exit.Error{Code: exit.MountPoint, Err: fmt.Errorf("unmount %s: %w", text(m.Point), err)}
-	if users, _ := procs.Users(m.Dev); len(users) > 0 {
-		var names []string
-		for _, p := range users {
-			names = append(names, text(p.String()))
-		}
-		e.Err = fmt.Errorf("%s is in use by %s", text(m.Point), strings.Join(names, ", "))
+	if users := usersOf(m); users != "" {
+		e.Err = fmt.Errorf("%s is in use by %s", text(m.Point), users)
 	}
 	e.Remedy = "End the processes that use it, or unmount with --lazy."
 	return e

@@ -212,6 +212,7 @@ func (m *machine) installDebian(first, second string) {
 	m.refuse(`apt-get remove --yes milkweed`, "/mnt/data is in use by tail")
 	m.do(`milkweed --version
 		cmp /srv/data/class1/5 /mnt/data/class1/5
+		cmp /srv/data/class1/5 /mnt/tab/class1/5 # which nobody uses
 		systemctl stop job
 		apt-get remove --yes milkweed
 		not grep fuse.milkweed /proc/self/mountinfo
