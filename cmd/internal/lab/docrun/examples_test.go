@@ -65,6 +65,7 @@ quota = "64MiB"
 [mount]
 point = "/mnt/imagenet"
 END
+install -D /root/conf/tiering.toml /etc/milkweed/imagenet.toml
 cat >/opt/ready <<'END'
 ready() {
 	cd ~
