@@ -54,7 +54,6 @@ func DefaultTiers(source string) (tiers []Tier, notes []string, err error) {
 		cache: cache,
 		tmp:   cmp.Or(os.Getenv("TMPDIR"), "/var/tmp"),
 		stat:  statfs,
-		kind:  kindOf,
 		uid:   os.Getuid(),
 	}
 	return h.defaultTiers(source)
@@ -70,8 +69,7 @@ type host struct {
 	cache string // the user's cache folder; "" if there is none
 	tmp   string // where any user can make folders
 	uid   int
-	kind  func(path string) (FileSystem, error)
-	stat  func(path string) (available int64, isTmpfs bool, err error)
+	stat  func(path string) (available int64, kind FileSystem, err error)
 }
 
 func (h host) defaultTiers(source string) (tiers []Tier, notes []string, err error) {
@@ -121,8 +119,8 @@ func StateFolder() string {
 func (h host) ramFolder() string { return filepath.Join(h.shm, "milkweed-"+strconv.Itoa(h.uid)) }
 
 func (h host) ramTier(id string) (Tier, bool) {
-	available, isTmpfs, err := h.stat(h.shm)
-	if err != nil || !isTmpfs {
+	available, kind, err := h.stat(h.shm)
+	if err != nil || kind != tmpfs {
 		return Tier{}, false
 	}
 	memory, err := h.memAvailable()
@@ -170,14 +168,16 @@ func (h host) diskTier(id string) (t Tier, note string, ok bool) {
 		return Tier{}, "", false
 	}
 	dir := filepath.Join(h.cache, "milkweed")
-	if kind, err := h.kind(nearestExisting(dir)); err == nil && kind.Remote {
+	available, kind, err := h.stat(nearestExisting(dir))
+	if err == nil && kind.Remote {
 		none := func(why string) (Tier, string, bool) {
 			return Tier{}, fmt.Sprintf("no disk holds copies, because %s is on %s, and %s", h.cache, kind.Name, why), false
 		}
 		if dir, ok = h.ownFolder(filepath.Join(h.tmp, "milkweed-"+strconv.Itoa(h.uid))); !ok {
 			return none("other users have taken the names in " + h.tmp)
 		}
-		if local, err := h.kind(nearestExisting(dir)); err != nil || local.Remote || local.Name == "tmpfs" {
+		var local FileSystem
+		if available, local, err = h.stat(nearestExisting(dir)); err != nil || local.Remote || local == tmpfs {
 			return none(h.tmp + " is no disk of this machine")
 		}
 		note = fmt.Sprintf("%s is used, because %s is on %s", dir, h.cache, kind.Name)
@@ -186,15 +186,7 @@ func (h host) diskTier(id string) (t Tier, note string, ok bool) {
 	if _, err := os.Stat(filepath.Join(dir, id)); err == nil {
 		return t, note, true // it stores copies already, so the free space does not matter
 	}
-	available, _, err := h.stat(nearestExisting(dir))
 	return t, note, err == nil && t.Quota.Of(available) >= minTierSize
-}
-
-// kindOf returns the type of the file system of path.
-func kindOf(path string) (FileSystem, error) {
-	var st unix.Statfs_t
-	err := unix.Statfs(path, &st)
-	return FileSystemOf(int64(st.Type)), err
 }
 
 // nearestExisting returns path if it exists, and otherwise its nearest parent that
@@ -208,12 +200,12 @@ func nearestExisting(path string) string {
 	}
 }
 
-func statfs(path string) (available int64, isTmpfs bool, err error) {
+func statfs(path string) (available int64, kind FileSystem, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return 0, false, &fs.PathError{Op: "statfs", Path: path, Err: err}
+		return 0, FileSystem{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	return int64(st.Bavail) * st.Bsize, st.Type == unix.TMPFS_MAGIC, nil
+	return int64(st.Bavail) * st.Bsize, FileSystemOf(int64(st.Type)), nil
 }
 
 // diskUsage returns the space that the files below dir occupy. After limit it stops

@@ -14,6 +14,9 @@ import (
 
 const gib = 1 << 30
 
+// ext4 is the file system of a disk.
+var ext4 = FileSystem{"ext4", false}
+
 // testHost returns a host with 10 GiB of free space in its tmpfs, 100 GiB in its
 // cache folder, 32 GiB of memory and no memory limit. It writes files below the root
 // of the host.
@@ -26,13 +29,12 @@ func testHost(t *testing.T, files map[string]string) host {
 		cache: filepath.Join(root, "cache"),
 		tmp:   filepath.Join(root, "tmp"),
 		uid:   7,
-		kind:  func(string) (FileSystem, error) { return FileSystem{Name: "ext4"}, nil },
 	}
-	h.stat = func(path string) (int64, bool, error) {
+	h.stat = func(path string) (int64, FileSystem, error) {
 		if path == h.shm {
-			return 10 * gib, true, nil
+			return 10 * gib, tmpfs, nil
 		}
-		return 100 * gib, false, nil
+		return 100 * gib, ext4, nil
 	}
 	all := map[string]string{"proc/meminfo": "MemTotal: 1 kB\nMemAvailable:   33554432 kB\n"}
 	for name, data := range files {
@@ -83,13 +85,13 @@ func TestDefaultTiers(t *testing.T) {
 		{"little memory", map[string]string{"proc/meminfo": "MemAvailable: 262143 kB"}, func(*host) {}, "disk 50%"},
 		{"used more than the limit", limits("0::/\n", "sys/fs/cgroup", "1000", "2000"), func(*host) {}, "disk 50%"},
 		{"not a tmpfs", nil, func(h *host) {
-			h.stat = func(string) (int64, bool, error) { return 100 * gib, false, nil }
+			h.stat = func(string) (int64, FileSystem, error) { return 100 * gib, ext4, nil }
 		}, "disk 50%"},
 		{"no /dev/shm", nil, func(h *host) {
 			stat := h.stat
-			h.stat = func(p string) (int64, bool, error) {
+			h.stat = func(p string) (int64, FileSystem, error) {
 				if p == h.shm {
-					return 0, false, os.ErrNotExist
+					return 0, ext4, os.ErrNotExist
 				}
 				return stat(p)
 			}
@@ -118,7 +120,7 @@ func TestDefaultTiers(t *testing.T) {
 }
 
 // If the cache folder is on a network file system, copies go to the folder of temporary files, if that is
-// on a disk. The note says so.
+// on a disk. The note names the reason.
 func TestDefaultTiersOnNetworkHome(t *testing.T) {
 	for _, tt := range []struct{ tmp, want, note string }{
 		{"ext4", "$/tmp/milkweed-7", "$/tmp/milkweed-7 is used, because $/cache is on NFS"},
@@ -129,12 +131,16 @@ func TestDefaultTiersOnNetworkHome(t *testing.T) {
 		if err := errors.Join(os.Mkdir(h.cache, 0o700), os.Mkdir(h.tmp, 0o700)); err != nil {
 			t.Fatal(err)
 		}
-		h.kind = func(path string) (FileSystem, error) {
-			name := tt.tmp
-			if path == h.cache {
-				name = "NFS"
+		local := h.stat
+		h.stat = func(path string) (int64, FileSystem, error) {
+			switch available, kind, err := local(path); path {
+			case h.cache:
+				return available, FileSystem{"NFS", true}, err
+			case h.tmp:
+				return available, FileSystem{tt.tmp, tt.tmp == "NFS"}, err
+			default:
+				return available, kind, err
 			}
-			return FileSystem{name, name == "NFS"}, nil
 		}
 		tiers, notes, err := h.defaultTiers("/data")
 		got := ""
@@ -153,11 +159,11 @@ func TestDefaultTiersOnNetworkHome(t *testing.T) {
 // setDisk sets the free space of all file systems except the tmpfs.
 func setDisk(h *host, available int64) {
 	shm := h.shm
-	h.stat = func(path string) (int64, bool, error) {
+	h.stat = func(path string) (int64, FileSystem, error) {
 		if path == shm {
-			return 10 * gib, true, nil
+			return 10 * gib, tmpfs, nil
 		}
-		return available, false, nil
+		return available, ext4, nil
 	}
 }
 
@@ -234,11 +240,11 @@ func TestDefaultTiersAfterRestart(t *testing.T) {
 		"cache/milkweed/" + id + "/files/a":                        "x",
 	})
 	h.uid = os.Getuid()
-	h.stat = func(path string) (int64, bool, error) {
+	h.stat = func(path string) (int64, FileSystem, error) {
 		if path == h.shm {
-			return 256*mib - copies, true, nil
+			return 256*mib - copies, tmpfs, nil
 		}
-		return 0, false, nil
+		return 0, ext4, nil
 	}
 	tiers, _, err := h.defaultTiers("/data")
 	if err != nil || len(tiers) != 2 {
@@ -251,7 +257,7 @@ func TestDefaultTiersAfterRestart(t *testing.T) {
 
 func TestDefaultTiersNone(t *testing.T) {
 	h := testHost(t, nil)
-	h.stat = func(string) (int64, bool, error) { return 0, false, errors.New("broken") }
+	h.stat = func(string) (int64, FileSystem, error) { return 0, ext4, errors.New("broken") }
 	_, _, err := h.defaultTiers("/data")
 	userError(t, err)
 }

@@ -12,9 +12,11 @@ type FileSystem struct {
 	Remote bool   // whether a read leaves this machine, or goes to another daemon
 }
 
+var tmpfs = FileSystem{"tmpfs", false}
+
 // fileSystems maps the type in the result of statfs(2) to the file system.
 var fileSystems = map[int64]FileSystem{
-	unix.TMPFS_MAGIC:           {"tmpfs", false},
+	unix.TMPFS_MAGIC:           tmpfs,
 	unix.RAMFS_MAGIC:           {"ramfs", false},
 	unix.EXT4_SUPER_MAGIC:      {"ext4", false},
 	unix.XFS_SUPER_MAGIC:       {"xfs", false},
