@@ -239,13 +239,15 @@ func (p *testParser) ended(pkg, test, action string, seconds float64) {
 		// A test fails if a subtest does. The messages of the subtest may be those of the test, whose
 		// helpers it has called.
 		i := slices.IndexFunc(p.result.Failed, func(o failure) bool { return strings.HasPrefix(o.Test, f.Test+"/") })
-		if i < 0 {
+		switch {
+		case i < 0:
 			p.result.Failed = append(p.result.Failed, f)
-			fmt.Fprintf(p.out, "--- FAIL: %s (%.1f s)\n%s\n", f.Test, seconds, f.Output)
-		} else if f.Output != "" {
+		case f.Output != "":
 			p.result.Failed[i].Output += "\n" + f.Output
-			fmt.Fprintf(p.out, "--- FAIL: %s (%.1f s)\n%s\n", f.Test, seconds, f.Output)
+		default:
+			return
 		}
+		fmt.Fprintf(p.out, "--- FAIL: %s (%.1f s)\n%s\n", f.Test, seconds, f.Output)
 	}
 }
 
