@@ -82,14 +82,13 @@ func (d *daemon) unmount() {
 		points = table.Points(d.dev)
 	}
 	for _, point := range slices.Backward(points) {
-		unmount, detach := d.mount.Unmount, d.mount.Detach
+		unmount := d.mount.Unmount
 		if point != d.cfg.Mount.Point {
 			unmount = func() error { return fs.Unmount(context.Background(), point, false) }
-			detach = func() error { return fs.Unmount(context.Background(), point, true) }
 		}
 		err := unmount()
 		if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
-			err = detach()
+			err = fs.Unmount(context.Background(), point, true)
 		}
 		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
 			d.log.Error("unmount", "point", point, "err", err)

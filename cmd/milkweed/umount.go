@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,24 +107,23 @@ func checkUnused(path string) error {
 	if err != nil {
 		return err
 	}
-	if users := usersOf(m); users != "" {
-		return &exit.Error{
-			Code:   exit.MountPoint,
-			Err:    fmt.Errorf("%s is in use by %s", text(m.Point), users),
-			Remedy: "End the processes that use it.",
-		}
+	if err := inUse(m); err != nil {
+		return &exit.Error{Code: exit.MountPoint, Err: err, Remedy: "End the processes that use it."}
 	}
 	return nil
 }
 
-// usersOf lists the processes that use a mount. It is "" if there is none.
-func usersOf(m control.Mount) string {
+// inUse returns an error that names the processes that use a mount, or nil if there is none.
+func inUse(m control.Mount) error {
 	users, _ := procs.Users(m.Dev)
+	if len(users) == 0 {
+		return nil
+	}
 	var names []string
 	for _, p := range users {
 		names = append(names, text(p.String()))
 	}
-	return strings.Join(names, ", ")
+	return fmt.Errorf("%s is in use by %s", text(m.Point), strings.Join(names, ", "))
 }
 
 func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool) error {
@@ -258,12 +258,11 @@ func unmount(ctx context.Context, m control.Mount, lazy bool) error {
 	if err == nil {
 		return nil
 	}
-	e := &exit.Error{Code: exit.MountPoint, Err: fmt.Errorf("unmount %s: %w", text(m.Point), err)}
-	if users := usersOf(m); users != "" {
-		e.Err = fmt.Errorf("%s is in use by %s", text(m.Point), users)
+	return &exit.Error{
+		Code:   exit.MountPoint,
+		Err:    cmp.Or(inUse(m), fmt.Errorf("unmount %s: %w", text(m.Point), err)),
+		Remedy: "End the processes that use it, or unmount with --lazy.",
 	}
-	e.Remedy = "End the processes that use it, or unmount with --lazy."
-	return e
 }
 
 // A process is the daemon of a mount. Its pidfd refers to this process even if the kernel uses
