@@ -96,12 +96,11 @@ func TestInheritedLimits(t *testing.T) {
 // A user without a name in the user database cannot mount with fusermount3. Check and mount say why.
 func TestUserWithoutName(t *testing.T) {
 	s := newSite(t)
-	drivertest.Need(t, "setpriv", "getent")
+	drivertest.Need(t, "getent")
 	s.write("f", 10)
 	s.inNamespace(fuseForAll)
 	const uid = "4000017"
-	s.sh(`chown -R "$2" "$1"`, s.dir, uid)
-	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+uid, "--regid="+uid, "--clear-groups", "--")
+	s.giveTo(uid)
 	s.wantRefusal(s.mountWords("1MiB"), exit.Fuse, "user "+uid+" has no name", "/etc/passwd")
 	got := s.try(append([]string{"check"}, s.mountWords("1MiB")[1:]...)...)
 	if got.code != exit.Fuse || !strings.Contains(got.stdout, "user "+uid+" has no name") {
@@ -109,7 +108,7 @@ func TestUserWithoutName(t *testing.T) {
 	}
 }
 
-// Without a place for the log, mount says so, and mounts.
+// If the log cannot be written, mount prints a warning and mounts nevertheless.
 func TestNoPlaceForTheLog(t *testing.T) {
 	s := newSite(t)
 	data := s.write("f", 10)

@@ -219,18 +219,23 @@ func (s *site) inNamespaceOf(other *site) {
 const nobody = "65534"
 
 // asNobody makes nobody the user of the commands.
-func (s *site) asNobody() {
+func (s *site) asNobody() { s.as(nobody) }
+
+// as makes the user with an ID that of the commands.
+func (s *site) as(uid string) {
 	s.t.Helper()
 	drivertest.Need(s.t, "setpriv")
-	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--")
+	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+uid, "--regid="+uid, "--clear-groups", "--")
 }
 
-// giveToNobody makes nobody the owner of the site and the user of the commands. Nothing may be
-// mounted yet.
-func (s *site) giveToNobody() {
+// giveToNobody is giveTo for nobody.
+func (s *site) giveToNobody() { s.giveTo(nobody) }
+
+// giveTo makes a user the owner of the site and the user of the commands. Nothing may be mounted yet.
+func (s *site) giveTo(uid string) {
 	s.t.Helper()
-	s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)
-	s.asNobody()
+	s.sh(`chown -R "$2:$2" "$1"`, s.dir, uid)
+	s.as(uid)
 }
 
 // fuseForAll is a setup of inNamespace after which all users may open /dev/fuse, as in common

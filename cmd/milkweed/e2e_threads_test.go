@@ -7,15 +7,14 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// asUserOfOne makes a user whom no other process has the user of the commands. It has a name, which
-// fusermount3 needs.
+// asUserOfOne makes a user that has no other processes the owner of the site and the user of the commands.
+// The user has a name, which fusermount3 needs.
 func (s *site) asUserOfOne(uid string) {
 	s.t.Helper()
-	drivertest.Need(s.t, "setpriv", "prlimit")
+	drivertest.Need(s.t, "prlimit")
 	s.inNamespace(fuseForAll+`
 		cp /etc/passwd "$1/passwd"; echo "job:x:$2:$2::/:/bin/sh" >>"$1/passwd"; mount --bind "$1/passwd" /etc/passwd`, uid)
-	s.sh(`chown -R "$2:$2" "$1"`, s.dir, uid)
-	s.wrapper = append(s.wrapper, "setpriv", "--reuid="+uid, "--regid="+uid, "--clear-groups", "--")
+	s.giveTo(uid)
 }
 
 // A job that makes as many processes as its user may have does not end the daemon, which needs threads.
