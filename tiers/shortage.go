@@ -22,7 +22,7 @@ var (
 type shortage struct {
 	cause    error     // ErrDiskFull or ErrNoInodes; nil: nothing
 	bytes    int64     // what the smallest copy occupies that was not possible
-	measured bool      // the device says so itself; otherwise only an operation has failed
+	measured bool      // statfs(2) shows it; otherwise only an operation has failed
 	until    time.Time // when the next copy of that size is tried
 }
 

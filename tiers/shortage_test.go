@@ -52,8 +52,8 @@ func crowded(t *testing.T, available, inodes int64) (s *crowdedStore, tier *Tier
 	}
 }
 
-// While other programs have filled the device, or taken its inodes, the tier says so, once in the log,
-// and has no room for what does not fit. It is healthy, and takes copies again when there is room.
+// While other programs have filled the device, or taken its inodes, the tier has no room for what does not
+// fit. It stays healthy, and one line of the log names the reason. It takes copies again when there is room.
 func TestShortage(t *testing.T) {
 	tests := map[string]struct {
 		available, inodes int64

@@ -42,8 +42,8 @@ func (s *site) notPlaced(reason string) (n int) {
 	return n
 }
 
-// A tier whose disk has no room, although its quota has, says so in the status, to doctor, for each file
-// and in one line of the log. It takes copies again when there is room.
+// If the disk of a tier is full, although its quota has room, then status, doctor, where and one line of the
+// log name the reason. The tier takes copies again when there is room.
 //
 //suite:check
 func TestDiskIsFull(t *testing.T) {

@@ -165,7 +165,7 @@ func (m *machine) installDebian(first, second string) {
 		sed -i '1i [log]\nlevel = "debug"' /etc/milkweed/data.toml
 		systemctl reload milkweed@data`)
 	m.eventually(`journalctl --unit milkweed@data | grep 'configuration reloaded' && milkweed status /mnt/data`)
-	// A configuration with a typo, or with a change that needs another mount, is not reloaded, and systemctl says so.
+	// The reload of a configuration with a typo, or with a change that needs a new mount, fails.
 	m.do(`cp /etc/milkweed/data.toml /root/good
 		echo 'lvel = "info"' >>/etc/milkweed/data.toml
 		not systemctl reload milkweed@data

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ThreadsOf returns how many threads a process may add to those that it and others have now, and the
-// limit that says so. Without a limit, left is math.MaxInt64.
+// ThreadsOf returns how many more threads a process may have, and describes the limit. Without a limit,
+// left is math.MaxInt64 and limit is "".
 func ThreadsOf(pid int) (left int64, limit string) {
 	left, limit = host{root: "/"}.pidsLeft(strconv.Itoa(pid))
 	var l unix.Rlimit
