@@ -35,7 +35,7 @@ func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 	if err == nil {
 		err = f.holdSource(ctx)
 	}
-	op.endOpen(err)
+	f.endOpen(op, err)
 	if err != nil {
 		h.files.release(f)
 		return nil, err
@@ -53,7 +53,7 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 		f.stateless = true
 		opening, op := f.trace(ctx)
 		err := h.opened(opening, f, true, off)
-		op.endOpen(err)
+		f.endOpen(op, err)
 		if err != nil {
 			return 0, err
 		}
@@ -94,7 +94,8 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	if f.entry.Size() == 0 {
 		return h.names.Permit(ctx, f.entry)
 	}
-	h.epochs.opened(f.entry.ID(), off > 0)
+	again := h.record.Opened(f.entry.ID(), off > 0)
+	h.usage.opened(f.entry)
 	if !fresh {
 		f.leaveFailed()
 	}
@@ -113,6 +114,7 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			return err
 		}
 	}
+	h.countPrefetched(f.entry)
 	missing := v.fill != nil || v.level == tiers.AtSource
 	switch {
 	case v.inPieces:
@@ -121,15 +123,15 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			h.fillPieces(o.file, o.pieces)
 		}
 	case v.fill != nil:
-		h.fillOpens.add(f.entry.Size())
+		h.usage.fillOpens.Add(f.entry.Size())
 	case v.atPeers:
-		h.peers.opens.add(f.entry.Size())
+		h.peers.opens.Add(f.entry.Size())
 	default:
-		h.opens[v.level].add(f.entry.Size())
+		h.usage.opens[v.level].Add(f.entry.Size())
 		if fresh && h.names.HasPieces(f.entry) {
 			h.dropPieces(f.entry)
 		}
 	}
-	h.predict(f.entry, missing)
+	h.predict(f.entry, missing, again)
 	return nil
 }

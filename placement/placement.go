@@ -32,6 +32,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/readahead"
 	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/placement/observe"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -40,8 +41,8 @@ import (
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
 // Handler.mu; the lock of a predictor, then spare.mu; Handler.mu, then that of a block map.
-// controller.mu, stalls.mu and spare.mu are taken last. epochs.mu is held without any other lock of
-// this package.
+// controller.mu, headStarts.mu, stalls.mu, spare.mu and usage.mu are taken last. survey.mu is taken
+// before any other.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
@@ -65,9 +66,9 @@ type Handler struct {
 	commits   chan struct{} // has an element for each commit in progress
 	checks    *checks       // of copies that the kernel may then read directly
 	scrubs    scrubs
-	waits     waits
-	epochs    epochs
-	traces    traces
+	usage     usage
+	survey    survey
+	record    *observe.Recorder
 
 	checksEarly bool // Config.Passthrough
 
@@ -86,11 +87,8 @@ type Handler struct {
 	backoffs map[*metadata.Entry]backoff // of the entries whose last copy failed
 
 	// Counters, updated atomically.
-	counters    Counters
-	opens       [tiers.MaxTiers + 1]Opens // by level
-	passthrough [tiers.MaxTiers + 1]Opens // by level
-	fillOpens   Opens
-	exchanged   ExchangeCounters
+	counters  Counters
+	exchanged ExchangeCounters
 }
 
 // A Config configures a Handler.
@@ -145,7 +143,8 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	if h.objectStore {
 		h.scattered.waste = requestWaste
 	}
-	h.epochs.totals = h.totals
+	h.gate.starts.roundTrip = levels.Source().BaseLatency
+	h.record = observe.New(h.totals)
 	levels.OnScarcity(h.files.relieve)
 	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPieceOrPlanned, h.nextScattered)
 	if p := levels.Peers(); p != nil {
@@ -202,7 +201,8 @@ func (h *Handler) sweep() {
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.plan.prune(now)
-			if h.plan.active.Load() { // a tier may have been scanned, or may work again
+			h.pruneGuests(now)
+			if h.plan.active.Load() || h.plan.guests.active.Load() { // a tier may have been scanned, or may work again
 				h.queue.feedPlanned()
 			}
 			h.pruneBackoffs(now)

@@ -88,7 +88,11 @@ func checkManifest(ctx context.Context, cfg *config.Config) []check.Finding {
 		return check.Manifest(place.String(), nil, place.ofOne())
 	}
 	m, err := place.load(ctx, shown)
-	return check.Manifest(place.String(), m, err)
+	findings := check.Manifest(place.String(), m, err)
+	if err == nil {
+		findings = append(findings, check.Room(ctx, cfg, func(context.Context) (check.Need, error) { return needOf(m), nil })...)
+	}
+	return findings
 }
 
 // ofOne is the error for a manifest that is not in the dataset, if the source has generations.

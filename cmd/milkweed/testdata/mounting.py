@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Use milkweed.mount as jobs do. Each command prints a line when it has read from the mount.
+
+    mounting.py COMMAND SOURCE TIER FILE
+"""
+import hashlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import milkweed
+
+command, source, tier, name = sys.argv[1:]
+
+
+def mount(**options):
+    return milkweed.mount(source, tiers=[f"ssd:{tier}:64MiB"], clock_skew="0s", **options)
+
+
+def digest(folder):
+    with open(os.path.join(folder, name), "rb") as file:
+        return hashlib.sha256(file.read()).digest()
+
+
+def want(condition, what):
+    if not condition:
+        sys.exit("mounting.py: " + what)
+
+
+def read(folder):
+    want(digest(folder) == digest(source), f"{folder} has other bytes")
+    print(os.fspath(folder), flush=True)
+
+
+def read_and_stay(folder):
+    read(folder)
+    time.sleep(600)
+
+
+def is_mounted(path):
+    with open("/proc/self/mountinfo") as table:
+        return any(line.split()[4] == path for line in table)
+
+
+def with_block():
+    with mount() as path:
+        read(path)
+        want(milkweed.status(path)["source"]["path"] == source, "the status is of another source")
+        with mount() as again:
+            want(again == path, "the mount is not shared")
+        want(is_mounted(path), "the end of the inner block has unmounted")
+        try:
+            with mount():
+                raise KeyError
+        except KeyError:
+            pass
+        want(is_mounted(path), "an exception has unmounted")
+    want(not is_mounted(path), "it is mounted after the block")
+    want("MILKWEED_USES" not in os.environ, "the environment has the lock")
+
+
+def notebook():
+    first = mount()
+    read(first)
+    read(first.path)
+    second = mount()    # the cell is run again
+    with mount() as path:
+        second.unmount()
+        read(path)
+    want(not is_mounted(path), "it is mounted after unmount()")
+    threads = [threading.Thread(target=lambda: read(mount())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mount().unmount()
+    want(not is_mounted(path), "threads keep it mounted")
+    first.unmount()
+
+
+def open_file():
+    with mount() as path:
+        file = open(os.path.join(path, name), "rb")
+    want(is_mounted(path) and file.read(1), "an open file is gone")
+    with mount() as again:      # before the file is closed
+        read(again)
+        file.close()
+    want(not is_mounted(path), "it is mounted after the file was closed")
+
+
+def crash():
+    with mount() as path:
+        os.kill(milkweed.status(path)["pid"], signal.SIGKILL)
+        while os.access(path, os.R_OK):
+            time.sleep(0.01)
+        with mount() as again:
+            want(again == path, "it is mounted elsewhere")
+            read(again)
+        want(is_mounted(path), "the outer block has not ended")
+    want(not is_mounted(path), "it is mounted after the block")
+    want("MILKWEED_USES" not in os.environ, "the environment has the lock")
+
+
+def pickled():
+    with mount() as path:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            copy = pool.apply(pickle.loads, (pickle.dumps(mount()),))
+        want(copy.path == path, "the copy has another path")
+        mount().unmount()
+    want(not is_mounted(path), "it is mounted")
+
+
+def use():
+    with mount() as path:
+        read(path)
+
+
+def stay():
+    read_and_stay(mount())
+
+
+def fork():
+    path = mount()
+    if os.fork() == 0:
+        read_and_stay(path)
+    time.sleep(600)
+
+
+def fork_in_block():
+    with mount() as path:
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
+            read_and_stay(path)
+        time.sleep(1)
+    want(is_mounted(path), "a forked process needs it")
+
+
+def spawn():
+    multiprocessing.get_context("spawn").Process(target=read_and_stay, args=(mount().path,)).start()
+    time.sleep(600)
+
+
+def refused():
+    try:
+        mount()
+    except milkweed.MountError as problem:
+        print(problem.code, problem)
+
+
+def generations():
+    with mount() as path:
+        with open(os.path.join(path, "f")) as file:
+            print(file.read().strip())
+        want(milkweed.status(path)["generation"] == "v1", "the generation is another")
+        with mount(generation="v1") as same:
+            want(same == path, "the mount of this generation is not shared")
+        try:
+            mount(generation="v2")
+            sys.exit("mounting.py: the mount of another generation is used")
+        except milkweed.MountError:
+            pass
+
+
+if __name__ == "__main__":
+    globals()[command]()
