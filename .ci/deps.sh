@@ -2,10 +2,8 @@
 # deps.sh [NAME...] installs the packages that the tests need on Debian 12, or the named
 # ones. A name is a package of Debian, a server of an object store, csi-sanity, which tests CSI
 # drivers, axe-core, which checks the accessibility of web pages, a program for the manifests of
-# Kubernetes, kubernetes or fluid, which are the schemas of their objects, a tool that makes
-# releases, or a Python environment: python/NAME.txt beside this script has its packages. jax and
-# torch, of 640 MB and 6 GB, are installed only if they are named; make soak does that. What is not of
-# Debian is installed in the user's cache folder, where the tests find it.
+# Kubernetes, kubernetes or fluid, which are the schemas of their objects, or a tool that makes
+# releases. What is not of Debian is installed in the user's cache folder, where the tests find it.
 # Go itself is not installed; go.mod has its version. With fuse3, and on a machine without udev, root
 # lets all users open /dev/fuse, as udev does.
 set -euo pipefail
@@ -29,13 +27,11 @@ packages=(
 	buildah kustomize kubeconform kubernetes fluid          # cmd/internal/lab/kubetest
 	versitygw fake-gcs-server azurite                       # blobtest
 	nfpm cyclonedx-gomod                                    # make release
-	lintian mmdebstrap python3-venv rpm systemd-container   # cmd/release
+	lintian mmdebstrap rpm systemd-container                # cmd/release
 	csi-sanity                                              # cmd/milkweed-k8s
-	tensorflow huggingface                                  # e2e_frameworks_test.go, docs/howto
 )
 [ $# -eq 0 ] || packages=("$@")
 
-ci=$(dirname "$0")
 go=${GO:-go}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/milkweed-test
 
@@ -85,32 +81,6 @@ axe() {
 	ln -sfn "$cache/axe-core@$1/node_modules/axe-core/axe.min.js" "$cache/axe.min.js"
 }
 
-# environment NAME makes a virtual environment of Python with the packages of python/NAME.txt in the
-# folder venv/NAME of the cache. It is made anew if the list has changed.
-environment() {
-	local folder=$cache/venv/$1 list=$ci/python/$1.txt
-	if ! cmp --quiet "$list" "$folder/packages.txt"; then
-		rm -rf "$folder.new"
-		(
-			umask 022 # the tests use it as other users, too
-			/usr/bin/python3 -m venv "$folder.new"
-			"$folder.new/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps --requirement "$list" >&2
-			cp "$list" "$folder.new/packages.txt"
-		)
-		rm -rf "$folder"
-		mv "$folder.new" "$folder" # python finds its packages beside itself
-	fi
-}
-
-# needs_debian PACKAGE... adds those packages of Debian that are not installed to missing.
-needs_debian() {
-	local package status
-	for package; do
-		status=$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null || true)
-		[ "$status" = installed ] || missing+=("$package")
-	done
-}
-
 missing=() programs=()
 for package in "${packages[@]}"; do
 	case $package in
@@ -121,11 +91,10 @@ for package in "${packages[@]}"; do
 		programs+=("$package")
 		command -v npm >/dev/null || missing+=(nodejs npm)
 		;;
-	tensorflow | huggingface | jax | torch)
-		programs+=("$package")
-		needs_debian python3-venv
+	*)
+		status=$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null || true)
+		[ "$status" = installed ] || missing+=("$package")
 		;;
-	*) needs_debian "$package" ;;
 	esac
 done
 
@@ -152,7 +121,6 @@ for program in "${programs[@]}"; do
 	kubernetes) module_file kubernetes k8s.io/kubernetes v1.34.3 api/openapi-spec/swagger.json ;;
 	fluid) module_file fluid github.com/fluid-cloudnative/fluid v1.0.8 config/crd/bases ;;
 	csi-sanity) module github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity v5.6.0 ;;
-	tensorflow | huggingface | jax | torch) environment "$program" ;;
 	esac
 done
 

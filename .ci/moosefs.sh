@@ -94,8 +94,8 @@ boot() {
 	within 30 listens 9422
 	start mount mfsmount -f -H "$address" -o nonempty,mfsnice=0 "$dir/mnt"
 	within 60 writable
-	inside timeout -k 1 60 mfssetgoal -r 1 "$dir/mnt" >>"$dir/log/tools"
-	inside timeout -k 1 60 mfssettrashtime -r 0 "$dir/mnt" >>"$dir/log/tools"
+	inside mfssetgoal -r 1 "$dir/mnt" >>"$dir/log/tools"
+	inside mfssettrashtime -r 0 "$dir/mnt" >>"$dir/log/tools"
 }
 
 # undo prints the logs and stops the daemons after a command of boot failed.
@@ -129,7 +129,7 @@ signal() {
 
 down() {
 	while mounted; do
-		timeout -k 1 10 umount "$dir/mnt" 2>/dev/null || timeout -k 1 10 umount --lazy "$dir/mnt"
+		timeout -k 1 10 umount "$dir/mnt" 2>/dev/null || umount --lazy "$dir/mnt"
 	done
 	[ -e "/run/netns/$netns" ] || return 0
 	signal TERM

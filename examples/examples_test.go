@@ -1,4 +1,4 @@
-// Package examples runs the tests of the examples and of the module, which are in Python.
+// Package examples runs the tests of the examples, which are in Python.
 package examples
 
 import (
@@ -20,14 +20,6 @@ func TestTensorFlow(t *testing.T) {
 func TestPyTorch(t *testing.T) {
 	drivertest.Need(t, python, "python3-numpy", "python3-torch")
 	runTests(t, "pytorch")
-}
-
-func TestPythonModule(t *testing.T) {
-	drivertest.Need(t, python, "python3-numpy", "python3-torch")
-	if _, err := os.Stat("python/milkweed/__init__.py"); err != nil { // as in runTests
-		t.Fatal(err)
-	}
-	runTests(t, "python")
 }
 
 // runTests runs the tests in a folder.

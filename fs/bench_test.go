@@ -33,7 +33,6 @@ func init() {
 	children["loopback"] = serveLoopback
 	children["slow"] = serveSlow
 	children["time"] = timeReads
-	children["chunks"] = timeChunks
 	children["preads"] = timePreads
 }
 
@@ -142,30 +141,6 @@ func timeReads(args []string) error {
 			}
 		}
 	}
-	return timePaths(paths, readers)
-}
-
-// timeChunks is timeReads of the first chunks of an array, which are not listed. args are the folder,
-// the number of chunks, and the number of files to read at once.
-func timeChunks(args []string) error {
-	var n, readers int
-	if _, err := fmt.Sscan(args[1]+" "+args[2], &n, &readers); err != nil {
-		return err
-	}
-	var paths []string
-	for i := range n {
-		paths = append(paths, filepath.Join(args[0], chunk(i)))
-	}
-	return timePaths(paths, readers)
-}
-
-// chunk returns the name of a file that is alone in its directory, as the chunks of an array with three
-// dimensions are that is divided in one of them.
-func chunk(i int) string { return fmt.Sprintf("arrays/images/c/%d/0/0", i) }
-
-// timePaths reads files from start to end, a number of them at once, and prints the duration in
-// nanoseconds.
-func timePaths(paths []string, readers int) error {
 	var (
 		wg    sync.WaitGroup
 		queue = make(chan string, len(paths))
@@ -436,28 +411,5 @@ func BenchmarkFirstEpochAgainstSource(b *testing.B) {
 				compare(b, "milkweed", "source", ours, theirs)
 			})
 		}
-	}
-}
-
-// The first epoch over files that are alone in their directories and that no program lists, as
-// BenchmarkFirstEpochAgainstSource.
-func BenchmarkFirstEpochOfChunks(b *testing.B) {
-	chunks := drivertest.Size(2000, 30)
-	for _, mode := range []fs.Mode{fs.Stateless, fs.Cached} {
-		b.Run(mode.String(), func(b *testing.B) {
-			data := b.TempDir()
-			for i := range chunks {
-				write(b, data, chunk(i), 4096, uint64(i))
-			}
-			read := func(root string) float64 { return seconds(b, "chunks", root, strconv.Itoa(chunks), "4") }
-			var ours, theirs []float64
-			for b.Loop() { // neither side has cached a name
-				theirs = append(theirs, read(serveAt(b, "slow", data)))
-				s := newStack(b, stackOptions{quotas: []tiers.Quota{bytesQuota(1 << 30)}, memory: true, workers: 8, over: serveAt(b, "slow", data), mode: mode}, nil)
-				ours = append(ours, read(s.point))
-				s.end()
-			}
-			compare(b, "milkweed", "source", ours, theirs)
-		})
 	}
 }

@@ -53,9 +53,7 @@ type fileSystem struct {
 	negativeTTL      time.Duration
 	invalidateOnOpen bool
 	socket           string // the value of SocketXattr
-	guests           Guests // of SocketXattr and TokenXattr
 	node             string // the value of NodeXattr; "": there is none
-	lock             string // the value of LockXattr; "": there is none
 	xattrs           bool   // extended attributes are shown
 	acls             bool   // the kernel applies the ACLs of the source
 	log              *slog.Logger

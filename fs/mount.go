@@ -54,9 +54,7 @@ type Config struct {
 	AllowOther       bool          // other users can access the mount, subject to the modes and ACLs of files
 	Xattrs           bool          // extended attributes of the namespace "user." are shown
 	Socket           string        // the path of the control socket, which SocketXattr shows; "": it is not shown
-	Guests           Guests        // what SocketXattr and TokenXattr show to some users; nil: to none
 	Node             string        // the value of NodeXattr; "": there is none
-	Lock             string        // the value of LockXattr; "": there is none
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed
 	InvalidateOnOpen bool          // each open of a file drops its page cache
@@ -92,9 +90,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		negativeTTL:      cfg.NegativeTTL,
 		invalidateOnOpen: cfg.InvalidateOnOpen,
 		socket:           cfg.Socket,
-		guests:           cfg.Guests,
 		node:             cfg.Node,
-		lock:             cfg.Lock,
 		xattrs:           cfg.Xattrs,
 		log:              log,
 		generation:       uint64(uint32(time.Now().UnixMilli())), // the kernel has 32 bits for it

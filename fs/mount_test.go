@@ -113,7 +113,7 @@ func TestAbort(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { write(t, source, "f", 3<<20, 1) })
 	h := hold(t, s.in("f"))
 	s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true})
-	s.check(s.control.Abort())
+	s.abort()
 	s.mount.Wait()
 	if got := s.mount.OpenFiles(); got != 0 {
 		t.Errorf("files open after the abort: got %d, want 0", got)
@@ -122,6 +122,19 @@ func TestAbort(t *testing.T) {
 		t.Errorf("read after the abort: got %s, want an error", got)
 	}
 	h.close()
+}
+
+// abort aborts the connection of the mount through fusectl. It skips the test if this process
+// may not mount fusectl.
+func (s *stack) abort() {
+	s.t.Helper()
+	control := s.t.TempDir()
+	if err := unix.Mount("none", control, "fusectl", 0, ""); err != nil {
+		s.t.Skip("cannot mount fusectl:", err)
+	}
+	defer unix.Unmount(control, 0)
+	id := sh(s.t, `awk -v p="$1" '$5 == p { split($3, dev, ":"); print dev[2] }' /proc/self/mountinfo`, s.point)
+	s.check(os.WriteFile(filepath.Join(control, strings.TrimSpace(id), "abort"), []byte("1"), 0))
 }
 
 // A child process of the server does not inherit the connection, which it would keep alive after

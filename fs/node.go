@@ -150,54 +150,22 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 // SocketXattr is the extended attribute of the root of a mount whose value is Config.Socket.
 const SocketXattr = "user.milkweed.socket"
 
-// TokenXattr is the extended attribute of the root of a mount whose value is the token that Guests
-// returns for the user who reads it. The kernel shows it only to users who may read the root.
-const TokenXattr = "user.milkweed.token"
-
-// Guests returns what SocketXattr and TokenXattr show to a user. If the token is "", they show
-// Config.Socket and nothing.
-type Guests func(uid uint32) (socket, token string)
-
-// of calls g, which may be nil.
-func (g Guests) of(uid uint32) (socket, token string) {
-	if g == nil {
-		return "", ""
-	}
-	return g(uid)
-}
-
 // NodeXattr is the extended attribute of the root of a mount whose value is Config.Node: the index of
 // this node among those that share their tiers, "/" and their number.
 const NodeXattr = "user.milkweed.node"
 
-// LockXattr is the extended attribute of the root of a mount whose value is Config.Lock: the path of a
-// file. The dataset is unmounted when no process has a lock on that file.
-const LockXattr = "user.milkweed.lock"
-
-// GetXAttr returns the value of an extended attribute of the source, its ACL, or one of SocketXattr,
-// TokenXattr, NodeXattr and LockXattr.
+// GetXAttr returns the value of an extended attribute of the source, its ACL, the path of the control
+// socket, or the index of this node.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
 	isACL := attr == drivers.ACLXattr && f.acls
 	switch {
 	case attr == SocketXattr && in.NodeId == fuse.FUSE_ROOT_ID && f.socket != "":
-		if socket, token := f.guests.of(in.Uid); token != "" {
-			return xattrReply(dst, []byte(socket))
-		}
 		return xattrReply(dst, []byte(f.socket))
-	case attr == TokenXattr && in.NodeId == fuse.FUSE_ROOT_ID:
-		if _, token := f.guests.of(in.Uid); token != "" {
-			return xattrReply(dst, []byte(token))
-		}
-		return 0, statusNoXattr
-	case (attr == NodeXattr || attr == LockXattr) && in.NodeId == fuse.FUSE_ROOT_ID:
-		value := f.node
-		if attr == LockXattr {
-			value = f.lock
-		}
-		if value == "" {
+	case attr == NodeXattr && in.NodeId == fuse.FUSE_ROOT_ID:
+		if f.node == "" {
 			return 0, statusNoXattr
 		}
-		return xattrReply(dst, []byte(value))
+		return xattrReply(dst, []byte(f.node))
 	case isACL:
 	case !f.xattrs:
 		return 0, statusNoXattrs // the kernel must continue to request ACLs, and SocketXattr

@@ -102,7 +102,7 @@ func TestBackingFilesAreReleased(t *testing.T) {
 			s.shut()
 		},
 		"aborted": func(s *stack, handles []*held) {
-			s.check(s.control.Abort())
+			s.abort()
 			s.mount.Wait()
 			for _, h := range handles {
 				h.close()

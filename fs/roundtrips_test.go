@@ -372,28 +372,6 @@ func TestSocketXattr(t *testing.T) {
 	})
 }
 
-// A guest sees another socket, and a token, at the root. The kernel shows them to no guest who may
-// not enter a directory above, and no other user has a token.
-func TestTokenXattr(t *testing.T) {
-	drivertest.Need(t, "getfattr", "setpriv", "root")
-	r := newTripRig(t, func(f *fileSystem) {
-		f.acls, f.socket = true, "/run/milkweed/x.sock"
-		f.guests = func(uid uint32) (socket, token string) {
-			if uid == 77 {
-				return "/run/milkweed/x.pub", "token-of-77"
-			}
-			return "", ""
-		}
-	})
-	r.source.Setxattr(".", TokenXattr, []byte("other"))
-	r.sh(`LC_ALL=C getfattr -n ` + TokenXattr + ` "$1" 2>&1 | grep -q "No such attribute"`)
-	r.sh(`[ "$(getfattr --only-values -n ` + SocketXattr + ` "$1")" = /run/milkweed/x.sock ]`)
-	const as77 = `as77() { setpriv --reuid=77 --regid=77 --clear-groups -- getfattr --absolute-names --only-values -n "$@"; }; `
-	r.sh(as77 + `[ "$(as77 ` + SocketXattr + ` "$1")" = /run/milkweed/x.pub ] && [ "$(as77 ` + TokenXattr + ` "$1")" = token-of-77 ]`)
-	r.check(os.Chmod(filepath.Dir(r.point), 0o700))
-	r.sh(as77 + `for a in ` + SocketXattr + ` ` + TokenXattr + `; do LC_ALL=C as77 $a "$1" 2>&1 | grep -q "Permission denied" || exit 1; done`)
-}
-
 // The root shows the index of this node, whether or not attributes of the source are shown. Without
 // peers there is no such attribute. The source's own attribute of that name is hidden at the root.
 func TestNodeXattr(t *testing.T) {
@@ -411,21 +389,6 @@ func TestNodeXattr(t *testing.T) {
 				r.sh(`! getfattr -n ` + NodeXattr + ` "$1/d0"`)
 			})
 		}
-	}
-}
-
-// The root shows the lock file of the mount. Without one there is no such attribute.
-func TestLockXattr(t *testing.T) {
-	drivertest.Need(t, "getfattr")
-	for _, lock := range []string{"", "/run/x.lock"} {
-		r := newTripRig(t, func(f *fileSystem) { f.xattrs, f.lock = true, lock })
-		r.source.Setxattr(".", LockXattr, []byte("other"))
-		if lock == "" {
-			r.sh(`LC_ALL=C getfattr -n ` + LockXattr + ` "$1" 2>&1 | grep -q "No such attribute"`)
-		} else {
-			r.sh(`[ "$(getfattr --only-values -n ` + LockXattr + ` "$1")" = ` + lock + ` ]`)
-		}
-		r.sh(`! getfattr -n ` + LockXattr + ` "$1/d0"`)
 	}
 }
 

@@ -70,7 +70,6 @@ var accesses = map[string]func(root string, files []string) error{
 	"unlisted": func(root string, files []string) error {
 		return readEach(root, shuffled(files))
 	},
-	"unlisted, in order": readEach,
 	"listed": func(root string, files []string) error {
 		for _, dir := range directories(files) {
 			if _, err := os.ReadDir(filepath.Join(root, dir)); err != nil {
@@ -209,40 +208,6 @@ func TestSourceOperations(t *testing.T) {
 					got := use(c, s.point)
 					s.end()
 					if exceeds(got, direct, int64(64*len(directories(files)))) {
-						t.Errorf("%v: got %+v, directly %+v", mode, got, direct)
-					}
-				}
-			})
-		}
-	}
-}
-
-// A job that reads files that are alone in their directories, as the chunks of an array are, costs the
-// source the operations that it costs without Milkweed: no directory is listed.
-func TestSourceOperationsOfOneFileInEachDirectory(t *testing.T) {
-	t.Parallel()
-	var files []string
-	for i := range 300 {
-		files = append(files, chunk(i))
-	}
-	folder := t.TempDir()
-	for i, name := range files {
-		write(t, folder, name, 1000, uint64(i))
-	}
-	for _, ttl := range []time.Duration{0, time.Minute} {
-		for _, name := range []string{"unlisted", "unlisted, in order"} {
-			t.Run(fmt.Sprintf("%v, %s", ttl, name), func(t *testing.T) {
-				t.Parallel()
-				c := mountPFS(t, folder, ttl)
-				child(t, "access", append([]string{name, c.point}, files...)...)
-				direct := c.use()
-				for _, mode := range []fs.Mode{fs.Cached, fs.Stateless} {
-					c := mountPFS(t, folder, ttl)
-					s := newStack(t, stackOptions{over: c.point, memory: true, quotas: []tiers.Quota{bytesQuota(1 << 30)}, mode: mode}, nil)
-					child(t, "access", append([]string{name, s.point}, files...)...)
-					got := c.use()
-					s.end()
-					if exceeds(got, direct, 8) {
 						t.Errorf("%v: got %+v, directly %+v", mode, got, direct)
 					}
 				}

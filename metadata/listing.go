@@ -182,17 +182,15 @@ func (c *Container) Index(e *Entry) (i int, listed bool) {
 	return i, true
 }
 
-// Siblings returns up to n entries of e's directory, which may include e: those at the positions
-// from, from+stride, and so on. A position is what Index returns, and stride is at least 1.
-func (c *Container) Siblings(e *Entry, from, n, stride int) (entries []*Entry) {
+// Siblings returns up to n entries of e's directory, which may include e, that start at the
+// position from, as returned by Index.
+func (c *Container) Siblings(e *Entry, from, n int) []*Entry {
 	if e.parent == nil {
 		return nil
 	}
 	d := e.parent.dir
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	for i := max(from, 0); i < len(d.sorted) && len(entries) < n; i += stride {
-		entries = append(entries, d.sorted[i])
-	}
-	return entries
+	from = min(max(from, 0), len(d.sorted))
+	return slices.Clone(d.sorted[from:min(from+max(n, 0), len(d.sorted))])
 }

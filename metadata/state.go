@@ -30,7 +30,6 @@ const (
 	denied     = 0x40000  // see Permit; until the source has confirmed the attributes
 	lost       = 0x80000  // see isLost; until the source has confirmed the attributes
 	mismatched = 0x100000 // see Mismatch
-	unopened   = 0x200000 // see Prefetch
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -65,7 +64,7 @@ func (e *Entry) Claim() bool {
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
 	e.change(func(s uint32) (uint32, bool) {
-		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied|unopened) | uint32(l), true
+		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied) | uint32(l), true
 	})
 }
 
@@ -79,7 +78,7 @@ func (e *Entry) Demote(l tiers.Level) bool {
 	var wasStale bool
 	demoted := e.change(func(s uint32) (uint32, bool) {
 		wasStale = s&stale != 0
-		return s&^(levelMask|unopened) | unverified, tiers.Level(s&levelMask) == l
+		return s&^levelMask | unverified, tiers.Level(s&levelMask) == l
 	})
 	return demoted && !wasStale
 }
@@ -92,7 +91,7 @@ func (e *Entry) Demote(l tiers.Level) bool {
 // goroutine can publish a copy or account for the loss of this one.
 func (e *Entry) Retract(l tiers.Level) bool {
 	return l != tiers.AtSource && e.change(func(s uint32) (uint32, bool) {
-		return s&^(levelMask|unopened) | claimed | unverified, tiers.Level(s&levelMask) == l && s&(claimed|stale) == 0
+		return s&^levelMask | claimed | unverified, tiers.Level(s&levelMask) == l && s&(claimed|stale) == 0
 	})
 }
 
@@ -109,16 +108,6 @@ func (e *Entry) ResolveDoubt() bool {
 // Verified ends the state Unverified. The caller has examined every tier, or has removed the
 // copy that made the entry Unverified.
 func (e *Entry) Verified() { e.clearBits(unverified) }
-
-// Prefetch records that the copy of the entry, which its owner has made and publishes next, was made
-// before the file was opened.
-func (e *Entry) Prefetch() { e.setBits(unopened) }
-
-// TakePrefetched reports whether the entry has a copy of which Prefetch was called, and TakePrefetched
-// was not called yet. The caller has opened the file.
-func (e *Entry) TakePrefetched() bool {
-	return e.state.Load()&unopened != 0 && e.state.And(^uint32(unopened))&unopened != 0
-}
 
 // Skip records that no tier has room for the file, and reports whether that is the first
 // time since the last Publish.

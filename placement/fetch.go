@@ -108,7 +108,6 @@ func (f *fill) fetchDemand(taken []*flight) {
 	for _, fl := range taken {
 		fl.demanded.Store(true)
 	}
-	taken[0].start = g.headStart(min(blockSize, f.size-int64(taken[0].block)*blockSize))
 	f.refs.Acquire()
 	h.wg.Go(func() {
 		defer panics.Contain()
@@ -132,7 +131,6 @@ func (f *fill) drop(taken []*flight, cause error) {
 	f.fail(cause)
 	for _, fl := range taken {
 		f.blocks.land(fl, errFailed)
-		fl.answered(0, 0)
 	}
 }
 
@@ -171,7 +169,6 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch)
 			err = f.fetchBlock(in, fl, buf)
 		}
 		last = f.blocks.land(fl, err)
-		fl.answered(0, 0) // if the block has not arrived
 		w.progress()
 	}
 	in.close()
@@ -226,7 +223,6 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 		}
 	}
 	fl.arrive(buf)
-	fl.answered(len(buf), time.Since(fl.timing.answered))
 	defer fl.unset()
 	_, err = f.copy.WriteAt(buf, off)
 	if err == nil && f.pinned != nil {

@@ -29,7 +29,6 @@ type file struct {
 	stateless bool        // it is read without being opened; set before the first read
 	forPeer   bool        // another node reads it (shared.go); set before the first read
 
-	end    atomic.Int64  // where its last read ended
 	users  atomic.Int64  // handles, stateless reads, and one for recentFiles
 	closed bool          // guarded by shard.mu
 	idle   idleSlot      // guarded by idleCache.mu
@@ -67,13 +66,12 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	ctx, op := f.trace(ctx)
 	v, err := f.enterView(ctx)
 	if err != nil {
-		endRead(op, nil, off, 0, err)
+		op.endRead(nil, off, 0, err)
 		return 0, err
 	}
 	defer v.leave()
 	n, err := f.readIn(ctx, v, p, off)
-	f.handler.usage.read(f, v, off, n)
-	endRead(op, v, off, n, err)
+	op.endRead(v, off, n, err)
 	return n, err
 }
 
@@ -108,16 +106,18 @@ func (f *file) readIn(ctx context.Context, v *view, p []byte, off int64) (int, e
 
 // readView is ReadAt in a copy or at the source. Reads of copies are measured by their tier.
 func (f *file) readView(ctx context.Context, v *view, p []byte, off int64) (int, error) {
-	if !v.atSource() || v.inPieces { // the wait is recorded elsewhere
+	if !v.atSource() || v.inPieces || f.forPeer { // otherwise the wait is recorded elsewhere
 		return v.ReadAt(ctx, p, off)
 	}
 	start := time.Now()
 	n, err := v.ReadAt(ctx, p, off)
 	if v.atPeers {
-		f.record().Peers(ctx, time.Since(start))
+		took := time.Since(start)
+		f.handler.waits.peers.Observe(took)
+		attribute(ctx, CausePeers, took)
 		return n, err
 	}
-	f.record().Source(ctx, time.Since(start), f.handler.levels.Source().BaseLatency())
+	f.handler.waits.atSource(ctx, time.Since(start), f.handler.levels.Source().BaseLatency())
 	return n, err
 }
 
@@ -162,7 +162,7 @@ func (f *file) readShort(ctx context.Context, v *view, n int, off int64, err err
 // is opened again, for example if a server has forgotten the handle.
 func (f *file) sourceError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && !f.broken.Swap(true) {
-		f.handler.log.Log(ctx, drivers.WarnLevel(err), "source not readable", "path", f.entry.Path(), "err", err)
+		f.handler.log.Warn("source not readable", "path", f.entry.Path(), "err", err)
 	}
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)
@@ -204,7 +204,11 @@ func (f *file) startMoving(ctx context.Context) error {
 	default:
 	}
 	start := time.Now()
-	defer func() { f.record().Fill(ctx, time.Since(start)) }()
+	defer func() {
+		took := time.Since(start)
+		f.handler.waits.fill.Observe(took)
+		attribute(ctx, CauseFill, took)
+	}()
 	select {
 	case f.moving <- struct{}{}:
 		return nil
@@ -243,7 +247,11 @@ func (f *file) choose(ctx context.Context) (*view, error) {
 		}
 		start := time.Now()
 		obj, err := h.levels.Tier(l).Open(ctx, c.CopyName(), c.Info())
-		f.record().Tier(ctx, l, time.Since(start))
+		if !f.forPeer {
+			took := time.Since(start)
+			h.waits.opens[l-1].Observe(took)
+			attribute(ctx, CauseTier, took)
+		}
 		if err == nil {
 			return &view{Object: sectionOf(obj, c, e), level: l, copied: c}, nil
 		}
@@ -320,7 +328,11 @@ func (f *file) atSource(ctx context.Context) (*view, error) {
 	if f.source == nil {
 		start := time.Now()
 		obj, err := openForReader(ctx, f.handler, f.entry)
-		f.record().Latency(ctx, time.Since(start))
+		if !f.forPeer {
+			took := time.Since(start)
+			f.handler.waits.latency.Observe(took)
+			attribute(ctx, CauseLatency, took)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -392,7 +404,9 @@ func (f *file) verify(ctx context.Context, v *view) error {
 	}
 	start := time.Now()
 	err := o.Verify(ctx)
-	f.record().Latency(ctx, time.Since(start))
+	took := time.Since(start)
+	f.handler.waits.latency.Observe(took)
+	attribute(ctx, CauseLatency, took)
 	if err != nil {
 		return f.sourceError(ctx, err)
 	}

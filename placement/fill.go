@@ -287,14 +287,9 @@ func (f *fill) commit() {
 	atomic.AddInt64(&h.counters.PlacedBytes, f.size)
 	if f.prefetched {
 		atomic.AddInt64(&h.counters.Prefetched, 1)
-		atomic.AddInt64(&h.counters.PrefetchedBytes, f.size)
-		f.entry.Prefetch()
 	}
 	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())
-	if f.read.Load() { // an open that comes later finds the copy
-		h.countPrefetched(f.entry)
-	}
 	if h.checksEarly && f.blocks.len() > 1 {
 		h.checks.add(f.entry)
 	}
@@ -328,7 +323,7 @@ func (f *fill) discard(cause error) {
 	stopped := h.ctx.Err() != nil || cause == errTakenOver || cause == errNotYet
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
-		level := drivers.WarnLevel(cause)
+		level := slog.LevelWarn
 		if cause == errStuck || errors.Is(cause, drivers.ErrMismatch) { // of hundreds of files; mismatched has logged the first
 			level = slog.LevelDebug
 		}

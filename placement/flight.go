@@ -3,7 +3,6 @@ package placement
 import (
 	"context"
 	"sync/atomic"
-	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
@@ -16,7 +15,6 @@ type flight struct {
 	landed  chan struct{} // closed when the flight has ended; err is set before
 	err     error         // why the block is not present
 
-	start    *headStart  // of the demand read whose first block this is; nil: none. Used by the fetch alone
 	demanded atomic.Bool // a reader has caused the fetch, and has not begun to wait for it
 	timing   timing      // set before data; zero if the block has not arrived
 
@@ -45,15 +43,6 @@ func (fl *flight) arrive(data []byte) {
 	fl.data = data
 	fl.mu.Unlock()
 	close(fl.arrived)
-}
-
-// answered ends the head start, if there is one, when n bytes have arrived after a transfer of some
-// time, or, if n is 0, when none will.
-func (fl *flight) answered(n int, took time.Duration) {
-	if fl.start != nil {
-		fl.start.answered(n, took)
-		fl.start = nil
-	}
 }
 
 // unset waits for readers that copy from the block, and ends its time in memory.

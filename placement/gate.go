@@ -20,16 +20,13 @@ import (
 // source with a capped rate, it serves demand reads before background requests. The limiter
 // cannot cancel a request in flight. The gate limits background requests for every source, with
 // or without a rate limit.
-//
-// For a short time after a demand read was sent, no background request begins (headstart.go).
 type gate struct {
 	control *controller
 	demands *buffers // of demand reads
 	blocks  *buffers // of background requests
 	reads   *stalls  // demand fetches without an answer
 	turns   *stalls  // turns of workers without an answer
-	starts  headStarts
-	streams bool // the source is best read in streams, whose number does not depend on that of workers
+	streams bool     // the source is best read in streams, whose number does not depend on that of workers
 
 	waits tiers.Histogram // how long readers waited
 
@@ -148,24 +145,13 @@ func (g *gate) crowded() bool {
 	return g.waiting > crowd
 }
 
-// headStart returns the head start of a demand read whose first block has some bytes, or nil.
-func (g *gate) headStart(bytes int64) *headStart {
-	g.mu.Lock()
-	crowded, busy := g.waiting > crowd, g.inFlight.blocks > 0
-	g.mu.Unlock()
-	if crowded && !g.starts.holds() {
-		return nil
-	}
-	return g.starts.begin(bytes, busy)
-}
-
 // admit reports whether a background request may start now. If so, the caller calls leave when the
 // request has ended. The size of the request itself does not matter: otherwise small requests would
 // overtake a large one for ever.
 func (g *gate) admit(request load) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.starts.holds() || !g.control.Admits(g.inFlight.blocks, g.inFlight.bytes) {
+	if !g.control.Admits(g.inFlight.blocks, g.inFlight.bytes) {
 		return false
 	}
 	g.inFlight = g.inFlight.plus(request)

@@ -20,8 +20,8 @@ const (
 )
 
 // inOrder is a predictor for jobs that open the files of a directory in the order of their
-// names. It predicts the next ones, or those that the stride of the job leads to. Several readers
-// that share the work open files nearly in order, and may leave some out.
+// names. It predicts the next ones. Several readers that share the work open files nearly in
+// order, and may leave some out.
 type inOrder struct {
 	names *metadata.Container
 
@@ -36,7 +36,6 @@ type orderedOpens struct {
 	positions sequential.Tracker[int]
 
 	misses   int               // opens out of order, since the last prediction
-	stride   int               // of the last prediction
 	depth    int               // how many files are predicted
 	ahead    []*metadata.Entry // those that were not returned yet, maxDepth at most
 	furthest string            // the name of the last file that was predicted
@@ -47,9 +46,10 @@ func newInOrder(names *metadata.Container) *inOrder {
 	return &inOrder{names: names, dirs: make(perDirectory[orderedOpens])}
 }
 
-// opened records an open of e, which is file i of its directory by name. It reports whether inOrder
-// recognizes the open, and whether next may return a file.
-func (p *inOrder) opened(e *metadata.Entry, i int, o order) (recognized, more bool) {
+// opened records an open of e, which is file i of its directory by name. noOrder means that most
+// files of the dataset are opened in no order: some of these seem to be in order by chance. It
+// reports whether inOrder recognizes the open, and whether next may return a file.
+func (p *inOrder) opened(e *metadata.Entry, i int, noOrder bool) (recognized, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.dirs.get(e.Parent())
@@ -59,22 +59,14 @@ func (p *inOrder) opened(e *metadata.Entry, i int, o order) (recognized, more bo
 		p.dirs.set(e.Parent(), r)
 	}
 	hits := orderHits + r.misses
-	if o.none {
+	if noOrder {
 		hits += orderWindow
 	}
 	last, moved := r.move(i, hits)
 	if !moved {
 		return false, false
 	}
-	if o.stride == 0 || o.stride > orderWindow {
-		r.depth, r.ahead = 0, nil
-		return true, false
-	}
-	if o.stride != r.stride {
-		r.stride, r.furthest, r.ahead = o.stride, "", nil
-	}
-	r.depth = min(max(2*r.depth, minDepth), maxDepth)
-	p.extend(r, e, last)
+	p.extend(r, e, last+1)
 	return true, r.ready != nil
 }
 
@@ -95,15 +87,16 @@ func (r *orderedOpens) move(i, hits int) (last int, moved bool) {
 		return 0, false
 	}
 	r.misses = 0
+	r.depth = min(max(2*r.depth, minDepth), maxDepth)
 	return i, true
 }
 
-// extend predicts the files of e's directory that follow a number, within r.depth and maxAhead.
+// extend predicts the files of e's directory from a number on, within r.depth and maxAhead.
 // It leaves out files that were predicted before or are placed. It compares names, since the
 // numbers change when files appear or vanish. p.mu must be held.
-func (p *inOrder) extend(r *orderedOpens, e *metadata.Entry, last int) {
+func (p *inOrder) extend(r *orderedOpens, e *metadata.Entry, from int) {
 	var bytes int64
-	for i, next := range p.names.Siblings(e, last+r.stride, r.depth, r.stride) {
+	for i, next := range p.names.Siblings(e, from, r.depth) {
 		if next.Unknown() {
 			break // the lookups of the job will make it known
 		}

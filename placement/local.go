@@ -26,8 +26,7 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	}
 	return fd, func(n int) {
 		done(n)
-		f.handler.usage.read(f, v, -1, n)
-		endRead(op, v, -1, n, nil)
+		op.endRead(v, -1, n, nil)
 		v.leave()
 	}, nil
 }
@@ -64,7 +63,7 @@ func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err
 		return nil, err
 	}
 	if !f.forPeer {
-		f.handler.usage.openedDirectly(f.entry, v.level)
+		f.handler.passthrough[v.level].add(f.entry.Size())
 	}
 	return func() {
 		done()

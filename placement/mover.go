@@ -127,7 +127,6 @@ func (x *exchanger) turnTo(epoch int) {
 		return
 	}
 	a := x.measure(x.ctx, t, turnTimeout)
-	x.dropping.Lock() // drop decides by the turn
 	x.mu.Lock()
 	x.turn.Store(t)
 	if following {
@@ -141,7 +140,6 @@ func (x *exchanger) turnTo(epoch int) {
 		}
 	}
 	x.mu.Unlock()
-	x.dropping.Unlock()
 	x.install(a)
 	x.handler.recount()
 	if !following {
@@ -321,8 +319,7 @@ func (x *exchanger) keep(ctx context.Context, t *turn) {
 	left := slices.Clone(share)
 	for {
 		// A plan knows the order in which the job needs the files.
-		may := func(*metadata.Entry) bool { return !x.handler.plan.active.Load() }
-		left = x.place(ctx, left, may, func(*metadata.Entry, error) {})
+		left = x.place(ctx, left, func(e *metadata.Entry) bool { return !x.handler.plan.active.Load() })
 		x.mu.Lock()
 		x.missing = int64(len(left))
 		x.mu.Unlock()
@@ -385,10 +382,10 @@ func moverPause(t *turn) time.Duration {
 	return min(max(time.Since(t.began)/2, minMoverPause), maxMoverPause)
 }
 
-// place places files for which may returns true, and returns those of which there is no copy then, also
-// those that no tier had room for: room returns when the last user of a dropped copy has left. Files that
-// do not exist do not count. tried is called for each file that was placed or failed.
-func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadata.Entry) bool, tried func(*metadata.Entry, error)) (left []uint32) {
+// place places files for which may returns true, and returns those of which there is no copy then.
+// Files that no tier has room for, or that do not exist, do not count. placed is called for each file
+// that was placed or failed.
+func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadata.Entry) bool, placed ...func(*metadata.Entry, error)) (left []uint32) {
 	var mu sync.Mutex
 	each(ctx, moverFiles, files, func(file uint32) {
 		e, err := x.entry(ctx, int(file))
@@ -398,13 +395,13 @@ func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadat
 		outcome := Failed
 		if err == nil && may(e) {
 			outcome, err = x.handler.Place(ctx, e)
-			if outcome == Placed || outcome == Failed {
-				tried(e, err)
+			for _, f := range placed {
+				f(e, err)
 			}
 		}
-		if outcome != Placed {
-			mu.Lock()
-			defer mu.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
+		if outcome == Failed || outcome == Elsewhere {
 			left = append(left, file)
 		}
 	})
@@ -412,7 +409,7 @@ func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadat
 }
 
 // give drops the files that were given away, when all readers have begun the epoch and the new holders
-// have received their shares. It goes on while the turn does, for copies that are complete late.
+// have received their shares.
 func (x *exchanger) give(ctx context.Context, t *turn) {
 	if x.handler.peers == nil { // nobody confirms: the files stay until the room is needed
 		return
@@ -421,7 +418,10 @@ func (x *exchanger) give(ctx context.Context, t *turn) {
 		if x.isOver(t.now.Number()) {
 			x.dropGiven(ctx, t)
 		}
-		if sleep(ctx, pause) != nil {
+		x.mu.Lock()
+		left := len(x.given.sizes)
+		x.mu.Unlock()
+		if left == 0 && x.isOver(t.now.Number()) || sleep(ctx, pause) != nil {
 			return
 		}
 	}
@@ -458,7 +458,7 @@ func (x *exchanger) dropGiven(ctx context.Context, t *turn) {
 }
 
 // drop drops the copies of a file that this node does not hold, and counts that. What a tier fails to
-// remove is found again by the next survey. The caller holds x.dropping.
+// remove is found again by the next survey.
 func (x *exchanger) drop(file int, counter *int64) {
 	defer func() {
 		x.mu.Lock()
@@ -466,16 +466,14 @@ func (x *exchanger) drop(file int, counter *int64) {
 		x.given.remove(file)
 		x.kept.remove(file)
 	}()
-	ctx, cancel := context.WithTimeout(x.ctx, askTimeout)
-	defer cancel()
-	e, err := x.entry(ctx, file)
+	e, err := x.entry(x.ctx, file)
 	if err != nil || e == nil || x.standing(x.turn.Load(), file).held() {
 		return
 	}
 	dropped := false
 	units := []*metadata.Entry{e}
 	if x.handler.names.HasPieces(e) {
-		pieces, _ := x.handler.names.Pieces(ctx, e)
+		pieces, _ := x.handler.names.Pieces(x.ctx, e)
 		units = append(units, pieces...)
 	}
 	for _, u := range units {

@@ -35,7 +35,7 @@ func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, 
 	if err == nil {
 		err = f.holdSource(ctx)
 	}
-	f.endOpen(op, err)
+	op.endOpen(err)
 	if err != nil {
 		h.files.release(f)
 		return nil, err
@@ -53,7 +53,7 @@ func (h *Handler) ReadAt(ctx context.Context, e *metadata.Entry, p []byte, off i
 		f.stateless = true
 		opening, op := f.trace(ctx)
 		err := h.opened(opening, f, true, off)
-		f.endOpen(op, err)
+		op.endOpen(err)
 		if err != nil {
 			return 0, err
 		}
@@ -94,8 +94,7 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	if f.entry.Size() == 0 {
 		return h.names.Permit(ctx, f.entry)
 	}
-	again := h.record.Opened(f.entry.ID(), off > 0)
-	h.usage.opened(f.entry)
+	h.epochs.opened(f.entry.ID(), off > 0)
 	if !fresh {
 		f.leaveFailed()
 	}
@@ -114,7 +113,6 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			return err
 		}
 	}
-	h.countPrefetched(f.entry)
 	missing := v.fill != nil || v.level == tiers.AtSource
 	switch {
 	case v.inPieces:
@@ -123,15 +121,15 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			h.fillPieces(o.file, o.pieces)
 		}
 	case v.fill != nil:
-		h.usage.fillOpens.Add(f.entry.Size())
+		h.fillOpens.add(f.entry.Size())
 	case v.atPeers:
-		h.peers.opens.Add(f.entry.Size())
+		h.peers.opens.add(f.entry.Size())
 	default:
-		h.usage.opens[v.level].Add(f.entry.Size())
+		h.opens[v.level].add(f.entry.Size())
 		if fresh && h.names.HasPieces(f.entry) {
 			h.dropPieces(f.entry)
 		}
 	}
-	h.predict(f.entry, missing, again)
+	h.predict(f.entry, missing)
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/readahead"
 	"github.com/milkweedfs/milkweed/metadata"
-	"github.com/milkweedfs/milkweed/placement/observe"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -40,8 +39,8 @@ type peers struct {
 	queue   *queue
 	ahead   *readahead.Pool // of files that are read from the peers
 	spare   spare
-	rerank  atomic.Bool   // the ranks of files have changed since the last census
-	opens   observe.Opens // of files that were read from the peers, or in pieces, without a fill
+	rerank  atomic.Bool // the ranks of files have changed since the last census
+	opens   Opens       // of files that were read from the peers, or in pieces, without a fill
 }
 
 // The bounds of fills from the peers.
@@ -272,9 +271,9 @@ func (h *Handler) succeed(f *fill, rank int, now bool) bool {
 }
 
 // peerOpens returns the opens of files that were read from the peers, without a fill.
-func (h *Handler) peerOpens() observe.Opens {
+func (h *Handler) peerOpens() Opens {
 	if h.peers == nil {
-		return observe.Opens{}
+		return Opens{}
 	}
-	return h.peers.opens.Load()
+	return h.peers.opens.load()
 }

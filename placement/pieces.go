@@ -577,11 +577,11 @@ func (h *Handler) placePieces(ctx context.Context, pieces []*metadata.Entry) (ou
 func (h *Handler) countPieced(o *pieced) (missing bool) {
 	l := o.level()
 	if l == tiers.AtSource {
-		h.peers.opens.Add(o.file.Size())
+		h.peers.opens.add(o.file.Size())
 		atomic.AddInt64(&h.peers.spare.opens, int64(len(o.pieces)-1)) // each piece counts as a file
 		return true
 	}
-	h.usage.opens[l].Add(o.file.Size())
+	h.opens[l].add(o.file.Size())
 	return false
 }
 

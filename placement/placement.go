@@ -32,7 +32,6 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/readahead"
 	"github.com/milkweedfs/milkweed/metadata"
-	"github.com/milkweedfs/milkweed/placement/observe"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -41,8 +40,8 @@ import (
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
 // Handler.mu; the lock of a predictor, then spare.mu; Handler.mu, then that of a block map.
-// controller.mu, headStarts.mu, stalls.mu, spare.mu and usage.mu are taken last. survey.mu is taken
-// before any other.
+// controller.mu, stalls.mu and spare.mu are taken last. epochs.mu is held without any other lock of
+// this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
@@ -66,9 +65,9 @@ type Handler struct {
 	commits   chan struct{} // has an element for each commit in progress
 	checks    *checks       // of copies that the kernel may then read directly
 	scrubs    scrubs
-	usage     usage
-	survey    survey
-	record    *observe.Recorder
+	waits     waits
+	epochs    epochs
+	traces    traces
 
 	checksEarly bool // Config.Passthrough
 
@@ -87,8 +86,11 @@ type Handler struct {
 	backoffs map[*metadata.Entry]backoff // of the entries whose last copy failed
 
 	// Counters, updated atomically.
-	counters  Counters
-	exchanged ExchangeCounters
+	counters    Counters
+	opens       [tiers.MaxTiers + 1]Opens // by level
+	passthrough [tiers.MaxTiers + 1]Opens // by level
+	fillOpens   Opens
+	exchanged   ExchangeCounters
 }
 
 // A Config configures a Handler.
@@ -143,8 +145,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	if h.objectStore {
 		h.scattered.waste = requestWaste
 	}
-	h.gate.starts.roundTrip = levels.Source().BaseLatency
-	h.record = observe.New(h.totals)
+	h.epochs.totals = h.totals
 	levels.OnScarcity(h.files.relieve)
 	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPieceOrPlanned, h.nextScattered)
 	if p := levels.Peers(); p != nil {
@@ -201,8 +202,7 @@ func (h *Handler) sweep() {
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.plan.prune(now)
-			h.pruneGuests(now)
-			if h.plan.active.Load() || h.plan.guests.active.Load() { // a tier may have been scanned, or may work again
+			if h.plan.active.Load() { // a tier may have been scanned, or may work again
 				h.queue.feedPlanned()
 			}
 			h.pruneBackoffs(now)

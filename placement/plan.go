@@ -48,10 +48,8 @@ const (
 // follow it (next). The plan knows no files, only names.
 type plan struct {
 	seed   maphash.Seed
-	limit  planLimit            // of the following
 	active atomic.Bool          // there is a stream
 	need   atomic.Pointer[need] // nil: there is room for all planned files, as far as is known
-	guests guestPlans           // of the plan of the owner of the mount
 
 	mu        panics.Mutex // guards the following
 	streams   map[string]*planStream
@@ -115,11 +113,8 @@ type use struct {
 	run int // of the stream
 }
 
-// A planLimit bounds one plan.
-type planLimit struct{ entries, memory, streams int }
-
 func newPlan() *plan {
-	return &plan{limit: planLimit{maxPlanned, maxPlanMemory, maxPlanStreams}, seed: maphash.MakeSeed(), streams: make(map[string]*planStream), missing: make(map[uint32]struct{}), hung: make(map[string]time.Time)}
+	return &plan{seed: maphash.MakeSeed(), streams: make(map[string]*planStream), missing: make(map[uint32]struct{}), hung: make(map[string]time.Time)}
 }
 
 // hash returns the hash of a path, which is not 0.

@@ -67,33 +67,22 @@ func (h *Handler) Plan(part PlanPart, paths []string) (PlanResult, error) {
 }
 
 // DropPlan forgets a stream, and reports whether there was one.
-func (h *Handler) DropPlan(stream string) bool { return h.plan.drop(stream) }
-
-// DropPlans forgets all streams, also those of guests.
-func (h *Handler) DropPlans() {
-	h.plan.dropAll()
-	for _, g := range h.plan.guests.all() {
-		h.DropGuest(g.UID)
-	}
-}
-
-// drop forgets a stream, and reports whether there was one.
-func (p *plan) drop(stream string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.streams[stream]
+func (h *Handler) DropPlan(stream string) bool {
+	h.plan.mu.Lock()
+	defer h.plan.mu.Unlock()
+	s := h.plan.streams[stream]
 	if s != nil {
-		p.remove(s)
+		h.plan.remove(s)
 	}
 	return s != nil
 }
 
-// dropAll forgets all streams.
-func (p *plan) dropAll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.sorted() {
-		p.remove(s)
+// DropPlans forgets all streams.
+func (h *Handler) DropPlans() {
+	h.plan.mu.Lock()
+	defer h.plan.mu.Unlock()
+	for _, s := range h.plan.sorted() {
+		h.plan.remove(s)
 	}
 }
 
@@ -127,7 +116,7 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 		s.next = from
 	}
 	for n, path := range paths {
-		if p.planned == p.limit.entries || p.memory > p.limit.memory {
+		if p.planned == maxPlanned || p.memory > maxPlanMemory {
 			r.Rejected += int64(len(paths) - n - 1)
 			r.reject(fmt.Errorf("%w: it has %d entries, which take %d KiB", ErrPlanFull, p.planned, p.memory>>10))
 			break
@@ -153,7 +142,7 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 func (p *plan) open(part PlanPart) (*planStream, *planEpoch, error) {
 	s := p.streams[part.Stream]
 	if s == nil {
-		if len(p.streams) == p.limit.streams {
+		if len(p.streams) == maxPlanStreams {
 			return nil, nil, fmt.Errorf("%w: it has %d streams", ErrPlanFull, maxPlanStreams)
 		}
 		from := place{part.Epoch, part.From}
@@ -203,16 +192,15 @@ func ListedName(given string) (string, error) {
 
 // planned passes an open to the plan, and reports whether the plan has predicted it.
 func (h *Handler) planned(e *metadata.Entry) bool {
-	forGuest := h.plannedByGuest(e)
 	if !h.plan.active.Load() {
-		return forGuest
+		return false
 	}
 	predicted, more := h.plan.opened(e.Path(), e.Size())
 	if more {
 		h.queue.feedPlanned()
 	}
 	h.window.moved()
-	return predicted || forGuest
+	return predicted
 }
 
 // nextPlanned returns a prediction for the next entry of the plan that may have to be copied, or nil.
@@ -221,7 +209,7 @@ func (h *Handler) nextPlanned() prediction {
 		path, u, ok := h.plan.next()
 		switch {
 		case !ok:
-			return h.nextForGuest()
+			return nil
 		case path == "":
 			continue
 		}
@@ -358,36 +346,9 @@ type PlanStream struct {
 	Correct   int64  `json:"correct"`       // opens that the stream predicted, within the lead of the loader
 }
 
-// PlanStats returns the state of the plan, and of those of guests.
+// PlanStats returns the state of the plan.
 func (h *Handler) PlanStats() PlanStats {
-	st := h.plan.stats()
-	for _, g := range h.plan.guests.all() {
-		st.add(g.stats())
-	}
-	return st
-}
-
-// add adds the state of another plan.
-func (st *PlanStats) add(o PlanStats) {
-	st.PlanCounters.add(o.PlanCounters)
-	st.StreamCount += o.StreamCount
-	st.Entries += o.Entries
-	st.Memory += o.Memory
-	st.Lead += o.Lead
-	st.LeadBytes += o.LeadBytes
-	st.Suspended = st.Suspended || o.Suspended
-}
-
-// add adds the counters of another plan.
-func (c *PlanCounters) add(o PlanCounters) {
-	c.Opens += o.Opens
-	c.Correct += o.Correct
-	c.Missing += o.Missing
-	c.Rejected += o.Rejected
-}
-
-// stats returns the state of p.
-func (p *plan) stats() PlanStats {
+	p := h.plan
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st := PlanStats{
@@ -402,24 +363,12 @@ func (p *plan) stats() PlanStats {
 	return st
 }
 
-// PlanStreams returns the state of each stream, by name, and then of those of guests.
+// PlanStreams returns the state of each stream, by name.
 func (h *Handler) PlanStreams() []PlanStream {
-	all := h.plan.describe()
-	for _, g := range h.plan.guests.all() {
-		for _, s := range g.describe() {
-			s.Name = fmt.Sprintf("user %d: %s", g.UID, s.Name)
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// describe returns the state of each stream, by name.
-func (p *plan) describe() []PlanStream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	h.plan.mu.Lock()
+	defer h.plan.mu.Unlock()
 	all := []PlanStream{}
-	for _, s := range p.sorted() {
+	for _, s := range h.plan.sorted() {
 		all = append(all, s.describe())
 	}
 	return all

@@ -19,22 +19,21 @@ import (
 // makes no request, and returns each prediction once. The file may be placed already.
 
 // predict passes an open to the plan and, if that has not predicted it, to the predictors. missing
-// means that the file has no copy; again, that it was opened before. What a job reads again is no
-// sign that it will read what it has left out.
-func (h *Handler) predict(e *metadata.Entry, missing, again bool) {
+// means that the file has no copy.
+func (h *Handler) predict(e *metadata.Entry, missing bool) {
 	if missing && h.peers != nil {
 		atomic.AddInt64(&h.peers.spare.opens, 1)
 	}
-	if len(h.levels.Tiers()) == 0 || h.planned(e) || again && !missing {
+	if len(h.levels.Tiers()) == 0 || h.planned(e) {
 		return
 	}
 	var recognized, more bool
 	if i, listed := h.names.Index(e); listed {
-		if recognized, more = h.inOrder.opened(e, i, h.scattered.order(e, i, missing)); more {
+		if recognized, more = h.inOrder.opened(e, i, h.scattered.noOrder(e.Parent())); more {
 			h.queue.feedUrgent()
 		}
 	}
-	if !again && h.scattered.opened(e, recognized, missing) {
+	if h.scattered.opened(e, recognized, missing) {
 		h.queue.feedIdle()
 	}
 }

@@ -61,15 +61,7 @@ const credit = 16
 func newQueue(g *gate, urgent, planned, idle func() prediction) *queue {
 	q := &queue{gate: g, urgent: feed{next: urgent}, planned: feed{next: planned}, idle: feed{next: idle}}
 	q.cond.L = &q.mu
-	g.starts.over = q.wake
 	return q
-}
-
-// wake makes a worker look at the queue: the gate may admit requests again.
-func (q *queue) wake() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.cond.Signal()
 }
 
 // add queues a fill that has begun, if it is not queued.

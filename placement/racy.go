@@ -32,8 +32,7 @@ type racyFiles struct {
 
 	mu       panics.Mutex // guards the following
 	until    map[*metadata.Entry]time.Time
-	settling int   // files that settled has returned, and that are not settled yet
-	seen     int64 // files that were read while they were racy
+	settling int // files that settled has returned, and that are not settled yet
 }
 
 // MaxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
@@ -64,7 +63,6 @@ func (r *racyFiles) has(e *metadata.Entry, now time.Time) bool {
 		return false
 	}
 	r.until[e] = now.Add(r.window - age)
-	r.seen++
 	return true
 }
 
@@ -103,27 +101,6 @@ func (r *racyFiles) ageOfContent(mtime, now time.Time) time.Duration {
 		return r.window
 	}
 	return age
-}
-
-// total returns the number of files that were read while they were racy.
-func (r *racyFiles) total() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.seen
-}
-
-// isPending reports whether e was read while it was racy, and was not settled since. wait is how long it remains racy.
-func (r *racyFiles) isPending(e *metadata.Entry, now time.Time) (wait time.Duration, pending bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	until, pending := r.until[e.File()]
-	return max(0, until.Sub(now)), pending
-}
-
-// ChangedRecently reports whether e was opened and is not copied yet because it changed recently. wait is how long it
-// is not copied, if it does not change again.
-func (h *Handler) ChangedRecently(e *metadata.Entry) (wait time.Duration, recently bool) {
-	return h.racy.isPending(e, time.Now())
 }
 
 // wait returns how long e remains racy.
@@ -198,7 +175,7 @@ func (h *Handler) settle(e *metadata.Entry) {
 	switch err := h.names.Settle(ctx, e); {
 	case h.ctx.Err() != nil, errors.Is(err, context.Canceled): // the source may stop first
 	case err != nil:
-		h.log.Log(ctx, drivers.WarnLevel(err), "file not compared with the source", "path", e.Path(), "err", err)
+		h.log.Warn("file not compared with the source", "path", e.Path(), "err", err)
 	default:
 		h.queueCopy(e)
 	}

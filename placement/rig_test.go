@@ -187,21 +187,10 @@ func (r *rig) eventually(what string, f func() bool) {
 	}
 }
 
-// settled waits until no copy is in flight, and no worker is about to begin one.
+// settled waits until no copy is in flight.
 func (r *rig) settled() {
 	r.t.Helper()
-	h := r.handler
-	r.eventually("copies end", func() bool { return !h.isFeeding() && h.Stats().InFlight == 0 })
-}
-
-// isFeeding reports whether a worker has a turn, or may begin a copy that no reader has caused.
-func (h *Handler) isFeeding() bool {
-	h.staff.mu.Lock()
-	defer h.staff.mu.Unlock()
-	h.queue.mu.Lock()
-	defer h.queue.mu.Unlock()
-	return h.staff.serving && (h.gate.background() > 0 ||
-		slices.ContainsFunc([]*feed{&h.queue.urgent, &h.queue.planned, &h.queue.idle}, func(f *feed) bool { return f.pending || f.pulling }))
+	r.eventually("copies end", func() bool { return r.handler.Stats().InFlight == 0 })
 }
 
 // put makes a file of random bytes at the source.

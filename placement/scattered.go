@@ -21,7 +21,6 @@ const (
 	opensPerListing = 4        // files opened for each request of a background listing
 	listingPage     = 32 << 10 // bytes of a directory that one such request lists: about 1000 names
 	maxPages        = 256      // requests that a listing counts as, at most: the size of a directory is a hint
-	freeListings    = 16       // requests of a subtree before each of them must have led to a file to prefetch
 	maxListings     = 8        // background listings of a subtree in flight
 
 	calmAfter   = 5 * time.Minute // without opens of files that have no copy, after which all are counted anew
@@ -82,15 +81,10 @@ func requestWaste(f float64) float64 {
 //     to a multiple of the opened ones (waste). The files of directories that were not listed are
 //     estimated from those that were.
 //   - Most opens of the subtree must be out of order. inOrder predicts better than scattered.
-//   - A job may read every n-th file only. Its steps show that, and only those files are predicted
-//     (steps). Nothing is predicted before there are some: if the job opens one file of each
-//     directory, nothing is listed.
-//   - A directory that is not listed is listed in the background: first some of which the job has
-//     opened two files, so that there are steps, then the subtree, then those below it, each when its
-//     names are to be predicted. The opens limit the number of requests for that, and so do the files
-//     that earlier listings have led to. That many are needed for a directory of 1,000,000 names is
-//     known from its size. Listed names may have no attributes. The worker requests them before it
-//     copies a file.
+//   - A directory that is not listed is listed in the background: first the subtree, then those
+//     below it, each when its names are to be predicted. The opens limit the number of requests
+//     for that. That they are needed for a directory of 1,000,000 names is known from its size.
+//     Listed names may have no attributes. The worker requests them before it copies a file.
 //   - Files of more than maxScattered come last: they saturate the network by themselves, and many
 //     small files take less of it.
 //   - Opens of files that have a copy do not begin anything. In an epoch in which all files are
@@ -131,7 +125,6 @@ type subtree struct {
 	touched  int   // subdirectories with opened files
 	example  bool  // a job has read a third of a subdirectory in no order
 	since    int   // files that were opened before the first one of these, in all subtrees
-	steps    steps // of the directories that are listed
 
 	files  int // files of the directories that are listed
 	leaves int // directories with files, and directories that are not listed
@@ -142,20 +135,13 @@ type subtree struct {
 	loaded  bool              // it was found to be listed
 	lister  *subtree          // the one for which next has returned the directory, or nil
 	failed  bool              // the source did not answer a request for it, or for names in it
-	last    int               // the number of the last file that was opened, by name; -1: not known
-	at      int               // that of the last one that the stride led to; -1: not known
-	passed  bool              // next has left out files, since at was not known
-	restart int               // how many files must be opened before its entries, or those of the subtree, are considered again
 
 	// The following is the position of next in the subtree.
-	samples  []*subtree // directories to list before there are enough steps
 	begun    bool
-	skipped  int               // the stride because of which files were left out; 0: none were
 	path     []*subtree        // from the subtree to the directory whose entries are considered
 	found    []*subtree        // directories that have been listed meanwhile
 	large    []*metadata.Entry // files that come last
 	requests int               // requests for listings, by estimate
-	gain     int               // files to prefetch that these have led to
 	listings int               // listings in flight
 	ready    *list.Element     // in scattered.ready, or nil
 }
@@ -173,98 +159,25 @@ func (p *scattered) reset() {
 	p.ready.Init()
 }
 
-// An order is what is known of the order in which the files of a directory are opened.
-type order struct {
-	none   bool // most files of the dataset are opened in no order: some seem to be in order by chance
-	stride int  // what leads from a file to the next one; 0: nothing does
-}
-
-// order returns the order in which the directory of e is opened, of which e is file i by name. missing
-// means that e had no copy. The caller then calls opened.
-func (p *scattered) order(e *metadata.Entry, i int, missing bool) order {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d := p.of(e, missing)
-	if d == nil || !p.load(d) {
-		return order{}
-	}
-	o := order{none: slices.ContainsFunc(d.around(), (*subtree).isShuffled)}
-	fits := p.stepTo(d, i)
-	s := d.pattern()
-	if s == nil {
-		s = &d.steps
-	}
-	if fits && !s.leavesOut() && (s.stride == 1 || s.len() >= fewOpens) {
-		o.stride = int(s.stride)
-	}
-	return o
-}
-
-// of returns the subtree of the directory of e, which is opened. missing means that e had no
-// copy: otherwise there may be none. p.mu must be held.
-func (p *scattered) of(e *metadata.Entry, missing bool) *subtree {
-	if !missing {
-		return p.subtrees[e.Parent()]
-	}
-	p.last = time.Now()
-	if len(p.subtrees) >= maxSubtrees {
-		p.reset()
-	}
-	return p.subtree(e.Parent())
-}
-
-// stepTo records the step to file i of d by name, and reports whether it fits the others. p.mu must
-// be held.
-func (p *scattered) stepTo(d *subtree, i int) (fits bool) {
-	step := i - d.last
-	switch {
-	case d.last < 0:
-		d.last, d.at = i, i
-		if d.passed {
-			p.reconsider(d)
-		}
-		return true
-	case step == 0:
-		return true
-	}
-	d.last = i
-	for s := d; s != nil; s = s.parent {
-		s.steps.add(step)
-	}
-	pattern := d.pattern()
-	if pattern == nil {
-		pattern = &d.steps
-	}
-	if !pattern.fits(step) {
-		return false
-	}
-	before := d.at
-	d.at = i
-	if !pattern.fits(i-before) && d.opened >= d.restart { // next has left out what it now leads to
-		d.restart = 2 * d.opened
-		p.reconsider(d)
-	}
-	return true
-}
-
-// reconsider has next consider all entries of d again, which is listed. p.mu must be held.
-func (p *scattered) reconsider(d *subtree) {
-	d.entries, _ = p.names.Cached(d.dir)
-	d.passed = false
-	for s := d; s != nil; s = s.parent {
-		if s.begun {
-			s.found = append(s.found, d)
-		}
-	}
-}
-
 // opened records an open of e. inOrder means that inOrder recognizes it; missing, that e had no
 // copy. It reports whether next may return a file.
 func (p *scattered) opened(e *metadata.Entry, inOrder, missing bool) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	d := p.of(e, missing)
-	if d == nil || !p.opens.add(e.ID()) {
+	if missing {
+		p.last = time.Now()
+	}
+	if len(p.subtrees) >= maxSubtrees {
+		p.reset()
+	}
+	d := p.subtrees[e.Parent()]
+	if d == nil {
+		if !missing {
+			return false
+		}
+		d = p.subtree(e.Parent())
+	}
+	if !p.opens.add(e.ID()) {
 		return false
 	}
 	if n, ok := p.ahead[e.ID()]; ok {
@@ -273,13 +186,6 @@ func (p *scattered) opened(e *metadata.Entry, inOrder, missing bool) (more bool)
 	}
 	d.open(p.total, e.Size(), inOrder)
 	p.total++
-	if d.opened == 2 && !d.loaded {
-		for s := d; s != nil; s = s.parent {
-			if len(s.samples) < minOpens {
-				s.samples = append(s.samples, d)
-			}
-		}
-	}
 	return p.announce(d)
 }
 
@@ -287,7 +193,7 @@ func (p *scattered) opened(e *metadata.Entry, inOrder, missing bool) (more bool)
 func (p *scattered) subtree(dir *metadata.Entry) *subtree {
 	s := p.subtrees[dir]
 	if s == nil {
-		s = &subtree{dir: dir, leaves: 1, last: -1, at: -1}
+		s = &subtree{dir: dir, leaves: 1}
 		if up := dir.Parent(); up != dir {
 			s.parent = p.subtree(up)
 		}
@@ -331,10 +237,7 @@ func (p *scattered) load(d *subtree) bool {
 	}
 	d.loaded, d.entries = true, entries
 	files, dirs := 0, 0
-	for i, e := range entries {
-		if p.opens.has(e.ID()) { // before the directory was listed
-			p.stepTo(d, i)
-		}
+	for _, e := range entries {
 		switch {
 		case e.IsDir():
 			dirs++
@@ -357,15 +260,12 @@ func (p *scattered) load(d *subtree) bool {
 // mayBeFile reports whether e is a regular file, or its type is not known.
 func mayBeFile(e *metadata.Entry) bool { return e.IsRegular() || e.Unknown() && e.Type() == 0 }
 
-// count estimates the number of files in d that the job may open. It returns 0 if that is unknown.
+// count estimates the number of files in d. It returns 0 if that is unknown.
 func (d *subtree) count() float64 {
 	if !d.loaded || d.listed == 0 {
 		return 0
 	}
 	n := float64(d.files) * max(1, float64(d.leaves)/float64(d.listed))
-	if s := d.pattern(); s != nil {
-		n /= float64(s.stride)
-	}
 	return max(n, float64(d.opened))
 }
 
@@ -388,16 +288,6 @@ func (d *subtree) fraction() float64 {
 	return max(0, float64(d.opened-d.needed())/n)
 }
 
-// pattern returns the steps of d or of the smallest dataset around it that has enough of them, or nil.
-func (d *subtree) pattern() *steps {
-	for s := d; s != nil; s = s.parent {
-		if (s == d || s.touched >= minTouched) && s.steps.len() >= s.needed() {
-			return &s.steps
-		}
-	}
-	return nil
-}
-
 // mean returns the mean size of the files of d that were opened.
 func (d *subtree) mean() int64 { return d.read / max(1, int64(d.opened)) }
 
@@ -407,7 +297,6 @@ func (p *scattered) announce(d *subtree) bool {
 	var outer *subtree
 	for _, s := range d.around() {
 		p.load(s)
-		p.restart(s)
 		if s.parent != nil && s.isShuffled() && s.fraction() >= 1./3 {
 			s.parent.example = true
 		}
@@ -419,31 +308,8 @@ func (p *scattered) announce(d *subtree) bool {
 	return p.ready.Len() > 0
 }
 
-// restart has next consider all files of s again if it has left some out because of a stride that
-// has changed. That happens rarely, since it takes time for each file. p.mu must be held.
-func (p *scattered) restart(s *subtree) {
-	pattern := s.pattern()
-	if s.skipped == 0 || pattern == nil || s.skipped == int(pattern.stride) || s.opened < s.restart {
-		return
-	}
-	s.skipped, s.restart = 0, 2*s.opened
-	for _, d := range p.subtrees {
-		for up := d; up != nil && d.loaded; up = up.parent {
-			if up == s {
-				p.reconsider(d)
-			}
-		}
-	}
-}
-
 // isShuffled reports whether a job reads d in no order.
-func (d *subtree) isShuffled() bool {
-	if d.shuffled < d.needed() || 2*d.shuffled < d.opened {
-		return false
-	}
-	s := d.pattern()
-	return s == nil || !s.inOrder() || !s.leavesOut() // it is shuffled, or each of its steps is too long for inOrder
-}
+func (d *subtree) isShuffled() bool { return d.shuffled >= d.needed() && 2*d.shuffled >= d.opened }
 
 // concentrates reports whether s, since its first open, has been read at least twice as densely as
 // the subtree outer around it.
@@ -505,10 +371,6 @@ func (p *scattered) allowance(s *subtree) allowance {
 // step returns the next file of s, or the next directory to list, or nil. p.mu must be held.
 func (p *scattered) step(s *subtree) *metadata.Entry {
 	left := p.allowance(s)
-	pattern := s.pattern()
-	if pattern == nil {
-		return p.sample(s, left)
-	}
 	if !s.begun {
 		switch listed, asked := p.enter(s, s, left); {
 		case asked:
@@ -550,7 +412,6 @@ func (p *scattered) step(s *subtree) *metadata.Entry {
 		}
 		switch size := p.size(s, e); {
 		case !p.wanted(e):
-		case !p.leadsTo(s, d, e):
 		case size > maxScattered:
 			s.large = append(s.large, e)
 		case !p.take(s, d, e, size, left):
@@ -563,36 +424,6 @@ func (p *scattered) step(s *subtree) *metadata.Entry {
 	}
 }
 
-// sample is step before there are enough steps. It returns directories in which the job has opened
-// several files.
-func (p *scattered) sample(s *subtree, left allowance) *metadata.Entry {
-	for len(s.samples) > 0 {
-		d := s.samples[0]
-		listed, asked := p.enter(s, d, left)
-		if !listed && !asked && d.lister == nil && !d.failed {
-			return nil
-		}
-		s.samples = s.samples[1:]
-		if asked {
-			return d.dir
-		}
-	}
-	return nil
-}
-
-// leadsTo reports whether the stride of s leads to e, a file of d. p.mu must be held.
-func (p *scattered) leadsTo(s, d *subtree, e *metadata.Entry) bool {
-	pattern := s.pattern()
-	if pattern == nil || pattern.stride == 1 {
-		return true
-	}
-	if i, listed := p.names.Index(e); listed && d.at >= 0 && pattern.fits(i-d.at) {
-		return true
-	}
-	s.skipped, d.passed = int(pattern.stride), d.at < 0
-	return false
-}
-
 // stepLarge is step after all small files.
 func (p *scattered) stepLarge(s *subtree, left allowance) *metadata.Entry {
 	if !left.unlimited || s.listings > 0 {
@@ -600,8 +431,8 @@ func (p *scattered) stepLarge(s *subtree, left allowance) *metadata.Entry {
 	}
 	for len(s.large) > 0 {
 		e := s.large[0]
-		if d := p.subtree(e.Parent()); p.wanted(e) && p.leadsTo(s, d, e) {
-			if !p.take(s, d, e, e.Size(), left) {
+		if p.wanted(e) {
+			if !p.take(s, p.subtree(e.Parent()), e, e.Size(), left) {
 				return nil
 			}
 			s.large = s.large[1:]
@@ -619,7 +450,7 @@ func (p *scattered) enter(s, d *subtree, left allowance) (listed, asked bool) {
 		return true, false
 	}
 	n := 1 + min(d.dir.Info().Size/listingPage, maxPages)
-	if d.lister != nil || d.failed || int64(left.requests) < n || s.listings == maxListings || s.requests >= freeListings+s.gain {
+	if d.lister != nil || d.failed || int64(left.requests) < n || s.listings == maxListings {
 		return false, false
 	}
 	d.lister = s
@@ -693,6 +524,15 @@ func (p *scattered) foreign(e *metadata.Entry) {
 	}
 }
 
+// noOrder reports whether the files of a directory, or of a dataset that it belongs to, are read in
+// no order.
+func (p *scattered) noOrder(dir *metadata.Entry) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := p.subtrees[dir]
+	return d != nil && slices.ContainsFunc(d.around(), (*subtree).isShuffled)
+}
+
 // fail records that the source did not answer a request for a name in a directory, or for its
 // listing. The rest of it is not prefetched.
 func (p *scattered) fail(dir *metadata.Entry) {
@@ -714,11 +554,6 @@ func (p *scattered) listed(dir *metadata.Entry) (more bool) {
 	}
 	d.lister.listings--
 	loaded := p.load(d)
-	for _, e := range d.entries {
-		if p.wanted(e) {
-			d.lister.gain++
-		}
-	}
 	for s := d; s != nil; s = s.parent {
 		if s.begun && loaded {
 			s.found = append(s.found, d)

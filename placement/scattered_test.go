@@ -29,14 +29,6 @@ func slowSource(t testing.TB) *rig {
 // copied returns the bytes that were read from the source.
 func (r *rig) copied() int64 { return r.levels.Source().Stats().Bytes }
 
-// shuffledOpen records an open of e that inOrder does not recognize.
-func shuffledOpen(p *scattered, e *metadata.Entry, missing bool) {
-	if i, listed := p.names.Index(e); listed {
-		p.order(e, i, missing)
-	}
-	p.opened(e, false, missing)
-}
-
 // own returns the size of the first n files.
 func (s *shuffled) own(n int) (bytes int64) {
 	for _, data := range s.data[:n] {
@@ -75,7 +67,7 @@ func TestPrefetchIsInProportion(t *testing.T) {
 					} else {
 						found++
 					}
-					shuffledOpen(p, e, missing)
+					p.opened(e, false, missing)
 					for next := p.next(); next != nil; next = p.next() {
 						if next.IsDir() {
 							r.check(r.names.ListAhead(t.Context(), next))
@@ -258,7 +250,7 @@ func TestNextDirectory(t *testing.T) {
 	p := newScattered(r.names, requestWaste, func(int64, int64, int64) bool { return true })
 	read := func(dir, files int) (predicted int) {
 		for i := range files {
-			shuffledOpen(p, r.entry(fmt.Sprintf("d%04d/%05d", dir, i*77%100)), true)
+			p.opened(r.entry(fmt.Sprintf("d%04d/%05d", dir, i*77%100)), false, true)
 			for e := p.next(); e != nil; e = p.next() {
 				predicted++
 			}
@@ -287,7 +279,7 @@ func TestLargeFilesArePredictedOnce(t *testing.T) {
 	p := newScattered(r.names, requestWaste, func(int64, int64, int64) bool { return true })
 	predicted := make(map[*metadata.Entry]int)
 	for i := range files * 2 / 3 {
-		shuffledOpen(p, r.entry(fmt.Sprintf("d/%02d", i*7%files)), true)
+		p.opened(r.entry(fmt.Sprintf("d/%02d", i*7%files)), false, true)
 		for e := p.next(); e != nil; e = p.next() {
 			if predicted[e]++; predicted[e] > 1 {
 				t.Fatalf("%s was predicted again", e.Path())
@@ -403,7 +395,7 @@ func TestNoOrderIsNotOrder(t *testing.T) {
 		for _, name := range s.names[:600] {
 			e := s.entry(name)
 			i, _ := r.names.Index(e)
-			p.opened(e, i, order{stride: 1})
+			p.opened(e, i, false)
 			for p.next() != nil {
 				ahead++
 			}

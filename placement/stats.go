@@ -6,22 +6,18 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
-	"github.com/milkweedfs/milkweed/placement/observe"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // Counters count what a handler has done since the daemon started. They only grow. The
 // tags are those of tiers.TierCounters.
 type Counters struct {
-	Placed                int64 `json:"placed" metric:"placements_total" labels:"result=placed" help:"Copies committed." family:"Files to place, by result."`
-	PlacedBytes           int64 `json:"placed_bytes" metric:"placed_bytes_total" help:"Sizes of the copies committed."`
-	Prefetched            int64 `json:"prefetched" metric:"prefetched_files_total" help:"Copies committed that were started before the first open of the file."`
-	PrefetchedBytes       int64 `json:"prefetched_bytes" metric:"prefetched_bytes_total" help:"Sizes of the copies that were started before the first open of the file."`
-	PrefetchedOpened      int64 `json:"prefetched_opened" metric:"prefetched_opened_files_total" help:"Files whose first open on this node found a copy that was started before."`
-	PrefetchedOpenedBytes int64 `json:"prefetched_opened_bytes" metric:"prefetched_opened_bytes_total" help:"Sizes of the files whose first open on this node found a copy that was started before."`
-	Skipped               int64 `json:"skipped" metric:"placements_total" labels:"result=skipped" help:"Files for which no tier had room."`
-	Failed                int64 `json:"failed" metric:"placements_total" labels:"result=failed" help:"Copies that failed."`
-	Mismatched            int64 `json:"mismatched" metric:"mismatched_files_total" help:"Files that the source does not have as in the manifest: they are missing, or have another size or another SHA-256."`
+	Placed      int64 `json:"placed" metric:"placements_total" labels:"result=placed" help:"Copies committed." family:"Files to place, by result."`
+	PlacedBytes int64 `json:"placed_bytes" metric:"placed_bytes_total" help:"Sizes of the copies committed."`
+	Prefetched  int64 `json:"prefetched" metric:"prefetched_files_total" help:"Copies committed that were started before the first open of the file."`
+	Skipped     int64 `json:"skipped" metric:"placements_total" labels:"result=skipped" help:"Files for which no tier had room."`
+	Failed      int64 `json:"failed" metric:"placements_total" labels:"result=failed" help:"Copies that failed."`
+	Mismatched  int64 `json:"mismatched" metric:"mismatched_files_total" help:"Files that the source does not have as in the manifest: they are missing, or have another size or another SHA-256."`
 }
 
 // Fills describe the copies in flight at one moment.
@@ -41,27 +37,29 @@ type Stats struct {
 	Counters
 	Fills
 
-	IdleHandles int64           // files of the source in the idle-handle cache
-	RacyFiles   int64           // files that were opened while they were racy, and are not settled yet
-	RacySeen    int64           // files that were racy when they were to be copied, since the start
-	ClockAhead  time.Duration   // by how much the change time of a file was in the future when it was opened, at most
-	Opens       []observe.Opens // opens by level; Opens[0] at the source
-	Passthrough []observe.Opens // those of them that the kernel reads without the daemon
-	FillOpens   observe.Opens   // opens of files whose copies were in flight
-	PeerOpens   observe.Opens   // opens of files that were read from other nodes without a copy
-	Usage       Usage
-	Waits       tiers.Latency   // how long readers waited for blocks in flight
-	Waited      observe.Waits   // how long readers waited for anything
-	Epochs      []observe.Epoch // the last ones, the oldest first, and the one that goes on
-	EpochsEnded int64           // epochs that have ended, without those that were mixed
+	IdleHandles int64         // files of the source in the idle-handle cache
+	RacyFiles   int64         // files that were opened while they were racy, and are not settled yet
+	ClockAhead  time.Duration // by how much the change time of a file was in the future when it was opened, at most
+	Opens       []Opens       // opens by level; Opens[0] at the source
+	Passthrough []Opens       // those of them that the kernel reads without the daemon
+	FillOpens   Opens         // opens of files whose copies were in flight
+	PeerOpens   Opens         // opens of files that were read from other nodes without a copy
+	Waits       tiers.Latency // how long readers waited for blocks in flight
+	Waited      Waits         // how long readers waited for anything
+	Epochs      []Epoch       // the last ones, the oldest first, and the one that goes on
+	EpochsEnded int64         // epochs that have ended, without those that were mixed
 }
 
-// countPrefetched counts the first open of a file that was copied before.
-func (h *Handler) countPrefetched(e *metadata.Entry) {
-	if e.TakePrefetched() {
-		atomic.AddInt64(&h.counters.PrefetchedOpened, 1)
-		atomic.AddInt64(&h.counters.PrefetchedOpenedBytes, e.Size())
-	}
+// Opens counts how often files were opened.
+type Opens struct {
+	Files int64 // opens
+	Bytes int64 // the sizes of the files
+}
+
+// add counts the open of a file of size bytes.
+func (o *Opens) add(size int64) {
+	atomic.AddInt64(&o.Files, 1)
+	atomic.AddInt64(&o.Bytes, size)
 }
 
 // Stats returns the counters and the present state.
@@ -71,7 +69,7 @@ func (h *Handler) Stats() Stats {
 	if p := h.peers; p != nil {
 		queued, stalled, waits = queued+p.queue.len(), stalled+p.gate.stalled(), waits.Plus(p.gate.waits.Load())
 	}
-	opens, passthrough := drivers.Snapshot(&h.usage.opens), drivers.Snapshot(&h.usage.passthrough)
+	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
 	s := Stats{
 		Fills: Fills{
 			Queued:          queued,
@@ -84,15 +82,14 @@ func (h *Handler) Stats() Stats {
 		ClockAhead:  h.racy.clockAhead(),
 		Opens:       opens[:n],
 		Passthrough: passthrough[:n],
-		FillOpens:   drivers.Snapshot(&h.usage.fillOpens),
+		FillOpens:   drivers.Snapshot(&h.fillOpens),
 		PeerOpens:   h.peerOpens(),
-		Usage:       h.usage.now(),
 		Waits:       waits,
 		Waited:      h.waited(),
 	}
-	s.Epochs, s.EpochsEnded = h.record.Epochs()
+	s.Epochs, s.EpochsEnded = h.epochs.list()
 	// In the order in which a file passes these states, so that it is found in one of them.
-	s.RacyFiles, s.RacySeen = h.racy.len(), h.racy.total()
+	s.RacyFiles = h.racy.len()
 	s.InFlight, s.InFlightBytes = h.copying()
 	s.Unchecked = h.checks.pending.Load()
 	s.Counters = drivers.Snapshot(&h.counters)

@@ -352,7 +352,7 @@ func TestMemoryOfStreamsIsBounded(t *testing.T) {
 		for i := range want {
 			readers.Go(func() { r.wantFile(fmt.Sprint("f", i), want[i]) })
 		}
-		time.Sleep(2 * maxHeadStart) // workers may wait for the first blocks of readers
+		synctest.Wait()
 		if got, most := r.from.Hung(), workers+16; got != most {
 			t.Errorf("streams: got %d, want %d", got, most)
 		}

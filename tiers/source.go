@@ -22,8 +22,7 @@ import (
 // answer.
 type Source struct {
 	driver   drivers.Driver
-	calls    *bound // of the operations in flight
-	closing  *bound // of the files that are being closed; nil: that of closer
+	calls    chan struct{} // has an element for each operation in flight
 	scarcity *scarcity
 
 	namesInMemory bool // by the profile
@@ -39,8 +38,12 @@ type Source struct {
 var _ drivers.Driver = (*Source)(nil)
 
 func makeSource(driver drivers.Driver, s *scarcity) *Source {
-	return &Source{driver: driver, calls: &bound{limit: maxCalls}, scarcity: s, namesInMemory: drivers.ProfileOf(driver).NamesInMemory}
+	return &Source{driver: driver, calls: make(chan struct{}, maxCalls), scarcity: s, namesInMemory: drivers.ProfileOf(driver).NamesInMemory}
 }
+
+// maxCalls bounds the operations in flight, abandoned ones included. Further ones wait. An
+// operation that hangs takes a thread, and a Go program ends when it has 10,000.
+const maxCalls = 4096
 
 // call counts one operation and performs it. It repeats the operation while no descriptor is left.
 func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
@@ -63,14 +66,16 @@ func once[T any](ctx context.Context, s *Source, counter *int64, f func() (T, er
 	return v, err
 }
 
-// perform calls f, as await does, when the bound of the source admits it.
+// perform calls f, as await does, when fewer than maxCalls operations are in flight.
 func perform[T any](ctx context.Context, s *Source, f func() (T, error), late func(T)) (T, error) {
-	if err := s.calls.acquire(ctx); err != nil {
+	select {
+	case s.calls <- struct{}{}:
+	case <-ctx.Done():
 		var none T
-		return none, err
+		return none, context.Cause(ctx)
 	}
 	return await(ctx, 0, func() (T, error) {
-		defer s.calls.release()
+		defer func() { <-s.calls }()
 		return f()
 	}, late)
 }
@@ -380,13 +385,7 @@ func (o *sourceObject) release() error {
 	if !o.refs.Release() {
 		return nil
 	}
-	return o.source.closer.close(func() error {
-		if err := o.source.closing.acquire(context.Background()); err != nil {
-			return err
-		}
-		defer o.source.closing.release()
-		return o.obj.Close()
-	})
+	return o.source.closer.close(o.obj.Close)
 }
 
 // Close implements drivers.Object. It returns after at most closeTimeout.

@@ -41,7 +41,6 @@ type Tier struct {
 	scanned  chan struct{} // closed after the first successful scan
 	tried    chan struct{} // closed after the first scan
 	inFlight atomic.Int64  // operations, with abandoned ones that have not returned
-	calls    *bound        // of the operations; nil: there is none
 
 	counters TierCounters // updated atomically
 	latency  Histogram
@@ -290,19 +289,6 @@ func (t *Tier) Room() (quota, taken int64) {
 	return s.quota - s.window, max(s.used, 0) + s.reserved - s.windowed
 }
 
-// Free returns how many bytes further copies outside of the window may take: what the quota leaves, and no more than the
-// device has. It is 0 if the device does not say what it has.
-func (t *Tier) Free(ctx context.Context) int64 {
-	st, err := t.device(ctx)
-	if err != nil {
-		return 0
-	}
-	t.space.mu.Lock()
-	defer t.space.mu.Unlock()
-	s := &t.space
-	return max(0, min(s.left(false), st.Available-(s.reserved-s.written)))
-}
-
 // windowOf returns the size of the window in a quota.
 func (t *Tier) windowOf(quota int64) int64 {
 	if t.window.Bytes > 0 {
@@ -387,13 +373,8 @@ func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f fun
 		return caught(f)
 	}
 	t.inFlight.Add(1)
-	return await(ctx, timeout, func() (v T, err error) {
+	return await(ctx, timeout, func() (T, error) {
 		defer t.inFlight.Add(-1)
-		// f is called in any case: it may release what its caller holds.
-		if err := t.calls.acquire(context.Background()); err != nil {
-			return v, err
-		}
-		defer t.calls.release()
 		return f()
 	}, late)
 }

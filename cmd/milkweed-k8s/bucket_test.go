@@ -43,7 +43,7 @@ func TestBucket(t *testing.T) {
 	wrong.Secrets["AWS_SECRET_ACCESS_KEY"] = "wrong"
 	wantCode(t, n.publish(wrong), codes.FailedPrecondition, "source")
 	none := n.inline("pod3", map[string]string{sourceKey: url + "&anonymous=true"})
-	wantCode(t, n.publish(none), codes.FailedPrecondition, "nodePublishSecretRef")
+	wantCode(t, n.publish(none), codes.FailedPrecondition, "source")
 	if got := n.mounts(); len(got) != 1 {
 		t.Errorf("mounted: %q", got)
 	}

@@ -46,12 +46,9 @@ with mountPropagation: Bidirectional. It makes the folder of the socket and
 those of --mounter-dir, and gives them to the user of the mounter. The plugin
 can be restarted at any time: its state is the kernel's table of mounts.
 
-If a daemon dies, the plugin mounts the volume again, over the dead mount. After
-a restart of the plugin, kubelet's next NodePublishVolume does so
-(requiresRepublish: true). A container sees the new mount only with
-mountPropagation: HostToContainer; otherwise its pod must be restarted. Files
-that were open fail with ENOTCONN, and must be opened again. Before Linux 5.12,
-only pods that do not share a volume with another pod of the node recover.`
+If a daemon dies, kubelet's next NodePublishVolume (requiresRepublish: true)
+mounts the volume again. A container sees that only with mountPropagation:
+HostToContainer; otherwise its pod must be restarted.`
 
 const csiExample = `  milkweed-k8s csi --node-name "$NODE_NAME"
   milkweed-k8s csi --node-name node1 --mounter-uid 1000 --mounter-dir /tier/ssd`
@@ -93,13 +90,8 @@ type plugin struct {
 	extraSecrets []string
 	log          *slog.Logger
 
-	keeper        keeper
 	targets, keys locks      // one request at a time for a target, and for a key; targets first
-	table         sync.Mutex // held while mounts are found and bound, and while one is made or removed
-
-	// owners has the keys of the volumes, by the device numbers of their file systems, which the kernel
-	// uses again. Those of mounts from before the start of the plugin are missing. table guards it.
-	owners map[uint64]string
+	table         sync.Mutex // held while mounts are found and bound, and while one is removed
 }
 
 // run serves the endpoint until ctx is done.
@@ -117,10 +109,6 @@ func (p *plugin) run(ctx context.Context, endpoint string) error {
 	if err != nil {
 		return err
 	}
-	ctx, end := context.WithCancel(ctx)
-	defer p.keeper.running.Wait()
-	defer end()
-	p.keeper.start(ctx)
 	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.WaitForHandlers(true))
 	csi.RegisterIdentityServer(server, p)
 	csi.RegisterNodeServer(server, p)
@@ -196,9 +184,9 @@ func code(err error) codes.Code {
 func oneLine(err error) string {
 	var words []string
 	for line := range strings.Lines(err.Error()) {
-		words = append(words, strings.TrimSuffix(strings.TrimSpace(line), "."))
+		words = append(words, strings.TrimSpace(line))
 	}
-	return strings.Join(words, ". ") + "."
+	return strings.Join(words, ". ")
 }
 
 // locks has a lock for each of any number of names.

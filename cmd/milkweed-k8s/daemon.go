@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
@@ -40,24 +39,23 @@ const stopTime = 10 * time.Second
 type daemon struct {
 	key    string
 	source string
-	device uint64 // of the file system; 0: it has ended, and another one has the number. mounter.mu guards it
+	device uint64 // the device number of the file system
 	log    *slog.Logger
 
 	cmd     *exec.Cmd
 	verdict chan *failure // gets nil when the mount is ready, or the reason why it is not
 	ready   atomic.Bool
 	ended   chan struct{} // closed when the process has ended, or has not started
-	lost    chan struct{} // closed when it has ended, or was killed and cannot end
 }
 
 func newDaemon(r request, log *slog.Logger) *daemon {
-	return &daemon{key: r.Key, source: r.Volume.Source, device: r.Device, log: log, verdict: make(chan *failure, 1), ended: make(chan struct{}), lost: make(chan struct{})}
+	return &daemon{key: r.Key, source: r.Volume.Source, device: r.Device, log: log, verdict: make(chan *failure, 1), ended: make(chan struct{})}
 }
 
 // isReady reports whether the daemon serves.
 func (d *daemon) isReady() bool {
 	select {
-	case <-d.lost:
+	case <-d.ended:
 		return false
 	default:
 		return d.ready.Load()
@@ -127,36 +125,11 @@ func (d *daemon) start(program string, words []string, v volume, device *os.File
 func (d *daemon) wait(gone func()) {
 	defer close(d.ended)
 	defer gone()
-	ended := make(chan struct{})
-	go func() {
-		defer panics.Contain()
-		defer close(d.lost)
-		d.watch(ended)
-	}()
 	err := d.cmd.Wait()
-	close(ended)
 	if d.ready.Load() && err != nil {
 		d.log.Error("a daemon has died: its mount fails with ENOTCONN until it is published again", "err", err)
 	} else {
 		d.log.Info("a daemon has ended", "pid", d.pid(), "err", err)
-	}
-}
-
-// watch returns when the process has ended, or was killed and cannot end: one of its threads waits for a
-// reply that only the daemon could give. The plugin aborts the connection then.
-func (d *daemon) watch(ended <-chan struct{}) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for ending := (procs.Ending{PID: d.pid()}); ; {
-		select {
-		case <-ended:
-			return
-		case <-tick.C:
-		}
-		if ending.Hangs() {
-			d.log.Warn("a daemon was killed and cannot end", "pid", d.pid())
-			return
-		}
 	}
 }
 

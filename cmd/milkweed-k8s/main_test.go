@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -179,69 +177,14 @@ func (n *node) daemons() (pids []int) {
 	return pids
 }
 
-// daemonOf returns the process ID of the daemon of a source, or 0.
-func (n *node) daemonOf(source string) int {
-	for _, pid := range n.daemons() {
-		words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if bytes.Contains(words, []byte("\x00"+source+"\x00")) {
-			return pid
-		}
-	}
-	return 0
-}
-
-// A container is what the runtime makes of a container with a volume and mountPropagation:
-// HostToContainer: a mount namespace in which a slave of the mount is elsewhere.
-type container struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
-}
-
-// run starts a container with the volume of a pod.
-func (n *node) run(pod string) *container {
-	n.t.Helper()
-	point := n.dir + "/container-" + pod
-	n.check(os.Mkdir(point, 0o755))
-	c := &container{cmd: exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-c",
-		`mount --rbind "$1" "$2"; while read -r line; do cat "$2/b" 2>&1 | head -n1; done`, "sh", n.target(pod), point)}
-	in, err := c.cmd.StdinPipe()
-	n.check(err)
-	out, err := c.cmd.StdoutPipe()
-	n.check(err)
-	n.check(c.cmd.Start())
-	c.in, c.out = in, bufio.NewScanner(out)
-	n.t.Cleanup(c.end)
-	if got := c.read(); got != "b" {
-		n.t.Fatalf("the container reads %q", got)
-	}
-	return c
-}
-
-// read reads the file b of the volume, and returns its line, or an error.
-func (c *container) read() string {
-	if _, err := c.in.Write([]byte("\n")); err != nil {
-		return err.Error()
-	}
-	c.out.Scan()
-	return c.out.Text()
-}
-
-// end ends the container.
-func (c *container) end() {
-	c.in.Close()
-	c.cmd.Wait()
-}
-
 // start starts a command of milkweed-k8s in a mount namespace of its own, as in a pod. Mounts in the
-// folder of kubelet propagate in both directions if the user uid is 0, and /sys is read-only. Any other user has no capability,
+// folder of kubelet propagate in both directions if the user uid is 0. Any other user has no capability,
 // and sees no mounts.
 func (n *node) start(name string, uid int, words ...string) *process {
 	n.t.Helper()
 	words = append([]string{programs + "/milkweed-k8s"}, words...)
 	if uid == 0 {
-		words = append([]string{"unshare", "--mount", "--propagation", "unchanged", "--",
-			"sh", "-c", `mount -o remount,bind,ro /sys && exec "$@"`, "sh"}, words...)
+		words = append([]string{"unshare", "--mount", "--propagation", "unchanged", "--"}, words...)
 	} else {
 		id := fmt.Sprint(uid)
 		var namespace []string

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -107,12 +108,10 @@ func statfs(ctx context.Context, path string) (unix.Statfs_t, error) {
 	}
 }
 
-// mountDevice mounts a new /dev/fuse at target for the volume with a key, and returns its descriptor and
-// the device number of the file system. The caller closes the descriptor. Every user may read the mount,
-// as the permission bits of the files allow: a pod has any user.
-func (p *plugin) mountDevice(target, key string, v volume) (device *os.File, dev uint64, err error) {
-	p.table.Lock()
-	defer p.table.Unlock()
+// mountDevice mounts a new /dev/fuse at target, and returns its descriptor and the device number of the
+// file system. The caller closes the descriptor. Every user may read the mount, as the permission bits
+// of the files allow: a pod has any user.
+func mountDevice(target string, v volume, uid int) (device *os.File, dev uint64, err error) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, 0, status.Errorf(codes.FailedPrecondition, "open /dev/fuse: %v; load the module fuse on the node", err)
@@ -121,7 +120,7 @@ func (p *plugin) mountDevice(target, key string, v volume) (device *os.File, dev
 	if v.noExec() {
 		flags |= unix.MS_NOEXEC
 	}
-	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=0,max_read=%d,allow_other,default_permissions", fd, p.mounter.uid, maxRequest)
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=0,max_read=%d,allow_other,default_permissions", fd, uid, maxRequest)
 	if err := unix.Mount(v.Source, target, fsType, flags, data); err != nil {
 		unix.Close(fd)
 		return nil, 0, status.Errorf(codes.Internal, "mount %s: %v", target, err)
@@ -136,21 +135,13 @@ func (p *plugin) mountDevice(target, key string, v volume) (device *os.File, dev
 		device.Close()
 		return nil, 0, errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH))
 	}
-	if p.owners == nil {
-		p.owners = make(map[uint64]string)
-	}
-	p.owners[m.Dev] = key
 	return device, m.Dev, nil
 }
 
-// bind mounts the file system dev, of the volume with a key, at target, too. It reports false if that is
-// mounted nowhere.
-func (p *plugin) bind(ctx context.Context, dev uint64, key, target string) (bool, error) {
+// bind mounts the file system dev at target, too. It reports false if dev is mounted nowhere.
+func (p *plugin) bind(ctx context.Context, dev uint64, target string) (bool, error) {
 	p.table.Lock()
 	defer p.table.Unlock()
-	if owner, known := p.owners[dev]; known && owner != key {
-		return false, nil
-	}
 	table, err := mounts.Read(mounts.Self)
 	if err != nil {
 		return false, err
@@ -162,7 +153,7 @@ func (p *plugin) bind(ctx context.Context, dev uint64, key, target string) (bool
 		if at, _ := table.At(m.Point); at.Dev != dev { // another mount hides it
 			continue
 		}
-		if err := clone(m.Point, target); err != nil {
+		if err := unix.Mount(m.Point, target, "", unix.MS_BIND, ""); err != nil {
 			return false, status.Errorf(codes.Internal, "bind %s to %s: %v", m.Point, target, err)
 		}
 		p.log.Info("bound", "target", target, "to", m.Point)
@@ -171,57 +162,31 @@ func (p *plugin) bind(ctx context.Context, dev uint64, key, target string) (bool
 	return false, nil
 }
 
-// clone mounts the file system at path at target, too. A bind mount would be in the peer group of the
-// mount at path, and what is mounted over one of them, after the end of a daemon, would be mounted over
-// both. Before Linux 5.12, clone makes such a bind mount.
-func clone(path, target string) error {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
-	if errors.Is(err, unix.ENOSYS) {
-		return unix.Mount(path, target, "", unix.MS_BIND, "")
-	}
-	if err != nil {
-		return os.NewSyscallError("open_tree", err)
-	}
-	defer unix.Close(fd)
-	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
-	if errors.Is(err, unix.ENOSYS) {
-		return unix.Mount(path, target, "", unix.MS_BIND, "")
-	}
-	if err != nil {
-		return os.NewSyscallError("mount_setattr", err)
-	}
-	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH))
-}
+// maxStacked is the number of mounts at one target that are removed.
+const maxStacked = 8
 
-// owner returns the key of the volume whose file system dev is mounted, or "" if it is not known.
-func (p *plugin) owner(dev uint64) string {
-	p.table.Lock()
-	defer p.table.Unlock()
-	return p.owners[dev]
-}
-
-// unmountAll removes the mounts of Milkweed at target, and returns the keys of their volumes by the device
-// numbers. There is one for each daemon that has died.
-func (p *plugin) unmountAll(target string) (map[uint64]string, error) {
-	unmounted := make(map[uint64]string)
-	for {
+// unmountAll removes the mounts of Milkweed at target, and returns their device numbers.
+func (p *plugin) unmountAll(target string) (devices []uint64, err error) {
+	for range maxStacked {
 		table, err := mounts.Read(mounts.Self)
 		if err != nil {
-			return nil, err
+			return devices, err
 		}
 		m, ok := table.At(target)
 		if !ok {
-			return unmounted, nil
+			return devices, nil
 		}
 		if m.Type != fsType {
-			return nil, status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
+			return devices, status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
 		}
-		key := p.owner(m.Dev) // after the unmount, another volume may have the number
 		if err := p.unmount(target); err != nil {
-			return nil, err
+			return devices, err
 		}
-		unmounted[m.Dev] = key
+		if !slices.Contains(devices, m.Dev) {
+			devices = append(devices, m.Dev)
+		}
 	}
+	return devices, status.Errorf(codes.Internal, "%s is still mounted", target)
 }
 
 // unmount removes one mount at target.
@@ -238,28 +203,8 @@ func (p *plugin) unmount(target string) error {
 	}
 }
 
-// setReadAhead sets how much the kernel reads ahead on a file system to the size of a request. In a
-// container, /sys is often read-only; a mount of sysfs that has no path is not.
+// setReadAhead sets how much the kernel reads ahead on a file system to the size of a request.
 func setReadAhead(dev uint64) error {
-	context, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return os.NewSyscallError("fsopen", err)
-	}
-	defer unix.Close(context)
-	if err := unix.FsconfigCreate(context); err != nil {
-		return os.NewSyscallError("fsconfig", err)
-	}
-	sys, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		return os.NewSyscallError("fsmount", err)
-	}
-	defer unix.Close(sys)
-	name := fmt.Sprintf("class/bdi/%d:%d/read_ahead_kb", unix.Major(dev), unix.Minor(dev))
-	fd, err := unix.Openat(sys, name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: "/sys/" + name, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), "/sys/"+name)
-	_, err = f.WriteString(strconv.Itoa(maxRequest >> 10))
-	return errors.Join(err, f.Close())
+	path := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(dev), unix.Minor(dev))
+	return os.WriteFile(path, []byte(strconv.Itoa(maxRequest>>10)), 0)
 }

@@ -190,31 +190,23 @@ func (m *mounter) serve(ctx context.Context, conn *net.UnixConn) {
 func (m *mounter) handle(ctx context.Context, r request, device *os.File) (response, error) {
 	switch r.Op {
 	case opFind:
-		device, err := m.find(ctx, r.Key)
-		return response{Device: device}, err
+		return response{Device: m.find(r.Key)}, nil
 	case opMount:
 		return response{}, m.mount(ctx, r, device)
 	case opEnd:
-		return response{}, m.end(ctx, r)
-	case opWatch:
-		return response{}, m.watch(ctx, r.Device)
+		return response{}, m.end(ctx, r.Device)
 	}
 	return response{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
-// find returns the device number of the file system of a volume, or 0. It waits for the end of a daemon
-// whose file system has ended.
-func (m *mounter) find(ctx context.Context, key string) (uint64, error) {
+// find returns the device number of the file system of a volume, or 0.
+func (m *mounter) find(key string) uint64 {
 	m.mu.Lock()
-	d, device := m.daemons[key], uint64(0)
-	if d != nil && d.isReady() {
-		device = d.device
+	defer m.mu.Unlock()
+	if d := m.daemons[key]; d != nil && d.isReady() {
+		return d.device
 	}
-	m.mu.Unlock()
-	if d != nil && d.isReady() && device == 0 {
-		return 0, m.awaitEnd(ctx, d)
-	}
-	return device, nil
+	return 0
 }
 
 // mount starts the daemon of a volume, and waits until it serves.
@@ -251,11 +243,6 @@ func (m *mounter) add(r request) (*daemon, error) {
 	if m.daemons[r.Key] != nil {
 		return nil, errors.New("the volume has a daemon already")
 	}
-	for _, d := range m.daemons {
-		if d.device == r.Device { // its file system has ended: the kernel has used the number again
-			d.device = 0
-		}
-	}
 	d := newDaemon(r, m.log.With("target", r.Target))
 	m.daemons[r.Key] = d
 	return d, nil
@@ -270,11 +257,8 @@ func (m *mounter) remove(d *daemon) {
 }
 
 // explain returns err, the error of a daemon. If another daemon uses the same tiers for the same source,
-// it says how pods can share that one; if a bucket cannot be read without a secret, how to give one.
+// it says how pods can share that one.
 func (m *mounter) explain(err error, r request) error {
-	if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Source && strings.Contains(r.Volume.Source, "://") && len(r.Volume.Secrets) == 0 {
-		return &exit.Error{Code: e.Code, Err: e.Err, Remedy: "If the bucket needs credentials, name their secret in nodePublishSecretRef. " + e.Remedy}
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key, d := range m.daemons {
@@ -362,44 +346,19 @@ func (m *mounter) isBelow(path string) bool {
 // in another mount namespace.
 const unmountTime = 10 * time.Second
 
-// of returns the daemon that serves, or has served, a file system, or nil. key is that of the volume, or ""
-// if it is not known.
-func (m *mounter) of(device uint64, key string) *daemon {
+// end returns when the daemon of a file system that was unmounted has ended.
+func (m *mounter) end(ctx context.Context, device uint64) error {
+	var daemon *daemon
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for _, d := range m.daemons {
-		if d.isReady() && (d.device == device && (key == "" || d.key == key) || d.device == 0 && d.key == key) {
-			return d
+		if d.device == device && d.isReady() {
+			daemon = d
 		}
 	}
-	return nil
-}
-
-// watch returns when no daemon serves a file system any more.
-func (m *mounter) watch(ctx context.Context, device uint64) error {
-	d := m.of(device, "")
-	if d == nil {
-		return nil
-	}
-	select {
-	case <-d.lost:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// end returns when the daemon of a file system that was unmounted has ended.
-func (m *mounter) end(ctx context.Context, r request) error {
-	daemon := m.of(r.Device, r.Key)
+	m.mu.Unlock()
 	if daemon == nil {
 		return nil
 	}
-	return m.awaitEnd(ctx, daemon)
-}
-
-// awaitEnd returns when a daemon has ended whose file system was unmounted.
-func (m *mounter) awaitEnd(ctx context.Context, daemon *daemon) error {
 	select {
 	case <-daemon.ended:
 	case <-time.After(unmountTime):

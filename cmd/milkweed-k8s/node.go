@@ -70,9 +70,6 @@ func (p *plugin) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	if err := p.publish(ctx, target, v); err != nil {
 		return nil, err
 	}
-	if err := p.keep(target, v); err != nil {
-		return nil, err
-	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
@@ -129,8 +126,11 @@ func (p *plugin) publish(ctx context.Context, target string, v volume) error {
 		return status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
 	case state == alive:
 		return nil
-	case state == dead: // the new mount hides the dead one, also in containers: see keeper.go
+	case state == dead:
 		p.log.Warn("a daemon has died; mounting again", "target", target)
+		if err := p.unmount(target); err != nil {
+			return err
+		}
 	}
 	key := v.key()
 	unlock, err := p.keys.lock(ctx, key)
@@ -171,16 +171,16 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 		return withRemedy(err)
 	}
 	if found.Device != 0 {
-		done, err := p.bind(ctx, found.Device, key, target)
+		done, err := p.bind(ctx, found.Device, target)
 		if done || err != nil {
 			return err
 		}
-		// Its last mount has just been removed. Another volume may have its number.
-		if _, err := p.mounter.do(ctx, request{Op: opEnd, Key: key, Device: found.Device}, nil); err != nil {
+		// Its last mount has just been removed.
+		if _, err := p.mounter.do(ctx, request{Op: opEnd, Device: found.Device}, nil); err != nil {
 			return withRemedy(err)
 		}
 	}
-	device, dev, err := p.mountDevice(target, key, v)
+	device, dev, err := mountDevice(target, v, p.mounter.uid)
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,6 @@ func (p *plugin) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVo
 		return nil, err
 	}
 	defer unlock()
-	p.keeper.drop(target)
 	if err := p.unpublish(ctx, target); err != nil {
 		return nil, err
 	}
@@ -228,20 +227,20 @@ func (p *plugin) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVo
 
 // unpublish removes the mounts at target, and target. The target is locked.
 func (p *plugin) unpublish(ctx context.Context, target string) error {
-	unmounted, err := p.unmountAll(target)
+	devices, err := p.unmountAll(target)
 	if err != nil {
 		return err
 	}
-	for dev, key := range unmounted {
-		table, err := mounts.Read(mounts.Self)
-		if err != nil {
-			return err
-		}
-		if table.Has(dev) && (key == "" || p.owner(dev) == key) { // other targets have the volume, or may have it, too
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return err
+	}
+	for _, dev := range devices {
+		if table.Has(dev) { // other volumes share it
 			continue
 		}
 		// Without the mounter, its daemons are gone, too.
-		if _, err := p.mounter.do(ctx, request{Op: opEnd, Key: key, Device: dev}, nil); err != nil {
+		if _, err := p.mounter.do(ctx, request{Op: opEnd, Device: dev}, nil); err != nil {
 			p.log.Warn("the end of a daemon is not awaited", "target", target, "err", err)
 		}
 	}

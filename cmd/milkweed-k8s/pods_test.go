@@ -142,7 +142,7 @@ func TestPodsOfTheExamples(t *testing.T) {
 		if used, _ := filepath.Glob(dir + "/emptydir/milkweed-mounter/memory/*/milkweed.json"); len(used) != 1 {
 			t.Errorf("the tier in memory has %q", used)
 		}
-		if used, _ := filepath.Glob(dir + "/local/milkweed-csi/*/milkweed.json"); len(used) != 1 {
+		if used, _ := filepath.Glob(dir + "/local/milkweed/*/milkweed.json"); len(used) != 1 {
 			t.Errorf("the tier on disk has %q", used)
 		}
 		if _, err := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "milkweed-digits", TargetPath: target}); err != nil {

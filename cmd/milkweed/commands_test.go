@@ -71,25 +71,24 @@ ram     100 MiB  400 MiB  25%   90     1,000  900 MiB     0       0        healt
 ssd     0 B      800 MiB  0%    0      0      0 B         3       0        down: no space left on device  /local/milkweed
 source                                 400    300 MiB     0                -                              /lustre/imagenet
 
-LEVEL   MODE         OPENS  BYTES READ      PASSTHROUGH
-ram     cached       100    30 MiB          on
-        passthrough  800    6.8 GiB opened  
-ssd     -            0      0 B             off: it is stacked
-source  cached       100    3.0 MiB         off: the source has a cap
-READS and BYTES READ do not include reads in passthrough, which the kernel does directly; "opened" is the sizes of the opened files instead.
+LEVEL   MODE         OPENS  BYTES OPENED  PASSTHROUGH
+ram     cached       100    50 MiB        on
+        passthrough  800    6.8 GiB       
+ssd     -            0      0 B           off: it is stacked
+source  cached       100    300 MiB       off: the source has a cap
+READS and BYTES READ do not include reads in passthrough: the kernel does them directly.
 
-EPOCH   BEGAN     TOOK  FILES  BYTES READ                                       LATENCY  BANDWIDTH  FILL    TIERS
-5       ` + clock(6) + `  13s   900                                                     0s       0s         0s      0s
-mixed   ` + clock(7) + `  14s   700                                                     0s       0s         0s      0s
-6       ` + clock(8) + `  2m5s  1,000  2.0 MiB fill, 5.0 MiB ram, 70 MiB opened in ram  0s       1.5s       0s      0s
-7, now  ` + clock(11) + `  1s    20                                                      0s       0s         0s      0s
-all                                                                             1m1.5s   0s         32.1ms  2.13s
+EPOCH   BEGAN     TOOK  FILES  BYTES OPENED             LATENCY  BANDWIDTH  FILL    TIERS
+5       ` + clock(6) + `  13s   900                             0s       0s         0s      0s
+mixed   ` + clock(7) + `  14s   700                             0s       0s         0s      0s
+6       ` + clock(8) + `  2m5s  1,000  20 MiB fill, 80 MiB ram  0s       1.5s       0s      0s
+7, now  ` + clock(11) + `  1s    20                              0s       0s         0s      0s
+all                                                     1m1.5s   0s         32.1ms  2.13s
 LATENCY, BANDWIDTH, FILL and TIERS are times that readers waited, summed over the readers.
 mixed: not recognizable as an epoch. Files were opened again before others were opened.
 
 opens      1,000, 90% from a tier; 5 open now
-placed     90 files (100 MiB), 30 prefetched (2 not opened), 4 skipped, 1 failed
-complete   no: 910 files (1000 MiB) without a copy, of the 1,000 known so far; 2 directories are not listed yet, 7 names have no attributes yet; no room for 4; 810 of the 900 files opened have no copy
+placed     90 files (100 MiB), 30 prefetched, 4 skipped, 1 failed
 in flight  2 files (8.0 MiB), 7 queued
 limit      3 blocks of at most 12 in flight in the background; requests take 1.2 × the time of an idle source
 plan       1,800 entries in 2 streams, 64 ahead of the job (8.0 MiB); 90% of 200 opens predicted
@@ -110,7 +109,7 @@ func TestStatusOfABucket(t *testing.T) {
 		`
 source                                 400    300 MiB     0                -                              s3://bucket/imagenet
 `, `
-source  cached       100    3.0 MiB         off: the source is a bucket, which the kernel cannot read
+source  cached       100    300 MiB       off: the source is a bucket, which the kernel cannot read
 `, `
 source     3 idle handles, 523 operations: 0 acl, 0 holes, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 bucket     3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received

@@ -29,7 +29,6 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
-	"github.com/milkweedfs/milkweed/fs/fusectl"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -51,20 +50,17 @@ type daemon struct {
 
 	manifests *manifest.Driver // has those of the generations; nil: they have none
 
-	tiers      openTiers
-	peers      *peering
-	service    check.Service // how the kernel reads files
-	levels     *tiers.Hierarchy
-	names      *metadata.Container
-	saved      snapshotKeeper
-	handler    *placement.Handler
-	mount      *fs.Mount
-	connection *fusectl.Connection // of the mount; nil: not known
-	dev        uint64              // device number of the mount; 0: not known, because another process has mounted it
-	how        mounting
-	guests     guestSocket
-	memory     memoryPlan
-	threads    *tiers.Threads // nil: they are not limited
+	tiers   openTiers
+	peers   *peering
+	service check.Service // how the kernel reads files
+	levels  *tiers.Hierarchy
+	names   *metadata.Container
+	saved   snapshotKeeper
+	handler *placement.Handler
+	mount   *fs.Mount
+	dev     uint64 // device number of the mount; 0: not known, because another process has mounted it
+	how     mounting
+	memory  memoryPlan
 
 	reloading
 
@@ -87,7 +83,6 @@ var _ control.Daemon = (*daemon)(nil)
 type mounting struct {
 	noExec bool // programs on the mount cannot be executed
 	device int  // serve this descriptor of /dev/fuse, which another process has mounted; 0: mount
-	lock   mountLock
 }
 
 // adopts reports whether another process has mounted the file system.
@@ -139,7 +134,7 @@ func serve(
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {
 		return err
 	}
-	d.threads = reserveThreads(cfg.Placement.Workers, d.log)
+	reserveThreads(cfg.Placement.Workers, d.log)
 	d.effective.Store(cfg)
 	listen := control.Listen
 	if d.adopts() {
@@ -151,7 +146,7 @@ func serve(
 	}
 	defer listener.Close() // last: umount waits for it
 	defer func() { err = errors.Join(err, atMost(endTime, d.close)) }()
-	if err := d.open(ctx, listener); err != nil {
+	if err := d.open(ctx); err != nil {
 		return err
 	}
 
@@ -174,15 +169,11 @@ func serve(
 		return err
 	}
 
-	d.openGuestSocket(ctx, listener)
-	defer d.guests.close()
 	if err := d.mountFS(listener.Addr().String()); err != nil {
 		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
 	defer d.serveControl(context.WithoutCancel(ctx), listener)()
-	stopGuests := d.serveGuests(context.WithoutCancel(ctx))
-	defer stopGuests()
 	d.start(d.scheduleScrubs)
 	d.start(d.awaitHangups)
 	d.start(d.saveOften)
@@ -199,13 +190,9 @@ func serve(
 		d.start(func(ctx context.Context) { d.names.Sweep(ctx, w) })
 	}
 	ready()
-	if d.how.lock.file != nil {
-		d.start(d.unmountUnused)
-	}
 
 	d.awaitUnmount(ctx)
 	log.Info("unmounted", "point", cfg.Mount.Point)
-	stopGuests() // another daemon may use the mount point
 	d.release()
 	d.drain(signal, listener)
 	return nil
@@ -221,9 +208,7 @@ func (d *daemon) mountFS(socket string) (err error) {
 		AllowOther:    d.cfg.Mount.AllowOther,
 		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "" && d.cfg.Source.Manifest == "", // a bucket and a manifest have none
 		Socket:        socket,
-		Guests:        d.guests.attributes(),
 		Node:          d.peers.index(),
-		Lock:          d.how.lock.path,
 		NegativeTTL:   d.cfg.Mount.AttrTimeout,
 		NoExec:        d.how.noExec,
 		MaxRequest:    d.memory.request,
@@ -236,13 +221,8 @@ func (d *daemon) mountFS(socket string) (err error) {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
 	}
 	if d.adopts() {
-		dev := fs.Connection(d.how.device)
-		connection, err := fusectl.Open(dev)
-		if errors.Is(fs.CheckDevice(d.how.device), fs.ErrNotMounted) { // the number may be that of another file system by now
-			connection.Close()
-			connection = nil
-		}
-		d.mounted(dev, connection, err)
+		d.dev = fs.Connection(d.how.device)
+		d.avoidOwnMount()
 		return nil
 	}
 	table, err := mounts.Read(mounts.Self)
@@ -254,47 +234,33 @@ func (d *daemon) mountFS(socket string) (err error) {
 		d.unmount()
 		return fmt.Errorf("mount %s: %w", d.cfg.Mount.Point, err)
 	}
-	connection, err := mounts.Connection(m.Dev, m.Point)
-	d.mounted(m.Dev, connection, err)
+	d.dev = m.Dev
+	d.avoidOwnMount()
 	return nil
 }
 
-// mounted takes over the file system dev, which has been mounted, with its connection, or the reason why
-// there is none. It keeps the source from being read through the mount, if that hides its path.
-func (d *daemon) mounted(dev uint64, connection *fusectl.Connection, err error) {
-	d.dev, d.connection = dev, connection
-	if err != nil {
-		d.log.Info("only the end of this process can end the mount where others use it", "err", err)
-	}
+// avoidOwnMount keeps the source from being read through the mount, if that hides its path.
+func (d *daemon) avoidOwnMount() {
 	if dir, ok := d.source.(*posix.Dir); ok {
 		dir.Avoid(d.dev)
 	}
 }
 
-// open opens the source and the tiers, and creates the metadata and the placement. Commands that find
-// l learn what it waits for.
-func (d *daemon) open(ctx context.Context, l *control.Listener) error {
+// open opens the source and the tiers, and creates the metadata and the placement.
+func (d *daemon) open(ctx context.Context) error {
 	var err error
 	if d.source, d.pin, err = openPinned(ctx, d.cfg, d.log); err != nil {
 		return check.SourceError(d.cfg.Source, err)
 	}
 	d.dataset = config.DatasetID(d.cfg.Source.Name())
-	waits := func(cause error) {
-		if err := l.Waits(text("waiting for the other nodes: " + cause.Error())); err != nil {
-			d.log.Warn("status will not know what the mount waits for", "err", err)
-		}
-	}
-	if d.peers, err = openPeers(ctx, d.cfg.Peers, d.dataset, d.about, waits, d.log); err != nil {
-		return err
-	}
-	if err := l.Waits(""); err != nil {
+	if d.peers, err = openPeers(ctx, d.cfg.Peers, d.dataset, d.about, d.log); err != nil {
 		return err
 	}
 	driver, err := d.withManifest(ctx, d.limited())
 	if err != nil {
 		return err
 	}
-	if d.levels, err = tiers.New(driver, d.tierConfigs(), tiers.Options{Peers: d.peers.tiers(), Threads: d.threads}, d.log); err != nil {
+	if d.levels, err = tiers.New(driver, d.tierConfigs(), tiers.Options{Peers: d.peers.tiers()}, d.log); err != nil {
 		return err
 	}
 	if err := d.openTiers(ctx); err != nil {

@@ -8,9 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -74,8 +72,7 @@ func spawn(dir string, env ...string) (*exec.Cmd, <-chan *verdict, error) {
 	cmd := exec.Command("/proc/self/exe") // this program, even if its file was replaced
 	cmd.Args = os.Args
 	cmd.Dir = dir
-	uses := func(pair string) bool { return strings.HasPrefix(pair, usesEnv+"=") } // it uses no mount
-	cmd.Env = append(append(slices.DeleteFunc(os.Environ(), uses), readyEnv+"=3"), env...)
+	cmd.Env = append(append(os.Environ(), readyEnv+"=3"), env...)
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the child
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

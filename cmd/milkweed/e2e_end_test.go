@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -20,8 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/drivers/drivertest"
-	"github.com/milkweedfs/milkweed/fs"
 )
 
 // A foreground is a daemon that runs in the foreground, as a child of the test.
@@ -257,78 +254,6 @@ func TestMetrics(t *testing.T) {
 	d.cmd.Process.Signal(unix.SIGTERM)
 	d.wait()
 	s.wantNothing()
-}
-
-// The kernel gives the device number of a file system that has ended to the next one. `milkweed umount`
-// does not end that one.
-//
-//suite:check
-func TestUmountSparesOthers(t *testing.T) {
-	s, other := newSite(t), newSite(t)
-	s.write("f", 1000)
-	ended, spared := make(chan struct{}), make(chan error, 1)
-	go func() {
-		var err error
-		for err == nil {
-			select {
-			case <-ended:
-				spared <- nil
-				return
-			default:
-				err = other.mountMany(nil)
-			}
-		}
-		spared <- err
-	}()
-	for range 60 {
-		s.mount("1MiB")
-		s.milkweed("umount", "--force", s.point)
-	}
-	close(ended)
-	if err := <-spared; err != nil {
-		t.Error(err)
-	}
-}
-
-// The same for a daemon that learns of its end late, and then gets a signal, too.
-func TestDaemonSparesOthers(t *testing.T) {
-	s, other := newSite(t), newSite(t)
-	s.write("f", 1000)
-	for range 6 {
-		d := serveInForeground(s, "1MiB")
-		drivertest.Stop(t, d.cmd.Process.Pid)
-		s.check(unix.Unmount(s.point, 0))
-		s.check(other.mountMany(func() {
-			s.check(d.cmd.Process.Signal(unix.SIGTERM))
-			s.check(d.cmd.Process.Signal(unix.SIGCONT))
-			d.wait()
-		}))
-	}
-	s.wantNothing()
-}
-
-// mountMany mounts so many file systems that a device number which is free again is soon used, and calls
-// meanwhile, unless it is nil. The error is that of a mount that another process has ended.
-func (s *site) mountMany(meanwhile func()) error {
-	var devices []*os.File
-	for i := range 20 {
-		point := fmt.Sprintf("%s/%d", s.point, i)
-		s.check(os.MkdirAll(point, 0o755))
-		devices = append(devices, mountDevice(s, point))
-		time.Sleep(time.Millisecond)
-	}
-	if meanwhile != nil {
-		meanwhile()
-	}
-	var errs []error
-	for _, device := range devices {
-		errs = append(errs, fs.CheckDevice(int(device.Fd())))
-	}
-	s.unmountAll()
-	for _, device := range devices {
-		device.Close()
-	}
-	return errors.Join(errs...)
 }
 
 // Umount --all unmounts all mounts, also if one of them is in use. With --dry-run it only names the users.

@@ -65,7 +65,7 @@ func TestModeAuto(t *testing.T) {
 		s := newSite(t)
 		varied(s)
 		s.mount("64MiB")
-		if got := s.status(); got.Mode != "stateless" || !strings.Contains(got.ModeReason, "the median size of files is") {
+		if got := s.status(); got.Mode != "stateless" || !strings.Contains(got.ModeReason, "KiB on average") {
 			t.Errorf("got %s, %q", got.Mode, got.ModeReason)
 		}
 	})
@@ -73,7 +73,7 @@ func TestModeAuto(t *testing.T) {
 		s := newSite(t)
 		s.write("a/f", 2<<20)
 		s.mount("64MiB")
-		if got := s.status(); got.Mode != "passthrough" || !strings.Contains(got.ModeReason, "is 2.0 MiB") {
+		if got := s.status(); got.Mode != "passthrough" || !strings.Contains(got.ModeReason, "2.0 MiB on average") {
 			t.Errorf("got %s, %q", got.Mode, got.ModeReason)
 		}
 	})

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -169,40 +168,4 @@ func TestPeersRefused(t *testing.T) {
 			}
 		})
 	}
-}
-
-// While a mount waits for the addresses of other nodes, its log says how many of them it has, and so do the
-// commands that a readiness probe runs. When it ends, by umount or by a signal, they do not.
-func TestWaitingForPeers(t *testing.T) {
-	s := newSite(t)
-	s.write("f", 10)
-	words := append([]string{"mount", "-f", "--peers", "dns:localhost", "-o", "peers_min=2,peers_serve=false"}, s.mountWords("64MiB")[1:]...)
-	const cause = "dns: localhost has 1 of 2 addresses"
-	for _, end := range []func(waiting *exec.Cmd){
-		func(*exec.Cmd) { s.milkweed("umount", s.point) },
-		func(waiting *exec.Cmd) { s.check(waiting.Process.Kill()) },
-	} {
-		waiting := s.command(s.words(words)...)
-		log, err := os.Create(s.dir + "/stderr")
-		s.check(err)
-		defer log.Close()
-		waiting.Stderr = log
-		s.check(waiting.Start())
-		s.eventually("status names what the mount waits for", func() bool {
-			r := s.try("status", s.point)
-			return r.code == exit.NotMounted && strings.Contains(r.stderr, "is not mounted yet: waiting for the other nodes: "+cause)
-		})
-		s.eventually("the log names it", func() bool {
-			text, err := os.ReadFile(log.Name())
-			return err == nil && strings.Contains(string(text), cause)
-		})
-		end(waiting)
-		waiting.Wait()
-		if r := s.try("status", s.point); r.code != exit.NotMounted || strings.Contains(r.stderr, "yet") {
-			t.Errorf("after the end: exit code %d, %s", r.code, r.stderr)
-		}
-	}
-	s.mount("64MiB")
-	s.umount()
-	s.wantNothing()
 }

@@ -77,21 +77,10 @@ func TestReadersWhilePlacing(t *testing.T) {
 
 const trainer = "../../examples/pytorch/train.py"
 
-// pythonModule returns the folder with the Python module, for PYTHONPATH.
-func pythonModule(t testing.TB) string {
-	t.Helper()
-	folder, err := filepath.Abs("../../examples/python")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return folder
-}
-
 // train trains on a directory, and returns the loss of each step.
 func (s *site) train(folder string, flags ...string) string {
 	s.t.Helper()
 	file := filepath.Join(s.dir, "losses")
-	s.env = append(s.env, "PYTHONPATH="+pythonModule(s.t))
 	s.script(trainer, append(flags, folder, "--losses", file)...)
 	losses, err := os.ReadFile(file)
 	s.check(err)
@@ -153,49 +142,6 @@ func TestPyTorchPlan(t *testing.T) {
 	}
 	s.umount()
 	s.wantNothing()
-}
-
-// Of a dataset that a DistributedSampler of PyTorch divides, the mount copies the share of the process
-// that reads it, and hardly anything else. What is shuffled before it is divided is a random part,
-// which looks like all of it; after an epoch, doctor says that copies were never opened. In the
-// second epoch the source is not read.
-//
-//suite:check
-func TestPyTorchShares(t *testing.T) {
-	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch")
-	for _, c := range []struct {
-		replicas int
-		shuffle  bool
-		most     float64
-	}{{2, false, 1.05}, {5, false, 1.05}, {5, true, 2}} {
-		t.Run(fmt.Sprintf("1 of %d shuffled %v", c.replicas, c.shuffle), func(t *testing.T) {
-			s := newSite(t)
-			for i := range 600 {
-				s.write(fmt.Sprintf("%d/%03d", i/100, i), 10_000+i)
-			}
-			s.mountWith("mode=cached", "1GiB")
-			args := []string{s.source, s.point, strconv.Itoa(c.replicas), "1", "2"}
-			if c.shuffle {
-				args = append(args, "--shuffle")
-			}
-			own, err := strconv.ParseFloat(strings.Fields(s.script("testdata/shared.py", args...))[0], 64)
-			s.check(err)
-			st := s.settled()
-			if got := float64(st.Source.Bytes) / own; got > c.most || got < 1 {
-				t.Errorf("got %.3f times the bytes of the share from the source, want 1 to %v", got, c.most)
-			}
-			before := st.Source.SourceCounters
-			s.script("testdata/shared.py", args...)
-			if got := s.settled().Source; got.Bytes != before.Bytes || got.Opens != before.Opens {
-				t.Errorf("later epochs: got %d opens and %d bytes of the source", got.Opens-before.Opens, got.Bytes-before.Bytes)
-			}
-			if told := strings.Contains(s.try("doctor", s.point).stdout, "never opened"); told != c.shuffle {
-				t.Errorf("doctor says that copies were never opened: %v", told)
-			}
-			s.umount()
-			s.wantNothing()
-		})
-	}
 }
 
 // TestPFS repeats tests on a distributed file system. MILKWEED_TEST_PFS is a directory of it.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // supervise mounts under a supervisor, in the background.
@@ -89,7 +88,8 @@ func TestSuperviseInForeground(t *testing.T) {
 	cmd := s.command(s.words(append(s.mountWords("64MiB"), "--supervise", "--foreground"))...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	s.startService(cmd) // a daemon that dies before it is ready is not started again
+	s.check(cmd.Start())
+	s.eventually("the mount is ready", func() bool { return s.try("status", s.point).code == 0 })
 	s.kill(s.status().PID, "f", data)
 	s.check(cmd.Process.Signal(unix.SIGTERM))
 	if err := cmd.Wait(); err != nil {
@@ -139,54 +139,5 @@ func TestCrashPause(t *testing.T) {
 	}
 	if crashPause(1) != 0 || sum < 30*time.Second || sum > 10*time.Minute {
 		t.Errorf("first pause %v, all %v", crashPause(1), sum)
-	}
-}
-
-// A thread of the daemon that tells the kernel that a file has changed waits while a read of the file is in
-// progress. If the daemon is killed then, each waits for the other. A supervisor, umount, and a mount with
-// --clear-stale end that, and status names the cause.
-//
-//suite:check
-func TestDaemonDiesWhileItNotifies(t *testing.T) {
-	for name, again := range map[string]func(s *site, words []string){
-		"supervisor": func(s *site, _ []string) {
-			s.eventually("it has been mounted again", func() bool { return s.try("status", s.point).code == exit.OK })
-		},
-		"umount": func(s *site, words []string) {
-			if r := s.try("status", s.point); r.code != exit.NotMounted || !strings.Contains(r.stderr, "was killed, and cannot end") || !strings.Contains(r.stderr, "milkweed umount") {
-				s.t.Errorf("status: exit code %d, %s", r.code, r.stderr)
-			}
-			s.milkweed("umount", "--lazy", s.point)
-			s.milkweed(words...)
-		},
-		"mount --clear-stale": func(s *site, words []string) { s.milkweed(append(words, "--clear-stale")...) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			s.write("slow", 8<<20)
-			words := s.mountWords("64MiB")
-			slow := []string{"-o", "mode=stateless,source_bandwidth=100kB"}
-			if name == "supervisor" {
-				slow = append(slow, "--supervise")
-			}
-			s.milkweed(append(words, slow...)...)
-			pid := s.status().PID
-			reader := s.command("dd", "if="+s.point+"/slow", "of=/dev/null", "bs=1M")
-			s.check(reader.Start())
-			s.eventually("the file is being read", func() bool { return s.status().Fills.InFlight > 0 })
-			s.check(os.Chmod(s.source+"/slow", 0o600))
-			refresh := s.command(s.words([]string{"refresh", s.point + "/slow"})...)
-			s.check(refresh.Start())
-			s.eventually("the daemon notifies the kernel", func() bool { return drivertest.WaitsIn(pid, "folio_lock") })
-			s.check(unix.Kill(pid, unix.SIGKILL))
-			again(s, words)
-			if err := reader.Wait(); err == nil {
-				t.Error("the read of a daemon that was killed has succeeded")
-			}
-			refresh.Wait()
-			s.umount()
-			s.eventually("all processes have ended", func() bool { return len(s.processes()) == 0 })
-			s.wantNothing()
-		})
 	}
 }

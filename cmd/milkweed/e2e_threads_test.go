@@ -1,9 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -66,100 +63,4 @@ finally:
 			s.wantNothing()
 		})
 	}
-}
-
-// While a source hangs 300 calls of a job that has used up the processes of its user, the daemon lives:
-// copies are read, status and doctor say that calls wait, and all calls end when the source answers.
-func TestThreadsWhileSourceHangs(t *testing.T) {
-	parallel(t)
-	s := newSite(t)
-	for i := range 20 {
-		s.write(fmt.Sprintf("placed/%03d", i), 20_000)
-	}
-	for i := range 300 {
-		s.write(fmt.Sprintf("later/%03d", i), 5_000)
-	}
-	s.asUserOfOne("4000020")
-	copied := s.source
-	stop, resume := s.hangable()
-	s.wrapper = append(s.wrapper, "prlimit", "--nproc=900:900", "--")
-	s.mountWith("mode=cached,attr_timeout=10m", "64MiB")
-	s.must(python, "-c", "import sys; [open(sys.argv[1] + '/placed/%03d' % i, 'rb').read() for i in range(20)]", s.point)
-	s.settled()
-	const job = `import os, signal, sys, threading, time
-point, want, go = sys.argv[1:]
-def same(path):
-    with open(os.path.join(point, path), "rb") as a, open(os.path.join(want, path), "rb") as b:
-        os.posix_fadvise(a.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert a.read() == b.read(), path
-later = ["later/" + name for name in os.listdir(point + "/later")]
-for name in later:
-    os.stat(os.path.join(point, name))
-print("ready", flush=True)
-while not os.path.exists(go + "1"):
-    time.sleep(0.01)
-begin, good = threading.Event(), []
-def read(path):
-    begin.wait()
-    same(path)
-    good.append(path)
-threads = [threading.Thread(target=read, args=(path,)) for path in later]
-for t in threads:
-    t.start()
-pids = []
-try:
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            signal.pause()
-        pids.append(pid)
-except BlockingIOError:
-    pass
-try:
-    assert len(pids) > 10, len(pids)
-    begin.set()
-    while not os.path.exists(go + "2"):
-        time.sleep(0.01)
-    for i in range(20):
-        same("placed/%03d" % i)
-    print("copies", flush=True)
-    for t in threads:
-        t.join()
-    print(len(good), flush=True)
-finally:
-    for pid in pids:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
-`
-	cmd := s.command(python, "-c", job, s.point, copied, s.dir+"/go")
-	cmd.Stderr = t.Output()
-	out, err := cmd.StdoutPipe()
-	s.check(err)
-	s.check(cmd.Start())
-	lines := bufio.NewScanner(out)
-	next := func(want string) {
-		t.Helper()
-		if !lines.Scan() || lines.Text() != want {
-			t.Fatalf("the job printed %q, want %q; the log:\n%s", lines.Text(), want, s.logs())
-		}
-	}
-	next("ready")
-	stop()
-	s.check(os.WriteFile(s.dir+"/go1", nil, 0o644))
-	s.eventually("calls wait", func() bool { return s.status().WaitingCalls > 0 })
-	s.check(os.WriteFile(s.dir+"/go2", nil, 0o644))
-	next("copies")
-	if !strings.Contains(s.get("/metrics"), "milkweed_calls_waiting ") {
-		t.Error("the metrics do not say how many calls wait")
-	}
-	if !strings.Contains(s.logs(), "there may be no more threads") {
-		t.Errorf("the log does not say that calls wait:\n%s", s.logs())
-	}
-	resume()
-	next("300")
-	s.check(cmd.Wait())
-	if n := s.status().WaitingCalls; n != 0 {
-		t.Errorf("%d calls wait when all have ended", n)
-	}
-	s.umount()
 }

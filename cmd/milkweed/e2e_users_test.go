@@ -1,9 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -80,178 +77,16 @@ func TestServiceUser(t *testing.T) {
 	s.wantNothing()
 }
 
-// A user cannot use the daemon of another user, unless the mount has allow_other and the user may read
-// it: then status, where and plan can be used.
+// A user cannot use the daemon of another user.
 func TestOtherUser(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
-	root := s.wrapper
-	commands := [][]string{
-		{"status", s.point}, {"where", s.point + "/f"}, {"plan", "--show", s.point}, {"warmup", s.point}, {"refresh", s.point},
-		{"evict", s.point}, {"scrub", s.point}, {"trace", s.point}, {"config", "reload", s.point}, {"exchange", "--show", s.point},
-		{"doctor", s.point},
+	s.mount("1GiB")
+	s.asNobody()
+	r := s.try("status", s.point)
+	if r.code != exit.NotMounted || !strings.Contains(r.stderr, "was mounted by another user (0)") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
-	for _, c := range []struct {
-		options, mode string
-		refusal       string // of status, where and plan; "": they succeed
-	}{
-		{"clock_skew=0s", "755", "was mounted by another user (0)"}, {"allow_other", "755", ""},
-		{"allow_other", "711", "was mounted by another user (0)"}, {"allow_other", "744", "serves those who may enter the mount"},
-	} {
-		s.sh(`chmod "$2" "$1"`, s.source, c.mode)
-		s.mountWith(c.options, "64MiB")
-		s.asNobody()
-		for i, words := range commands {
-			code, message := exit.NotMounted, "was mounted by another user (0)"
-			if i < 3 {
-				message = c.refusal
-			}
-			if message == "" {
-				code = exit.OK
-			}
-			if r := s.try(words...); r.code != code || !strings.Contains(r.stderr, message) {
-				t.Errorf("%v: %q: exit code %d\n%s", c, words, r.code, r.stderr)
-			}
-		}
-		s.wrapper = root
-		s.umount()
-	}
-	s.wantNothing()
-}
-
-// asUser runs words as a user with groups, the first of which is the effective one.
-func (s *site) asUser(uid, groups string, words ...string) result {
-	s.t.Helper()
-	group, _, _ := strings.Cut(groups, ",")
-	return s.run(append([]string{"setpriv", "--reuid=" + uid, "--regid=" + group, "--groups=" + groups, "--"}, words...)...)
-}
-
-// For a guest, a user who may read a mount with allow_other and does not own it, where shows the files that
-// the user may read, and no name in a directory that the user may not search. What only an owner may do is
-// refused, and so is a request without the token of its user.
-func TestGuestSees(t *testing.T) {
-	drivertest.Need(t, "setfacl", "setpriv", "getfattr", "curl")
-	s := newSite(t)
-	files := []string{"plain", "not-for-77", "not-for-group-88", "for-77", "for-group-88", "of-78", "folder/f", "private/f", "list-only/f"}
-	for _, name := range files {
-		s.write(name, 1000)
-	}
-	s.sh(`cd "$1" && setfacl -m u:77:--- not-for-77 && setfacl -m g:88:--- not-for-group-88 && chmod 600 for-77 for-group-88 &&
-		setfacl -m u:77:r for-77 && setfacl -m g:88:r,m::r for-group-88 && setfacl -m u:77:--- folder && chmod 400 of-78 && chown 78:99 of-78 &&
-		chmod 711 private && chmod 744 list-only && chown 78 private/f && chmod 600 private/f`, s.source)
-	s.mountWith("allow_other", "64MiB")
-	for _, user := range [][]string{{"77", "77"}, {"77", "77,88"}, {"78", "78"}, {"78", "78,88"}, {"78", "99"}, {"79", "79,88,99"}, {nobody, nobody}} {
-		for _, name := range append(files, "missing", "private/missing", "list-only/missing", "folder/missing") {
-			read := s.asUser(user[0], user[1], "cat", s.point+"/"+name)
-			r := s.asUser(user[0], user[1], s.program, "where", s.point+"/"+name)
-			if (r.code == exit.OK) != (read.code == exit.OK) {
-				t.Errorf("user %s, %s: where has the exit code %d, and cat %d\n%s", user, name, r.code, read.code, r.stderr)
-			}
-			for _, reason := range []string{"No such file", "Permission denied"} {
-				lower := strings.ToLower(strings.TrimPrefix(reason, "No such "))
-				if lower == "file" {
-					lower = "file does not exist"
-				}
-				if strings.Contains(read.stderr, reason) && !strings.Contains(r.stderr, lower) {
-					t.Errorf("user %s, %s: where says %q, and cat %q", user, name, r.stderr, read.stderr)
-				}
-			}
-		}
-	}
-
-	const requests = `socket=$(getfattr --absolute-names --only-values -n user.milkweed.socket "$1")
-		token=$(getfattr --absolute-names --only-values -n user.milkweed.token "$1")
-		request() { curl --silent --unix-socket "$socket" -o /dev/null -w '%{http_code} ' "$@"; }
-		case "$socket" in *.pub) ;; *) echo "$socket"; exit ;; esac
-		[ -z "$2" ] || token=$2
-		request -H "Milkweed-Token: $token" http://x/v1/status
-		request -H "Milkweed-Token: $token" -X POST --data-binary plain http://x/v1/plan
-		request http://x/v1/status
-		request -H "Milkweed-Token: x" http://x/v1/where?path=plain
-		for path in config metrics trace peers exchange generations; do request -H "Milkweed-Token: $token" http://x/v1/$path; done
-		for path in reload warmup refresh evict scrub exchange exchange/epoch shutdown generations/switch; do
-			request -H "Milkweed-Token: $token" -X POST http://x/v1/$path
-		done
-		request -H "Milkweed-Token: $token" http://x/debug/pprof/profile`
-	all := strings.Repeat("403 ", 18)
-	if r := s.asUser("77", "77", "sh", "-c", requests, "sh", s.point, ""); r.stdout != "200 200 "+all {
-		t.Errorf("as a guest: %s%s", r.stdout, r.stderr)
-	}
-	foreign := strings.TrimSpace(s.asUser("78", "78", "getfattr", "--absolute-names", "--only-values", "-n", "user.milkweed.token", s.point).stdout)
-	if r := s.asUser("77", "77", "sh", "-c", requests, "sh", s.point, foreign); foreign == "" || r.stdout != "403 403 "+all {
-		t.Errorf("with the token of another user, %q: %s%s", foreign, r.stdout, r.stderr)
-	}
-	if got := s.must("getfattr", "--absolute-names", "--only-values", "-n", "user.milkweed.socket", s.point); !strings.HasSuffix(got, ".sock") {
-		t.Errorf("root finds the socket %s", got)
-	}
-	if got := s.sh(`stat -c '%a' "$1" "$1"/*.sock "$1"/*.pub`, s.dir+"/run"); got != "711\n600\n666\n" {
-		t.Errorf("the modes of the directory and its sockets: %q", got)
-	}
-	if r := s.asUser("77", "77", s.program, "status"); r.code != exit.OK || !strings.Contains(r.stdout, s.point) {
-		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
-	s.umount()
-	s.wantNothing()
-}
-
-// A guest hands over a plan of its own. Files that the guest may not read are neither looked up nor
-// copied. Other guests do not see the plan, and it ends with the last process of the user.
-func TestGuestPlans(t *testing.T) {
-	drivertest.Need(t, "setpriv")
-	s := newSite(t)
-	var list []string
-	for i := range 20 {
-		name := fmt.Sprintf("%02d", i)
-		s.write(name, 1000)
-		s.write("private/"+name, 1000)
-		list = append(list, s.point+"/"+name, s.point+"/private/"+name)
-	}
-	s.sh(`chown -R 4000078 "$1/private" && chmod 700 "$1/private"`, s.source)
-	order := s.dir + "/order"
-	s.check(os.WriteFile(order, []byte(strings.Join(list, "\n")), 0o644))
-	s.mountWith("allow_other", "64MiB")
-
-	const guest, other = "4000077", "4000078" // no other processes of the machine have them
-	job := s.command("setpriv", "--reuid="+guest, "--regid="+guest, "--clear-groups", "--", "sh", "-c",
-		`"$1" plan --stream rank0 "$2" "$3" && "$1" plan --show "$2" && echo end && exec cat`, "sh", s.program, s.point, order)
-	stdin, err := job.StdinPipe()
-	s.check(err)
-	stdout, err := job.StdoutPipe()
-	s.check(err)
-	job.Stderr = os.Stderr
-	s.check(job.Start())
-	var shown string
-	for lines := bufio.NewScanner(stdout); lines.Scan() && lines.Text() != "end"; {
-		shown += lines.Text() + "\n"
-	}
-	if !strings.Contains(shown, "40 files planned") || !strings.Contains(shown, "\nrank0 ") {
-		t.Errorf("the guest: %s", shown)
-	}
-	s.eventually("the plan is carried out", func() bool { return s.settled().Placement.Placed == 20 && s.status().Plan.Missing == 20 })
-	for i := range 20 {
-		for dir, want := range map[string]string{"": "placed", "private/": "source"} {
-			if got := s.milkweed("where", fmt.Sprintf("%s/%s%02d", s.point, dir, i)); !strings.Contains(got, " "+want+" ") {
-				t.Errorf("where: %s, want %s", got, want)
-			}
-		}
-	}
-	if got := s.milkweed("plan", "--show", s.point); !strings.Contains(got, "user "+guest+": rank0") {
-		t.Errorf("root: %s", got)
-	}
-	if r := s.asUser(other, other, s.program, "plan", "--show", s.point); r.code != exit.OK || !strings.Contains(r.stdout, "no plan") {
-		t.Errorf("another guest: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
-	if r := s.asUser(other, other, s.program, "plan", "--clear", s.point); r.code != exit.OK || s.status().Plan.StreamCount != 1 {
-		t.Errorf("another guest has cleared the plan, or not its own: exit code %d\n%s", r.code, r.stderr)
-	}
-	s.check(stdin.Close())
-	s.check(job.Wait())
-	s.eventually("the plan has ended", func() bool { return s.status().Plan.StreamCount == 0 })
-	if got := s.status().Plan.Missing; got != 20 {
-		t.Errorf("missing: %d after the end of the plan", got)
-	}
-	s.umount()
-	s.wantNothing()
 }
 
 // A mount without a configuration works if another user has taken the folder in /dev/shm. It says

@@ -32,8 +32,9 @@ file; the list and these arguments must be the same on all nodes.
 
 FILE, or the standard input, is a list of files, in the syntax that milkweed
 plan --help describes. Without FILE, the exchange that is running goes on with
-another epoch. Jobs in Python need no command: milkweed.LocalShuffle of the
-Python module does all of this, and computes which files a process reads.
+another epoch. Jobs in Python need no command: milkweed.LocalShuffle of
+examples/pytorch/milkweed.py does all of this, and computes which files a
+process reads.
 
 A node needs room for the files of two epochs, about (1 + Q) times its share. A
 file that was given away is dropped when all readers of this node have begun the

@@ -88,11 +88,7 @@ func checkManifest(ctx context.Context, cfg *config.Config) []check.Finding {
 		return check.Manifest(place.String(), nil, place.ofOne())
 	}
 	m, err := place.load(ctx, shown)
-	findings := check.Manifest(place.String(), m, err)
-	if err == nil {
-		findings = append(findings, check.Room(ctx, cfg, func(context.Context) (check.Need, error) { return needOf(m), nil })...)
-	}
-	return findings
+	return check.Manifest(place.String(), m, err)
 }
 
 // ofOne is the error for a manifest that is not in the dataset, if the source has generations.

@@ -34,11 +34,6 @@ first time, then after a pause that doubles from 1 s to 1 min. It gives up after
 10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
 Files that were open fail with ENOTCONN. Unmounting ends both processes.
 
-With --while-locked FILE, the daemon unmounts when no process has a lock on
-FILE, as flock(1) makes it, also if all of them were killed. A process whose
-environment variable MILKWEED_USES has FILE counts as well; it is a list as PATH
-is. While files of the mount are open, it stays. The Python module mounts so.
-
 With --fuse-fd N, another process has mounted the file system and passes on the
 descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
 is only the name of the mount, for messages and milkweed status. The process
@@ -139,7 +134,6 @@ systemd).`
   milkweed mount -c tiering.toml
   milkweed mount --tier ram:/dev/shm/milkweed:64GiB --tier ssd:/local/milkweed:90% /lustre/imagenet /mnt/imagenet
   milkweed mount --profile imagenet-folder /lustre/imagenet /mnt/imagenet
-  flock --shared job.lock sh -c 'milkweed mount --while-locked job.lock /lustre/imagenet /mnt/imagenet && ls /mnt/imagenet'
   milkweed mount -f --log-level debug /lustre/imagenet /mnt/imagenet
   milkweed mount -f --fuse-fd 3 -o allow_other /lustre/imagenet /mnt/imagenet
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
@@ -181,7 +175,6 @@ type mountFlags struct {
 	foreground bool
 	watched    bool // --supervise
 	clearStale bool
-	lock       string // --while-locked; "": none
 	fake       bool
 	fuseFD     int // --fuse-fd; 0: none
 
@@ -210,7 +203,6 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.foreground, "foreground", "f", false, "stay in the foreground")
 	flags.BoolVar(&f.watched, "supervise", false, "mount again if the daemon crashes")
 	flags.BoolVar(&f.clearStale, "clear-stale", false, "first unmount a stale Milkweed mount on MOUNTPOINT; for services that are restarted")
-	flags.StringVar(&f.lock, "while-locked", "", "unmount when no process has a lock on `FILE`")
 	flags.IntVar(&f.fuseFD, "fuse-fd", 0, "serve the inherited descriptor `N` of /dev/fuse, which is mounted already")
 	flags.BoolVar(&f.fake, "fake", false, "do everything except mounting")
 	flags.MarkHidden("fake") // mount(8) passes it as -f
@@ -267,10 +259,6 @@ func (f *mountFlags) serve(
 	if f.fuseFD != 0 {
 		examine = check.BeforeServing
 	}
-	lock, err := f.openLock()
-	if err != nil {
-		return err
-	}
 	findings := examine(ctx, c)
 	if err := check.First(findings); err != nil {
 		return err
@@ -294,7 +282,7 @@ func (f *mountFlags) serve(
 			return c, c.ValidateValues()
 		},
 	}
-	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD, lock: lock}, log, by.crashes, func() {
+	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD}, log, by.crashes, func() {
 		for _, f := range findings {
 			if f.Name == "source" && f.Status == check.Warning {
 				log.Warn("the source may be a wrong one", "problem", f.Detail, "remedy", f.Remedy)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/filelist"
@@ -43,10 +42,6 @@ A job with several processes that read has a stream for each. A plan has at most
 1,000,000 entries in 256 streams; they are kept in memory, and an entry is
 forgotten when the job has passed it. A stream is forgotten a minute after its
 last entry was opened, or an hour after its last use.
-
-In the mount of another user, with allow_other, the plan is one of this user's
-own, of at most 500,000 entries in 128 streams. Its files that this user may
-read are copied. It ends with the last process of this user on the machine.
 
 --show prints, for each stream, the entry that the job has reached, how many
 entries ahead of it were looked up, and copied where possible, and how many
@@ -101,7 +96,7 @@ func (o planOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	client, err := control.DialAny(c.Context(), m.Point)
+	client, err := control.Dial(c.Context(), m.Point)
 	if err != nil {
 		return err
 	}
@@ -196,11 +191,7 @@ func (o planOptions) print(ctx context.Context, w io.Writer, client *control.Cli
 		_, err := fmt.Fprintf(w, "%s: no plan\n", text(point))
 		return err
 	}
-	s, err := client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "%s: %s\n", text(point), planSummary(p.PlanStats, s.Mode))
+	fmt.Fprintf(w, "%s: %s\n", text(point), planSummary(p.PlanStats))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nSTREAM\tEPOCH\tPOSITION\tOF\tLEAD\tPREDICTED")
 	for _, s := range p.Streams {
@@ -210,16 +201,13 @@ func (o planOptions) print(ctx context.Context, w io.Writer, client *control.Cli
 	return t.Flush()
 }
 
-// planSummary describes the plan of a mount with a mode in one line.
-func planSummary(p placement.PlanStats, mode string) string {
+// planSummary describes a plan in one line.
+func planSummary(p placement.PlanStats) string {
 	line := fmt.Sprintf("%s in %s, %s ahead of the job (%s); ", plural(p.Entries, "entry", "entries"),
 		plural(p.StreamCount, "stream", "streams"), count(p.Lead), size(p.LeadBytes))
-	switch {
-	case p.Opens == 0 && mode == string(config.Stateless):
-		line += "no open yet: in mode stateless the first read of a file is its open, and of files in the page cache there is none"
-	case p.Opens == 0:
+	if p.Opens == 0 {
 		line += "no open yet"
-	default:
+	} else {
 		line += fmt.Sprintf("%s of %s predicted", percent(p.Correct, p.Opens), plural(p.Opens, "open", "opens"))
 	}
 	if p.Missing > 0 {

@@ -16,11 +16,6 @@ import (
 
 // Plan implements control.Daemon.
 func (d *daemon) Plan(part placement.PlanPart, given []string) (placement.PlanResult, error) {
-	return d.plan(given, func(names []string) (placement.PlanResult, error) { return d.handler.Plan(part, names) })
-}
-
-// plan calls add with paths that a user has given, as the handler has them.
-func (d *daemon) plan(given []string, add func(names []string) (placement.PlanResult, error)) (placement.PlanResult, error) {
 	if d.draining.Load() {
 		return placement.PlanResult{}, errDraining
 	}
@@ -34,7 +29,7 @@ func (d *daemon) plan(given []string, add func(names []string) (placement.PlanRe
 			names[i] = d.names.Inside(name)
 		}
 	}
-	r, err := add(names)
+	r, err := d.handler.Plan(part, names)
 	if errors.Is(err, placement.ErrPlanPart) || errors.Is(err, placement.ErrPlanFull) {
 		err = &exit.Error{Code: exit.Usage, Err: err}
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
-	"github.com/milkweedfs/milkweed/placement/observe"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -53,9 +52,6 @@ func (d *daemon) Status(context.Context) control.Status {
 		Scrub:         d.handler.ScrubStats(),
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),
-		ReadBytes:     make(map[string]int64),
-		Coverage:      d.handler.Coverage(),
-		Usage:         placed.Usage,
 		ReadLatency:   make(map[string]control.Histogram),
 		Waits:         d.waits(placed.Waited),
 		Epochs:        []control.Epoch{},
@@ -68,10 +64,8 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.GenerationGone = d.names.GenerationLost()
 	stuck := d.mount.Stuck(stuckAfter)
 	s.StuckRequests, s.OldestRequestSeconds = stuck.Requests, stuck.Oldest.Seconds()
-	s.WaitingCalls = int64(d.levels.Calls().Waiting)
 	if s.Draining = d.draining.Load(); s.Draining {
 		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
-		s.Coverage.Complete, s.Coverage.OpenedComplete = false, false // it reads the source only
 	}
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
@@ -90,7 +84,6 @@ func (d *daemon) Status(context.Context) control.Status {
 		GranularitySeconds: d.service.Granularity.Seconds(),
 		RacyWindowSeconds:  d.service.RacyWindow(d.cfg).Seconds(),
 		RacyFiles:          placed.RacyFiles,
-		RacySeen:           placed.RacySeen,
 		ClockAheadSeconds:  placed.ClockAhead.Seconds(),
 	}
 	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
@@ -102,9 +95,9 @@ func (d *daemon) Status(context.Context) control.Status {
 	for l, all := range placed.Opens {
 		d.addOpens(&s, d.levels.Name(tiers.Level(l)), all, placed.Passthrough[l])
 	}
-	d.addOpens(&s, fillLevel, placed.FillOpens, observe.Opens{})
+	d.addOpens(&s, fillLevel, placed.FillOpens, placement.Opens{})
 	if s.Peers != nil {
-		d.addOpens(&s, peersLevel, placed.PeerOpens, observe.Opens{})
+		d.addOpens(&s, peersLevel, placed.PeerOpens, placement.Opens{})
 	}
 	for _, e := range placed.Epochs {
 		s.Epochs = append(s.Epochs, d.epoch(e))
@@ -114,10 +107,9 @@ func (d *daemon) Status(context.Context) control.Status {
 
 // addOpens adds the opens of one level to s. Of all of them, passthrough are those that the
 // kernel reads directly.
-func (d *daemon) addOpens(s *control.Status, level string, all, passthrough observe.Opens) {
+func (d *daemon) addOpens(s *control.Status, level string, all, passthrough placement.Opens) {
 	other := string(d.service.Mode)
 	s.Opens[level], s.OpenedBytes[level] = make(map[string]int64), make(map[string]int64)
-	s.ReadBytes[level] = all.Read
 	if d.service.Mode == config.Passthrough {
 		other = string(config.Cached)
 		s.Opens[level][string(config.Passthrough)] = passthrough.Files
@@ -178,19 +170,13 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 	if err != nil {
 		return control.Location{}, err
 	}
-	return d.locate(name, e), nil
-}
-
-// locate returns the location of an entry, which has a name.
-func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 	l := control.Location{Path: name, Type: typeOf(e), SizeBytes: e.Info().Size}
 	if !e.IsRegular() {
-		return l
+		return l, nil
 	}
 	level := e.Level()
 	l.Level, l.State = d.levels.Name(level), control.AtSource
 	filled, filling := d.handler.Filling(e)
-	wait, recently := d.handler.ChangedRecently(e)
 	switch {
 	case level != tiers.AtSource:
 		l.State = control.Placed
@@ -199,8 +185,6 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:
 		l.State, l.Reason = control.NotPlaced, "empty"
-	case recently:
-		l.State, l.Reason = control.NotPlaced, fmt.Sprintf("it changed recently, and is copied in %v", wait.Round(time.Second))
 	case d.names.HasPieces(e):
 		here := 0
 		pieces := d.names.CachedPieces(e)
@@ -224,7 +208,7 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 			}
 		}
 	}
-	return l
+	return l, nil
 }
 
 // lacks returns what the devices of tiers lack for a copy of size bytes, a text for each that lacks
@@ -261,12 +245,7 @@ func (d *daemon) resolve(ctx context.Context, name string, timeout time.Duration
 	if e := d.names.CachedCopy(d.names.CopyName(name)); e != nil && !e.Unknown() {
 		return e, nil
 	}
-	return nil, noResponse(name, timeout)
-}
-
-// noResponse is the error for a name that is not cached.
-func noResponse(name string, timeout time.Duration) error {
-	return &exit.Error{
+	return nil, &exit.Error{
 		Code: exit.Source, Err: fmt.Errorf("%s: the name is not cached, and the source did not respond within %v", name, timeout),
 		Remedy: "Run it again when the source responds.",
 	}
@@ -292,16 +271,20 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 	if d.draining.Load() {
 		return errDraining
 	}
-	entries, err := d.resolveAll(ctx, names)
-	if err != nil {
-		return err
+	var entries []*metadata.Entry
+	for _, name := range names {
+		e, err := d.resolve(ctx, d.names.Inside(name), warmupTimeout)
+		if err != nil {
+			return err
+		}
+		entries = append(entries, e)
 	}
 	var (
 		last    placement.Progress
 		failed  failures
 		updated time.Time
 	)
-	err = d.handler.Warmup(ctx, entries, func(p placement.Progress) {
+	err := d.handler.Warmup(ctx, entries, func(p placement.Progress) {
 		last = p
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()
@@ -310,18 +293,6 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 	}, func(e *metadata.Entry, err error) { failed.add(d.names.Outside(e.Path()), err) })
 	progress(warmupProgress(last, failed))
 	return err
-}
-
-// resolveAll returns the entries of names.
-func (d *daemon) resolveAll(ctx context.Context, names []string) (entries []*metadata.Entry, err error) {
-	for _, name := range names {
-		e, err := d.resolve(ctx, d.names.Inside(name), warmupTimeout)
-		if err != nil {
-			return nil, err
-		}
-		entries = append(entries, e)
-	}
-	return entries, nil
 }
 
 // The failures of a warm-up or a preparation are what it reports of the files that were not copied.

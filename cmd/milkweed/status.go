@@ -34,10 +34,7 @@ operations on the source, and the copies in flight.
 
 PATH is a mount point or a path below one. Without PATH, status shows every
 mount of Milkweed that this user may inspect, and each daemon that is draining:
-its mount was unmounted, and is in use in other mount namespaces. The mount of
-another user can be inspected if it has allow_other and this user may read it:
-the plan is then that of this user, and the reason for the health of a tier is
-missing.
+its mount was unmounted, and is in use in other mount namespaces.
 
 A level is the name of a tier, "peers" or "source". Opens of files whose copies
 were in flight have the level "fill". Health is healthy, degraded, down, full or
@@ -48,10 +45,9 @@ are counted.
 A mode is passthrough, in which the kernel reads the file of the tier directly;
 stateless, in which the kernel opens files without a FUSE round trip; or cached.
 The daemon sees neither reads in passthrough nor reads from the page cache, and
-does not count them in READS and BYTES READ. For opens in passthrough, BYTES
-READ has the sizes of the files, marked "opened". Opens, and these sizes, are
-counted in every mode. In mode stateless, the first read of a file in some
-seconds counts as its open.
+does not count them in reads and bytes_read. Opens, and the sizes of the files
+opened, are counted in every mode. In mode stateless, the first read of a file
+in some seconds counts as its open.
 
 The table of epochs shows how long readers waited, summed over the readers: for
 the latency and the bandwidth of the source, for copies in flight, and for
@@ -228,7 +224,7 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 }
 
 func statusOf(ctx context.Context, mountPoint string) (control.Status, error) {
-	c, err := control.DialAny(ctx, mountPoint)
+	c, err := control.Dial(ctx, mountPoint)
 	if err != nil {
 		return control.Status{}, err
 	}
@@ -262,10 +258,6 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(w, "%s for more than a minute, the oldest for %v: see the log\n",
 			plural(s.StuckRequests, "request waits", "requests wait"), time.Duration(s.OldestRequestSeconds)*time.Second)
 	}
-	if s.WaitingCalls > 0 {
-		fmt.Fprintf(w, "%s for others to end, because the daemon may have no more threads\n",
-			plural(s.WaitingCalls, "call of the source or a tier waits", "calls of the source or a tier wait"))
-	}
 	for _, n := range s.Elsewhere {
 		fmt.Fprintf(w, "mounted in %s\n", text(n.String()))
 	}
@@ -287,13 +279,8 @@ func printStatus(w io.Writer, s control.Status) error {
 	printOpens(t, s)
 	printWaits(t, s)
 	fmt.Fprintf(t, "\nopens\t%s\n", opensLine(s))
-	unopened := ""
-	if n := s.Placement.Prefetched - s.Placement.PrefetchedOpened; n > 0 {
-		unopened = fmt.Sprintf(" (%s not opened)", count(n))
-	}
-	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched%s, %s skipped, %s failed\n",
-		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), unopened, count(s.Placement.Skipped), count(s.Placement.Failed))
-	fmt.Fprintf(t, "complete\t%s\n", coverageLine(s))
+	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
+		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
 	fmt.Fprintf(t, "limit\t%s of at most %s in flight in the background; requests take %.1f × the time of an idle source\n",
 		plural(s.Fills.Background, "block", "blocks"), count(s.Fills.BackgroundLimit), s.Fills.SourceSlowdown)
@@ -301,7 +288,7 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(t, "window\t%s\n", windowLine(w))
 	}
 	if s.Plan.StreamCount > 0 {
-		fmt.Fprintf(t, "plan\t%s\n", planSummary(s.Plan, s.Mode))
+		fmt.Fprintf(t, "plan\t%s\n", planSummary(s.Plan))
 	}
 	if s.Peers != nil {
 		fmt.Fprintf(t, "peers\t%s\n", peersLine(*s.Peers))
@@ -326,15 +313,6 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(t, "\t%s, %s, %s throttled; %s\n",
 			plural(q.Retries, "retry", "retries"), plural(q.Hedges, "hedge", "hedges"), count(q.Throttled),
 			plural(q.Hidden, "hidden key", "hidden keys"))
-		if q.Refused != "" {
-			fmt.Fprintf(t, "\tthe store has refused the credentials for %v: %s\n", time.Duration(q.RefusedSeconds*float64(time.Second)).Round(time.Second), q.Refused)
-		}
-		if q.Archived > 0 {
-			fmt.Fprintf(t, "\t%s archived, and must be restored to be read\n", plural(q.Archived, "object is", "objects are"))
-		}
-		if q.Denied > 0 {
-			fmt.Fprintf(t, "\taccess to %s was denied\n", plural(q.Denied, "object", "objects"))
-		}
 		for _, text := range q.Oddities {
 			fmt.Fprintf(t, "\t%s\n", text)
 		}
@@ -358,11 +336,11 @@ func byKind(s *control.Status, metric string) (list string, total int64) {
 // printOpens prints the opens of each level by mode, the fastest level first, and whether the
 // kernel reads the files of the level directly.
 func printOpens(w io.Writer, s control.Status) {
-	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tBYTES READ\tPASSTHROUGH")
+	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tBYTES OPENED\tPASSTHROUGH")
 	for _, level := range levels(s) {
 		name, on := level, passthrough(s, level)
 		for _, mode := range slices.Sorted(maps.Keys(s.Opens[level])) {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), toReaders(s, level, mode), on)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), size(s.OpenedBytes[level][mode]), on)
 			name, on = "", "" // only on the first line of a level
 		}
 		if name != "" {
@@ -370,17 +348,8 @@ func printOpens(w io.Writer, s control.Status) {
 		}
 	}
 	if s.Mode == string(config.Passthrough) {
-		fmt.Fprintln(w, `READS and BYTES READ do not include reads in passthrough, which the kernel does directly; "opened" is the sizes of the opened files instead.`)
+		fmt.Fprintln(w, "READS and BYTES READ do not include reads in passthrough: the kernel does them directly.")
 	}
-}
-
-// toReaders returns what readers got from a level in a mode or, in passthrough, the sizes of the files that they
-// opened.
-func toReaders(s control.Status, level, mode string) string {
-	if mode == string(config.Passthrough) {
-		return size(s.OpenedBytes[level][mode]) + " opened"
-	}
-	return size(s.ReadBytes[level])
 }
 
 // passthrough returns the PASSTHROUGH column of a level.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
-	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -27,9 +25,7 @@ import (
 //     In the environment, crashesEnv has the number of crashes so far and the cause of the last.
 //  2. The daemon mounts and reports to the supervisor. The first time, the supervisor passes the
 //     report on, as detach.go describes.
-//  3. The supervisor passes signals on to the daemon, SIGHUP too, and waits for its end. If the daemon
-//     was killed and cannot end, because a thread waits for a reply that only the daemon could give,
-//     the supervisor aborts the connection.
+//  3. The supervisor passes signals on to the daemon, SIGHUP too, and waits for its end.
 //  4. If the mount is gone then, it was unmounted, and the supervisor ends, too. Otherwise the
 //     daemon has crashed. The supervisor starts another one, which removes the dead mount first.
 //
@@ -148,29 +144,11 @@ func (s *supervisor) run() error {
 	}
 }
 
-// device returns the device number of the mount, or of what a daemon has left of it, and 0 if there is none.
-func (s *supervisor) device() (dev uint64, err error) {
-	table, err := mounts.Read(mounts.Self)
-	if m, ok := table.At(s.point); ok && m.Type == fs.Type {
-		dev = m.Dev
-	}
-	return dev, err
-}
-
 // mounted reports whether the mount, or what a daemon has left of it, is there.
 func (s *supervisor) mounted() bool {
-	dev, err := s.device()
-	return dev != 0 || err != nil
-}
-
-// abort aborts the connection of the mount dev, if it is still there. If that fails, the next attempt
-// follows.
-func (s *supervisor) abort(dev uint64) {
-	err := mounts.Abort(dev, s.point)
-	if errors.Is(err, mounts.ErrNotMounted) {
-		return
-	}
-	s.log.Warn("the daemon was killed and cannot end: aborting its connection", "err", err)
+	table, err := mounts.Read(mounts.Self)
+	m, ok := table.At(s.point)
+	return ok && m.Type == fs.Type || err != nil
 }
 
 // serve runs one daemon to its end. It reports whether the mount was ready.
@@ -181,10 +159,6 @@ func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	var dev uint64 // of the mount; 0 until it is ready
-	ending := procs.Ending{PID: cmd.Process.Pid}
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
 	var hangups chan os.Signal // nil until the daemon is ready: before, SIGHUP would end it
 	for {
 		select {
@@ -198,15 +172,8 @@ func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 				return false, failure(v, <-ended)
 			}
 			hangups = s.hangups
-			if dev, err = s.device(); err != nil {
-				s.log.Warn("a daemon that is killed may not end", "err", err)
-			}
 		case <-hangups:
 			cmd.Process.Signal(syscall.SIGHUP)
-		case <-tick.C:
-			if ending.Hangs() {
-				s.abort(dev)
-			}
 		case <-s.signals:
 			s.stopped = true
 			cmd.Process.Signal(syscall.SIGTERM)

@@ -252,8 +252,8 @@ func (m *topModel) levelsView(g glyphs, width int) []row {
 	}
 	l.add("opens", rateOf(perSecond(p.Opens, p))+"/s", g.sparkline(m.series(func(p rates.Point) float64 { return perSecond(p.Opens, p) }), w, 0), first, "")
 	l.add("hit ratio", share(p.HitRatio()), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.HitRatio(); return orZero(r, ok) }), w, 1), second, "opens that a tier served")
-	l.add("placed", placed(p), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.PlacedShare(); return orZero(r, ok) }), w, 1), second,
-		ofFiles(p))
+	l.add("placed", share(p.PlacedShare()), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.PlacedShare(); return orZero(r, ok) }), w, 1), second,
+		fmt.Sprintf("%s of %s known files", count(p.PlacedFiles), count(p.KnownFiles)))
 	l.add("source", rateOf(sum(p.Operations))+" ops/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Operations) }), w, 0), first, "")
 	l.add("waits", waitOf(sum(p.Waits))+" s/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Waits) }), w, 0), first, mainCause(p))
 	l.add("in flight", plural(s.Fills.InFlight, "copy", "copies"), g.sparkline(m.series(func(p rates.Point) float64 { return float64(p.Filling) }), w, 0), first,
@@ -261,7 +261,7 @@ func (m *topModel) levelsView(g glyphs, width int) []row {
 	rows = append(rows, l.all()...)
 	rows = append(rows, nil)
 	if s.Plan.StreamCount > 0 {
-		rows = append(rows, textRow("plan       %s", planSummary(s.Plan, s.Mode)))
+		rows = append(rows, textRow("plan       %s", planSummary(s.Plan)))
 	}
 	if s.Peers != nil {
 		rows = append(rows, textRow("peers      %s", peersLine(*s.Peers)))
@@ -370,7 +370,7 @@ func (m *topModel) waitsView(g glyphs, width int) []row {
 	}
 	rows := append(t.rows(), row{{"Seconds that readers waited, summed over the readers. The sparklines have one scale.", dim}}, nil)
 	e := grid{left: []int{7}}
-	e.header("EPOCH", "BEGAN", "TOOK", "FILES", "HIT", "WAITED", "", "BYTES READ")
+	e.header("EPOCH", "BEGAN", "TOOK", "FILES", "HIT", "WAITED", "", "BYTES OPENED")
 	longest := 0.0
 	shown := s.Epochs[max(0, len(s.Epochs)-12):]
 	for _, epoch := range shown {
@@ -387,7 +387,7 @@ func (m *topModel) waitsView(g glyphs, width int) []row {
 			bar = g.gauge(epoch.Seconds/longest, 16)
 		}
 		e.add(span{epochName(s, i), plain}, span{epoch.Began.Local().Format(time.TimeOnly), dim}, span{rounded(epoch.Seconds), plain}, span{count(epoch.Files), plain},
-			span{share(epochHits(s, epoch)), plain}, span{rounded(waited), plain}, span{bar, first}, span{bytesRead(epoch), dim})
+			span{share(epochHits(s, epoch)), plain}, span{rounded(waited), plain}, span{bar, first}, span{opened(epoch), dim})
 	}
 	if len(shown) == 0 {
 		return append(rows, row{{"No epoch yet: a job has to open 8 files.", dim}})

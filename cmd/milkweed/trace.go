@@ -12,7 +12,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/placement/observe"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 func newTrace() *cobra.Command {
@@ -145,12 +145,12 @@ func number(n *int64) string {
 
 // Trace implements control.Daemon.
 func (d *daemon) Trace(ctx context.Context, filter control.TraceFilter, show func(control.TraceLine) error) error {
-	trace, err := d.handler.Trace(func(e *observe.TraceEvent) bool {
+	trace, err := d.handler.Trace(func(e *placement.TraceEvent) bool {
 		return e.Took >= filter.Slow && filter.Matches(d.names.Outside(e.Path))
 	})
-	if errors.Is(err, observe.ErrTraces) {
+	if errors.Is(err, placement.ErrTraces) {
 		return &exit.Error{
-			Code: exit.Usage, Err: fmt.Errorf("%d traces of the mount are in progress, and no more are possible", observe.MaxTraces),
+			Code: exit.Usage, Err: fmt.Errorf("%d traces of the mount are in progress, and no more are possible", placement.MaxTraces),
 			Remedy: "End one of them.",
 		}
 	}
@@ -184,18 +184,18 @@ func (d *daemon) Trace(ctx context.Context, filter control.TraceFilter, show fun
 // traceDropsEvery is how often a trace says how many lines were dropped.
 const traceDropsEvery = 200 * time.Millisecond
 
-// causes are the names of the causes of observe.
-var causes = map[observe.Cause]string{
-	observe.NoCause:        "-",
-	observe.CauseLatency:   control.Latency,
-	observe.CauseBandwidth: control.Bandwidth,
-	observe.CausePeers:     control.PeersCause,
-	observe.CauseFill:      control.FillCause,
-	observe.CauseTier:      control.TierCause,
+// causes are the names of the causes of placement.
+var causes = map[placement.Cause]string{
+	placement.NoCause:        "-",
+	placement.CauseLatency:   control.Latency,
+	placement.CauseBandwidth: control.Bandwidth,
+	placement.CausePeers:     control.PeersCause,
+	placement.CauseFill:      control.FillCause,
+	placement.CauseTier:      control.TierCause,
 }
 
 // traceLine converts e.
-func (d *daemon) traceLine(e observe.TraceEvent) control.TraceLine {
+func (d *daemon) traceLine(e placement.TraceEvent) control.TraceLine {
 	l := control.TraceLine{
 		Time: e.Began, Op: "open", Level: "-", Seconds: e.Took.Seconds(), Cause: causes[e.Cause], Size: &e.Size, Failed: e.Failed,
 	}

@@ -36,9 +36,7 @@ copies stay in the tiers.
 
 If a process has a file of the mount open, or its working directory is in the
 mount, umount names the process and exits with 4. With --lazy, umount detaches
-the mount nevertheless. Files that are open stay readable, and so do paths
-relative to a working directory in the mount. A job that opens files by their
-paths, as most jobs do, fails at its next open: end it first.
+the mount nevertheless, and open files stay readable.
 
 Containers, and services with a mount namespace of their own, have a copy of
 the mount, which umount cannot remove. Umount names the namespaces and their
@@ -140,25 +138,18 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it.", text(m.Point)),
 		}
 	}
-	d, err := daemonOf(ctx, m)
-	if err != nil {
-		return err
-	}
+	d := daemonOf(ctx, m)
 	defer d.close()
 	if m.Dev == 0 {
 		return umountNamed(ctx, m, d, force)
 	}
-	// After the unmount, the device number may be that of another file system. This user may lack the
-	// privilege for the connection: the daemon can end itself.
-	connection, _ := mounts.Connection(m.Dev, m.Point)
-	defer connection.Close()
 	if err := unmount(ctx, m, lazy || force); err != nil {
 		return err
 	}
-	if table, err := mounts.Read(mounts.Self); err == nil && table.Has(m.Dev) && connection.Live() && !force {
+	if table, err := mounts.Read(mounts.Self); err == nil && table.Has(m.Dev) && !force {
 		return nil // it was one of several mount points, as of mount --bind
 	}
-	if force && connection.Abort() != nil {
+	if force && fs.Abort(m.Dev) != nil { // this user may lack the privilege; the daemon can end itself
 		d.shutdown(ctx, true)
 	} else {
 		d.shutdown(ctx, false)
@@ -207,13 +198,9 @@ func clearStale(ctx context.Context, point string) error {
 	if err != nil || name != "." {
 		return nil // no mount of Milkweed
 	}
-	daemon, err := control.Dial(ctx, m.Point)
-	if err == nil {
+	if daemon, err := control.Dial(ctx, m.Point); err == nil {
 		daemon.Close()
 		return nil
-	}
-	if err := endKilled(ctx, m, err); err != nil {
-		return err
 	}
 	return unmount(ctx, m, true)
 }
@@ -226,40 +213,17 @@ func endLeftOver(ctx context.Context, path string, force bool, notFound error) e
 	if err != nil {
 		return notFound
 	}
-	if _, pid := control.Starting(ctx, point); pid > 0 {
-		return endStarting(ctx, point, pid)
-	}
 	c, err := control.Dial(ctx, point)
 	if err != nil {
 		return endDraining(ctx, point, force, notFound)
 	}
 	defer c.Close()
-	d, err := daemonOf(ctx, control.Mount{Point: point})
-	if err != nil {
-		return err
-	}
+	d := daemonOf(ctx, control.Mount{Point: point})
 	defer d.close()
 	if err := c.Shutdown(ctx, force); err != nil {
 		return err
 	}
 	return d.wait(ctx)
-}
-
-// endStarting ends a daemon that has not mounted yet.
-func endStarting(ctx context.Context, point string, pid int) error {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil // it has ended
-	}
-	defer unix.Close(fd)
-	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && err != unix.ESRCH {
-		return fmt.Errorf("end the mount of %s (process %d): %w", text(point), pid, err)
-	}
-	ended, err := process{point: point, pid: pid, pidfd: fd}.awaitEnd(ctx, endTimeout)
-	if err == nil && !ended {
-		err = fmt.Errorf("the daemon that is to mount %s (process %d) has not ended %v after SIGTERM", text(point), pid, endTimeout)
-	}
-	return err
 }
 
 // endDraining ends the daemons of a mount point that drain.
@@ -297,7 +261,7 @@ func unmount(ctx context.Context, m control.Mount, lazy bool) error {
 	return &exit.Error{
 		Code:   exit.MountPoint,
 		Err:    cmp.Or(inUse(m), fmt.Errorf("unmount %s: %w", text(m.Point), err)),
-		Remedy: "End the processes that use it. With --lazy, files that are open stay readable, but a job that opens files by their paths fails at its next open.",
+		Remedy: "End the processes that use it, or unmount with --lazy.",
 	}
 }
 
@@ -310,57 +274,21 @@ type process struct {
 	pidfd  int // -1 if there is no daemon; then the other fields are zero
 }
 
-// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers. The caller closes it. If the
-// daemon was killed and cannot end, daemonOf ends it; an error means that it failed.
-func daemonOf(ctx context.Context, m control.Mount) (process, error) {
+// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers. The caller closes it.
+func daemonOf(ctx context.Context, m control.Mount) process {
 	c, err := control.Dial(ctx, m.Point)
 	if err != nil {
-		return process{pidfd: -1}, endKilled(ctx, m, err)
+		return process{pidfd: -1}
 	}
 	s, err := c.Status(ctx)
 	if err == nil {
 		var fd int
 		if fd, err = unix.PidfdOpen(s.PID, 0); err == nil {
-			return process{c, m.Point, s.PID, fd}, nil
+			return process{c, m.Point, s.PID, fd}
 		}
 	}
 	c.Close()
-	return process{pidfd: -1}, nil
-}
-
-// killedTime bounds how long umount waits for the end of a daemon that was killed, after its connection
-// was aborted. Another file system may hold it up.
-const killedTime = 5 * time.Second
-
-// endKilled ends the daemon of a mount if err says that it was killed and cannot end. Reads that wait for
-// it fail with ECONNABORTED.
-func endKilled(ctx context.Context, m control.Mount, err error) error {
-	var killed *control.KilledError
-	if !errors.As(err, &killed) {
-		return nil
-	}
-	fd, err := unix.PidfdOpen(killed.PID, 0)
-	if err != nil {
-		return nil // it has ended
-	}
-	d := process{point: m.Point, pid: killed.PID, pidfd: fd}
-	defer unix.Close(fd)
-	if m.Dev == 0 {
-		return &exit.Error{
-			Code:   exit.NotMounted,
-			Err:    killed,
-			Remedy: fmt.Sprintf("`milkweed umount %s` ends it in the mount namespace that has the mount.", text(m.Point)),
-		}
-	}
-	if err := mounts.Abort(m.Dev, m.Point); err != nil && !errors.Is(err, mounts.ErrNotMounted) {
-		return &exit.Error{
-			Code:   exit.Failure,
-			Err:    fmt.Errorf("%w: %w", killed, err),
-			Remedy: fmt.Sprintf("As root, `milkweed umount %s` ends it.", text(m.Point)),
-		}
-	}
-	_, err = d.awaitEnd(ctx, killedTime) // a disk may hold it up
-	return err
+	return process{pidfd: -1}
 }
 
 func (d process) close() {
@@ -416,16 +344,6 @@ func (d process) waitForEnd(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// awaitEnd waits until the process has ended, for at most a time, and reports whether it has.
-func (d process) awaitEnd(ctx context.Context, most time.Duration) (ended bool, err error) {
-	for end := time.Now().Add(most); ctx.Err() == nil && time.Now().Before(end); {
-		if ended, err = d.ended(20 * time.Millisecond); ended || err != nil {
-			return ended, err
-		}
-	}
-	return false, context.Cause(ctx)
 }
 
 // ended reports whether the process has ended, or ends within a time.

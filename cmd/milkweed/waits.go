@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
-	"github.com/milkweedfs/milkweed/placement/observe"
+	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -15,7 +15,7 @@ import (
 const fillLevel = control.FillLevel
 
 // waits converts w. The tiers come last.
-func (d *daemon) waits(w observe.Waits) []control.Wait {
+func (d *daemon) waits(w placement.Waits) []control.Wait {
 	all := []control.Wait{
 		wait(sourceLevel, control.Latency, w.Latency),
 		wait(sourceLevel, control.Bandwidth, w.Bandwidth),
@@ -30,22 +30,22 @@ func (d *daemon) waits(w observe.Waits) []control.Wait {
 	return all
 }
 
-func wait(level, cause string, w observe.Wait) control.Wait {
+func wait(level, cause string, w placement.Wait) control.Wait {
 	return control.Wait{Level: level, Cause: cause, Waits: w.Count, Seconds: w.Time.Seconds()}
 }
 
 // epoch converts e.
-func (d *daemon) epoch(e observe.Epoch) control.Epoch {
-	all := control.Epoch{Began: e.Began, Seconds: e.Took.Seconds(), Ended: e.Ended, Mixed: e.Mixed, Files: e.Files}
-	add := func(level string, o, direct observe.Opens) {
-		all.Opens = append(all.Opens, control.EpochOpens{Level: level, Opens: o.Files, Bytes: o.Bytes, Read: o.Read, Passthrough: direct.Bytes})
+func (d *daemon) epoch(e placement.Epoch) control.Epoch {
+	all := control.Epoch{
+		Began: e.Began, Seconds: e.Took.Seconds(), Ended: e.Ended, Mixed: e.Mixed, Files: e.Files,
+		Opens: []control.EpochOpens{{Level: fillLevel, Opens: e.Fills.Files, Bytes: e.Fills.Bytes}},
 	}
-	add(fillLevel, e.Fills, observe.Opens{})
 	if d.peers.node != nil {
-		add(peersLevel, e.Peers, observe.Opens{})
+		all.Opens = append(all.Opens, control.EpochOpens{Level: peersLevel, Opens: e.Peers.Files, Bytes: e.Peers.Bytes})
 	}
 	for l := range len(d.levels.Tiers()) + 1 {
-		add(d.levels.Name(tiers.Level(l)), e.Opens[l], e.Direct[l])
+		o := e.Opens[l]
+		all.Opens = append(all.Opens, control.EpochOpens{Level: d.levels.Name(tiers.Level(l)), Opens: o.Files, Bytes: o.Bytes})
 	}
 	for _, w := range d.waits(e.Waited) {
 		all.Waits = append(all.Waits, control.EpochWait(w))
@@ -64,13 +64,13 @@ func printWaits(w io.Writer, s control.Status) {
 		causes = append(causes, control.PeersCause)
 		columns, words = columns+"\tPEERS", "LATENCY, BANDWIDTH, FILL, TIERS and PEERS"
 	}
-	fmt.Fprintln(w, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES READ\t"+columns)
+	fmt.Fprintln(w, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES OPENED\t"+columns)
 	mixed := false
 	for i := max(0, len(s.Epochs)-shownEpochs); i < len(s.Epochs); i++ {
 		e := s.Epochs[i]
 		mixed = mixed || e.Mixed
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", epochName(s, i), e.Began.Local().Format(time.TimeOnly),
-			rounded(e.Seconds), count(e.Files), bytesRead(e), waited(e.Waits, causes))
+			rounded(e.Seconds), count(e.Files), opened(e), waited(e.Waits, causes))
 	}
 	var all []control.EpochWait
 	for _, wait := range s.Waits {
@@ -95,16 +95,12 @@ func epochName(s control.Status, i int) string {
 	return name
 }
 
-// bytesRead lists what readers got from the daemon in an epoch, by level, and the sizes of the files that they
-// opened in passthrough.
-func bytesRead(e control.Epoch) string {
+// opened lists the sizes of the files that an epoch has opened, by level.
+func opened(e control.Epoch) string {
 	var parts []string
 	for _, o := range e.Opens {
-		if o.Read > 0 {
-			parts = append(parts, size(o.Read)+" "+o.Level)
-		}
-		if o.Passthrough > 0 {
-			parts = append(parts, size(o.Passthrough)+" opened in "+o.Level)
+		if o.Opens > 0 {
+			parts = append(parts, size(o.Bytes)+" "+o.Level)
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +13,7 @@ import (
 )
 
 func newWarmup() *cobra.Command {
-	var asJSON, dryRun bool
+	var asJSON bool
 	c := &cobra.Command{
 		Use:   "warmup [PATH…]",
 		Short: "Copy files into the tiers before a job reads them",
@@ -30,13 +28,6 @@ The progress is a bar on a terminal. In a log it is a line every 10 seconds,
 with the rate; and with the share and the time left, when all directories are
 listed. With --json these lines are objects, on standard error.
 
-With --dry-run, warmup copies nothing. It lists the directories and says how
-many files are to be copied, what their copies need, and what the tiers have
-left, as in "this needs 140 GiB, and the tiers have 96 GiB". It exits with 8 if
-there is no room for some of them. With --json, the object has files, bytes,
-copied_files, copied_bytes, other_nodes_files, other_nodes_bytes, failed_files,
-needed_bytes, room_bytes, skipped_files, skipped_bytes and errors[].
-
 Ctrl-C stops the warm-up. Complete copies stay.
 
 Warmup goes on after an error of the source. A name or a directory that the
@@ -50,7 +41,6 @@ that failed. With a manifest it has files_mismatched: of the failed files, those
 that the source does not have as in the manifest, and that cannot be read. With
 peers it has files_elsewhere and bytes_elsewhere, which are on other nodes.`,
 		Example: `  milkweed warmup
-  milkweed warmup --dry-run /mnt/imagenet
   milkweed warmup /mnt/imagenet/val /mnt/imagenet/train/n01440764`,
 		RunE: func(c *cobra.Command, args []string) error {
 			point, names, err := warmupNames(args)
@@ -58,20 +48,6 @@ peers it has files_elsewhere and bytes_elsewhere, which are on other nodes.`,
 				return err
 			}
 			d := newDisplay(c.ErrOrStderr(), asJSON)
-			if dryRun {
-				e, err := estimate(c.Context(), point, names, func(e control.Estimate) { d.show(estimateStep(e)) })
-				d.end()
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					err = printJSON(c.OutOrStdout(), e)
-				} else {
-					_, err = fmt.Fprintln(c.OutOrStdout(), estimated(e))
-				}
-				printFailed(c.ErrOrStderr(), e.Errors)
-				return cmp.Or(err, estimateOutcome(e))
-			}
 			start := time.Now()
 			last, err := warmup(c.Context(), point, names, func(p control.Progress) { d.show(warmupStep(p)) })
 			d.end()
@@ -85,20 +61,14 @@ peers it has files_elsewhere and bytes_elsewhere, which are on other nodes.`,
 			} else {
 				fmt.Fprintln(c.OutOrStdout(), summary(last, time.Since(start)))
 			}
-			printFailed(c.ErrOrStderr(), last.Errors)
+			for _, f := range last.Errors {
+				fmt.Fprintf(c.ErrOrStderr(), "%s: %s\n", text(f.Path), f.Error)
+			}
 			return outcome(last, err)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be copied and whether there is room, and copy nothing")
 	return c
-}
-
-// printFailed prints the errors of files.
-func printFailed(w io.Writer, failed []control.FileError) {
-	for _, f := range failed {
-		fmt.Fprintf(w, "%s: %s\n", text(f.Path), f.Error)
-	}
 }
 
 // warmupNames returns the mount point of the mount that all paths are in, and their names below

@@ -28,9 +28,7 @@ that serves its reads:
   not placed  only the source has the file, and it is not copied; the reason
               follows
 
-Where does not open the file and starts no copy. It follows symbolic links. In
-the mount of another user, with allow_other, it shows files that this user may
-read.
+Where does not open the file and starts no copy. It follows symbolic links.
 
 With --json, where prints one object on one line for each PATH: path, type,
 size_bytes, level, tier_path, state (placed, filling, source or not_placed),
@@ -70,7 +68,7 @@ func where(ctx context.Context, paths []string) ([]control.Location, error) {
 		}
 		c := clients[m.Point]
 		if c == nil {
-			if c, err = control.DialAny(ctx, m.Point); err != nil {
+			if c, err = control.Dial(ctx, m.Point); err != nil {
 				return locations, errors.Join(append(errs, err)...)
 			}
 			clients[m.Point] = c

@@ -46,7 +46,7 @@ func start(t *testing.T) *machine {
 		nspawn.Wait()
 	})
 	m.leader = strings.TrimSpace(m.until("systemd has started", func() (string, error) {
-		out, err := exec.Command("pgrep", "--exact", "--parent", fmt.Sprint(nspawn.Process.Pid), "systemd").Output()
+		out, err := exec.Command("pgrep", "--parent", fmt.Sprint(nspawn.Process.Pid)).Output()
 		return string(out), err
 	}))
 	return m
@@ -136,7 +136,7 @@ func (m *machine) installDebian(first, second string) {
 	m.do(`cd /root
 		apt-get install --yes --no-install-recommends ./milkweed_0.1.0_amd64.deb
 		milkweed --version | grep -F 0.1.0
-		[ "$(stat -c %U:%a /run/milkweed-service)" = milkweed:711 ]
+		[ "$(stat -c %U:%a /run/milkweed-service)" = milkweed:700 ]
 		[ "$(stat -c %U:%a /etc/milkweed)" = root:755 ]
 		systemd-analyze --man=no verify /usr/lib/systemd/system/milkweed@.service`)
 

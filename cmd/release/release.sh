@@ -1,6 +1,6 @@
 #!/bin/bash
 # release.sh FOLDER builds a release of the commit that is checked out into FOLDER, which it empties:
-# packages for Debian, RPM and pip, archives, bills of materials and checksums, for amd64 and arm64, and an
+# packages for Debian and RPM, archives, bills of materials and checksums, for amd64 and arm64, and an
 # archive from which the image of containers is built. All times are that of the commit, so that a
 # commit gives the same bytes wherever it is built with the same Go. ARCHS=amd64 builds for one
 # architecture.
@@ -78,8 +78,7 @@ share() {
 	git archive HEAD README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md tiering.toml docs examples ':!*.go' |
 		tar --extract --directory "$doc"
 	cp LICENSE "$doc/copyright"
-	licenses "$milkweed" >"$stage/licenses"
-	gzip --best --no-name <"$stage/licenses" >"$doc/third-party-licenses.gz"
+	licenses "$milkweed" | gzip --best --no-name >"$doc/third-party-licenses.gz"
 	gzip --best --no-name >"$doc/changelog.gz" <<-END
 		milkweed ($version) unstable; urgency=medium
 
@@ -94,7 +93,6 @@ share() {
 rm -rf "$out"
 mkdir -p "$out"
 share "$stage/share"
-"$go" build -o "$stage/wheel" ./cmd/release/wheel
 image=milkweed-$version-image
 mkdir "$stage/$image"
 cp LICENSE examples/container/{Dockerfile,README.md} "$stage/$image/"
@@ -119,8 +117,6 @@ for arch in ${ARCHS:-amd64 arm64}; do
 			"$tools/nfpm" package --config "$here/nfpm.yaml" --packager "$format" --target "$out/" >"$stage/log") ||
 			{ cat "$stage/log" >&2; exit 1; }
 	done
-	"$stage/wheel" -version "$version" -arch "$arch" -program "$usr/bin/milkweed" -licenses "$stage/licenses" \
-		-time "$SOURCE_DATE_EPOCH" "$out"
 	archive "$out/$name.tar.gz" "$usr" "$name"
 	mkdir "$stage/$image/$arch"
 	cp "$usr/bin/milkweed" "$stage/$image/$arch/"

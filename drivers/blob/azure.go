@@ -3,7 +3,6 @@ package blob
 import (
 	"cmp"
 	"context"
-	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
-	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	azblob "github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
@@ -165,7 +163,6 @@ func azurePageOf(resp *container.ListBlobsHierarchySegmentResponse) (page, error
 		}
 		i := item{key: valueOf(o.Name), size: *o.Properties.ContentLength, mtime: *o.Properties.LastModified}
 		i.version = etagVersion(string(valueOf(o.Properties.ETag)))
-		i.archived = valueOf(o.Properties.AccessTier) == azblob.AccessTierArchive
 		p.items = append(p.items, i)
 	}
 	for _, prefix := range resp.Segment.BlobPrefixes {
@@ -200,31 +197,12 @@ func (a *azure) revision(h http.Header) revision { return revisionOf(h) }
 
 func (a *azure) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[*azcore.ResponseError](err); ok {
-		return e.ErrorCode, http.StatusText(e.StatusCode) + azureDetail(e)
+		return e.ErrorCode, http.StatusText(e.StatusCode)
 	}
 	if e, ok := errors.AsType[*azidentity.AuthenticationFailedError](err); ok && e.RawResponse != nil {
 		return "AuthenticationFailed", e.RawResponse.Status
 	}
 	return "", ""
-}
-
-// azureDetail returns why a token or a signature is not valid, if the response has it, with a space before
-// it. Other details contain signatures.
-func azureDetail(e *azcore.ResponseError) string {
-	if e.RawResponse == nil {
-		return ""
-	}
-	body, err := runtime.Payload(e.RawResponse) // the library has read it
-	if err != nil {
-		return ""
-	}
-	var reply struct {
-		Detail string `xml:"AuthenticationErrorDetail"`
-	}
-	if xml.Unmarshal(body, &reply) != nil || !strings.HasPrefix(reply.Detail, "Signature not valid in the specified") && !strings.HasPrefix(reply.Detail, "Signed expiry time") {
-		return ""
-	}
-	return " " + reply.Detail
 }
 
 func (a *azure) refreshCredentials(began time.Time) bool { return a.tokens.refresh(began) }

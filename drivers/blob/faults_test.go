@@ -118,7 +118,6 @@ func readBack(t *testing.T, b *Bucket, name string, want []byte, streams bool) e
 //suite:check
 func TestVendorsErrors(t *testing.T) {
 	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 5 * time.Millisecond, timeout: 100 * time.Millisecond})
-	setPauses(t, time.Millisecond, 0)
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
 		server.MakeBucket(t, "errors")

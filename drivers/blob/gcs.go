@@ -245,8 +245,5 @@ func (g *googleCloud) identity(context.Context) (string, error) {
 	if _, err := g.tokens.source(); err != nil {
 		return "", fmt.Errorf("application default credentials: %w", err)
 	}
-	if file := os.Getenv("GOOGLE_APPLICATION_CREDENTIALS"); file != "" {
-		return "the application default credentials in " + file, nil
-	}
 	return "application default credentials", nil
 }

@@ -118,7 +118,6 @@ func TestCloudTruncatedResponses(t *testing.T) {
 // Requests name the object by its escaped key, and its generation, and accept it as it
 // is stored. Errors are read from JSON, XML and anything else.
 func TestCloudRequests(t *testing.T) {
-	setPauses(t, time.Millisecond, 0)
 	c := newCloud(t, 1000)
 	b, _ := c.open(t, "&anonymous=true")
 	const key = "a b/ü+%2F?#"

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -21,11 +20,6 @@ type object struct {
 	name   string
 	key    string
 	info   drivers.Info
-
-	// The first request is sent alone, and the others wait for its response, so that an archived object
-	// takes one request. first is nil if the bucket has shown no archived object.
-	first    chan struct{} // has an element while it is in flight
-	answered atomic.Bool   // it was successful
 }
 
 var (
@@ -121,7 +115,7 @@ func (s *stream) Read(p []byte) (int, error) {
 		if err == nil {
 			continue
 		}
-		if err := s.retry.wait(s.ctx, err); err != nil {
+		if err := s.retry.wait(s.ctx, s.object.bucket.vendor, err); err != nil {
 			return 0, wrap(s.ctx, "read", s.object.name, err)
 		}
 	}
@@ -146,7 +140,7 @@ func (s *stream) readBody(p []byte) (int, *storeError) {
 		}
 		t := s.body.trace
 		s.Close()
-		return n, s.object.bucket.classify(t, s.object.key, err)
+		return n, classify(s.object.bucket.vendor, t, err)
 	}
 	return n, nil
 }
@@ -183,36 +177,13 @@ func (b *body) Close() error {
 	return err
 }
 
-// get requests n bytes from offset off, unless the store has just refused its requests.
+// get requests n bytes from offset off. It hedges the request if the location
+// enables that.
 func (o *object) get(ctx context.Context, off, n int64) (*body, *storeError) {
-	if err := o.bucket.admit(ctx); err != nil {
-		return nil, err
-	}
-	if o.first != nil && !o.answered.Load() {
-		select {
-		case o.first <- struct{}{}:
-			defer func() { <-o.first }()
-		case <-ctx.Done():
-			return nil, &storeError{errno: syscall.EIO, text: context.Cause(ctx).Error()}
-		}
-	}
-	if err, _ := o.bucket.refused.get(o); err != nil {
-		return nil, err
-	}
-	return o.request(ctx, off, n)
-}
-
-// request is get, whatever the store has refused. It hedges the request if the location enables that.
-func (o *object) request(ctx context.Context, off, n int64) (b *body, err *storeError) {
 	if delay := o.bucket.location.Hedge; delay > 0 {
-		b, err = o.sendHedged(ctx, off, n, delay)
-	} else {
-		b, err = o.send(ctx, off, n)
+		return o.sendHedged(ctx, off, n, delay)
 	}
-	if err == nil {
-		o.answered.Store(true)
-	}
-	return b, o.bucket.settle(ctx, o, err)
+	return o.send(ctx, off, n)
 }
 
 // send sends one request for n bytes from offset off, and another one if the store describes its objects
@@ -239,7 +210,7 @@ func (o *object) sendOnce(ctx context.Context, off, n int64) (_ *body, refused b
 		r.Close()
 	}
 	cancel()
-	return nil, t.status == http.StatusPreconditionFailed || errors.Is(err, errRevision), b.classify(t, o.key, err)
+	return nil, t.status == http.StatusPreconditionFailed || errors.Is(err, errRevision), classify(b.vendor, t, err)
 }
 
 // checkResponse returns an error if a response does not have the expected revision and the requested

@@ -26,28 +26,25 @@ var (
 // A retrier is the retry state of one operation. It is for one goroutine.
 type retrier struct {
 	retryPolicy
-	retries *int64  // incremented for each retry
-	bucket  *Bucket // whose credentials are renewed
+	retries *int64 // incremented for each retry
 
 	// The failures since the last success. Zero values: there were none.
 	firstFailure time.Time
 	backoffs     int
-	refreshed    bool // credentials were renewed
+	refreshed    bool // credentials were refreshed
 }
 
 // retrier returns the retry state of an operation that has not failed yet.
 func (b *Bucket) retrier(p retryPolicy) retrier {
-	return retrier{retryPolicy: p, retries: &b.counters.Retries, bucket: b}
+	return retrier{retryPolicy: p, retries: &b.counters.Retries}
 }
 
 // succeeded records progress: the next failure is the first in a row.
-func (r *retrier) succeeded() {
-	*r = retrier{retryPolicy: r.retryPolicy, retries: r.retries, bucket: r.bucket}
-}
+func (r *retrier) succeeded() { *r = retrier{retryPolicy: r.retryPolicy, retries: r.retries} }
 
 // wait returns nil when it is time to retry after err. It returns err if a retry is
 // useless or would be too late, and the cause of ctx if ctx is done.
-func (r *retrier) wait(ctx context.Context, err *storeError) error {
+func (r *retrier) wait(ctx context.Context, v vendor, err *storeError) error {
 	now := time.Now()
 	if r.firstFailure.IsZero() {
 		r.firstFailure = now
@@ -55,12 +52,7 @@ func (r *retrier) wait(ctx context.Context, err *storeError) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case err.refresh && !r.refreshed:
-		if refused := r.bucket.renew(ctx, err); ctx.Err() != nil {
-			return context.Cause(ctx)
-		} else if refused != nil {
-			return refused
-		}
+	case err.refresh && !r.refreshed && v.refreshCredentials(err.began):
 		r.refreshed = true
 		atomic.AddInt64(r.retries, 1)
 		return nil

@@ -1,7 +1,6 @@
 package blob
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,8 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
-	"os"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -28,7 +25,6 @@ import (
 type amazon struct {
 	client      *s3.Client
 	bucket      string
-	profile     string                // that the URL names
 	credentials *aws.CredentialsCache // nil: requests are not signed
 	chain       *credentialChain      // behind credentials
 }
@@ -54,7 +50,7 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 			t.inner.TLSClientConfig = &tls.Config{RootCAs: tlsConfig.RootCAs}
 		}
 	}
-	a := &amazon{bucket: l.Bucket, profile: l.Profile}
+	a := &amazon{bucket: l.Bucket}
 	if !l.Anonymous {
 		a.chain = &credentialChain{options: options, first: cfg.Credentials}
 		a.credentials = aws.NewCredentialsCache(a.chain, func(o *aws.CredentialsCacheOptions) {
@@ -164,7 +160,6 @@ func s3PageOf(out *s3.ListObjectsV2Output) (page, error) {
 	for _, o := range out.Contents {
 		p.items = append(p.items, item{
 			key: aws.ToString(o.Key), size: aws.ToInt64(o.Size), mtime: aws.ToTime(o.LastModified), version: etagVersion(aws.ToString(o.ETag)),
-			archived: o.StorageClass == types.ObjectStorageClassGlacier || o.StorageClass == types.ObjectStorageClassDeepArchive,
 		})
 	}
 	for _, prefix := range out.CommonPrefixes {
@@ -258,11 +253,5 @@ func (a *amazon) identity(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	source := c.Source
-	if source == config.CredentialsSourceName {
-		source = "the environment (AWS_ACCESS_KEY_ID)"
-	} else if file, ok := strings.CutPrefix(source, "SharedConfigCredentials: "); ok {
-		source = fmt.Sprintf("the profile %q in %s", cmp.Or(a.profile, os.Getenv("AWS_PROFILE"), "default"), file)
-	}
-	return fmt.Sprintf("access key %s, from %s", c.AccessKeyID, source), nil
+	return fmt.Sprintf("access key %s, from %s", c.AccessKeyID, c.Source), nil
 }

@@ -51,8 +51,6 @@ type item struct {
 	size    int64
 	mtime   time.Time
 	version string
-
-	archived bool // it must be restored before it can be read, unless it was restored before
 }
 
 // credentialsTimeout bounds a lookup of credentials. It is shorter than

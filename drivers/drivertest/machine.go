@@ -5,12 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Need skips the test if this machine lacks one of its requirements; see Lacks. If the environment
@@ -31,11 +28,9 @@ func Need(t testing.TB, what ...string) {
 }
 
 // Lacks returns nil if this machine meets a requirement: "root", an absolute path that exists, a
-// program, "python3-" and the name of a module of Debian's Python, or "venv-" and the name of an
-// environment of Python; see Python.
+// program, or "python3-" and the name of a module of Debian's Python.
 func Lacks(what string) (err error) {
 	module, isModule := strings.CutPrefix(what, "python3-")
-	environment, isEnvironment := strings.CutPrefix(what, "venv-")
 	switch {
 	case what == "root":
 		if os.Geteuid() != 0 {
@@ -45,8 +40,6 @@ func Lacks(what string) (err error) {
 		_, err = os.Stat(what)
 	case isModule:
 		err = exec.Command("/usr/bin/python3", "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))", module).Run()
-	case isEnvironment:
-		_, err = Python(environment)
 	default:
 		_, err = Installed(what)
 	}
@@ -63,19 +56,6 @@ func Installed(program string) (path string, err error) {
 		return "", cacheErr
 	}
 	return find(filepath.Join(cache, "milkweed-test"), program)
-}
-
-// Python returns the path of the interpreter in an environment that .ci/deps.sh has made in the user's
-// cache folder, such as "tensorflow". The environment is the folder above the interpreter's.
-func Python(environment string) (path string, err error) {
-	if cacheErr != nil {
-		return "", cacheErr
-	}
-	path = filepath.Join(cache, "milkweed-test", "venv", environment, "bin", "python")
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("%w; `.ci/deps.sh %s` installs it", err, environment)
-	}
-	return path, nil
 }
 
 // find prefers a program in the folder bin of dir to one in $PATH.
@@ -103,30 +83,4 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 		}
 		pause = min(2*pause, 20*time.Millisecond)
 	}
-}
-
-// WaitsIn reports whether a thread of a process waits in a function of the kernel, or in one whose name
-// contains that name. It needs root.
-func WaitsIn(pid int, function string) bool {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
-	return slices.ContainsFunc(files, func(file string) bool {
-		place, err := os.ReadFile(file)
-		return err == nil && strings.Contains(string(place), function)
-	})
-}
-
-// Stop sends SIGSTOP to a process, and returns when all of its threads have stopped.
-func Stop(t testing.TB, pid int) {
-	t.Helper()
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	Eventually(t, "all threads have stopped", func() bool {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		return len(files) > 0 && !slices.ContainsFunc(files, func(file string) bool {
-			stat, err := os.ReadFile(file)
-			_, state, _ := strings.Cut(string(stat), ") ")
-			return err == nil && !strings.HasPrefix(state, "T")
-		})
-	})
 }

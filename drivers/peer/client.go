@@ -25,7 +25,6 @@ type peer struct {
 	slots    chan struct{} // has an element for each request in flight
 	sequence atomic.Uint64 // of the last nonce
 	instance atomic.Value  // string: of the peer, when it was last asked
-	pace     atomic.Int64  // nanoseconds that the last answer without content took
 	counters Counters      // updated atomically
 	health   health
 }
@@ -146,7 +145,6 @@ func (p *peer) missOf(err error, other cause) *miss {
 // ask sends a request whose answer is not of a file, and returns the answer, whose MAC is right. It
 // fails when ctx is done.
 func (p *peer) ask(ctx context.Context, r *request) (*answerLine, []byte, error) {
-	began := time.Now()
 	resp, err := p.exchange(ctx, p.node.probes, r)
 	if err != nil {
 		return nil, nil, p.missOf(err, unreachable)
@@ -160,16 +158,16 @@ func (p *peer) ask(ctx context.Context, r *request) (*answerLine, []byte, error)
 		return nil, nil, &miss{broken, err}
 	}
 	line, err := p.verify(r, resp, string(body))
-	if err == nil {
-		p.pace.Store(int64(time.Since(began)))
-	}
 	return line, body, err
 }
+
+// pingTimeout bounds a ping.
+const pingTimeout = time.Second
 
 // ping returns the state of the request with a nonce, or stateUnknown for "". It fails if the peer
 // does not answer in time.
 func (p *peer) ping(ctx context.Context, nonce string) (state string, err error) {
-	ctx, cancel := p.bound(ctx)
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()
 	line, _, err := p.ask(ctx, p.request(pingPath, nonce))
 	if err != nil {
@@ -205,7 +203,7 @@ func (p *peer) info(ctx context.Context) (i Info, err error) {
 }
 
 // ExchangeOf returns the state of the exchange of the node with an index in Roster.Nodes, or the zero
-// value if that has none. A node that does not answer in time, as a ping, or is not of this roster and
+// value if that has none. A node that does not answer within a second, or is not of this roster and
 // dataset, is skipped from then on, as one that fails a read. ExchangeOf makes no request to a node
 // that is skipped, and returns an error.
 func (n *Node) ExchangeOf(ctx context.Context, node int) (drivers.ExchangeState, error) {
@@ -222,7 +220,7 @@ func (p *peer) exchangeState(ctx context.Context) (s drivers.ExchangeState, err 
 	if !p.usable() {
 		return s, errSkipped
 	}
-	bounded, cancel := p.bound(ctx)
+	bounded, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()
 	i, err := p.info(bounded)
 	if ctx.Err() != nil {

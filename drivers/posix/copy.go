@@ -84,8 +84,7 @@ func (t *tree) newCopy(ctx context.Context, fd int, name string) (*copyObject, e
 }
 
 // statCopy is Stat of a name that may have a copy. If that is damaged, statCopy returns an
-// error that matches drivers.ErrCorrupt, and the Info of the file. A file that Milkweed did not create
-// is missing: Sweep does not list it, and the account of the tier does not have it.
+// error that matches drivers.ErrCorrupt, and the Info of the file.
 func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, err error) {
 	for again := true; again; {
 		again = false
@@ -106,9 +105,6 @@ func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, er
 				info.Size = rec.source.Size
 			}
 			again = errors.Is(err, drivers.ErrCorrupt) && isRemoved(fd)
-			if errors.Is(err, drivers.ErrCorrupt) && rec.name != nameHash(name) && !hasCopyMode(&info) {
-				return unix.ENOENT
-			}
 			return err
 		})
 	}

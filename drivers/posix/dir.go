@@ -34,8 +34,8 @@ var (
 // concurrently. Close is called once, after all other methods have returned. Objects stay
 // readable after Close.
 //
-// Stat of the root, and Open of a name that is missing, open the path of the folder again. If another
-// folder has the path by then, the Dir reads that one from then on: see root.go.
+// Stat of the root opens the path of the folder again. If another folder has the path by then, the Dir
+// reads that one from then on: see root.go.
 type Dir struct {
 	path    string               // of the folder; "": it is read by its descriptor, whatever has its path
 	root    atomic.Pointer[root] // the folder that is read now
@@ -95,27 +95,13 @@ func (d *Dir) Profile() drivers.Profile {
 
 // Open implements drivers.Driver. Because of O_NONBLOCK, the open of a FIFO does not block. On a
 // remote file system, Open opens the file that Stat has described under the name in the last
-// second, if there is one and it was not removed. A name that is missing is opened below the folder that
-// has the path now, if that is another one: the old one may be in the course of its removal.
+// second, if there is one and it was not removed.
 func (d *Dir) Open(ctx context.Context, name string) (drivers.Object, error) {
 	if err := checkRequest(ctx, "open", name); err != nil {
 		return nil, err
 	}
 	r := d.acquire()
 	defer r.release()
-	o, err := d.openIn(r, name)
-	if isMissing(err) && d.path != "" && d.follow() == nil {
-		now := d.acquire()
-		defer now.release()
-		if now != r {
-			return d.openIn(now, name)
-		}
-	}
-	return o, err
-}
-
-// openIn is Open in one root.
-func (d *Dir) openIn(r *root, name string) (drivers.Object, error) {
 	if o := d.reopen(r, name); o != nil {
 		return o, nil
 	}

@@ -9,9 +9,8 @@ import (
 // A path may lead to another folder later: something is mounted there after the Dir was opened, the
 // folder is renamed and another one takes its place, or the server of its file system ends and another
 // one is mounted. A Dir that kept its descriptor would show the old content, or nothing, for ever. Stat of
-// the root therefore opens the path again, as does Open of a name that is missing, and the Dir reads
-// another folder from then on if the path leads to one. The caller learns that from the Dev and the Inode
-// of the root, which are then others.
+// the root therefore opens the path again, and reads another folder from then on if the path leads to one.
+// The caller learns that from the Dev and the Inode of the root, which are then others.
 
 // A root is the open folder of a Dir, or was it before. The Dir and each operation that uses the
 // descriptor hold a reference. Open files have descriptors of their own.

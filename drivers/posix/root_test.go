@@ -3,7 +3,6 @@ package posix
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,31 +80,6 @@ func TestRootOfAPath(t *testing.T) {
 			check(t, os.Remove(data))
 			check(t, os.WriteFile(data, nil, 0o644))
 			want("with a file", "not a directory")
-		})
-	}
-}
-
-// A file that is missing since the folder was replaced, and is removed name by name, is opened in the new
-// one, without a Stat of the root.
-func TestOpenWhileOldRootIsRemoved(t *testing.T) {
-	for name, open := range map[string]func(*testing.T, string) *Dir{"local": openDir, "remote": openResolving} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			data := filepath.Join(dir, "data")
-			for _, folder := range []string{data, data + ".new"} {
-				check(t, os.MkdirAll(filepath.Join(folder, "d"), 0o755))
-				check(t, os.WriteFile(filepath.Join(folder, "d/f"), []byte("content"), 0o644))
-			}
-			d := open(t, data)
-			check(t, os.Rename(data, data+".old"))
-			check(t, os.Rename(data+".new", data))
-			check(t, os.Remove(data+".old/d/f"))
-			o, err := d.Open(t.Context(), "d/f")
-			check(t, err)
-			check(t, o.Close())
-			if _, err := d.Open(t.Context(), "d/missing"); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("a missing file: %v", err)
-			}
 		})
 	}
 }

@@ -51,7 +51,7 @@ def loader(images, args, device):
     generator = torch.Generator().manual_seed(args.seed)
     sampler = RandomSampler(images, generator=generator)    # that of shuffle=True
     if args.plan:
-        import milkweed
+        import milkweed     # milkweed.py, beside this script
         sampler = milkweed.planned(sampler, [path for path, _ in images.samples], args.data,
                                    lead=2 * args.workers * args.batch)
     return DataLoader(images, batch_size=args.batch, sampler=sampler, num_workers=args.workers,

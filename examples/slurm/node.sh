@@ -29,10 +29,6 @@ trap 'exit 143' TERM
 
 milkweed mount -c hpc-node.toml "$@"     # returns when the mount is ready
 
-# Every torchrun accepts these options, also that of Debian 12. Before PyTorch 2.0, it accepts no
-# dashes in their names. With Python 3.11, that of PyTorch 1.13 fails with the defaults of --redirects
-# and --tee; with these values, too, it redirects nothing. Its logs would stay in /tmp.
-torchrun --nnodes="$SLURM_NNODES" --nproc_per_node="${SLURM_GPUS_ON_NODE:-1}" \
-	--rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$MASTER_ADDR:29500" \
-	--redirects=9:1 --tee=9:1 --log_dir="$SLURM_TMPDIR/torchrun" \
+torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \
+	--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:29500" \
 	train.py "$data"

@@ -25,7 +25,7 @@ def parse(record):
 
 def planned_files(mount, pattern, seed):
     """Returns a dataset of file names like list_files, which tells a mount the order of each epoch."""
-    import milkweed
+    import milkweed     # ../pytorch/milkweed.py, copied to this folder
 
     names, shuffler, epochs = sorted(glob.glob(pattern)), random.Random(seed), itertools.count()
 

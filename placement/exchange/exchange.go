@@ -16,7 +16,7 @@
 // algorithm to generate a random cyclic permutation. Information Processing Letters 22(6), 1986. Every
 // other node is equally likely to receive a file.
 //
-// The Python module, examples/python/milkweed, computes the same plan, and testdata fixes the results of both. The
+// examples/pytorch/milkweed.py computes the same plan, and testdata fixes the results of both. The
 // random numbers are the 64-bit little-endian words of SHAKE128 of the text
 //
 //	milkweed exchange 1 seed SEED epoch EPOCH

@@ -1,5 +1,5 @@
 // Package accesses summarizes how jobs use a mount: the sizes of files and requests, their order, and
-// what readers wait for. It is made from a status, or from the lines of a trace, and advises on settings.
+// what readers wait for. It is made from the lines of a trace, and advises on settings.
 package accesses
 
 import (
@@ -9,7 +9,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
-	"github.com/milkweedfs/milkweed/placement"
 )
 
 // Bounds of the memory that a Recorder takes.
@@ -23,7 +22,7 @@ const Others = "(others)"
 
 // A Summary is how jobs have used a mount. Sizes are in bytes, times in seconds.
 type Summary struct {
-	Seconds float64 `json:"seconds"` // how long accesses were recorded; since the mount: seconds with an access
+	Seconds float64 `json:"seconds"` // how long accesses were recorded
 	Dropped int64   `json:"dropped"` // operations that were not recorded
 
 	Opens     int64 `json:"opens"`
@@ -75,48 +74,15 @@ func (d *Dir) UnmarshalJSON(p []byte) error {
 	return paths.Unmarshal(p, (*plain)(d))
 }
 
-// newBuckets returns the buckets of counts.
-func newBuckets(counts placement.Sizes) []Bucket {
-	all := make([]Bucket, len(counts))
-	for i, n := range counts {
-		all[i].Count = n
-	}
-	for i, b := range placement.SizeBounds {
+// bounds are the bounds of the buckets.
+var bounds = []int64{4 << 10, 16 << 10, 64 << 10, 128 << 10, 512 << 10, 1 << 20, 8 << 20, 64 << 20, 1 << 30, 0}
+
+func newBuckets() []Bucket {
+	all := make([]Bucket, len(bounds))
+	for i, b := range bounds {
 		all[i].UpTo = b
 	}
 	return all
-}
-
-// SinceMount returns how jobs have used the mount with a status since its daemon started. It has no Dirs.
-func SinceMount(s *control.Status) Summary {
-	u := &s.Usage
-	sum := Summary{
-		Seconds: float64(u.ActiveSeconds), Files: u.Files, InOrder: u.InOrder, Neighbors: u.Neighbors,
-		Spliced: u.Spliced, Sequential: u.Sequential, Random: u.Random,
-		FileSizes: newBuckets(u.FileSizes), RequestSizes: newBuckets(u.RequestSizes),
-		Levels: make(map[string]int64), Waits: make(map[string]float64), Dirs: []Dir{},
-	}
-	for level, modes := range s.Opens {
-		for mode, n := range modes {
-			sum.Opens += n
-			sum.FileBytes += s.OpenedBytes[level][mode]
-			if n > 0 {
-				sum.Levels[level] += n
-			}
-		}
-	}
-	for _, n := range s.ReadBytes {
-		sum.ReadBytes += n
-	}
-	for _, n := range u.RequestSizes {
-		sum.Reads += n
-	}
-	for _, w := range s.Waits {
-		if w.Seconds > 0 {
-			sum.Waits[w.Cause] += w.Seconds
-		}
-	}
-	return sum
 }
 
 func count(buckets []Bucket, size int64) {
@@ -142,7 +108,7 @@ type position struct {
 func NewRecorder() *Recorder {
 	return &Recorder{
 		all: Summary{
-			FileSizes: newBuckets(placement.Sizes{}), RequestSizes: newBuckets(placement.Sizes{}),
+			FileSizes: newBuckets(), RequestSizes: newBuckets(),
 			Levels: make(map[string]int64), Waits: make(map[string]float64),
 		},
 		files: make(map[string]*position), dirs: make(map[string]*Dir),

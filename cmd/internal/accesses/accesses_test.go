@@ -85,12 +85,9 @@ func TestAdvise(t *testing.T) {
 	// What a well-served job does, and a status of its mount.
 	served := func() (accesses.Summary, *control.Status) {
 		return accesses.Summary{
-			Seconds: 10, Opens: 1000, FileBytes: 1000 * 100 << 10, FileSizes: []accesses.Bucket{{UpTo: 128 << 10, Count: 1000}, {UpTo: 8 << 20}}, Neighbors: 900, InOrder: 450,
+			Seconds: 10, Opens: 1000, FileBytes: 1000 * 100 << 10, Neighbors: 900, InOrder: 450,
 			Levels: map[string]int64{"ram": 1000}, Waits: map[string]float64{},
-		}, &control.Status{Mode: "stateless", Tiers: []control.Tier{{Name: "ram", PassthroughReason: "the mode is stateless"}}}
-	}
-	large := func(a *accesses.Summary) {
-		a.FileBytes, a.FileSizes[0].Count, a.FileSizes[1].Count = 1000*4*mib, 0, 1000
+		}, &control.Status{Mode: "stateless", Tiers: []control.Tier{{Name: "ram", Passthrough: true}}}
 	}
 	for _, c := range []struct {
 		name   string
@@ -99,13 +96,10 @@ func TestAdvise(t *testing.T) {
 	}{
 		{"served well", func(*accesses.Summary, *control.Status) {}, ""},
 		{"small files in passthrough", func(_ *accesses.Summary, s *control.Status) { s.Mode = "passthrough" }, `"stateless"`},
-		{"large files in stateless", func(a *accesses.Summary, _ *control.Status) { large(a) }, `"passthrough"`},
-		{"a few large files in stateless", func(a *accesses.Summary, _ *control.Status) {
-			a.FileBytes, a.FileSizes[0].Count, a.FileSizes[1].Count = 1000*4*mib, 990, 10
-		}, ""},
+		{"large files in stateless", func(a *accesses.Summary, _ *control.Status) { a.FileBytes = 1000 * 4 * mib }, `"passthrough"`},
 		{"large files where passthrough does not work", func(a *accesses.Summary, s *control.Status) {
-			large(a)
-			s.Tiers[0].PassthroughReason = "it is stacked"
+			a.FileBytes = 1000 * 4 * mib
+			s.Tiers[0].Passthrough = false
 		}, ""},
 		{"too few opens", func(a *accesses.Summary, _ *control.Status) { a.Opens, a.FileBytes = 99, 99*4*mib }, ""},
 		{"tiny files", func(a *accesses.Summary, _ *control.Status) { a.FileBytes = 1000 * 2000 }, "Pack"},

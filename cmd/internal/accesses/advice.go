@@ -5,7 +5,6 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
@@ -19,7 +18,7 @@ type Advice struct {
 // The thresholds of advice.
 const (
 	MinOpens     = 100       // fewer opens are no basis for advice
-	smallFile    = 512 << 10 // if most files are not larger, stateless is faster than passthrough (docs/performance.md)
+	smallFile    = 512 << 10 // below this mean size, stateless is faster than passthrough (docs/performance.md)
 	tinyFile     = 16 << 10  // below this mean size, the cost of an open exceeds that of the bytes
 	mainCause    = 0.5       // share of the waits from which on a cause is the main one
 	manyWaits    = 0.2       // seconds waited per second, from which on waits matter
@@ -27,18 +26,6 @@ const (
 	missesMatter = 0.1       // share of the opens that the source served
 	shuffled     = 0.7       // share of the opens in order, below which the order is none
 )
-
-// mostUpTo reports whether most of the counted sizes are at most a bound of a bucket.
-func mostUpTo(sizes []Bucket, bound int64) bool {
-	var small, all int64
-	for _, b := range sizes {
-		all += b.Count
-		if 0 < b.UpTo && b.UpTo <= bound {
-			small += b.Count
-		}
-	}
-	return 2*small >= all
-}
 
 // Advise returns the settings that would serve accesses better on a mount with a status.
 func Advise(a Summary, s *control.Status) (all []Advice) {
@@ -49,11 +36,11 @@ func Advise(a Summary, s *control.Status) (all []Advice) {
 		all = append(all, Advice{Seen: fmt.Sprintf(seen, args...), Setting: setting})
 	}
 	mean, mode := a.MeanFile(), config.Mode(s.Mode)
-	switch small := mostUpTo(a.FileSizes, smallFile); {
-	case small && mode != config.Stateless:
-		add(`mount.mode = "stateless"`, "most of the files have at most %s, and the mode is %s", size(smallFile), mode)
-	case !small && mode == config.Stateless && passthrough(s):
-		add(`mount.mode = "passthrough"`, "most of the files have more than %s, and the mode is stateless", size(smallFile))
+	switch {
+	case mean < smallFile && mode != config.Stateless:
+		add(`mount.mode = "stateless"`, "the files have %s on average, and the mode is %s", size(mean), mode)
+	case mean >= smallFile && mode == config.Stateless && passthrough(s):
+		add(`mount.mode = "passthrough"`, "the files have %s on average, and the mode is stateless", size(mean))
 	}
 	if mean < tinyFile {
 		add("Pack the files, as TFRecord or WebDataset do: no setting makes an open cheaper.", "the files have %s on average", size(mean))
@@ -71,7 +58,7 @@ func Advise(a Summary, s *control.Status) (all []Advice) {
 		add("A larger tier.quota, a further [[tier]], or a plan with placement.window; with several nodes, mount --peers.",
 			"%.0f %% of the opens had no copy, and %s files had no room in the tiers", 100*misses, humanize.Comma(s.Placement.Skipped))
 	case misses >= missesMatter && random && share(control.Latency)+share(control.FillCause) >= mainCause && s.Plan.StreamCount == 0:
-		add("Hand over the order of the job: `milkweed plan`, or milkweed.planned() of the Python module.",
+		add("Hand over the order of the job: `milkweed plan`, or planned() of examples/pytorch.",
 			"%.0f %% of the opens had no copy, in no order of their names, and readers waited %.1f s per second, mostly for requests of their own",
 			100*misses, waits/a.Seconds)
 	case misses >= missesMatter && share(control.Bandwidth) >= mainCause:
@@ -87,7 +74,7 @@ func Advise(a Summary, s *control.Status) (all []Advice) {
 // passthrough reports whether a tier has it, or would have it if the mode were another one.
 func passthrough(s *control.Status) bool {
 	for _, t := range s.Tiers {
-		if t.Passthrough || check.OnlyTheMode(config.Mode(s.Mode), t.PassthroughReason) {
+		if t.Passthrough {
 			return true
 		}
 	}

@@ -132,7 +132,6 @@ type host struct {
 	nofile   func() (hard uint64, err error)
 	hasName  func(uid int) bool                // see hasUserName
 	tasks    func() (left int64, limit string) // see config.ThreadsOf
-	memory   func() int64                      // see config.MemoryLimit
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	getxattr func(path, attr string) error
@@ -153,7 +152,6 @@ func thisHost() host {
 		nofile:   nofile,
 		hasName:  hasUserName,
 		tasks:    func() (int64, string) { return config.ThreadsOf(os.Getpid()) },
-		memory:   config.MemoryLimit,
 		stat:     os.Stat,
 		statfs:   statfs,
 		getxattr: getxattr,

@@ -46,7 +46,6 @@ func newWorld(t *testing.T) *world {
 	w.nofile = func() (uint64, error) { return 1 << 20, nil }
 	w.hasName = func(int) bool { return true }
 	w.tasks = func() (int64, string) { return math.MaxInt64, "" }
-	w.memory = func() int64 { return math.MaxInt64 }
 	w.lookPath = func(string) (string, error) { return w.path("bin/fusermount3"), nil }
 	w.write("root/dev/fuse", "")
 	w.write("root/etc/fuse.conf", "# user_allow_other\nuser_allow_other\n")
@@ -258,16 +257,6 @@ func TestChecks(t *testing.T) {
 			w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 2*gib))
 			w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
 		}, OK, 0, "$/ssd/new, on ext4, quota 3GiB, 2.0 GiB free", ""},
-		{"memory beyond the limit of the container", tier, func(w *world) {
-			w.fileSystem(w.path("ssd/new"), disk(unix.TMPFS_MAGIC, 10*gib, 10*gib))
-			w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
-			w.memory = func() int64 { return 2 * gib }
-		}, Warning, 0, "the quota is 3GiB, but the control group of this process may have 2.0 GiB of memory", "limits.memory"},
-		{"a disk beyond the memory", tier, func(w *world) {
-			w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 10*gib))
-			w.config.Tiers[0].Quota = config.Quota{Bytes: 3 * gib}
-			w.memory = func() int64 { return 2 * gib }
-		}, OK, 0, "$/ssd/new, on ext4, quota 3GiB, 10 GiB free", ""},
 		{"quota tiny", tier, func(w *world) { w.config.Tiers[0].Quota = config.Quota{Bytes: 64} }, Warning, 0, "the quota 64 allows copies of 64 B", "unit"},
 		{"full", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(unix.EXT4_SUPER_MAGIC, 10*gib, 0)) }, Warning, 0, "the quota 90% allows copies of 0 B", "free space"},
 		{"NFS", tier, func(w *world) { w.fileSystem(w.path("ssd/new"), disk(unix.NFS_SUPER_MAGIC, 10*gib, 10*gib)) }, Warning, 0, "$/ssd/new is on NFS", "this machine"},

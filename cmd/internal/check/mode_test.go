@@ -31,7 +31,7 @@ func sized(sizes ...int64) []drivers.Info {
 
 func TestChooseMode(t *testing.T) {
 	const why = "passthrough needs CAP_SYS_ADMIN"
-	small, large := sized(100<<10, 120<<10), sized(1<<10, 4<<20, 8<<20)
+	small, large := sized(100<<10, 120<<10), sized(1<<10, 8<<20)
 	for _, tt := range []struct {
 		configured  config.Mode
 		passthrough bool
@@ -39,13 +39,11 @@ func TestChooseMode(t *testing.T) {
 		mode        config.Mode
 		reason      string // a part of it
 	}{
-		{config.Auto, true, small, config.Stateless, "the median size of files is 100 KiB (2 sampled), and below 512 KiB stateless is faster"},
-		{config.Auto, true, large, config.Passthrough, "the median size of files is 4.0 MiB (3 sampled), and from 512 KiB on passthrough is faster"},
-		{config.Auto, true, sized(statelessBelow), config.Passthrough, "is 512 KiB"},
-		{config.Auto, true, sized(statelessBelow - 1), config.Stateless, "the median size"},
-		{config.Auto, true, sized(1<<62, 1<<62, 1<<62), config.Passthrough, "is 4.0 EiB"},
-		{config.Auto, true, sized(100<<10, 110<<10, 1<<30, 120<<10), config.Stateless, "is 110 KiB"}, // many images, and a shard
-		{config.Auto, true, sized(100, 32<<20, 33<<20, 34<<20), config.Passthrough, "is 32 MiB"},     // shards, and a list of them
+		{config.Auto, true, small, config.Stateless, "files are 110 KiB on average (2 sampled), and below 512 KiB stateless is faster"},
+		{config.Auto, true, large, config.Passthrough, "files are 4.0 MiB on average (2 sampled), and from 512 KiB on passthrough is faster"},
+		{config.Auto, true, sized(statelessBelow), config.Passthrough, "512 KiB on average"},
+		{config.Auto, true, sized(statelessBelow - 1), config.Stateless, "on average"},
+		{config.Auto, true, sized(1<<62, 1<<62, 1<<62), config.Passthrough, "4.0 EiB on average"},
 		{config.Auto, true, nil, config.Stateless, "no file was found"},
 		{config.Auto, false, large, config.Stateless, "passthrough does not work: " + why},
 		{config.Passthrough, true, small, config.Passthrough, "it is configured"},
@@ -162,7 +160,7 @@ func TestPreview(t *testing.T) {
 		want    []string // status, name and the start of the detail
 	}{
 		{"large", config.Auto, large, nil, []string{
-			"ok mode: passthrough: the median size of files is 10 MiB",
+			"ok mode: passthrough: files are 10 MiB",
 			"ok passthrough, tier ssd: the kernel can read files there directly",
 			"ok passthrough, tier ram: the kernel can read files there directly",
 			"ok passthrough, source: the kernel can read files there directly",

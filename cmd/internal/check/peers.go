@@ -144,7 +144,6 @@ func faultOf(this peer.Info, a PeerAnswer) fault {
 
 // unanswered returns the fault of a node that has not answered.
 func unanswered(a PeerAnswer) fault {
-	var unknown *net.DNSError
 	switch cause := peer.Cause(a.Err); {
 	case errors.Is(a.Err, unix.ECONNREFUSED):
 		return fault{"no mount serves its port", "Mount there, with the same roster. Before the first mount of a job this is as it should be.", Warning}
@@ -163,8 +162,6 @@ func unanswered(a PeerAnswer) fault {
 			return fault{"it refuses requests, because the clocks differ", "Synchronize the clocks, such as with chrony.", Problem}
 		}
 		return fault{"its secret differs from that of this node", "Give all nodes the same peers.secret_file.", Problem}
-	case errors.As(a.Err, &unknown):
-		return fault{"its host, " + unknown.Name + ", does not resolve: " + unknown.Err, "Correct the roster, or the name service of this node.", Warning}
 	case cause == "unreachable" || cause == "stuck" || cause == "broken":
 		return fault{"it cannot be reached: " + rootOf(a.Err), "Check that the roster has its address, that it is up, and that no firewall blocks the port.", Warning}
 	}

@@ -1,7 +1,6 @@
 package check
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/drivers/blob"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/fs/pfs"
 )
@@ -112,7 +110,7 @@ func OddStore(oddities []string) (all []Finding) {
 func bucketRemedy(err error) (exit.Code, string) {
 	for _, r := range bucketRemedies {
 		if errors.Is(err, r.err) {
-			return r.code, cmp.Or(blob.Remedy(err), r.remedy)
+			return r.code, r.remedy
 		}
 	}
 	return exit.Source, "Check whether the vendor's own tools can list it from this machine."

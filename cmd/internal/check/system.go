@@ -215,13 +215,8 @@ func (h host) openFiles() []Finding {
 }
 
 // Threads returns the number of threads that a daemon with a number of background workers makes at its
-// start: for calls that block, of jobs and of the workers, and for all else.
-func Threads(workers int) int { return workers + 64 + OtherThreads }
-
-// OtherThreads is the number of threads that a daemon needs for other purposes than Threads.Calls of
-// package tiers: 16 each for the requests of the kernel, for files that are being closed, for attributes
-// that are requested in parallel, and for the runtime, and some for single background tasks.
-const OtherThreads = 4*16 + 8
+// start: for calls of jobs that block, of the workers, and for the runtime.
+func Threads(workers int) int { return workers + 64 }
 
 // SpareThreads is the number of threads that a daemon leaves of those that a limit allows.
 const SpareThreads = 32
@@ -237,7 +232,7 @@ func (h host) threads(c *config.Config) []Finding {
 	case left < SpareThreads:
 		return problem(exit.Failure, name, RaiseThreads, "%s, and %d are left; a daemon needs %d", limit, left, Threads(c.Placement.Workers))
 	case left-SpareThreads < int64(Threads(c.Placement.Workers)):
-		return warning(name, RaiseThreads, "%s, and %d are left; the daemon needs %d; with fewer, calls of the source and the tiers wait for others", limit, left, Threads(c.Placement.Workers))
+		return warning(name, RaiseThreads, "%s, and %d are left; the daemon needs %d, and ends if it cannot have one more", limit, left, Threads(c.Placement.Workers))
 	case limit == "":
 		return ok(name, "no limit")
 	}

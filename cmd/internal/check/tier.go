@@ -172,13 +172,14 @@ const minQuota = 1 << 20
 // checkQuota compares the quota with the free space of the file system of dir. Dir is
 // the directory of the tier, or its nearest parent that exists.
 func (h host) checkQuota(name string, t config.Tier, dir, source string, st unix.Statfs_t) []Finding {
-	usable := h.usable(t, source, st)
+	usable := available(st)
+	if _, err := h.stat(filepath.Join(t.Path, config.DatasetID(source))); err == nil {
+		// The space of existing copies counts as free. It takes long to add up their
+		// sizes, so all used space of the file system is taken as an upper bound.
+		usable += int64(st.Blocks-st.Bfree) * st.Bsize
+	}
 	quota := t.Quota.Of(usable)
-	limit := h.memory()
 	switch {
-	case st.Type == unix.TMPFS_MAGIC && quota > limit:
-		return warning(name, "Reduce the quota, or raise the memory limit: in a container, limits.memory of the pod; in a job, --mem.",
-			"the quota is %s, but the control group of this process may have %s of memory, and copies in memory are part of that: a mount uses less", t.Quota, size(limit))
 	case quota > usable && st.Blocks > 0:
 		return warning(name, `Reduce the quota, or use a percentage such as quota = "90%".`,
 			"the quota is %s, but %s has %s free", t.Quota, dir, size(available(st)))
@@ -187,17 +188,6 @@ func (h host) checkQuota(name string, t config.Tier, dir, source string, st unix
 			"the quota %s allows copies of %s", t.Quota, size(quota))
 	}
 	return nil
-}
-
-// usable returns the space on the file system of a tier that copies may take.
-func (h host) usable(t config.Tier, source string, st unix.Statfs_t) int64 {
-	usable := available(st)
-	if _, err := h.stat(filepath.Join(t.Path, config.DatasetID(source))); err == nil {
-		// The space of existing copies counts as free. It takes long to add up their
-		// sizes, so all used space of the file system is taken as an upper bound.
-		usable += int64(st.Blocks-st.Bfree) * st.Bsize
-	}
-	return usable
 }
 
 // memoryNote returns a note for a tier that is memory, and whether the machine may

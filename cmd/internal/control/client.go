@@ -22,7 +22,6 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
-	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/placement"
 )
@@ -38,7 +37,6 @@ const (
 type Client struct {
 	mountPoint string
 	http       *http.Client
-	guest      bool // this user is a guest: each request has a token
 }
 
 // Dial returns a client of the daemon of a mount point, which is a path that Resolve returned.
@@ -59,32 +57,13 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 			if err == nil {
 				return newClient(mountPoint, path), nil
 			}
-			if errors.As(err, new(*KilledError)) {
-				return nil, notAnswering(mountPoint, err) // the root of its mount does not answer either
-			}
 			errs = append(errs, err)
 		}
 	}
-	if path := toldSocket(mountPoint); path != "" && !isPublic(path) && probe(ctx, path) == nil {
+	if path := toldSocket(mountPoint); path != "" && probe(ctx, path) == nil {
 		return newClient(mountPoint, path), nil
 	}
 	return nil, notAnswering(mountPoint, errors.Join(errs...))
-}
-
-// DialAny is Dial, and if the daemon is that of another user, it returns a client that may do what a
-// guest may: Status, Where, AddPlan, Plan and DropPlan.
-func DialAny(ctx context.Context, mountPoint string) (*Client, error) {
-	c, err := Dial(ctx, mountPoint)
-	if err == nil || os.Geteuid() == 0 {
-		return c, err
-	}
-	path := toldSocket(mountPoint)
-	if !isPublic(path) || probe(ctx, path) != nil {
-		return nil, err
-	}
-	c = newClient(mountPoint, path)
-	c.guest = true
-	return c, nil
 }
 
 // toldSocket returns the socket that the root of a mount names: the mount point had another path when
@@ -92,35 +71,27 @@ func DialAny(ctx context.Context, mountPoint string) (*Client, error) {
 // in which no other user can make sockets. The result is "" if there is none, or the daemon does not
 // answer in time.
 func toldSocket(mountPoint string) string {
-	path := attribute(mountPoint, milkweed.SocketXattr)
-	for _, uid := range owners(mountPoint) {
-		for _, folder := range folders(uid) {
-			if filepath.Dir(path) == folder && checkFolder(folder, uid) == nil {
-				return path
-			}
-		}
-	}
-	return ""
-}
-
-// attribute returns an attribute of the root of a mount, or "" if there is none, this user may not read
-// the root, or the daemon does not answer in time.
-func attribute(mountPoint, name string) string {
 	told := make(chan string, 1)
 	go func() { // it ends with the process
-		buf := make([]byte, 1024)
-		n, err := unix.Getxattr(mountPoint, name, buf)
+		buf := make([]byte, maxSocketPath)
+		n, err := unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
 		if err != nil {
 			n = 0
 		}
 		told <- string(buf[:n])
 	}()
 	select {
-	case value := <-told:
-		return value
+	case path := <-told:
+		for _, uid := range owners(mountPoint) {
+			for _, folder := range folders(uid) {
+				if filepath.Dir(path) == folder && checkFolder(folder, uid) == nil {
+					return path
+				}
+			}
+		}
 	case <-time.After(resolveTimeout):
-		return ""
 	}
+	return ""
 }
 
 // Draining returns a client of each daemon of this user that drains: its mount is gone in the mount
@@ -154,26 +125,13 @@ func newClient(mountPoint, socket string) *Client {
 	}
 }
 
-// A KilledError says that the daemon of a mount was killed, and has not ended. That is so if one of its
-// threads tells the kernel that a file has changed while a read of it, which the daemon can no longer
-// answer, is in progress: each waits for the other, until the connection is aborted.
-type KilledError struct{ PID int }
-
-func (e *KilledError) Error() string {
-	return fmt.Sprintf("the daemon (process %d) was killed, and cannot end", e.PID)
-}
-
-// probe returns an error if no daemon listens on socket. It may be a *KilledError.
+// probe returns an error if no daemon listens on socket.
 func probe(ctx context.Context, socket string) error {
 	conn, err := dialSocket(ctx, socket)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	if pid := procs.Listener(conn); procs.Dying(pid) {
-		return &KilledError{pid}
-	}
-	return nil
+	return conn.Close()
 }
 
 // owners lists the users who may own the daemon of a mount point: the user of this process, and
@@ -204,9 +162,6 @@ func notAnswering(mountPoint string, err error) error {
 		e.Remedy = "Run the command as that user or as root."
 	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return err
-	case errors.As(err, new(*KilledError)):
-		e.Err = fmt.Errorf("%s: %w", mountPoint, err)
-		e.Remedy = fmt.Sprintf("`milkweed umount %s` ends it and removes the mount. Then mount again.", mountPoint)
 	default:
 		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
 		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
@@ -263,17 +218,6 @@ func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progr
 	}
 	defer r.Close()
 	return follow(ctx, r, "the warm-up", "Complete copies stay. ", progress)
-}
-
-// Estimate finds what Warmup would copy, and copies nothing. It calls progress from time to time, and returns the last
-// Estimate.
-func (c *Client) Estimate(ctx context.Context, names []string, progress func(Estimate)) (Estimate, error) {
-	r, err := c.stream(ctx, "/v1/estimate", makeNames(names))
-	if err != nil {
-		return Estimate{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the estimate", "", progress)
 }
 
 // Refresh compares what is cached below the names with the source. It calls progress from time
@@ -369,9 +313,6 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte) (*htt
 	req, err := http.NewRequestWithContext(ctx, method, "http://milkweed"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
-	}
-	if c.guest {
-		req.Header.Set(TokenHeader, attribute(c.mountPoint, milkweed.TokenXattr))
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, fs.ErrNotExist) || isGone(err) {

@@ -8,8 +8,6 @@
 //	GET  /v1/where?path=NAME   responds with a Location; NAME is percent-encoded bytes
 //	GET  /v1/trace             responds with a stream of TraceLines of the opens and reads whose path
 //	                           matches path= (TraceFilter.Matches) and that took slow= or longer
-//	POST /v1/estimate          takes a NamesRequest; responds with a stream of EstimateEvents,
-//	                           the last with End set
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
@@ -31,14 +29,10 @@
 //	GET  /metrics              responds with the metrics, for Prometheus
 //	GET  /debug/pprof/         responds with profiles of the daemon, as net/http/pprof does
 //
-// The body of a response with a status other than 2xx is a Failure. The mode of the socket is 0600:
-// only its owner and root can connect. The requests of other users are refused, too. The extended
-// attribute user.milkweed.socket of the root of the mount is the path of the socket.
-//
-// A mount with allow_other has another socket, of mode 0666, for guests: other users who may read the
-// mount. They may make the requests of a Guest only, the first two and those of a plan, with the value of
-// the extended attribute user.milkweed.token of the root in the header Milkweed-Token. For a guest,
-// user.milkweed.socket is the path of that socket. See PublicServer.
+// The body of a response with a status other than 2xx is a Failure. The mode of the socket is
+// 0600, in a directory of mode 0700: only its owner and root can connect. The requests of other
+// users are refused, too. The extended attribute user.milkweed.socket of the root of the mount is
+// the path of the socket.
 package control
 
 import (
@@ -53,7 +47,9 @@ import (
 
 // A Daemon answers the requests to a Server. Its methods may be called concurrently.
 type Daemon interface {
-	Guest
+	// Status returns the current status. It calls neither the tiers nor the source, so that
+	// it returns soon even if they hang.
+	Status(ctx context.Context) Status
 
 	// Settings returns the configuration that is in effect.
 	Settings() []config.Setting
@@ -63,14 +59,14 @@ type Daemon interface {
 	// changes.
 	Reload(ctx context.Context, dryRun bool) (Reloaded, error)
 
+	// Where returns the location of one file. name is relative to the mount point, in the form
+	// of drivers.ValidName. If there is no such file, the error matches fs.ErrNotExist.
+	Where(ctx context.Context, name string) (Location, error)
+
 	// Trace calls show with the opens and reads that the filter selects, as placement.Handler.Trace
 	// has them, until ctx is done or show returns an error. It calls show first with the mode, when
 	// the trace has begun. If too many traces are in progress, the error is an *exit.Error.
 	Trace(ctx context.Context, filter TraceFilter, show func(TraceLine) error) error
-
-	// Estimate finds what Warmup would copy, and copies nothing. Its calls and its error are as those of
-	// Warmup.
-	Estimate(ctx context.Context, names []string, progress func(Estimate)) error
 
 	// Warmup places the files below the names, which have the form of drivers.ValidName. It
 	// returns when each file is placed, skipped or failed. It calls progress from time to
@@ -119,6 +115,19 @@ type Daemon interface {
 	// for Scrub.
 	StartScrub(req ScrubRequest) error
 
+	// Plan adds paths to the plan, as placement.Handler.Plan does. A path is relative to the mount
+	// point, or absolute and below it.
+	Plan(part placement.PlanPart, paths []string) (placement.PlanResult, error)
+
+	// Plans returns the state of the plan.
+	Plans() Plan
+
+	// DropPlan drops a stream of the plan, if there is one of that name.
+	DropPlan(stream string)
+
+	// DropPlans drops the whole plan.
+	DropPlans()
+
 	// Nodes returns the number of nodes that share their tiers, and the number of this one, which is
 	// -1 if it is not in the roster. Without peers, it is node 0 of 1.
 	Nodes() (nodes, self int)
@@ -144,33 +153,6 @@ type Daemon interface {
 	Shutdown(abort bool)
 }
 
-// A Guest answers the requests of one user that every user may make who may read the mount: what such a
-// user may see, and the plan of that user. A Daemon does so for its owner, who sees everything. The
-// methods may be called concurrently.
-type Guest interface {
-	// Status returns the current status. It calls neither the tiers nor the source, so that
-	// it returns soon even if they hang.
-	Status(ctx context.Context) Status
-
-	// Where returns the location of one file. name is relative to the mount point, in the form
-	// of drivers.ValidName. If there is no such file, the error matches fs.ErrNotExist, and
-	// fs.ErrPermission if the user may not read it.
-	Where(ctx context.Context, name string) (Location, error)
-
-	// Plan adds paths to the plan, as placement.Handler.Plan does. A path is relative to the mount
-	// point, or absolute and below it.
-	Plan(part placement.PlanPart, paths []string) (placement.PlanResult, error)
-
-	// Plans returns the state of the plan.
-	Plans() Plan
-
-	// DropPlan drops a stream of the plan, if there is one of that name.
-	DropPlan(stream string)
-
-	// DropPlans drops the whole plan.
-	DropPlans()
-}
-
 // Progress is the state of a warm-up. At its end, FilesTotal is the sum of FilesDone,
 // FilesSkipped, FilesElsewhere and FilesFailed, and BytesTotal is the sum of the corresponding sizes.
 type Progress struct {
@@ -189,15 +171,6 @@ type Progress struct {
 
 	FilesMismatched int64 `json:"files_mismatched,omitempty"` // of FilesFailed, files that the source does not have as in the manifest
 }
-
-// An Estimate is what a warm-up would copy, and whether the tiers have room for it.
-type Estimate struct {
-	placement.Estimate
-	Errors []FileError `json:"errors,omitempty"` // of the first names that the source does not show
-}
-
-// An EstimateEvent is one line of the response to POST /v1/estimate.
-type EstimateEvent = Event[Estimate]
 
 // A FileError describes a file that could not be copied, or a name that could not be compared.
 type FileError struct {

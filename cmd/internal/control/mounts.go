@@ -77,8 +77,7 @@ func Find(path string) (Mount, string, error) {
 	if m, name, ok := find(table, abs); ok && name == "." {
 		return m, name, nil
 	}
-	candidates := append(resolve(abs), abs)
-	for _, real := range candidates {
+	for _, real := range append(resolve(abs), abs) {
 		if m, name, ok := find(table, real); ok {
 			return m, name, nil
 		}
@@ -86,15 +85,6 @@ func Find(path string) (Mount, string, error) {
 	for _, m := range named() {
 		if name, ok := paths.Rel(abs, m.Point); ok {
 			return m, name, nil
-		}
-	}
-	for _, real := range candidates {
-		if cause, _ := Starting(context.Background(), real); cause != "" {
-			return Mount{}, "", &exit.Error{
-				Code:   exit.NotMounted,
-				Err:    fmt.Errorf("%s is not mounted yet: %s", path, cause),
-				Remedy: "The mount goes on by itself when that is there; its log has more.",
-			}
 		}
 	}
 	return Mount{}, "", &exit.Error{

@@ -9,17 +9,14 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 )
 
-// peerKey is the key of the procs.User at the other end of a connection, in the context of its requests.
+// peerKey is the key of the user at the other end of a connection, in the context of its requests.
 type peerKey struct{}
 
 // withPeer adds the user at the other end of a connection to a Unix socket to ctx.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
-	if g, ok := c.(*guestConn); ok {
-		return context.WithValue(ctx, peerKey{}, g.user)
-	}
 	if conn, ok := c.(*net.UnixConn); ok {
-		if u, err := procs.Peer(conn); err == nil {
-			return context.WithValue(ctx, peerKey{}, u)
+		if uid, err := procs.PeerUser(conn); err == nil {
+			return context.WithValue(ctx, peerKey{}, uid)
 		}
 	}
 	return ctx
@@ -29,15 +26,11 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 // socket does so too, unless somebody has changed it or has passed a connection on.
 func ownersOnly(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		u, ok := r.Context().Value(peerKey{}).(procs.User)
-		if !ok || !IsOwner(u.UID) {
+		uid, ok := r.Context().Value(peerKey{}).(int)
+		if !ok || uid != 0 && uid != os.Geteuid() {
 			http.Error(w, `{"code":7,"message":"only root and the user who has mounted may use this socket"}`, http.StatusForbidden)
 			return
 		}
 		h.ServeHTTP(w, r)
 	})
 }
-
-// IsOwner reports whether a user may use the control socket of this process: it is root or the user of
-// the process.
-func IsOwner(uid int) bool { return uid == 0 || uid == os.Geteuid() }

@@ -30,12 +30,11 @@ const (
 	maxPaths    = 1_000_000        // paths in it
 	maxPath     = 8 << 10          // bytes of a path that are read; placement refuses shorter ones
 	planBatch   = 1024             // paths that the Daemon gets at a time
-	planBytes   = 1 << 20          // bytes after which it gets fewer
 	planTimeout = 30 * time.Second // for the paths of a batch
 )
 
 // addPlan serves POST /v1/plan.
-func (v view) addPlan(w http.ResponseWriter, r *http.Request) {
+func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
 	part, err := planPart(r.URL.Query())
 	if err != nil {
 		respondError(w, err)
@@ -53,7 +52,7 @@ func (v view) addPlan(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if err == nil || err == io.EOF && (first || len(paths) > 0) {
-			more, err := v.Plan(part, paths)
+			more, err := s.Daemon.Plan(part, paths)
 			if err != nil {
 				respondError(w, err)
 				return
@@ -75,10 +74,10 @@ func (v view) addPlan(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// readPaths reads up to planBatch paths, or fewer that have planBytes, each of which a NUL ends, except
-// perhaps the last. At the end, the error is io.EOF. The end of a path that is too long is missing.
+// readPaths reads up to planBatch paths, each of which a NUL ends, except perhaps the last. At the
+// end, the error is io.EOF. The end of a path that is too long is missing.
 func readPaths(r *bufio.Reader) (paths []string, err error) {
-	for size := 0; len(paths) < planBatch && size < planBytes; {
+	for len(paths) < planBatch {
 		p, err := r.ReadSlice(0)
 		path := string(bytes.TrimSuffix(p, []byte{0}))
 		for err == bufio.ErrBufferFull {
@@ -86,7 +85,6 @@ func readPaths(r *bufio.Reader) (paths []string, err error) {
 		}
 		if err == nil || err == io.EOF && path != "" {
 			paths = append(paths, path)
-			size += len(path)
 		}
 		if err != nil {
 			return paths, err
@@ -117,14 +115,14 @@ func planError(err error) error {
 }
 
 // getPlan serves GET /v1/plan.
-func (v view) getPlan(w http.ResponseWriter, _ *http.Request) { respond(w, v.Plans()) }
+func (s *Server) getPlan(w http.ResponseWriter, _ *http.Request) { respond(w, s.Daemon.Plans()) }
 
 // dropPlan serves DELETE /v1/plan.
-func (v view) dropPlan(w http.ResponseWriter, r *http.Request) {
+func (s *Server) dropPlan(w http.ResponseWriter, r *http.Request) {
 	if q := r.URL.Query(); q.Has("stream") {
-		v.DropPlan(q.Get("stream"))
+		s.Daemon.DropPlan(q.Get("stream"))
 	} else {
-		v.DropPlans()
+		s.Daemon.DropPlans()
 	}
 	w.WriteHeader(http.StatusNoContent)
 }

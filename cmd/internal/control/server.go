@@ -73,13 +73,11 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	all := view{s.Daemon}
-	mux.HandleFunc("GET /v1/status", all.status)
+	mux.HandleFunc("GET /v1/status", s.status)
 	mux.HandleFunc("GET /v1/config", s.config)
 	mux.HandleFunc("POST /v1/reload", s.reload)
-	mux.HandleFunc("GET /v1/where", all.where)
+	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("GET /v1/trace", s.trace)
-	mux.HandleFunc("POST /v1/estimate", s.estimate)
 	mux.HandleFunc("POST /v1/warmup", s.warmup)
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/evict", s.evict)
@@ -89,8 +87,8 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/generations/prepare", s.prepareGeneration)
 	mux.HandleFunc("POST /v1/generations/drop", s.dropGeneration)
 	mux.HandleFunc("GET /v1/peers", s.peers)
-	mux.HandleFunc("GET /v1/plan", all.getPlan)
-	mux.HandleFunc("DELETE /v1/plan", all.dropPlan)
+	mux.HandleFunc("GET /v1/plan", s.getPlan)
+	mux.HandleFunc("DELETE /v1/plan", s.dropPlan)
 	mux.HandleFunc("POST /v1/exchange/epoch", s.beginEpoch)
 	mux.HandleFunc("GET /v1/exchange", s.getExchange)
 	mux.HandleFunc("DELETE /v1/exchange", s.stopExchange)
@@ -101,31 +99,28 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index) // on this socket only, which other users cannot use
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	limited := http.NewServeMux()
-	limited.HandleFunc("POST /v1/plan", all.addPlan) // these have limits of their own
-	limited.HandleFunc("POST /v1/exchange", s.startExchange)
-	limited.Handle("/", http.MaxBytesHandler(mux, maxRequest))
-	return ownersOnly(limited)
+	all := http.NewServeMux()
+	all.HandleFunc("POST /v1/plan", s.addPlan) // these have limits of their own
+	all.HandleFunc("POST /v1/exchange", s.startExchange)
+	all.Handle("/", http.MaxBytesHandler(mux, maxRequest))
+	return ownersOnly(all)
 }
 
-// A view serves the requests that guests may make, too.
-type view struct{ Guest }
-
-func (v view) status(w http.ResponseWriter, r *http.Request) {
-	respond(w, v.Status(r.Context()))
+func (s *Server) status(w http.ResponseWriter, r *http.Request) {
+	respond(w, s.Daemon.Status(r.Context()))
 }
 
 func (s *Server) config(w http.ResponseWriter, r *http.Request) {
 	respond(w, s.Daemon.Settings())
 }
 
-func (v view) where(w http.ResponseWriter, r *http.Request) {
+func (s *Server) where(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("path")
 	if !drivers.ValidName(name) {
 		respondError(w, badName(name))
 		return
 	}
-	loc, err := v.Where(r.Context(), name)
+	loc, err := s.Daemon.Where(r.Context(), name)
 	if err != nil {
 		respondError(w, err)
 		return
@@ -141,17 +136,6 @@ func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
 	}
 	stream(w, r, Progress{Scanning: true}, func(ctx context.Context, progress func(Progress)) error {
 		return s.Daemon.Warmup(ctx, names, progress)
-	})
-}
-
-func (s *Server) estimate(w http.ResponseWriter, r *http.Request) {
-	var req NamesRequest
-	names, ok := decodeNames(w, r, &req, &req)
-	if !ok {
-		return
-	}
-	stream(w, r, Estimate{Estimate: placement.Estimate{Scanning: true}}, func(ctx context.Context, progress func(Estimate)) error {
-		return s.Daemon.Estimate(ctx, names, progress)
 	})
 }
 
@@ -265,8 +249,6 @@ func respondError(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, placement.ErrNoExchange):
 		status = http.StatusNotFound
-	case errors.Is(err, fs.ErrPermission):
-		status = http.StatusForbidden
 	case exit.Of(err) == exit.Usage:
 		status = http.StatusBadRequest
 	}

@@ -60,11 +60,7 @@ func ListenNamed(ctx context.Context, name string) (*Listener, error) {
 func listen(ctx context.Context, mountPoint string, socketPath func(folder, mountPoint string) string) (*Listener, error) {
 	folder, err := makeFolder(os.Geteuid())
 	if err != nil {
-		return nil, &exit.Error{
-			Code:   exit.Failure,
-			Err:    fmt.Errorf("control socket: none of its directories can be used: %w", err),
-			Remedy: "Set " + FolderEnv + " to a directory that only this user can list and change.",
-		}
+		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	path := socketPath(folder, mountPoint)
 	if !hasRoom(folder) {
@@ -74,7 +70,7 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
 		}
 	}
-	l, err := replaceSocket(ctx, folder, path, 0o600)
+	l, err := replaceSocket(ctx, folder, path)
 	if errors.Is(err, errInUse) {
 		return nil, &exit.Error{
 			Code:   exit.MountPoint,
@@ -85,14 +81,13 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	return &Listener{l, path, mountPoint}, nil
+	return &Listener{l, path}, nil
 }
 
 // A Listener listens on the socket of a mount point.
 type Listener struct {
 	*net.UnixListener
-	path       string
-	mountPoint string
+	path string
 }
 
 // Drain gives the socket another name, so that another daemon can use the mount point. Draining
@@ -109,7 +104,7 @@ func (l *Listener) Drain() error {
 
 // Close implements net.Listener.
 func (l *Listener) Close() error {
-	err := errors.Join(l.Waits(""), l.UnixListener.Close())
+	err := l.UnixListener.Close()
 	if strings.HasSuffix(l.path, drainSuffix) {
 		os.Remove(l.path) // the name has the process ID, so that no other daemon has it
 	}
@@ -125,10 +120,10 @@ func drainPath(path string, pid int) string {
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%.8s-%d%s", hash, pid, drainSuffix))
 }
 
-// replaceSocket listens on path, with a mode, and removes a socket there on which no daemon listens. The
+// replaceSocket listens on path, and removes a socket there on which no daemon listens. The
 // lock on the directory prevents a race: two daemons could find the same dead socket, and the
 // second would remove the new socket of the first.
-func replaceSocket(ctx context.Context, folder, path string, mode os.FileMode) (*net.UnixListener, error) {
+func replaceSocket(ctx context.Context, folder, path string) (*net.UnixListener, error) {
 	lock, err := os.Open(folder)
 	if err != nil {
 		return nil, err
@@ -155,7 +150,7 @@ func replaceSocket(ctx context.Context, folder, path string, mode os.FileMode) (
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, mode); err != nil {
+	if err := os.Chmod(path, 0o600); err != nil {
 		l.Close()
 		return nil, err
 	}
@@ -190,11 +185,6 @@ func folders(uid int) []string {
 
 // makeFolder makes, or finds, the first usable directory for the sockets of a user.
 func makeFolder(uid int) (string, error) {
-	return usableFolder(uid, func(string) error { return nil })
-}
-
-// usableFolder is makeFolder for a directory that suits, too.
-func usableFolder(uid int, suits func(dir string) error) (string, error) {
 	var errs []error
 	for _, dir := range folders(uid) {
 		err := os.Mkdir(dir, 0o700)
@@ -202,17 +192,14 @@ func usableFolder(uid int, suits func(dir string) error) (string, error) {
 			err = checkFolder(dir, uid)
 		}
 		if err == nil {
-			err = suits(dir)
-		}
-		if err == nil {
 			return dir, nil
 		}
 		errs = append(errs, err)
 	}
-	return "", errors.Join(errs[:max(1, len(errs)-(maxFolders-1))]...) // the others are those in /tmp with a number
+	return "", errors.Join(errs...)
 }
 
-// checkFolder returns an error if a user other than uid could have made the directory, can list it or
+// checkFolder returns an error if a user other than uid could have made the directory, or can
 // make sockets in it. Any user can make the directory in /tmp, because its name is known.
 func checkFolder(dir string, uid int) error {
 	var st unix.Stat_t
@@ -224,8 +211,8 @@ func checkFolder(dir string, uid int) error {
 		return fmt.Errorf("%s is not a directory", dir)
 	case int(st.Uid) != uid:
 		return fmt.Errorf("%s belongs to user %d, not %d", dir, st.Uid, uid)
-	case st.Mode&0o066 != 0:
-		return fmt.Errorf("%s is accessible to other users: its mode is %#o, not 0700 or 0711", dir, st.Mode&0o777)
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("%s is accessible to other users: its mode is %#o, not 0700", dir, st.Mode&0o777)
 	}
 	return nil
 }

@@ -1,14 +1,11 @@
 package control
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 // If another user has taken the name of the directory of the sockets, a daemon makes another one,
@@ -45,20 +42,6 @@ func TestFolderOfAnother(t *testing.T) {
 		if checkFolder(foreign, uid) == nil {
 			t.Errorf("%s is used", foreign)
 		}
-	}
-}
-
-// If no directory can be used, the error names each kind of them once, and the remedy.
-func TestNoRuntimeDir(t *testing.T) {
-	t.Setenv(FolderEnv, "")
-	t.Setenv("XDG_RUNTIME_DIR", "")
-	tmp, run := tmpFolder, runFolder
-	t.Cleanup(func() { tmpFolder, runFolder = tmp, run })
-	tmpFolder, runFolder = "/nonexistent/tmp", "/nonexistent/run"
-	_, err := Listen(t.Context(), "/mnt/data")
-	e, ok := errors.AsType[*exit.Error](err)
-	if !ok || !strings.Contains(e.Remedy, FolderEnv) || !strings.Contains(err.Error(), "/nonexistent/tmp") || strings.Count(err.Error(), "\n") > 4 {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -65,9 +65,6 @@ type Status struct {
 	Scrub                placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`
 	Opens                map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
 	OpenedBytes          map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
-	ReadBytes            map[string]int64            `json:"read_bytes" metric:"reader_bytes_total" labels:"level" help:"Bytes that readers got from the daemon, by level. The reads of mode passthrough are missing: for them, opened_bytes has the sizes of the files."`
-	Coverage             placement.Coverage          `json:"coverage" help:"Which files of the dataset have a copy on this node."`
-	Usage                placement.Usage             `json:"usage" help:"How readers have used the mount since the daemon started."`
 	Waits                []Wait                      `json:"waits" help:"How long readers have waited, by level and cause. Reads in passthrough and from the page cache do not reach the daemon."`
 	Epochs               []Epoch                     `json:"epochs" help:"The last 16 epochs, the oldest first, and the one that goes on. An epoch is recognized by its opens, from 8 files on."`
 	EpochsEnded          int64                       `json:"epochs_ended" metric:"epochs_total" help:"Epochs that have ended, without mixed ones."`
@@ -75,7 +72,6 @@ type Status struct {
 	Panics               int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
 	StuckRequests        int64                       `json:"stuck_requests" metric:"requests_stuck" help:"Requests of the kernel that have waited for more than a minute, such as for a source that hangs. The log has their stacks."`
 	OldestRequestSeconds float64                     `json:"oldest_request_seconds" metric:"request_oldest_seconds" help:"Age of the oldest request of the kernel in flight."`
-	WaitingCalls         int64                       `json:"waiting_calls" metric:"calls_waiting" help:"Calls of the source and the tiers that wait for others to end, because each may need a thread, and a limit of processes (ulimit -u, pids.max) permits no more. Cached names, and copies in tiers that answer, are read meanwhile."`
 	OpenHandles          int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
 	Warnings             []Warning                   `json:"warnings" help:"The last 16 different warnings and errors of the log, the latest last. They have no names of files; the log has."`
 	ReadLatency          map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`
@@ -151,7 +147,6 @@ type Source struct {
 	GranularitySeconds float64 `json:"granularity_seconds" metric:"source_granularity_seconds" help:"Granularity of the times of the source. 0: versions identify the content of files."`
 	RacyWindowSeconds  float64 `json:"racy_window_seconds" metric:"source_racy_window_seconds" help:"Files that changed more recently are not copied yet: the granularity and source.clock_skew."`
 	RacyFiles          int64   `json:"racy_files" metric:"source_racy_files" help:"Files that were opened, and are not copied yet because they changed recently."`
-	RacySeen           int64   `json:"racy_files_seen" metric:"source_racy_files_seen_total" help:"Files that had changed recently when they were to be copied since the daemon started. They were read from the source until then."`
 	ClockAheadSeconds  float64 `json:"clock_ahead_seconds" metric:"source_clock_ahead_seconds" help:"By how much the change time of a file was in the future when it was opened, at most: the clock of the source is ahead of that of this machine. 0 if none was."`
 
 	Requests *blob.Stats `json:"requests,omitempty" help:"Requests to the object store. Absent unless the source is a bucket."`

@@ -36,8 +36,8 @@ const (
 func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
-		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, clock,
-		full, laterEpochs, unopened, partly, recent, gone, storages, descriptors, threads, memory, waits, earlyWaits, passthrough, mode, readAhead,
+		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, oddStore, clock,
+		full, laterEpochs, storages, descriptors, threads, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
 		all = append(all, rule(f)...)
@@ -200,7 +200,6 @@ func source(f *Facts) (all []Finding) {
 	case errors.Is(s.Err, ErrNoAnswer):
 		all = append(all, one(Problem, subject, "Check its server and the network; `dmesg` may name them. Files with a copy stay readable.", seeReads,
 			"it hangs: %s gives no answer within %v", path, Timeout)...)
-	case s.Gone: // rule gone reports it
 	case errors.Is(s.Err, unix.ENOENT), errors.Is(s.Err, unix.EACCES), errors.Is(s.Err, unix.EPERM):
 		// The daemon may have another mount namespace, or other rights.
 		all = append(all, one(Note, subject, "", "", "not measured: %v", s.Err)...)
@@ -293,27 +292,6 @@ func throttled(f *Facts) []Finding {
 	}
 	return one(Warning, "source", "Limit the rate with source.operations, raise the quota of the bucket, or share it between nodes with `mount --peers`.", seeSlow,
 		"the store has refused %s of %s, because there were too many", humanize.Comma(q.Throttled), plural(requests, "request", "requests"))
-}
-
-// refused reports on a bucket whose store refuses the credentials, or some objects.
-func refused(f *Facts) (all []Finding) {
-	q := f.Status.Source.Requests
-	if q == nil {
-		return nil
-	}
-	if q.Refused != "" {
-		all = append(all, one(Problem, "source", q.RefusedRemedy, seeReads, "the store has refused the credentials for %s: %s; files with a copy stay readable",
-			seconds(q.RefusedSeconds), q.Refused)...)
-	}
-	if q.Archived > 0 {
-		all = append(all, one(Warning, "source", "Restore them, and run `milkweed refresh`; the log names the first one, and all with log.level = \"debug\".", seeReads,
-			"%s archived, and cannot be read", plural(q.Archived, "object is", "objects are"))...)
-	}
-	if q.Denied > 0 {
-		all = append(all, one(Warning, "source", "Permit the credentials of this mount to read them; the log names the first one, and all with log.level = \"debug\".", seeReads,
-			"the store has denied access to %s", plural(q.Denied, "object", "objects"))...)
-	}
-	return all
 }
 
 // oddStore reports on a bucket whose store deviates from its protocol.
@@ -443,22 +421,6 @@ func laterEpochs(f *Facts) []Finding {
 		humanize.Comma(missed), plural(opens, "open", "opens"), why)
 }
 
-// unopened reports on copies that were made ahead and that a job has left out, when it has read its
-// files once.
-func unopened(f *Facts) []Finding {
-	p := f.Status.Placement
-	n, bytes := p.Prefetched-p.PrefetchedOpened, p.PrefetchedBytes-p.PrefetchedOpenedBytes
-	if e, _ := f.lastEpoch(); e == nil || f.Status.Peers != nil || n < enoughUnopened || n*10 < p.Placed {
-		return nil
-	}
-	return one(Warning, "prefetch", "If each node reads a part of the files, `milkweed plan` tells the mount which, and peers share the copies of all nodes. "+
-		"`milkweed evict PATH` makes room.", seeSlow,
-		"of %s that were made ahead of the job, %s (%s) were never opened", plural(p.Prefetched, "copy", "copies"), humanize.Comma(n), size(bytes))
-}
-
-// enoughUnopened is the number of copies below which unopened reports nothing.
-const enoughUnopened = 16
-
 // storages reports on file systems that have less room than the quotas of their tiers.
 func storages(f *Facts) (all []Finding) {
 	seen := make(map[uint64]bool)
@@ -510,19 +472,14 @@ func descriptors(f *Facts) []Finding {
 		"the daemon may open %s (soft limit; the hard one is %s), and %d are open%s", plural(int64(min(p.Soft, math.MaxInt64)), "file", "files"), limit(p.Hard), p.Open, seen)
 }
 
-// threads reports on a limit of threads that makes calls wait, or is nearly reached, perhaps by a job.
+// threads reports on a limit of threads that is nearly reached, perhaps by a job.
 func threads(f *Facts) []Finding {
 	p := f.Process
-	if n := f.Status.WaitingCalls; n > 0 && p.ThreadLimit != "" {
-		return one(Problem, "threads", check.RaiseThreads+" If a storage hangs, see there.", seeMount,
-			"%s, and %d are left; %s for others to end, since each may need a thread", p.ThreadLimit, p.Threads,
-			plural(n, "call of the source or a tier waits", "calls of the source or a tier wait"))
-	}
 	if !p.Known || p.Threads >= check.SpareThreads {
 		return nil
 	}
 	return one(Warning, "threads", check.RaiseThreads, seeMount,
-		"%s, and %d are left; calls of the source and the tiers wait for others if more of them block", p.ThreadLimit, p.Threads)
+		"%s, and %d are left; the daemon ends if it needs one more than it can have", p.ThreadLimit, p.Threads)
 }
 
 func limit(n uint64) string {
@@ -606,30 +563,25 @@ func waits(f *Facts) []Finding {
 	if w.share < mostWaits || w.waits == 0 {
 		return nil
 	}
-	what, remedy := f.cause(w.level, w.cause)
+	what, remedy := "", ""
+	switch w.cause {
+	case control.Latency:
+		what, remedy = "the source to begin an answer", f.hideLatency()
+	case control.Bandwidth:
+		what, remedy = "the bandwidth of the source", "Copy the dataset before the job starts with "+f.command("warmup")+", or share it between nodes with `mount --peers`."
+	case control.FillCause:
+		what, remedy = "copies that others had begun", f.hideLatency()
+	case control.TierCause:
+		what, remedy = "tier "+w.level, "Put a faster tier before it, or mount with mount.mode = \"passthrough\" if files are large."
+	case control.PeersCause:
+		what, remedy = "other nodes", f.command("peers")+" shows which of them are slow or down."
+	}
 	severity := Warning
 	if w.first {
 		severity = Note
 	}
 	return one(severity, "waits", remedy, seeSlow, "readers have waited %s for %s %s, %.0f%% of all waits (%s each)",
 		seconds(w.seconds), what, w.when, 100*w.share, seconds(w.seconds/float64(w.waits)))
-}
-
-// cause returns what readers wait for, and how they would wait less.
-func (f *Facts) cause(level, cause string) (what, remedy string) {
-	switch cause {
-	case control.Latency:
-		return "the source to begin an answer", f.hideLatency()
-	case control.Bandwidth:
-		return "the bandwidth of the source", "Copy the dataset before the job starts with " + f.command("warmup") + ", or share it between nodes with `mount --peers`."
-	case control.FillCause:
-		return "copies that others had begun", f.hideLatency()
-	case control.TierCause:
-		return "tier " + level, "Put a faster tier before it, or mount with mount.mode = \"passthrough\" if files are large."
-	case control.PeersCause:
-		return "other nodes", f.command("peers") + " shows which of them are slow or down."
-	}
-	return cause, ""
 }
 
 // enoughOpens is how many opens show the size of the files that a job uses.
@@ -678,9 +630,7 @@ func passthrough(f *Facts) (all []Finding) {
 	return all
 }
 
-// mode reports on a mode that does not suit the files that were opened. Their mean size shows that most
-// are small, but not that most are large: one shard among many images raises it. Where auto has chosen
-// stateless although passthrough works, the number of files has decided.
+// mode reports on a mode that does not suit the files that were opened.
 func mode(f *Facts) []Finding {
 	mean, known := f.meanSize()
 	want, clear := best(mean)
@@ -690,11 +640,8 @@ func mode(f *Facts) []Finding {
 		return nil
 	}
 	remedy := fmt.Sprintf("Mount with mount.mode = %q.", want)
-	switch set := f.Settings["mount.mode"]; {
-	case set != "" && set != string(config.Auto):
+	if set := f.Settings["mount.mode"]; set != "" && set != string(config.Auto) {
 		remedy = fmt.Sprintf("Mount with mount.mode = \"auto\" instead of %q.", set)
-	case want == config.Passthrough:
-		return nil
 	}
 	return one(Warning, "mode", remedy, seeSlow, "it is %s (%s); the opened files are %s on average, for which %s is faster", now, f.Status.ModeReason, size(mean), want)
 }

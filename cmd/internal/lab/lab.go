@@ -8,9 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -114,37 +112,6 @@ func Static() (dir string, err error) {
 		}
 	}
 	return filepath.Dir(path), nil
-}
-
-// Wheel builds a wheel of version 0.1.0 in a folder, with the program that Program builds without race,
-// and returns its path. Its licences are a text.
-func Wheel(dir string) (path string, err error) {
-	program, err := Program("cmd/milkweed", false)
-	if err != nil {
-		return "", err
-	}
-	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
-	if err != nil {
-		return "", fmt.Errorf("go list: %w", err)
-	}
-	licenses := filepath.Join(dir, "licenses")
-	if err := os.WriteFile(licenses, []byte("licences\n"), 0o644); err != nil {
-		return "", err
-	}
-	cmd := exec.Command("go", "run", Module+"/cmd/release/wheel", "-version", "0.1.0", "-arch", runtime.GOARCH,
-		"-program", program, "-licenses", licenses, "-time", "1767323045", dir)
-	cmd.Dir = strings.TrimSpace(string(root))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("wheel: %w\n%s", err, out)
-	}
-	found, err := filepath.Glob(filepath.Join(dir, "*.whl"))
-	if err == nil && len(found) != 1 {
-		err = fmt.Errorf("wheels in %s: %q", dir, found)
-	}
-	if err != nil {
-		return "", err
-	}
-	return found[0], nil
 }
 
 // built builds a program once, and returns its path.

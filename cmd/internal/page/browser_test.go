@@ -18,7 +18,6 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/browser"
 	"github.com/milkweedfs/milkweed/cmd/internal/page"
 	"github.com/milkweedfs/milkweed/cmd/internal/rates"
-	"github.com/milkweedfs/milkweed/placement"
 )
 
 // busy returns the status of a daemon after half an hour of work on a dataset of a million files, and
@@ -26,8 +25,8 @@ import (
 func busy() (control.Status, []rates.Point) {
 	d := &controltest.Daemon{MountPoint: "/mnt/imagenet", Peered: true}
 	before, after := d.Status(context.Background()), d.Status(context.Background())
-	after.Coverage = placement.Coverage{Files: 1_000_000, Bytes: 150 << 30}
-	before.Coverage = after.Coverage
+	after.Names = control.Names{Entries: 1_010_000, Files: 1_000_000, Bytes: 150 << 30}
+	before.Names = after.Names
 	var points []rates.Point
 	end := time.Now()
 	for i := range 360 {
@@ -42,8 +41,6 @@ func busy() (control.Status, []rates.Point) {
 		next.Tiers[0].UsedBytes, next.Tiers[0].Files = step(0, 120, 400<<20), step(0, 120, 200_000)
 		next.Tiers[1].UsedBytes, next.Tiers[1].Files = step(80, 340, 700<<20), step(80, 340, 400_000)
 		next.Tiers[1].Bytes = step(90, 360, 45<<30)
-		next.ReadBytes = map[string]int64{"ssd": step(90, 360, 45<<30), "source": step(0, 150, 9<<30), "fill": step(0, 150, 5<<30)}
-		next.Coverage.CopiedFiles = step(0, 340, 600_000)
 		next.Source.Bytes, next.Source.Reads = step(0, 150, 14<<30), step(0, 150, 200_000)
 		next.Source.Stats = step(0, 40, 90_000)
 		next.Waits = slices.Clone(after.Waits)
@@ -57,7 +54,7 @@ func busy() (control.Status, []rates.Point) {
 	}
 	before.Epochs = slices.Clone(before.Epochs)
 	for i := range 3 {
-		before.Epochs[i].Opens = []control.EpochOpens{{Level: "source", Opens: 800 - 300*int64(i), Read: 80 << 20}, {Level: "fill", Opens: 100, Read: 10 << 20}, {Level: "ram", Opens: 300 * int64(i), Read: int64(i) * 30 << 20}}
+		before.Epochs[i].Opens = []control.EpochOpens{{Level: "source", Opens: 800 - 300*int64(i), Bytes: 80 << 20}, {Level: "fill", Opens: 100, Bytes: 10 << 20}, {Level: "ram", Opens: 300 * int64(i), Bytes: int64(i) * 30 << 20}}
 	}
 	before.Tiers[1].Reason = "open /local/milkweed/secret.jpg: no space left on device"
 	return before, points
@@ -152,7 +149,7 @@ func TestPageShowsTheStatus(t *testing.T) {
 		"h1":                            "Milkweed /mnt/imagenet on ",
 		"#facts":                        "ready · mode passthrough · up 1 h 2 min · version 1.2.3 · dataset imagenet-0123456789ab",
 		"#problems":                     "Tier ssd is down: no space left on device. 1 of 2 other nodes are up.",
-		"#placed-more":                  "600,000 of the 1,000,000 files of the dataset, 150 GiB",
+		"#placed-more":                  "600,000 copies; 1,000,000 known files, 150 GiB",
 		"#tiers tbody tr:nth-child(1)":  "ram 400 MiB of 400 MiB (100%) 200,000 healthy",
 		"#peers tbody tr:nth-child(2)":  "node3 down 6.0 MiB 0 B 1",
 		"#epochs tbody tr:nth-child(4)": "6 ",

@@ -32,9 +32,6 @@ type State struct {
 
 	KnownFiles  int64 `json:"known_files"`
 	KnownBytes  int64 `json:"known_bytes"`
-	CopiedFiles int64 `json:"copied_files"` // of the known files
-	NamesKnown  bool  `json:"names_known"`  // the known files are all files of the dataset
-	Complete    bool  `json:"complete"`     // all files of the dataset have copies
 	OpenHandles int64 `json:"open_handles"`
 
 	Tiers  []Tier  `json:"tiers"`
@@ -68,8 +65,7 @@ type Level struct {
 	Tier        bool   `json:"tier"`
 	Opens       int64  `json:"opens"`
 	Reads       int64  `json:"reads"`
-	Bytes       int64  `json:"bytes_read"`  // through the daemon; of the source, also those for copies
-	Readers     int64  `json:"readers"`     // bytes that readers got through the daemon
+	Bytes       int64  `json:"bytes_read"`  // through the daemon
 	Passthrough int64  `json:"passthrough"` // sizes of the files opened in passthrough
 }
 
@@ -102,7 +98,7 @@ type Epoch struct {
 	Files   int64            `json:"files"`
 	Opens   int64            `json:"opens"`
 	Local   int64            `json:"local_opens"` // of opens, those that a tier served
-	Bytes   map[string]int64 `json:"bytes"`       // that readers got, by level; of files opened in passthrough, their sizes
+	Bytes   map[string]int64 `json:"opened_bytes"`
 	Waited  float64          `json:"waited_seconds"`
 }
 
@@ -134,8 +130,7 @@ func newState(s *control.Status, now time.Time) State {
 		Milkweed: s.Milkweed, Mode: s.Mode,
 		Ready: s.Ready, Draining: s.Draining, Elsewhere: len(s.Elsewhere),
 		Crashes: s.Crashes, Panics: s.Panics, Stuck: s.StuckRequests,
-		KnownFiles: s.Coverage.Files, KnownBytes: s.Coverage.Bytes, OpenHandles: s.OpenHandles,
-		CopiedFiles: s.Coverage.CopiedFiles, NamesKnown: s.Coverage.NamesKnown(), Complete: s.Coverage.Complete,
+		KnownFiles: s.Names.Files, KnownBytes: s.Names.Bytes, OpenHandles: s.OpenHandles,
 		Copies: Copies{
 			InFlight: s.Fills.InFlight, Queued: s.Fills.Queued,
 			Background: s.Fills.Background, Limit: s.Fills.BackgroundLimit, Slowdown: s.Fills.SourceSlowdown,
@@ -179,7 +174,7 @@ func epoch(s *control.Status, i int) Epoch {
 	}
 	shown.Local, shown.Opens = s.LocalOpens(e)
 	for _, o := range e.Opens {
-		shown.Bytes[o.Level] += o.Read + o.Passthrough
+		shown.Bytes[o.Level] += o.Bytes
 	}
 	for _, w := range e.Waits {
 		shown.Waited += w.Seconds

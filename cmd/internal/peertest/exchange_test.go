@@ -35,9 +35,9 @@ func (n *node) shuffle(args ...string) *shuffler {
 	n.c.t.Helper()
 	cmd := exec.Command("/usr/bin/python3", slices.Concat([]string{"-B", "testdata/job.py", n.point, n.c.content.folder,
 		"--nodes", strconv.Itoa(len(n.c.nodes)), "--node", strconv.Itoa(slices.Index(n.c.nodes, n))}, args)...)
-	module, err := filepath.Abs("../../../examples/python")
+	examples, err := filepath.Abs("../../../examples/pytorch")
 	n.c.check(err)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "PYTHONPATH=" + module, "PYTHONWARNINGS=error::RuntimeWarning", "HOME=" + n.dir}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "PYTHONPATH=" + examples, "PYTHONWARNINGS=error::RuntimeWarning", "HOME=" + n.dir}
 	s := &shuffler{node: n, cmd: cmd}
 	s.errs, err = os.CreateTemp(n.dir, "job")
 	n.c.check(err)

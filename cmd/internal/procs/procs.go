@@ -46,23 +46,6 @@ func Users(dev uint64) (users, hidden []Process) {
 	return users, hidden
 }
 
-// Naming lists the processes that were started with an environment in which a variable, a list as PATH
-// is, has a value. This process is not one of them, and those of other users are found by root only.
-func Naming(variable, value string) (list []Process) {
-	for _, p := range all() {
-		if p.PID == os.Getpid() {
-			continue
-		}
-		environment, _ := os.ReadFile(filepath.Join(p.dir(), "environ")) // empty if it has ended
-		for pair := range strings.SplitSeq(string(environment), "\x00") {
-			if name, values, _ := strings.Cut(pair, "="); name == variable && slices.Contains(filepath.SplitList(values), value) {
-				list = append(list, p)
-			}
-		}
-	}
-	return list
-}
-
 // A Namespace is a mount namespace.
 type Namespace struct {
 	ID        uint64    `json:"id" help:"Inode number of the namespace, as lsns shows it. 0 for processes that this user may not inspect."`

@@ -3,13 +3,10 @@ package procs
 import (
 	"bufio"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -87,94 +84,5 @@ print(flush=True); time.sleep(600)`
 	}
 	if got, want := found[i].String(), fmt.Sprintf("mount namespace %d with sleep (%d)", found[i].ID, elsewhere); found[i].ID == 0 || got != want {
 		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-func TestNaming(t *testing.T) {
-	drivertest.Need(t, "env")
-	const variable = "MILKWEED_TEST_NAMING"
-	t.Setenv(variable, "/a") // of this process, which is not one of them
-	pid := start(t, "/", "env", variable+"=/b:/c", "sh", "-c", "echo; exec sleep 600")
-	for value, want := range map[string]bool{"/b": true, "/c": true, "/a": false, "/": false, "/b:/c": false} {
-		found := slices.ContainsFunc(Naming(variable, value), func(p Process) bool { return p.PID == pid })
-		if found != want {
-			t.Errorf("%s: found %v, want %v", value, found, want)
-		}
-	}
-}
-
-// A user runs as long as one of its processes does.
-func TestRunningUsers(t *testing.T) {
-	drivertest.Need(t, "root", "setpriv")
-	const uid = 4000079
-	if RunningUsers()[uid] || !RunningUsers()[os.Getuid()] {
-		t.Errorf("running users: %v", RunningUsers())
-	}
-	pid := start(t, "/", "setpriv", "--ruid="+fmt.Sprint(uid), "sh", "-c", "echo; exec sleep 600")
-	if !RunningUsers()[uid] {
-		t.Error("a user with a process does not run")
-	}
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	drivertest.Eventually(t, "the user does not run", func() bool { return !RunningUsers()[uid] }) // it is not waited for yet
-}
-
-// The groups of a user at the other end of a socket are known, also if there are many.
-func TestPeer(t *testing.T) {
-	drivertest.Need(t, "root", "setpriv", "/usr/bin/python3")
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		os.Chmod(dir, 0o755)
-	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	for _, count := range []int{0, 1, 32, 33, 1000} {
-		want := User{UID: 77, Groups: []uint32{88}}
-		groups := "--clear-groups"
-		for i := range count {
-			want.Groups = append(want.Groups, uint32(1000+i))
-		}
-		if count > 0 {
-			groups = "--groups=" + strings.Trim(strings.Join(strings.Fields(fmt.Sprint(want.Groups[1:])), ","), "[]")
-		}
-		cmd := exec.Command("setpriv", "--reuid=77", "--regid=88", groups, "--", "/usr/bin/python3", "-c",
-			"import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])", path)
-		cmd.Stderr = os.Stderr
-		if err := cmd.Run(); err != nil {
-			t.Fatal(err)
-		}
-		conn, err := l.AcceptUnix()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := Peer(conn); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%d groups: got %v, %v", count, got, err)
-		}
-		conn.Close()
-	}
-}
-
-// A process is dying from SIGKILL until it is waited for.
-func TestDying(t *testing.T) {
-	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	pid := cmd.Process.Pid
-	if Dying(pid) {
-		t.Error("a process that runs is dying")
-	}
-	cmd.Process.Kill()
-	drivertest.Eventually(t, "a process that was killed is dying", func() bool { return Dying(pid) })
-	cmd.Wait()
-	if Dying(pid) {
-		t.Error("a process that has ended is dying")
 	}
 }

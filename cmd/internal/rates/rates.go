@@ -29,9 +29,8 @@ type Point struct {
 	Waits      map[string]float64 `json:"waits"`      // seconds that readers waited, per second, by cause
 	Operations map[string]float64 `json:"operations"` // operations at the source per second, by kind
 
-	PlacedFiles int64 `json:"placed_files"` // files of the dataset that have a copy in a tier, or are empty
+	PlacedFiles int64 `json:"placed_files"` // copies in all tiers
 	KnownFiles  int64 `json:"known_files"`  // files of the dataset that the daemon knows
-	NamesKnown  bool  `json:"names_known"`  // these are all files of the dataset
 
 	Filling    int64   `json:"filling"`    // copies in flight
 	Queued     int64   `json:"queued"`     // copies that wait for a worker
@@ -49,8 +48,7 @@ type Level struct {
 
 	Opens       float64 `json:"opens"`       // files opened per second
 	Reads       float64 `json:"reads"`       // reads through the daemon per second
-	Bytes       float64 `json:"bytes"`       // bytes of these reads per second; of the source, also those for copies
-	Readers     float64 `json:"readers"`     // bytes that readers got from the level through the daemon, per second
+	Bytes       float64 `json:"bytes"`       // bytes of these reads per second
 	Passthrough float64 `json:"passthrough"` // sizes of the files opened in passthrough, per second: the kernel reads them without the daemon
 
 	Used  int64 `json:"used_bytes"` // 0 unless it is a tier
@@ -64,17 +62,18 @@ func (p Point) HitRatio() (ratio float64, ok bool) {
 	return float64(p.LocalOpens) / float64(p.Opens), p.Opens > 0
 }
 
-// PlacedShare returns the share of the known files that have a copy in a tier. Unless p.NamesKnown, it is not
-// that of the dataset. ok is false if no file is known.
+// PlacedShare returns the share of the known files that have a copy in a tier. ok is false if no
+// file is known. Copies of an earlier mount, of files that are not known yet, count: the share is at
+// most 1.
 func (p Point) PlacedShare() (share float64, ok bool) {
-	return float64(p.PlacedFiles) / float64(p.KnownFiles), p.KnownFiles > 0
+	return min(1, float64(p.PlacedFiles)/float64(p.KnownFiles)), p.KnownFiles > 0
 }
 
 // Bytes returns the bytes that jobs read per second through the daemon, and the sizes of the files
 // that they opened in passthrough, per second.
 func (p Point) Bytes() (read, passthrough float64) {
 	for _, l := range p.Levels {
-		read += l.Readers
+		read += l.Bytes
 		passthrough += l.Passthrough
 	}
 	return read, passthrough
@@ -91,8 +90,8 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 	p := Point{
 		Time: to, Seconds: seconds,
 		Waits: make(map[string]float64), Operations: make(map[string]float64),
-		PlacedFiles: after.Coverage.CopiedFiles, KnownFiles: after.Coverage.Files, NamesKnown: after.Coverage.NamesKnown(),
-		Filling: after.Fills.InFlight, Queued: after.Fills.Queued,
+		KnownFiles: after.Names.Files,
+		Filling:    after.Fills.InFlight, Queued: after.Fills.Queued,
 		Background: after.Fills.Background, Slowdown: after.Fills.SourceSlowdown,
 		Placed: rate(before.Placement.Placed, after.Placement.Placed),
 	}
@@ -104,11 +103,12 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 		}
 		l := now.Level
 		l.Opens, l.Reads = rate(was.opens, now.opens), rate(was.reads, now.reads)
-		l.Bytes, l.Passthrough, l.Readers = rate(was.bytes, now.bytes), rate(was.passthrough, now.passthrough), rate(was.readers, now.readers)
+		l.Bytes, l.Passthrough = rate(was.bytes, now.bytes), rate(was.passthrough, now.passthrough)
 		p.Levels = append(p.Levels, l)
 		p.Opens += max(now.opens-was.opens, 0)
 		if now.tier {
 			p.LocalOpens += max(now.opens-was.opens, 0)
+			p.PlacedFiles += l.Files
 		}
 	}
 	for _, cause := range Causes {
@@ -127,15 +127,14 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 // A level has the counters of a Level.
 type level struct {
 	Level
-	tier                                      bool
-	opens, reads, bytes, passthrough, readers int64
+	tier                             bool
+	opens, reads, bytes, passthrough int64
 }
 
 // levels returns those of a status, in the order of Point.Levels.
 func levels(s *control.Status) []level {
 	var all []level
 	add := func(l level) {
-		l.readers = s.ReadBytes[l.Name]
 		for mode, n := range s.Opens[l.Name] {
 			l.opens += n
 			if mode == string(config.Passthrough) {
@@ -164,8 +163,7 @@ type Total struct {
 	Tier        bool
 	Opens       int64 // files opened
 	Reads       int64 // reads through the daemon
-	Bytes       int64 // bytes of these reads; of the source, also those for copies
-	Readers     int64 // bytes that readers got from the level through the daemon
+	Bytes       int64 // bytes of these reads
 	Passthrough int64 // sizes of the files opened in passthrough
 }
 
@@ -173,7 +171,7 @@ type Total struct {
 func Totals(s *control.Status) []Total {
 	var all []Total
 	for _, l := range levels(s) {
-		all = append(all, Total{Name: l.Name, Tier: l.tier, Opens: l.opens, Reads: l.reads, Bytes: l.bytes, Readers: l.readers, Passthrough: l.passthrough})
+		all = append(all, Total{Name: l.Name, Tier: l.tier, Opens: l.opens, Reads: l.reads, Bytes: l.bytes, Passthrough: l.passthrough})
 	}
 	return all
 }

@@ -104,9 +104,8 @@ func TestModel(t *testing.T) {
 // The models use the constants of the code.
 func TestConstants(t *testing.T) {
 	for file, lines := range map[string][]string{
-		"client.go":        {"firstPause = time.Second ", "maxPause   = 30 * time.Second "},
+		"client.go":        {"firstPause = time.Second ", "maxPause   = 30 * time.Second ", "const pingTimeout = time.Second\n"},
 		"object.go":        {"refusalTTL = 10 * time.Second\n"},
-		"pace.go":          {"const pingTimeout = time.Second\n"},
 		"peer.go":          {"choices = 2\n", "connectTimeout = 500 * time.Millisecond\n", "idleTimeout       = 90 * time.Second\n"},
 		"server.go":        {"maxConnections = 16384\n", "descriptors(maxConnections, 4)"},
 		"watch.go":         {"stall       = 700 * time.Millisecond\n"},

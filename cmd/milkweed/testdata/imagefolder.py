@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples/python"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples/pytorch"))
 
 import milkweed
 

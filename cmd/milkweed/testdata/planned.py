@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples/python"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples/pytorch"))
 
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler

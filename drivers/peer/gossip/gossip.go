@@ -55,8 +55,6 @@ type Members struct {
 	done      chan struct{}          // closed when run has returned
 	list      *memberlist.Memberlist // set by run; nil if the network was never ready
 
-	unresolved int // how often run has not resolved a name
-
 	mu    sync.Mutex     // guards the following
 	ended bool           // Joined is not called any more
 	up    map[string]int // how many members live, by the name of their node; a node that restarts has two
@@ -87,7 +85,6 @@ const (
 	maxPause   = 30 * time.Second // between attempts to join
 
 	resolveTimeout = 5 * time.Second // of one name
-	maxUnresolved  = 3               // failures to resolve a name that are warnings
 	leaveTimeout   = time.Second     // for telling others that this node leaves
 )
 

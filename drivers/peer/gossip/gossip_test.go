@@ -583,21 +583,6 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// The log names hosts that do not resolve, but not again and again.
-func TestUnresolved(t *testing.T) {
-	var log bytes.Buffer
-	others := map[string]string{"a": "no..host:1", "b": "127.0.0.1:7"}
-	m := &Members{config: Config{Others: others, Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	for range maxUnresolved + 2 {
-		if targets := m.missing(t.Context(), make(map[string]string)); len(targets) != 1 {
-			t.Errorf("got %v", targets)
-		}
-	}
-	if got := strings.Count(log.String(), "level=WARN"); got != maxUnresolved || !strings.Contains(log.String(), "no..host") {
-		t.Errorf("%d warnings, want %d:\n%s", got, maxUnresolved, &log)
-	}
-}
-
 func TestNextPort(t *testing.T) {
 	for address, want := range map[string]string{":7440": ":7441", "node1:1": "node1:2", "[::1]:9": "[::1]:10", "a": "", "a:0": "", "a:65535": "", "a:x": ""} {
 		if got, err := NextPort(address); got != want || (err != nil) != (want == "") {

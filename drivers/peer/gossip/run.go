@@ -107,11 +107,7 @@ func (m *Members) missing(ctx context.Context, resolved map[string]string) []str
 		if resolved[name] == "" {
 			address, err := resolve(ctx, m.config.Others[name])
 			if err != nil {
-				level := slog.LevelDebug
-				if m.unresolved++; m.unresolved <= maxUnresolved && ctx.Err() == nil {
-					level = slog.LevelWarn
-				}
-				m.config.Log.Log(ctx, level, "the host of a node does not resolve; gossip goes on trying", "node", name, "error", err)
+				m.config.Log.Debug("gossip", "node", name, "error", err)
 				continue
 			}
 			resolved[name] = address

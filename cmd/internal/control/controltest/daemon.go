@@ -35,7 +35,6 @@ type Daemon struct {
 	Steps      []control.Progress          // the progress that Warmup reports
 	StepEvery  time.Duration               // the duration of each of Steps
 	WarmupErr  error                       // the result of Warmup
-	Estimated  control.Estimate            // the result of Estimate
 	Refreshes  []control.Refreshed         // the progress that Refresh reports
 	RefreshErr error                       // the result of Refresh
 
@@ -109,7 +108,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 			{Began: time.Date(2026, 1, 2, 3, 7, 0, 0, time.UTC), Seconds: 14, Ended: true, Files: 700, Mixed: true},
 			{
 				Began: time.Date(2026, 1, 2, 3, 8, 0, 0, time.UTC), Seconds: 125.1, Ended: true, Files: 1000,
-				Opens: []control.EpochOpens{{Level: "fill", Opens: 200, Bytes: 20 * mib, Read: 2 * mib}, {Level: "source"}, {Level: "ram", Opens: 800, Bytes: 80 * mib, Read: 5 * mib, Passthrough: 70 * mib}},
+				Opens: []control.EpochOpens{{Level: "fill", Opens: 200, Bytes: 20 * mib}, {Level: "source"}, {Level: "ram", Opens: 800, Bytes: 80 * mib}},
 				Waits: []control.EpochWait{{Level: "source", Cause: control.Bandwidth, Waits: 200, Seconds: 1.5}},
 			},
 			{Began: time.Date(2026, 1, 2, 3, 11, 0, 0, time.UTC), Seconds: 1, Files: 20},
@@ -127,17 +126,13 @@ func (d *Daemon) Status(context.Context) control.Status {
 			},
 		},
 		Fills:     placement.Fills{InFlight: 2, InFlightBytes: 8 * mib, Queued: 7, Background: 3, BackgroundLimit: 12, SourceSlowdown: 1.25},
-		Placement: placement.Counters{Placed: 90, PlacedBytes: 100 * mib, Prefetched: 30, PrefetchedBytes: 30 * mib, PrefetchedOpened: 28, PrefetchedOpenedBytes: 28 * mib, Skipped: 4, Failed: 1},
+		Placement: placement.Counters{Placed: 90, PlacedBytes: 100 * mib, Prefetched: 30, Skipped: 4, Failed: 1},
 		Plan: placement.PlanStats{
 			PlanCounters: placement.PlanCounters{Opens: 200, Correct: 180},
 			StreamCount:  2, Entries: 1800, Memory: 30000, Lead: 64, LeadBytes: 8 * mib,
 		},
 		Opens:       map[string]map[string]int64{"ram": {"cached": 100, "passthrough": 800}, "source": {"cached": 100}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 50 * mib, "passthrough": 7000 * mib}, "source": {"cached": 300 * mib}},
-		ReadBytes:   map[string]int64{"ram": 30 * mib, "source": 3 * mib},
-		Coverage: placement.Coverage{
-			Files: 1000, Bytes: 1100 * mib, CopiedFiles: 90, CopiedBytes: 100 * mib, Opened: 900, OpenedMissing: 810, NoRoom: 4, UnlistedDirs: 2, UnknownNames: 7,
-		},
 		OpenHandles: 5,
 		Scrub: placement.ScrubStats{
 			ScrubCounters: placement.ScrubCounters{Scrubs: 1, Right: 89, Corrupt: 1, Bytes: 100 * mib, Refetched: 1},
@@ -241,12 +236,6 @@ func (d *Daemon) Warmup(ctx context.Context, names []string, progress func(contr
 		}
 	}
 	return d.WarmupErr
-}
-
-// Estimate implements control.Daemon.
-func (d *Daemon) Estimate(_ context.Context, _ []string, progress func(control.Estimate)) error {
-	progress(d.Estimated)
-	return nil
 }
 
 // Refresh implements control.Daemon.

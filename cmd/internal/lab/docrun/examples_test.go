@@ -24,7 +24,6 @@ var examples = []struct {
 	{part: "kubectl", why: "there is no cluster"},
 	{part: "--fuse-fd", why: "another process has to mount; TestFuseFD has one"},
 	{part: "${fpath[1]}", why: "it is for zsh"},
-	{part: "--while-locked", why: "it is not known when the mount ends; TestWhileLocked waits for it"},
 	{part: "/lustre/imagenet  /mnt/imagenet  milkweed", why: "it is a line of /etc/fstab"},
 	{part: "milkweed top /mnt/imagenet", why: "it needs a terminal; TestTopInATerminal has one"},
 	{part: "milkweed status --watch", runs: "endless milkweed status --watch", why: "it has no end"},

@@ -31,9 +31,7 @@ var pages = map[string]func(t *testing.T, p *Page){
 	"tutorial.md":         tutorialPage,
 	"howto/bucket.md":     bucketPage,
 	"howto/cloud-vm.md":   cloudPage,
-	"howto/frameworks.md": frameworksPage,
 	"howto/kubernetes.md": kubernetesPage,
-	"howto/python.md":     pythonPage,
 	"howto/slurm.md":      slurmPage,
 }
 
@@ -49,7 +47,6 @@ func kubernetesPage(t *testing.T, p *Page) {
 
 // slurmPage runs the guide on a cluster of nodes on this machine, with stubs of Slurm.
 func slurmPage(t *testing.T, p *Page) {
-	drivertest.Need(t, "/usr/bin/torchrun", "python3-torch")
 	path, err := program()
 	if err != nil {
 		t.Fatal(err)
@@ -189,16 +186,6 @@ func tutorialPage(t *testing.T, p *Page) {
 	}
 }
 
-// The wheel of the page is built from this checkout. Pip has no index, and needs none.
-func pythonPage(t *testing.T, p *Page) {
-	drivertest.Need(t, "python3-torch", "python3-numpy", "python3-venv", "python3-ensurepip")
-	wheel, err := lab.Wheel(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	runPage(t, p, Sandbox{User: true, Files: []string{wheel}, Env: []string{"PIP_NO_INDEX=1", "PIP_DISABLE_PIP_VERSION_CHECK=1"}})
-}
-
 // fillBucket makes a bucket with 20 images below 2012/.
 func fillBucket(t *testing.T, kind blobtest.Kind, name, prefix string) *blobtest.Server {
 	t.Helper()
@@ -213,20 +200,6 @@ func fillBucket(t *testing.T, kind blobtest.Kind, name, prefix string) *blobtest
 		}
 	})
 	return s
-}
-
-// The environments of the page are those of the tests.
-func frameworksPage(t *testing.T, p *Page) {
-	drivertest.Need(t, "venv-tensorflow", "venv-huggingface", "python3-sklearn", "python3-PIL")
-	folders := make(map[string]string)
-	for path, name := range map[string]string{"/home/ada/tf": "tensorflow", "/home/ada/hf": "huggingface"} {
-		python, err := drivertest.Python(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		folders[path] = filepath.Dir(filepath.Dir(python))
-	}
-	runPage(t, p, Sandbox{User: true, Folders: folders})
 }
 
 // variable returns the value of a variable in the environment of a client of a server.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/lab"
@@ -23,11 +22,9 @@ type Sandbox struct {
 	Repo    string            // the root of the repository, of which the package has examples and documents
 	User    bool              // an ordinary user runs the session, and not root; sudo works
 	Env     []string          // of the session, beside HOME, PATH and the like
-	Files   []string          // files that were downloaded to the home directory
 	Setup   string            // a script that root runs in the sandbox before the session; sh -e
 	Stubs   map[string]string // programs in the PATH before all others: shell scripts with their names
 	Replace []string          // pairs: what is in the page, and what the session has instead
-	Folders map[string]string // folders of this system that the session can read, by their paths there
 }
 
 // enter is the script that makes the sandbox. It runs in new namespaces, as process 1.
@@ -47,15 +44,8 @@ func (s Sandbox) Run(ctx context.Context, p *Page) (output string, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return "", err
 	}
-	for _, name := range []string{"stubs", "files"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			return "", err
-		}
-	}
-	for _, file := range s.Files {
-		if err := os.Symlink(file, filepath.Join(dir, "files", filepath.Base(file))); err != nil {
-			return "", err
-		}
+	if err := os.Mkdir(dir+"/stubs", 0o755); err != nil {
+		return "", err
 	}
 	for name, script := range s.Stubs {
 		if err := os.WriteFile(dir+"/stubs/"+name, []byte(script), 0o755); err != nil {
@@ -69,16 +59,12 @@ func (s Sandbox) Run(ctx context.Context, p *Page) (output string, err error) {
 		}
 		session[2] = strings.ReplaceAll(session[2], s.Replace[i], s.Replace[i+1])
 	}
-	var folders strings.Builder
-	for path, folder := range s.Folders {
-		fmt.Fprintf(&folders, "%s\t%s\n", path, folder)
-	}
 	user := "root"
 	if s.User {
 		user = "ada"
 	}
 	words := []string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
-		"bash", "-euc", enter, "enter", dir, s.Program, s.Repo, user, s.Setup, folders.String()}
+		"bash", "-euc", enter, "enter", dir, s.Program, s.Repo, user, s.Setup}
 	words = append(append(append(words, lab.OpenTimeout), s.Env...), session...)
 	cmd := exec.CommandContext(ctx, "unshare", words...)
 	var b bytes.Buffer

@@ -1,7 +1,7 @@
-# Arguments: an empty folder, the program, the repository, the user, the setup, folders of this
-# system, and then the words of the session, which variables of its environment may precede.
-scratch=$1 program=$2 repo=$3 user=$4 setup=$5 folders=$6
-shift 6
+# Arguments: an empty folder, the program, the repository, the user, the setup, and then the words
+# of the session, which variables of its environment may precede.
+scratch=$1 program=$2 repo=$3 user=$4 setup=$5
+shift 5
 root=$scratch/root
 
 # With copies of the mounts of other tests, those would stay in use after they are unmounted. One of
@@ -44,9 +44,6 @@ echo 'ada:x:1500:1500::/home/ada:/bin/bash' >>"$root/etc/passwd"
 echo 'ada:x:1500:' >>"$root/etc/group"
 install -d -o 1500 -g 1500 -m 700 "$root/home/ada" "$root/run/user/1500"
 chmod 755 "$root/run/user"
-for home in root home/ada; do
-	find "$scratch/files" -type l -exec install -m 644 -t "$root/$home" {} +
-done
 mkdir -p "$root/opt/page"
 cp "$scratch"/stubs/* "$root/opt/page/" 2>/dev/null || true
 install -m 4755 /usr/bin/setpriv "$root/opt/page/become"
@@ -54,14 +51,6 @@ if [ ! -e "$root/opt/page/sudo" ]; then
 	printf '%s\n' '#!/bin/sh' 'exec /opt/page/become --reuid=0 --regid=0 --clear-groups "$@"' >"$root/opt/page/sudo"
 	chmod 755 "$root/opt/page/sudo"
 fi
-
-# Lines with a path in the session, a tab, and a folder that is visible there, read-only.
-while IFS=$'\t' read -r path folder; do
-	[ -n "$path" ] || continue
-	mkdir "$root$path"
-	mount --bind "$folder" "$root$path"
-	mount -o remount,bind,ro "$root$path"
-done <<<"$folders"
 
 common=(PATH=/opt/page:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 TERM=xterm)
 chroot "$root" env -i "${common[@]}" HOME=/root sh -euc "$setup" </dev/null

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -32,14 +31,10 @@ const (
 	onlyCheck = "check"   // `make check` runs it, `make test` does not
 	noRace    = "norace"  // only `make soak` runs it with the race detector
 	onlyPFS   = "pfs"     // it runs on a distributed file system only
-	onlySoak  = "soak"    // only the part frameworks of `make soak` runs it
 	oneProc   = "oneproc" // `make check` runs it with GOMAXPROCS=1, too
 )
 
 func (t test) has(mark string) bool { return slices.Contains(t.marks, mark) }
-
-// isApart reports whether a test runs in a step of its own only.
-func (t test) isApart() bool { return t.has(onlyPFS) || t.has(onlySoak) }
 
 // isFuzz reports whether the test is a fuzz target.
 func (t test) isFuzz() bool { return strings.HasPrefix(t.name, "Fuzz") }
@@ -63,9 +58,7 @@ var need = function{"drivers/drivertest", "Need"}
 
 // listTests returns all tests of the module in dir, by package and name.
 func listTests(dir string) ([]test, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), buildLimit) // it may download modules
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "list", "-json=Dir,ImportPath,GoFiles,TestGoFiles,XTestGoFiles", "./...")
+	cmd := exec.Command("go", "list", "-json=Dir,ImportPath,GoFiles,TestGoFiles,XTestGoFiles", "./...")
 	cmd.Dir = dir
 	out, err := cmd.Output()
 	if err != nil {

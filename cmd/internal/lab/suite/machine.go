@@ -88,27 +88,14 @@ func (m *machine) close() error {
 	if err := m.clean(); err != nil {
 		return err
 	}
-	return within(cleanLimit, "the removal of "+m.dir, func() error { return os.RemoveAll(m.dir) })
+	return os.RemoveAll(m.dir)
 }
 
 // A state is what a step may change on the machine and not leave changed.
 type state map[string]bool
 
 // look returns the state. Its elements are texts for people.
-func (m *machine) look() (found state, err error) {
-	seen := make(chan state, 1)
-	err = within(lookLimit, "a look at the machine", func() error {
-		s, err := m.lookAll()
-		seen <- s
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return <-seen, nil
-}
-
-func (m *machine) lookAll() (state, error) {
+func (m *machine) look() (state, error) {
 	found := make(state)
 	points, err := mounts.Read(mounts.Self)
 	if err != nil {
@@ -193,8 +180,8 @@ func (m *machine) processes() map[int]string {
 			continue
 		}
 		// Both are empty if the process has ended, and environ if it is another user's.
-		environ := readWithin(time.Second, filepath.Join("/proc", e.Name(), "environ"))
-		words := readWithin(time.Second, filepath.Join("/proc", e.Name(), "cmdline"))
+		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		words, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		if bytes.Contains(environ, []byte(m.dir)) || bytes.Contains(words, []byte(m.dir)) {
 			found[pid] = string(bytes.ReplaceAll(bytes.TrimRight(words, "\x00"), []byte{0}, []byte{' '}))
 		}
@@ -224,10 +211,6 @@ func (m *machine) left(before state) ([]string, error) {
 
 // clean ends the processes of the steps, and removes their mounts and temporary files.
 func (m *machine) clean() error {
-	return within(cleanLimit, "the clean-up of "+m.dir, m.cleanAll)
-}
-
-func (m *machine) cleanAll() error {
 	for pid := range m.processes() {
 		unix.Kill(pid, unix.SIGKILL)
 	}

@@ -9,18 +9,13 @@
 // that it keeps busy, and has long runs of the other parts. With names of parts, only these are run;
 // -list prints them.
 //
-// A test is in check only if its doc comment has the line //suite:check, and in the part frameworks of
-// soak only if it has //suite:soak. Its requirements are the literal arguments of drivertest.Need that
-// it, or a function that it calls, has.
+// A test is in check only if its doc comment has the line //suite:check. Its requirements are the
+// literal arguments of drivertest.Need that it, or a function that it calls, has.
 //
 // Each step has its temporary files in a folder of the run. It fails if it leaves a process, mount,
 // loop device, network interface or file. Each result is a line of build/suite/COMMAND-TIME.jsonl.
 // With -resume, the newest such run of the command continues with the first step that has no result.
 // At the end, the failed tests are named with their messages and the commands that repeat them.
-//
-// A run has a deadline. When it has passed, the processes of the running step get SIGQUIT, on which Go
-// programs print their goroutines, and then SIGKILL, and the step and the tests that were running have
-// failed.
 //
 // The exit code is 0 if everything has passed, 1 if not, 2 for a wrong argument, and 130 after Ctrl-C.
 //
@@ -77,8 +72,6 @@ func run(ctx context.Context, args []string, out io.Writer) (code int, err error
 	list := flags.Bool("list", false, "print the steps of the suite, and do not run them")
 	resume := flags.Bool("resume", false, "continue the newest run of the command")
 	limit := flags.Duration("for", 0, "start no step after this `time`; 0: no limit")
-	deadline := flags.Duration("deadline", 0, "end the run after this `time`, which then has failed\n"+
-		"(default 15m in test, 80m in check, in soak 4h after the time of -for)")
 	flags.StringVar(&o.fuzztime, "fuzztime", "", "how long each fuzz target runs (default 3s in check, 10m in soak)")
 	flags.StringVar(&o.duration, "torture", "1h", "how long each torture of soak runs")
 	flags.IntVar(&o.rounds, "rounds", 50, "how often soak repeats a package")
@@ -132,26 +125,10 @@ func run(ctx context.Context, args []string, out io.Writer) (code int, err error
 		fmt.Fprint(out, s.describe())
 		return 0, nil
 	}
-	if *deadline == 0 {
-		*deadline = defaultDeadline(command, *limit)
-	}
-	return runSuite(ctx, s, command, repo, folder, *resume, *limit, *deadline, out)
+	return runSuite(ctx, s, command, repo, folder, *resume, *limit, out)
 }
 
-// defaultDeadline returns when a run is ended. CI gives check 90 minutes, and ends it without a word.
-func defaultDeadline(command string, limit time.Duration) time.Duration {
-	switch {
-	case command == "test":
-		return 15 * time.Minute
-	case command == "check":
-		return 80 * time.Minute
-	case limit > 0:
-		return limit + 4*time.Hour // no step takes longer
-	}
-	return 0
-}
-
-func runSuite(ctx context.Context, s suite, command, repo, folder string, resume bool, limit, deadline time.Duration, out io.Writer) (code int, err error) {
+func runSuite(ctx context.Context, s suite, command, repo, folder string, resume bool, limit time.Duration, out io.Writer) (code int, err error) {
 	m := &machine{dir: filepath.Join(os.TempDir(), fmt.Sprintf("mw-%x", sha256.Sum256([]byte(repo)))[:11]), repo: repo, settle: settleTime, alone: command != "test"}
 	if err := m.open(); err != nil {
 		return 1, err
@@ -162,19 +139,10 @@ func runSuite(ctx context.Context, s suite, command, repo, folder string, resume
 		return 1, err
 	}
 	defer all.close()
-	r := &runner{machine: m, out: out, ci: command != "test" || os.Getenv("CI") == "true", grace: graceTime}
+	r := &runner{machine: m, out: out, ci: command != "test" || os.Getenv("CI") == "true"}
 	start := time.Now()
-	if deadline > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, deadline, overError{"the run, which -deadline sets", deadline})
-		defer cancel()
-	}
 	for _, one := range s.steps {
 		if all.done(one.name) {
-			continue
-		}
-		if isOver(context.Cause(ctx)) {
-			all.notRun = append(all.notRun, one.name)
 			continue
 		}
 		if limit > 0 && time.Since(start) > limit {
@@ -183,23 +151,23 @@ func runSuite(ctx context.Context, s suite, command, repo, folder string, resume
 		}
 		fmt.Fprintf(out, "== %s\n", one.name)
 		result, err := r.run(ctx, one)
-		if err != nil && ctx.Err() != nil && !isOver(context.Cause(ctx)) {
-			fmt.Fprintf(out, "== interrupted; -resume continues with the step %s\n", one.name)
-			return 130, nil
-		}
-		if err != nil { // the next step could not begin on a clean machine
-			result.Error = strings.TrimPrefix(result.Error+"\n"+err.Error(), "\n")
+		if err != nil {
+			if ctx.Err() != nil {
+				fmt.Fprintf(out, "== interrupted; -resume continues with the step %s\n", one.name)
+				return 130, nil
+			}
+			return 1, err
 		}
 		if err := all.add(result); err != nil {
 			return 1, err
 		}
 		fmt.Fprintf(out, "== %s: %s after %.0f s\n", one.name, verdict(result), result.Seconds)
-		if err != nil || one.part == "deps" && !result.ok() {
+		if one.part == "deps" && !result.ok() {
 			break
 		}
 	}
 	fmt.Fprint(out, report(command, s.leftOut, all, time.Since(start)))
-	if len(all.notRun) > 0 || slices.ContainsFunc(all.all, func(r result) bool { return !r.ok() }) {
+	if slices.ContainsFunc(all.all, func(r result) bool { return !r.ok() }) {
 		return 1, nil
 	}
 	return 0, nil
@@ -267,9 +235,6 @@ func report(command string, leftOut map[string][]string, r *results, elapsed tim
 		}
 		head = append(head, clipLine("skipped: "+strings.Join(names, "; ")))
 	}
-	if len(r.notRun) > 0 {
-		head = append(head, clipLine("not run, because the time was over; -resume continues with them: "+strings.Join(r.notRun, ", ")))
-	}
 	tailLines := []string{
 		fmt.Sprintf("make %s: %.0f s, results in %s", command, elapsed.Seconds(), r.path),
 		fmt.Sprintf("tests: %d passed, %d failed, %d skipped", passed, failed, skipped),
@@ -283,8 +248,7 @@ func report(command string, leftOut map[string][]string, r *results, elapsed tim
 }
 
 // fit returns the items in at most n lines: of each the first line, the last one, which repeats it, and
-// as much of its message as there is room for: the beginning of a panic and of what hangs, the end of
-// other output.
+// as much of its message as there is room for: the beginning of a panic, the end of other output.
 func fit(items []string, n int) []string {
 	if most := n / 2; len(items) > most {
 		rest := len(items) - most + 1
@@ -295,7 +259,7 @@ func fit(items []string, n int) []string {
 	for _, item := range items {
 		all := strings.Split(item, "\n")
 		if len(all) > each {
-			if middle := all[1 : len(all)-1]; slices.ContainsFunc([]string{"panic: ", stillRunning, endedAfter}, func(s string) bool { return strings.HasPrefix(middle[0], s) }) {
+			if middle := all[1 : len(all)-1]; strings.HasPrefix(middle[0], "panic: ") {
 				all = append(all[:each-1:each-1], all[len(all)-1])
 			} else {
 				all = append(all[:1:1], all[len(all)-each+1:]...)

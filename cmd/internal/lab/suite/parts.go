@@ -2,12 +2,10 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // A suite is what one of the commands test, check and soak runs.
@@ -43,7 +41,7 @@ func newSuite(command string, all []test, lacks func(string) error, o options, s
 }
 
 // inTest reports whether `make test` runs a test.
-func inTest(t test) bool { return !t.has(onlyCheck) && !t.isApart() }
+func inTest(t test) bool { return !t.has(onlyCheck) && !t.has(onlyPFS) }
 
 // testSuite has what a newcomer and every commit runs. Go repeats only the tests whose packages, files
 // and variables have changed.
@@ -89,7 +87,7 @@ func raced(t test) bool {
 			return false
 		}
 	}
-	return !strings.HasPrefix(t.pkg, "cmd/internal/lab/") && !t.has(noRace) && !t.isApart()
+	return !strings.HasPrefix(t.pkg, "cmd/internal/lab/") && !t.has(noRace) && !t.has(onlyPFS)
 }
 
 // killed has the tests of daemons that are killed, which run with the race detector.
@@ -98,7 +96,7 @@ func killed(t test) bool { return t.pkg == "cmd/milkweed" && strings.HasPrefix(t
 // checkSuite has everything that a change must pass.
 func checkSuite(all []test, o options) suite {
 	var s suite
-	s.deps()
+	s.command("deps", "deps", nil, ".ci/deps.sh")
 	s.command("lint", "lint", nil, "make", "build", "lint")
 	s.add("tests", selectTests(all, inTest), step{program: true, words: goTest("-p=3", "-count=1")})
 	s.add("whole", selectTests(all, func(t test) bool { return t.has(onlyCheck) && !raced(t) && !killed(t) }),
@@ -120,29 +118,8 @@ func checkSuite(all []test, o options) suite {
 	return s
 }
 
-// deps installs what the tests need. A registry or a lock may not answer.
-func (s *suite) deps() {
-	s.steps = append(s.steps, step{part: "deps", name: "deps", words: []string{".ci/deps.sh"}, limit: 20 * time.Minute})
-}
-
 func (s *suite) pfs() {
 	s.steps = append(s.steps, step{part: "pfs", name: "pfs", goTest: true, words: []string{"make", "--silent", "test-pfs", "TESTFLAGS=-json"}})
-}
-
-// frameworks runs the tests of large Python environments, after it has installed each of them.
-func (s *suite) frameworks(all []test) {
-	environments := make(map[string]bool)
-	for _, t := range all {
-		for _, w := range t.needs {
-			if name, ok := strings.CutPrefix(w, "venv-"); ok && t.has(onlySoak) {
-				environments[name] = true
-			}
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(environments)) {
-		s.command("frameworks", "environment "+name, nil, ".ci/deps.sh", name)
-	}
-	s.add("frameworks", selectTests(all, func(t test) bool { return t.has(onlySoak) }), step{words: goTest("-p=1", "-count=1", "-timeout=1h")})
 }
 
 // torture runs the torture suite with the source and the tier on a file system, or with a bucket as source.
@@ -174,7 +151,7 @@ const suspectRuns = 500
 // soakSuite has what is for a night.
 func soakSuite(all []test, o options, suspects []string) suite {
 	var s suite
-	s.deps()
+	s.command("deps", "deps", nil, ".ci/deps.sh")
 	for _, id := range suspects {
 		pkg, name, _ := strings.Cut(id, ".")
 		for n := range suspectRuns / 50 {
@@ -184,19 +161,18 @@ func soakSuite(all []test, o options, suspects []string) suite {
 	}
 	for n := range o.rounds {
 		for _, pkg := range repeated {
-			sel := selectTests(all, func(t test) bool { return t.pkg == pkg && !t.isApart() })
+			sel := selectTests(all, func(t test) bool { return t.pkg == pkg && !t.has(onlyPFS) })
 			s.add("repeat", sel, step{name: fmt.Sprintf("%s, round %d", pkg, n+1), load: true, words: goTest("-count=1", "-timeout=1h")})
 		}
 	}
-	s.add("oneproc", selectTests(all, func(t test) bool { return !t.isApart() }),
+	s.add("oneproc", selectTests(all, func(t test) bool { return !t.has(onlyPFS) }),
 		step{env: []string{"GOMAXPROCS=1"}, words: goTest("-p=1", "-count=1", "-timeout=1h")})
-	s.add("race", selectTests(all, func(t test) bool { return !raced(t) && !t.isApart() }),
+	s.add("race", selectTests(all, func(t test) bool { return !raced(t) && !t.has(onlyPFS) }),
 		step{env: []string{"MILKWEED_TEST_RACE=1"}, words: goTest("-p=1", "-count=1", "-race", "-timeout=2h")})
 	for _, source := range []string{"ext4", "xfs", "btrfs", bucket} {
 		s.torture(source, o.duration)
 	}
 	s.pfs()
-	s.frameworks(all)
 	s.fuzz(all, o.fuzztime)
 	s.command("bench", "bench", nil, "make", "bench")
 	s.command("mutate", "mutate", nil, "go", "run", "./cmd/internal/lab/mutate", "-resume")

@@ -39,10 +39,9 @@ func (r result) ok() bool { return r.Error == "" && len(r.Failed) == 0 && len(r.
 
 // Results are the results of a run, in memory and in a file.
 type results struct {
-	all    []result
-	path   string
-	file   *os.File
-	notRun []string // steps for which there was no time
+	all  []result
+	path string
+	file *os.File
 }
 
 // openResults starts the file of a run of a command, or continues the newest one in the folder dir, with

@@ -1,21 +1,22 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/lab"
@@ -31,8 +32,6 @@ type step struct {
 	skips   bool     // skipped tests are allowed
 	load    bool     // the machine is kept busy meanwhile
 	program bool     // the program milkweed is built before, so that Go's cache of results knows of it
-
-	limit time.Duration // after which the step is ended and has failed; 0: that of the run
 }
 
 // String returns the step as a command of the shell.
@@ -52,12 +51,7 @@ type runner struct {
 	*machine
 	out io.Writer
 	ci  bool // a skipped test is a failure
-
-	grace time.Duration // how long the processes of a step may take to end after a signal
 }
-
-// graceTime is the grace of a runner: a daemon of a test ends, and goroutines are printed.
-const graceTime = 30 * time.Second
 
 // tail is how many bytes of the output of a test, or of a command, are kept.
 const tail = 16 << 10
@@ -76,44 +70,37 @@ func (r *runner) run(ctx context.Context, s step) (result, error) {
 		}
 		defer end()
 	}
-	env, err := r.environment(ctx, s)
+	env, err := r.environment(s)
 	if err != nil {
 		done.Error = err.Error()
 		return done, nil
 	}
-	if s.limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.limit, overError{"this step", s.limit})
-		defer cancel()
-	}
-	cmd := exec.Command(s.words[0], s.words[1:]...)
+	cmd := exec.CommandContext(ctx, s.words[0], s.words[1:]...)
 	cmd.Dir = r.repo
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.WaitDelay = r.grace
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
+	cmd.WaitDelay = 30 * time.Second
 	if s.goTest {
 		p := &testParser{runner: r, step: s, result: &done, running: make(map[string]*running)}
-		err = p.command(ctx, cmd)
+		err = p.command(cmd)
 	} else {
 		last := &tailWriter{to: r.out}
 		cmd.Stdout, cmd.Stderr = last, last
-		if err = r.command(ctx, cmd, func() {}); err != nil {
+		if err = cmd.Run(); err != nil {
 			err = fmt.Errorf("%w\n%s", err, last.lines(20))
 		}
 	}
-	if ctx.Err() != nil && !isOver(context.Cause(ctx)) {
+	if ctx.Err() != nil {
 		return done, errors.Join(context.Cause(ctx), r.clean())
 	}
-	if err != nil && (len(done.Failed) == 0 || isOver(err)) {
+	if err != nil && len(done.Failed) == 0 {
 		done.Error = err.Error()
 	}
 	if r.ci && !s.skips && len(done.Skipped) > 0 {
 		done.Failed = append(done.Failed, done.Skipped...)
 	}
 	done.Seconds = time.Since(done.Start).Seconds()
-	if isOver(err) {
-		return done, r.clean() // its tests could remove nothing
-	}
 	if done.Left, err = r.left(before); err != nil {
 		return done, err
 	}
@@ -121,7 +108,7 @@ func (r *runner) run(ctx context.Context, s step) (result, error) {
 }
 
 // environment returns the environment of a step.
-func (r *runner) environment(ctx context.Context, s step) ([]string, error) {
+func (r *runner) environment(s step) ([]string, error) {
 	env := append([]string{"GORACE=" + lab.RaceOptions}, os.Environ()...)
 	env = append(env, "TMPDIR="+r.temp(), "GOTMPDIR="+filepath.Join(r.dir, "go"), lab.ProgramsEnv+"="+r.programs(),
 		"XDG_STATE_HOME="+filepath.Join(r.dir, "state"), // logs of daemons, which stay after a demo
@@ -131,12 +118,9 @@ func (r *runner) environment(ctx context.Context, s step) ([]string, error) {
 	}
 	if s.program {
 		path := filepath.Join(r.programs(), "milkweed")
-		ctx, cancel := context.WithTimeout(ctx, buildLimit)
-		defer cancel()
-		build := exec.CommandContext(ctx, "go", "build", "-o", path, "./cmd/milkweed")
+		build := exec.Command("go", "build", "-o", path, "./cmd/milkweed")
 		build.Dir = r.repo
 		build.Env = append(env, s.env...)
-		build.WaitDelay = r.grace
 		if out, err := build.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("go build ./cmd/milkweed: %w\n%s", err, out)
 		}
@@ -151,25 +135,18 @@ func (r *runner) environment(ctx context.Context, s step) ([]string, error) {
 
 // A tailWriter passes on what is written, and keeps the last part of it.
 type tailWriter struct {
-	mu   sync.Mutex // guards the following
 	to   io.Writer
 	last []byte
 }
 
 func (w *tailWriter) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.last = append(w.last, p...)
 	w.last = w.last[max(0, len(w.last)-tail):]
 	return w.to.Write(p)
 }
 
 // lines returns the last n lines.
-func (w *tailWriter) lines(n int) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return lastLines(string(w.last), n)
-}
+func (w *tailWriter) lines(n int) string { return lastLines(string(w.last), n) }
 
 func lastLines(text string, n int) string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
@@ -187,21 +164,27 @@ type testParser struct {
 	result  *result
 	running map[string]*running // package, tab and test to the test; without a test, the package
 	builds  []byte              // what the compiler printed
-	over    bool                // the tests that run are being ended, and print their goroutines
 }
 
-func (p *testParser) command(ctx context.Context, cmd *exec.Cmd) error {
-	events, problems := &lineWriter{line: p.line}, &tailWriter{to: p.out}
-	cmd.Stdout, cmd.Stderr = events, problems
-	err := p.runner.command(ctx, cmd, func() {
-		events.mu.Lock()
-		defer events.mu.Unlock()
-		p.over = true
-	})
-	events.finish()
-	if p.over {
-		p.unfinished()
+func (p *testParser) command(cmd *exec.Cmd) error {
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
 	}
+	problems := &tailWriter{to: p.out}
+	cmd.Stderr = problems
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(stdout)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			break // Wait returns why the command has ended
+		}
+		p.line(line)
+	}
+	err = cmd.Wait()
 	if err != nil {
 		err = fmt.Errorf("%w\n%s%s", err, lastLines(string(p.builds), 20), problems.lines(10))
 	}
@@ -226,19 +209,11 @@ func (p *testParser) line(line []byte) {
 	case "start", "run":
 		p.running[key] = new(running)
 	case "output":
-		most := tail
-		if p.over {
-			io.WriteString(p.out, e.Output)
-			most = dumpSize
-		}
 		if t := p.running[key]; t != nil {
 			t.output = append(t.output, e.Output...)
-			t.output = t.output[max(0, len(t.output)-most):]
+			t.output = t.output[max(0, len(t.output)-tail):]
 		}
 	case "pass", "fail", "skip":
-		if p.over && e.Action == "fail" {
-			return // it was ended
-		}
 		p.ended(e.Package, e.Test, e.Action, e.Elapsed)
 	}
 }
@@ -300,48 +275,6 @@ func (p *testParser) packageEnded(pkg, action, output string, seconds float64) {
 	f := failure{pkg, p.step.repeat(pkg, ""), clip(output), seconds}
 	p.result.Failed = append(p.result.Failed, f)
 	fmt.Fprintf(p.out, "FAIL: %s\n%s\n", f.Test, f.Output)
-}
-
-// dumpSize is how many bytes of the goroutines of the tests of a package are kept.
-const dumpSize = 4 << 20
-
-// stillRunning begins the output of a test that was ended because a time is over.
-const stillRunning = "it was still running"
-
-// unfinished notes the tests that are running, and of the others the packages, as failed.
-func (p *testParser) unfinished() {
-	dumps := make(map[string]string) // by package: one of its tests has the goroutines of all
-	within := make(map[string]bool)  // what runs because of a test of it, or a subtest
-	for key, t := range p.running {
-		pkg, test, _ := strings.Cut(key, "\t")
-		if _, dump, ok := strings.Cut(string(t.output), "SIGQUIT: quit\n"); ok {
-			dumps[pkg] = dump
-		}
-		for test != "" {
-			test = test[:max(0, strings.LastIndexByte(test, '/'))]
-			within[pkg+"\t"+test] = true
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(p.running)) {
-		if within[key] {
-			continue
-		}
-		pkg, test, _ := strings.Cut(key, "\t")
-		name, _, _ := strings.Cut(test, "/")
-		f := failure{Test: relative(pkg), Repeat: p.step.repeat(relative(pkg), name)}
-		if test != "" {
-			f.Test += "." + test
-		}
-		output, _, _ := strings.Cut(string(p.running[key].output), "SIGQUIT: quit\n")
-		f.Output = stillRunning
-		for _, text := range []string{goroutinesOf(dumps[pkg], name), clip(output)} {
-			if text != "" {
-				f.Output += "\n" + text
-			}
-		}
-		p.result.Failed = append(p.result.Failed, f)
-		fmt.Fprintf(p.out, "STILL RUNNING: %s\n", f.Test)
-	}
 }
 
 // clip drops the lines of go test that say nothing about a failure.

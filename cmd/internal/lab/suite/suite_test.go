@@ -48,7 +48,7 @@ func TestMarks(t *testing.T) {
 	}
 	for _, one := range list(t) {
 		for _, mark := range one.marks {
-			if !slices.Contains([]string{onlyCheck, noRace, onlyPFS, onlySoak, oneProc}, mark) {
+			if !slices.Contains([]string{onlyCheck, noRace, onlyPFS, oneProc}, mark) {
 				t.Errorf("%s: no suite is called %s", one.id(), mark)
 			}
 		}
@@ -246,36 +246,6 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// Only soak runs tests of large environments, each of which it installs before, and in one part only.
-func TestOnlySoak(t *testing.T) {
-	all := []test{
-		{pkg: "a", name: "TestX", marks: []string{onlySoak}, needs: []string{"root", "venv-jax"}},
-		{pkg: "a", name: "TestY", needs: []string{"venv-small"}}, {pkg: "a", name: "TestZ", marks: []string{onlyCheck}},
-	}
-	for _, command := range []string{"test", "check", "soak"} {
-		s, err := newSuite(command, all, func(string) error { return nil }, options{rounds: 1}, []string{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, one := range s.steps {
-			line := one.String()
-			if one.part == "frameworks" {
-				got = append(got, line)
-			} else if strings.Contains(line, "./a") && !strings.Contains(line, "-run=") && !strings.Contains(line, "-skip=^(TestX") {
-				t.Errorf("%s: the step %s does not skip TestX: %s", command, one.name, line)
-			}
-		}
-		var want []string
-		if command == "soak" {
-			want = []string{".ci/deps.sh jax", strings.Join(goTest("-p=1", "-count=1", "-timeout=1h"), " ") + " '-run=^(TestX)$' ./a"}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: got %q, want %q", command, got, want)
-		}
-	}
-}
-
 func newRunner(t *testing.T, dir string) *runner {
 	t.Helper()
 	m := &machine{dir: filepath.Join(t.TempDir(), "mw"), repo: dir, settle: time.Second}
@@ -287,7 +257,7 @@ func newRunner(t *testing.T, dir string) *runner {
 			t.Error(err)
 		}
 	})
-	return &runner{machine: m, out: t.Output(), ci: true, grace: 5 * time.Second}
+	return &runner{machine: m, out: t.Output(), ci: true}
 }
 
 // The result of a step names each test that has failed or panicked, or that was skipped, its message,
@@ -427,7 +397,7 @@ func TestResume(t *testing.T) {
 		cancel()
 	}()
 	var out bytes.Buffer
-	if code, err := runSuite(ctx, s, "soak", dir, dir+"/build/suite", false, 0, 0, &out); code != 130 || err != nil {
+	if code, err := runSuite(ctx, s, "soak", dir, dir+"/build/suite", false, 0, &out); code != 130 || err != nil {
 		t.Fatalf("exit code %d, %v\n%s", code, err, &out)
 	}
 	if err := os.WriteFile(folder+"/go", nil, 0o644); err != nil {
@@ -444,7 +414,7 @@ func TestResume(t *testing.T) {
 	}
 	f.WriteString(`{"step":"tw`)
 	f.Close()
-	if code, err := runSuite(t.Context(), s, "soak", dir, dir+"/build/suite", true, 0, 0, &out); code != 1 || err != nil {
+	if code, err := runSuite(t.Context(), s, "soak", dir, dir+"/build/suite", true, 0, &out); code != 1 || err != nil {
 		t.Fatalf("exit code %d, %v\n%s", code, err, &out)
 	}
 	for name, want := range map[string]int{"one": 1, "two": 2, "three": 1} {

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -42,7 +41,6 @@ type daemon struct {
 	disk    string // the folder of the second tier
 	scrubs  bool   // the program has the command scrub
 	pid     int    // 0 if none runs
-	pids    string // a control group with pids.max; "": there can be none
 }
 
 func (d *daemon) point() string { return filepath.Join(d.dir, "point") }
@@ -89,16 +87,6 @@ func (d *daemon) mount(ctx context.Context, c Cycle) error {
 	if c.Files > 0 {
 		words = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, c.Files), "sh"}, words...)
 	}
-	if c.Size > 0 {
-		words = append([]string{"prlimit", fmt.Sprintf("--fsize=%d", c.Size<<10), "--"}, words...)
-	}
-	if c.Threads > 0 && d.pids != "" {
-		limit := strconv.Itoa(c.Threads)
-		if err := os.WriteFile(filepath.Join(d.pids, "pids.max"), []byte(limit), 0o644); err != nil {
-			return err
-		}
-		words = append([]string{"sh", "-c", `echo 0 >"$1/cgroup.procs"; shift; exec "$@"`, "sh", d.pids}, words...)
-	}
 	if c.Denied {
 		words = append([]string{"setpriv", "--bounding-set", dacCapabilities, "--inh-caps", dacCapabilities}, words...)
 	}
@@ -109,34 +97,13 @@ func (d *daemon) mount(ctx context.Context, c Cycle) error {
 	if _, err := d.run(ctx, env, words...); err != nil {
 		return err
 	}
-	s, err := d.status(ctx)
-	d.pid = s.PID
-	return err
-}
-
-// status returns what the program says of the mount.
-func (d *daemon) status(ctx context.Context) (control.Status, error) {
 	out, err := d.run(ctx, nil, d.program, "status", "--json", d.point())
 	if err != nil {
-		return control.Status{}, err
+		return err
 	}
-	return control.DecodeStatus(out)
-}
-
-// makeGroup makes a control group that limits processes, where this machine permits that, and returns its
-// folder.
-func makeGroup(name string) string {
-	for _, parent := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
-		dir := filepath.Join(parent, name)
-		if os.Mkdir(dir, 0o755) != nil {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(dir, "pids.max")); err == nil {
-			return dir
-		}
-		unix.Rmdir(dir)
-	}
-	return ""
+	s, err := control.DecodeStatus(out)
+	d.pid = s.PID
+	return err
 }
 
 // signal sends SIGKILL to the daemon. It ends when the disks that it waits for respond.
@@ -146,12 +113,7 @@ func (d *daemon) signal() { unix.Kill(d.pid, unix.SIGKILL) }
 func (d *daemon) kill() error {
 	if d.pid != 0 {
 		d.signal()
-		unmounted := false
 		for start := time.Now(); alive(d.pid); time.Sleep(time.Millisecond) {
-			if !unmounted && time.Since(start) > Deadline/4 { // as a user would do
-				unmounted = true
-				d.run(context.Background(), nil, d.program, "umount", "--lazy", d.point())
-			}
 			if time.Since(start) > Deadline {
 				return fmt.Errorf("the daemon has not ended %v after SIGKILL", Deadline)
 			}

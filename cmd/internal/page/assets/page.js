@@ -298,15 +298,15 @@ function drawNumbers() {
 	const sum = f => recent.reduce((n, p) => n + f(p), 0);
 	const opens = s.levels.reduce((n, l) => n + l.opens, 0);
 	const local = s.levels.reduce((n, l) => n + (l.tier ? l.opens : 0), 0);
-	const bytes = at < 0 ? 0 : points[at].levels.reduce((n, l) => n + l.readers + l.passthrough, 0);
+	const placed = s.tiers.reduce((n, t) => n + t.files, 0);
+	const bytes = at < 0 ? 0 : points[at].levels.reduce((n, l) => n + l.bytes + l.passthrough, 0);
 	const waiting = at < 0 ? 0 : s.causes.reduce((n, c) => n + (points[at].waits[c] || 0), 0);
 	const number = (id, name, main, more) => el("div", {}, el("dt", {}, name), el("dd", { id }, main), el("dd", { id: `${id}-more` }, more));
 	$("numbers").replaceChildren(
 		number("hit", "Opens that a tier served", percent(share(sum(p => p.local_opens), sum(p => p.opens))),
 			`in the last minute; ${percent(share(local, opens))} of ${count(opens)} since the start`),
-		number("placed", "Files with a copy", percent(share(s.copied_files, s.known_files)),
-			s.complete ? `all ${count(s.known_files)} files, ${size(s.known_bytes)}: another epoch reads nothing from the source`
-				: `${count(s.copied_files)} of the ${count(s.known_files)} files ${s.names_known ? "of the dataset" : "known so far"}, ${size(s.known_bytes)}`),
+		number("placed", "Files with a copy", percent(share(Math.min(placed, s.known_files), s.known_files)),
+			`${count(placed)} copies; ${count(s.known_files)} known files, ${size(s.known_bytes)}`),
 		number("bytes", "Bytes read by jobs", rate(bytes), `${plural(s.open_handles, "file is", "files are")} open`),
 		number("waiting", "Readers that wait", few(waiting), `on average; ${count(s.copies.in_flight)} copies in flight`));
 }
@@ -330,7 +330,7 @@ function drawTiers() {
 function drawThroughput() {
 	const series = [];
 	for (const l of state.levels) {
-		series.push({ kind: "Level", name: l.name, ...levelLook(l.name), value: p => value(p, l.name, "readers") });
+		series.push({ kind: "Level", name: l.name, ...levelLook(l.name), value: p => value(p, l.name, "bytes") });
 		if (l.passthrough > 0) {
 			series.push({ kind: "Level", name: `${l.name}, passthrough`, cls: levelLook(l.name).cls, pattern: "half", value: p => value(p, l.name, "passthrough") });
 		}
@@ -343,7 +343,7 @@ function drawHits() {
 		label: "Hit ratio", format: percent, max: 1,
 		series: [
 			{ kind: "Share", name: "opens that a tier served", cls: "l1", value: p => share(p.local_opens, p.opens) },
-			{ kind: "Share", name: "known files with a copy", cls: "l2", dash: true, value: p => share(p.placed_files, p.known_files) },
+			{ kind: "Share", name: "known files with a copy", cls: "l2", dash: true, value: p => share(Math.min(p.placed_files, p.known_files), p.known_files) },
 		],
 	});
 }
@@ -372,15 +372,15 @@ function drawEpochs() {
 	const all = state.epochs;
 	$("no-epochs").hidden = all.length > 0;
 	$("epochs-body").hidden = all.length === 0;
-	const levels = state.levels.map(l => l.name).filter(l => all.some(e => e.bytes[l] > 0));
+	const levels = state.levels.map(l => l.name).filter(l => all.some(e => e.opened_bytes[l] > 0));
 	const name = e => (e.number ? count(e.number) : "mixed") + (e.ended ? "" : ", now");
 	const longest = Math.max(...all.map(e => e.seconds), 0.001);
 	const bars = all.map(e => {
-		const total = levels.reduce((n, l) => n + (e.bytes[l] || 0), 0) || 1;
+		const total = levels.reduce((n, l) => n + (e.opened_bytes[l] || 0), 0) || 1;
 		const parts = [];
 		let x = 0;
 		for (const l of levels) {
-			const width = 600 * Math.max(e.seconds / longest, 0.01) * (e.bytes[l] || 0) / total;
+			const width = 600 * Math.max(e.seconds / longest, 0.01) * (e.opened_bytes[l] || 0) / total;
 			if (width > 0) parts.push(svg("rect", { x, width, height: 18, ...paint({ ...levelLook(l) }) }));
 			x += width;
 		}
@@ -388,12 +388,12 @@ function drawEpochs() {
 			svg("svg", { viewBox: "0 0 600 18", preserveAspectRatio: "none" }, ...parts), el("span", { class: "n" }, duration(e.seconds)));
 	});
 	$("epoch-bars").replaceChildren(
-		el("p", { class: "note" }, "The length of a bar is the duration; its parts are the bytes that jobs read from each level. Of files opened in passthrough, whose reads the daemon does not see, their sizes count."),
+		el("p", { class: "note" }, "The length of a bar is the duration; its parts are the bytes opened on each level."),
 		el("div", { "aria-hidden": "true" }, ...bars),
 		el("ul", { class: "legend" }, ...levels.map(l => el("li", {}, named({ name: l, ...levelLook(l) })))));
 	head("epochs", "Epoch", "Began", "Took", "Files", "Hit ratio", "Readers waited", ...levels);
 	body("epochs", all.map(e => row(name(e), ...[clock(e.began), duration(e.seconds), count(e.files), percent(share(e.local_opens, e.opens)),
-		duration(e.waited_seconds), ...levels.map(l => size(e.bytes[l] || 0))].map(c => [c, "n"]))));
+		duration(e.waited_seconds), ...levels.map(l => size(e.opened_bytes[l] || 0))].map(c => [c, "n"]))));
 }
 
 function drawCopies() {

@@ -1,8 +1,9 @@
-package observe
+package placement
 
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -58,13 +59,13 @@ type TracePlace struct {
 
 // A Trace receives events until it is closed.
 type Trace struct {
-	all     *traces // which it is one of
+	handler *Handler
 	want    func(*TraceEvent) bool
 	events  chan TraceEvent
 	dropped atomic.Int64
 }
 
-// traces are the open Traces of a Recorder.
+// traces are the open Traces of a handler.
 type traces struct {
 	open atomic.Pointer[[]*Trace] // nil if there are none; what it points to does not change
 
@@ -74,19 +75,19 @@ type traces struct {
 // Trace starts to trace the opens and reads for which want returns true. Readers call want, which must not
 // block. They never wait for the Trace: it holds traceEvents events, and drops others. Requests of
 // other nodes are not traced. The caller closes the Trace.
-func (r *Recorder) Trace(want func(*TraceEvent) bool) (*Trace, error) {
-	t := &Trace{all: &r.traces, want: want, events: make(chan TraceEvent, traceEvents)}
-	r.traces.mu.Lock()
-	defer r.traces.mu.Unlock()
+func (h *Handler) Trace(want func(*TraceEvent) bool) (*Trace, error) {
+	t := &Trace{handler: h, want: want, events: make(chan TraceEvent, traceEvents)}
+	h.traces.mu.Lock()
+	defer h.traces.mu.Unlock()
 	var all []*Trace
-	if old := r.traces.open.Load(); old != nil {
+	if old := h.traces.open.Load(); old != nil {
 		all = *old
 	}
 	if len(all) == MaxTraces {
 		return nil, ErrTraces
 	}
 	all = append(slices.Clone(all), t)
-	r.traces.open.Store(&all)
+	h.traces.open.Store(&all)
 	return t, nil
 }
 
@@ -98,71 +99,85 @@ func (t *Trace) Dropped() int64 { return t.dropped.Load() }
 
 // Close ends the trace.
 func (t *Trace) Close() {
-	t.all.mu.Lock()
-	defer t.all.mu.Unlock()
-	left := slices.DeleteFunc(slices.Clone(*t.all.open.Load()), func(o *Trace) bool { return o == t })
+	all := &t.handler.traces
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	left := slices.DeleteFunc(slices.Clone(*all.open.Load()), func(o *Trace) bool { return o == t })
 	if len(left) == 0 {
-		t.all.open.Store(nil)
+		all.open.Store(nil)
 		return
 	}
-	t.all.open.Store(&left)
+	all.open.Store(&left)
 }
 
-// An Operation is an open or a read that is traced.
-type Operation struct {
-	all   *traces
-	path  string
-	outer *Operation // the read of the file of which this reads a piece; nil: it reads no piece
+// An operation is an open or a read that is traced. A nil one is not traced.
+type operation struct {
+	file  *file
+	outer *operation // the read of the file of which this reads a piece; nil: it reads no piece
 	began time.Time
 
 	place  TracePlace           // of the last piece, if it reads pieces
 	waited [causes]atomic.Int64 // nanoseconds by cause
 }
 
-// operationKey is the context key of an Operation.
+// operationKey is the context key of an operation.
 type operationKey struct{}
 
-// IsTracing reports whether there is a Trace. It costs the load of a pointer.
-func (r *Recorder) IsTracing() bool { return r != nil && r.traces.open.Load() != nil }
-
-// Begin begins an operation of a reader on the file at path, and returns the context for its work. If ctx
-// is that of another operation, the new one is of a piece of its file, and has its path. The caller calls End.
-func (r *Recorder) Begin(ctx context.Context, path string) (context.Context, *Operation) {
-	if outer, ok := ctx.Value(operationKey{}).(*Operation); ok {
-		return ctx, &Operation{outer: outer}
+// trace begins an operation of a reader, and returns the context for its work. If nobody traces, it
+// costs the load of a pointer.
+func (f *file) trace(ctx context.Context) (context.Context, *operation) {
+	if f.handler.traces.open.Load() == nil || f.forPeer {
+		return ctx, nil
 	}
-	o := &Operation{all: &r.traces, path: path, began: time.Now()}
+	if outer, ok := ctx.Value(operationKey{}).(*operation); ok {
+		return ctx, &operation{file: f, outer: outer}
+	}
+	o := &operation{file: f, began: time.Now()}
 	return context.WithValue(ctx, operationKey{}, o), o
 }
 
 // attribute records a wait of the operation that ctx belongs to, if that is traced.
 func attribute(ctx context.Context, c Cause, took time.Duration) {
-	if o, ok := ctx.Value(operationKey{}).(*Operation); ok {
+	if o, ok := ctx.Value(operationKey{}).(*operation); ok {
 		o.waited[c].Add(int64(took))
 	}
 }
 
-// End ends an operation. Of e, the caller sets Read, Offset, Size and Failed, and Place if the file itself
-// was read, and not a piece of it.
-func (o *Operation) End(e TraceEvent) {
-	if e.Place.Known {
-		o.place = e.Place
+// endOpen ends an open.
+func (o *operation) endOpen(err error) {
+	if o != nil {
+		o.end(o.file.current.Load(), TraceEvent{Size: o.file.entry.Size(), Failed: err != nil})
+	}
+}
+
+// endRead ends a read of n bytes in v, which is nil if the read failed before.
+func (o *operation) endRead(v *view, off int64, n int, err error) {
+	if o != nil {
+		o.end(v, TraceEvent{Read: true, Offset: off, Size: int64(n), Failed: err != nil && err != io.EOF})
+	}
+}
+
+func (o *operation) end(v *view, e TraceEvent) {
+	if v != nil && !v.inPieces {
+		o.place = TracePlace{Known: true, Level: v.level, Fill: v.fill != nil, Peers: v.atPeers}
 	}
 	if o.outer != nil {
 		o.outer.place = o.place
 		return
 	}
 	e.Began, e.Took = o.began, time.Since(o.began)
-	e.Path, e.Place, e.Cause = o.path, o.place, o.cause()
-	if all := o.all.open.Load(); all != nil {
-		for _, t := range *all {
-			t.add(&e)
-		}
+	e.Path, e.Place, e.Cause = o.file.entry.Path(), o.place, o.cause()
+	all := o.file.handler.traces.open.Load()
+	if all == nil {
+		return
+	}
+	for _, t := range *all {
+		t.add(&e)
 	}
 }
 
 // cause returns the cause of the longest wait. Reads of copies are measured by their tier alone.
-func (o *Operation) cause() Cause {
+func (o *operation) cause() Cause {
 	longest, took := NoCause, int64(0)
 	for c := range o.waited {
 		if w := o.waited[c].Load(); w > took {

@@ -1,21 +1,13 @@
-"""Mount a dataset with Milkweed, and tell the mount which files the job is about to read.
+"""Tell a Milkweed mount which files a job is about to read, so that the mount fetches them in time.
 
-The module needs Linux, Python 3.8 and its standard library.
-
-    with milkweed.mount("/lustre/imagenet") as path:
-        train(path)
-
-mounts the dataset, or uses a mount that is there. A mount that knows the order of the files fetches
-them in time. For PyTorch:
+Copy this file beside your script. It needs Python 3.8 and its standard library. For PyTorch:
 
     sampler = milkweed.planned(sampler, [path for path, _ in dataset.samples], mount)
 
 `sampler` is any Sampler, BatchSampler or DistributedSampler; the result goes to the DataLoader as
-`sampler=` or `batch_sampler=`. `mount` is the mount point, or the result of mount(). For tf.data,
-Hugging Face, grain, and any program that knows its order:
+`sampler=` or `batch_sampler=`. For tf.data, and for any program that knows its order:
 
     milkweed.plan(paths, mount)
-    milkweed.plan(paths, mount, indices=order)
 
 A plan is a hint. If the mount does not accept it, there is one warning, and the job goes on.
 
@@ -53,38 +45,29 @@ was not one more than that of the epoch before.
 All requests to the mount are made by a thread. The job never waits for it, except at the beginning
 of an epoch, for at most a second, so that DataLoader forks its workers while the thread has ended.
 """
-from __future__ import annotations
-
 import array
 import copy
 import errno
 import functools
 import hashlib
+import http.client
 import itertools
 import json
 import math
 import operator
 import os
 import queue
-import re
-import stat
+import secrets
+import socket
 import struct
 import sys
 import threading
 import types
+import urllib.parse
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
-if TYPE_CHECKING:   # these take longer to import than this module
-    import http.client
-    import subprocess
-
-__all__ = ["LocalShuffle", "Mount", "MountError", "local_files", "mount", "plan", "planned", "status"]
-
-_Path = Union[str, "os.PathLike[str]"]
-_File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
-_Files = Union[Sequence[_File], Mapping[Any, _File]]    # by index
+__all__ = ["LocalShuffle", "local_files", "plan", "planned"]
 
 LEAD = 1024         # files that the loader requests before the job uses them, unless the job says
 MAX_LEAD = 65536    # the most that the mount accepts
@@ -96,15 +79,11 @@ LAST_TIMEOUT = 1    # the same at the end of the process; also of the thread of 
 LIST_TIMEOUT = 60   # the same for the list of an exchange, which may have millions of files
 
 ATTRIBUTE = "user.milkweed.socket"  # of the mount point; its value is the path of the control socket
-TOKEN = "user.milkweed.token"       # of the mount point; proves that a user who does not own the mount may read it
 NODE = "user.milkweed.node"         # of the mount point; its value is INDEX/COUNT, among its peers
-LOCK = "user.milkweed.lock"         # of the mount point; its value is the path of the lock file
-USES = "MILKWEED_USES"              # environment variable: the lock files of the mounts that a process uses
-IN_USE, NO_FUSE = 4, 6              # exit codes of the program
 EMPTY = 0xFFFFFFFF                  # the content of an empty slot of an exchange
 
 
-def planned(sampler: Any, paths: _Files, mount: _Path, lead: int = LEAD) -> Any:
+def planned(sampler, paths, mount, lead=LEAD):
     """Returns a sampler that yields what `sampler` yields, and hands the order over to a mount.
 
     paths[i] is the path of the file with the index i, below the mount point `mount` or relative to
@@ -122,438 +101,26 @@ def planned(sampler: Any, paths: _Files, mount: _Path, lead: int = LEAD) -> Any:
     return _Planned(sampler, paths, mount, lead)
 
 
-def plan(paths: Union[Iterable[_File], _Files], mount: _Path, stream: str = "", epoch: int = 0, lead: int = LEAD,
-         indices: Optional[Iterable[int]] = None) -> bool:
+def plan(paths, mount, stream="", epoch=0, lead=LEAD):
     """Hands over the order in which the job will read files. Returns whether the mount accepted it.
 
-    The paths are below the mount point `mount` or relative to it. With indices, they are a list, and
-    the order is that of the indices, such as a permutation for an epoch. The list replaces the earlier one
+    The paths are below the mount point `mount` or relative to it. The list replaces the earlier one
     of the same stream and epoch. A stream is the order of one process. If several processes of a
     job read different files, each needs a name of its own, of at most 128 bytes. lead is that of
     planned(). The function waits for the mount, at most 5 seconds for each operation on the socket.
     """
-    control = _Control(mount, stream, lead)
+    mount = _Mount(mount, stream, lead)
     try:
-        files: Any = paths
-        remaining = iter(files if indices is None else (files[index] for index in indices))
+        remaining = iter(paths)
         for start in itertools.count(0, PART):
             part = list(itertools.islice(remaining, PART))
             if part or start == 0:
-                control.send(epoch, start, part)
+                mount.send(epoch, start, part)
             if len(part) < PART:
                 return True
     except Exception as problem:
-        control.warn(problem)
+        mount.warn(problem)
     return False
-
-
-class MountError(RuntimeError):
-    """A dataset cannot be mounted. The text says why, and what to do."""
-
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
-        self.code = code    # the exit code of `milkweed mount`; 6: FUSE is missing or not permitted
-
-
-class Mount:
-    """The use of a mount by this process. It is a context manager, and a path.
-
-        with milkweed.mount("/lustre/imagenet") as path:
-            train(path)
-
-    The path is that of the mount point. In a notebook, or where a block does not fit, keep the result
-    of mount(): the use ends with unmount(), or with the process.
-    """
-
-    def __init__(self, use: _Use) -> None:
-        self._use = use
-        self.path = use.path    # the mount point
-
-    def __enter__(self) -> str:
-        with _guard:
-            self._use.scopes += 1
-            self._use.kept.discard(self)
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        with _guard:
-            self._use.scopes -= 1
-            self._use.end_if_unused()
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def __str__(self) -> str:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"milkweed.Mount({self.path!r})"
-
-    def __reduce__(self) -> Tuple[Callable[[str], Mount], Tuple[str]]:
-        return _join, (self.path,)
-
-    def unmount(self) -> None:
-        """Ends the use of the mount by this process, except in `with` blocks that have not ended.
-
-        If no other process uses the mount, and mount() has made it, it is unmounted. While a file of
-        it is open, or mapped, it stays; it is unmounted within a minute after that.
-        """
-        with _guard:
-            self._use.kept.clear()
-            self._use.end_if_unused()
-
-    def status(self) -> Dict[str, Any]:
-        """Returns what status() returns."""
-        return status(self)
-
-
-def mount(source: _Path, point: Optional[_Path] = None, *, tiers: Iterable[str] = (), supervise: bool = False,
-          **options: Union[None, bool, int, float, str, os.PathLike[str]]) -> Mount:
-    """Mounts a dataset read-only, or uses a mount of it that is there. The result gives the path.
-
-    source is a directory or the URL of a bucket. A mount of it that this user can read is used as it
-    is: at `point`, or else anywhere on this machine. If there is none, the dataset is mounted at
-    `point`, or else in a directory of this user below /tmp, or below $MILKWEED_MOUNTS.
-
-    tiers and options apply to a mount that is made. A tier is NAME:PATH:QUOTA, the fastest first;
-    without tiers, Milkweed chooses them. An option is one of `milkweed mount -o`, such as config,
-    mode, profile, peers, plan, window, allow_other and source_operations. With generation, a mount of
-    another generation is not used. supervise mounts again if the daemon crashes.
-
-    The processes of this user share a mount that mount() has made. It is unmounted when the last of
-    them has ended, also if they were killed: at once at the end of a `with` block, and otherwise
-    within seconds. A process counts if it has called mount() or was forked by such a process. If all
-    of these have ended without unmount(), programs that they have started count, too.
-
-    Raises MountError if the dataset cannot be mounted.
-    """
-    source = os.fspath(source)
-    if "://" not in source:
-        source = os.path.abspath(source)
-    if point is None and options.get("allow_other"):
-        raise ValueError("milkweed: allow_other needs point=, because only this user may enter the directory of the default")
-    if point is not None:
-        folder, name = os.path.split(os.path.abspath(point))
-        point = os.path.join(os.path.realpath(folder), name)
-    words = ["--supervise"] * supervise
-    for tier in tiers:
-        words += ["--tier", tier]
-    for name, value in options.items():
-        words += _option(name, value)
-    generation = options.get("generation")
-    with _guard:
-        use = None
-        while use is None:
-            found = _find(source, point, generation)
-            use = _take(found) if found else _make(source, point, words, generation)
-        return use.keep()
-
-
-def status(mount: _Path) -> Dict[str, Any]:
-    """Returns the fields of `milkweed status --json` of the mount with a mount point.
-
-    The daemon answers root and the user who mounted. A problem is an OSError.
-    """
-    reply: Dict[str, Any] = json.loads(_Control(mount, "", 0).request("GET", TIMEOUT, path="/v1/status"))
-    return reply
-
-
-class _Use:
-    """The use of a mount by this process, which Mounts share. _guard guards it."""
-
-    def __init__(self, path: str, lock: str, descriptor: Optional[int]) -> None:
-        self.path = path
-        self.lock = lock                # the path of the lock file; "" if the mount does not depend on one
-        self.descriptor = descriptor    # of the lock file, with a shared lock
-        self.kept: Set[Mount] = set()   # neither in a `with` block nor unmounted
-        self.scopes = 0                 # `with` blocks
-        _uses[path] = self
-        if descriptor is not None:
-            os.environ[USES] = ":".join([*_named(), lock])
-
-    def keep(self) -> Mount:
-        """Returns a Mount that is not in a `with` block yet."""
-        kept = Mount(self)
-        self.kept.add(kept)
-        return kept
-
-    def end_if_unused(self) -> None:
-        if self.scopes or self.kept or _uses.get(self.path) is not self:
-            return
-        del _uses[self.path]
-        if self.descriptor is None:
-            return
-        names = _named()
-        names.remove(self.lock)
-        os.environ[USES] = ":".join(names)
-        if not names:
-            del os.environ[USES]
-        os.close(self.descriptor)
-        # A process that was forked still has the lock, which is on the open file.
-        with _Locked(self.lock, wait=False) as last:
-            if last and self.path in _points():
-                done = _milkweed("umount", self.path)
-                if done.returncode not in (0, IN_USE):
-                    raise MountError(done.stderr.strip(), done.returncode)
-
-    def is_current(self) -> bool:
-        """Reports whether the mount is still there, with the same lock file."""
-        try:
-            return self.path in _points() and _lock(self.path) == self.lock and (
-                self.descriptor is None or os.path.samestat(os.stat(self.lock), os.fstat(self.descriptor)))
-        except OSError:
-            return False
-
-    def forget(self) -> None:
-        """Ends a use of a mount that has ended."""
-        self.kept.clear()
-        self.scopes = 0
-        self.end_if_unused()
-
-
-_guard = threading.RLock()      # guards the following
-_uses: Dict[str, _Use] = {}     # by mount point
-
-
-def _after_fork() -> None:
-    global _guard
-    _guard = threading.RLock()  # another thread of the parent may have had it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _named() -> List[str]:
-    """Returns the lock files in the environment."""
-    return [name for name in os.environ.get(USES, "").split(":") if name]
-
-
-def _join(path: str) -> Mount:
-    """Returns the use of a mount by this process, to which another one has sent it."""
-    with _guard:
-        use = _take(path) if path in _points() else None
-        if use is None:
-            raise MountError(f"milkweed: nothing is mounted on {path} any more")
-        return use.keep()
-
-
-def _take(path: str) -> Optional[_Use]:
-    """Returns a use of the mount on a path, or None if it has just ended."""
-    use = _uses.get(path)
-    if use is not None:
-        if use.is_current():
-            return use
-        use.forget()    # another program has unmounted it
-    lock = _lock(path)
-    descriptor = None
-    if lock:
-        try:
-            descriptor = _open(lock, shared=True)   # waits while it is being unmounted
-        except (FileNotFoundError, PermissionError):
-            lock = ""   # of another user, or removed: the mount cannot be kept, only used
-    use = _Use(path, lock, descriptor)
-    if lock and not use.is_current():
-        use.forget()
-        return None
-    return use
-
-
-def _make(source: str, point: Optional[str], words: List[str], generation: object) -> Optional[_Use]:
-    """Mounts a dataset. Returns None if another process has just done so."""
-    folder = _folder()
-    name = point or (f"{source} {generation}" if generation else source)
-    readable = re.sub(r"[^\w.-]+", "_", source.split("?")[0].rstrip("/").rpartition("/")[2])[:32]
-    base = os.path.join(folder, f"{readable}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}")
-    with _Locked(base + ".mutex", create=True):
-        if _find(source, point, generation):
-            return None
-        point = point or base
-        try:
-            os.makedirs(point, 0o700)
-        except FileExistsError:
-            pass    # a directory, or a mount whose daemon has died
-        lock = base + ".lock"
-        use = _uses.get(point)      # of a mount whose daemon has died
-        if use is not None and use.lock != lock:
-            use.forget()
-            use = None
-        if use is None:
-            use = _Use(point, lock, _open(lock, create=True, shared=True))
-        try:
-            done = _milkweed("mount", "--while-locked", lock, "--clear-stale", *words, "--", source, point)
-            if done.returncode != 0:
-                raise MountError(_explain(source, done.stderr, done.returncode), done.returncode)
-            for warning in re.findall(r"^milkweed: (warning: .*(?:\n  .*)*)", done.stderr, re.M):
-                warnings.warn("milkweed: " + warning, RuntimeWarning, stacklevel=3)
-        except BaseException:
-            use.end_if_unused()
-            raise
-        return use
-
-
-def _explain(source: str, text: str, code: int) -> str:
-    """Returns the message of a MountError."""
-    text = re.sub(r"^milkweed: no configuration file is used.*\n(?:  .*\n)*", "", text, flags=re.M)
-    text = f"cannot mount {source}\n{text.strip()}"
-    if code == NO_FUSE:
-        text += f"""
-A container needs /dev/fuse and the right to mount:
-  docker run --cap-add SYS_ADMIN --device /dev/fuse ...
-Where a notebook or a cluster does not permit that, mount outside and pass the mount in as a volume;
-in Kubernetes, the CSI driver of Milkweed does so. Without a mount, read {source} itself:
-the bytes are the same."""
-    return text
-
-
-def _option(name: str, value: object) -> List[str]:
-    """Returns the arguments of `milkweed mount` for an option."""
-    if value is None:
-        return []
-    if isinstance(value, bool):
-        text = str(value).lower()
-    else:
-        text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-    if "," in text:     # separates the options of -o
-        return [f"--{name.replace('_', '-')}={text}"]
-    return ["-o", f"{name}={text}"]
-
-
-def _milkweed(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program."""
-    import subprocess   # takes longer to import than this module
-
-    environment = {name: value for name, value in os.environ.items() if name != USES}
-    return subprocess.run([_program(), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          encoding="utf-8", errors="replace", env=environment)
-
-
-def _program() -> str:
-    """Returns the path of the program milkweed: that of this package, or else the one in $PATH."""
-    import shutil
-    import sysconfig
-
-    beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))     # pip install --target
-    folders = [sysconfig.get_path("scripts"), os.path.join(beside, "bin"), sysconfig.get_path("scripts", "posix_user")]
-    for folder in folders:
-        path = os.path.join(folder, "milkweed")
-        if _is_program(path):
-            return path
-    found = shutil.which("milkweed")
-    if found is None:
-        raise MountError("milkweed: the program milkweed is not installed; `pip install milkweed` installs it for Linux on x86_64 and aarch64")
-    return found
-
-
-def _is_program(path: str) -> bool:
-    """Reports whether a file is a program, and not a script, which could have another Python."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == b"\x7fELF" and os.access(path, os.X_OK)
-    except OSError:
-        return False
-
-
-def _folder() -> str:
-    """Returns a directory of this user for mount points and locks.
-
-    It is the same for all processes of the user on this machine. Other users may make directories in
-    /tmp, too.
-    """
-    given = os.environ.get("MILKWEED_MOUNTS")
-    if given:
-        os.makedirs(given, 0o700, exist_ok=True)
-        return os.path.realpath(given)
-    user = os.geteuid()
-    for suffix in ("", *(f"-{i}" for i in range(1, 10))):
-        folder = f"/tmp/milkweed-{user}{suffix}"
-        try:
-            os.mkdir(folder, 0o700)
-        except FileExistsError:
-            pass
-        found = os.lstat(folder)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and found.st_mode & 0o077 == 0:
-            folder = os.path.join(os.path.realpath(folder), "mounts")
-            os.makedirs(folder, 0o700, exist_ok=True)
-            return folder
-    raise MountError("milkweed: other users have taken /tmp/milkweed-%d; set MILKWEED_MOUNTS to a directory of yours" % user)
-
-
-def _points() -> Dict[str, str]:
-    """Returns the sources of the mounts of Milkweed in this mount namespace, by mount point."""
-    points: Dict[str, str] = {}
-    with open("/proc/self/mountinfo", "rb") as table:
-        for line in table:
-            fields = [_unescape(field) for field in line.split()]
-            kind = fields[fields.index("-", 6) + 1:]
-            points.pop(fields[4], None)     # hidden by this one
-            if kind[0] == "fuse.milkweed":
-                points[fields[4]] = kind[1]
-    return points
-
-
-def _unescape(field: bytes) -> str:
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))
-
-
-def _find(source: str, wanted: Optional[str], generation: object) -> Optional[str]:
-    """Returns the mount point of the latest mount that this user can read and that is suitable."""
-    names = {source} if "://" in source else {source, os.path.realpath(source)}
-    for point, name in reversed(list(_points().items())):
-        if name in names and wanted in (None, point) and os.access(point, os.R_OK | os.X_OK) \
-                and (generation is None or _generation(point) == generation):
-            return point
-    return None
-
-
-def _lock(point: str) -> str:
-    """Returns the path of the lock file of a mount, or "" if the mount does not depend on one."""
-    try:
-        return os.fsdecode(os.getxattr(point, LOCK))
-    except OSError as problem:
-        if problem.errno in (errno.ENODATA, errno.EOPNOTSUPP):
-            return ""
-        raise
-
-
-def _generation(point: str) -> object:
-    """Returns the generation that a mount shows, or None if it shows none or does not say."""
-    try:
-        return status(point).get("generation")
-    except OSError:
-        return None     # of another user
-
-
-def _open(path: str, create: bool = False, shared: bool = False, wait: bool = True) -> int:
-    """Opens a lock file, and waits for the lock, which ends when all copies of the descriptor are closed."""
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-class _Locked:
-    """A context with an exclusive lock. It gives whether it has the lock, which without wait it may lack."""
-
-    def __init__(self, path: str, create: bool = False, wait: bool = True) -> None:
-        self.path, self.create, self.wait = path, create, wait
-        self.descriptor: Optional[int] = None
-
-    def __enter__(self) -> bool:
-        try:
-            self.descriptor = _open(self.path, self.create, wait=self.wait)
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        return self.descriptor is not None
-
-    def __exit__(self, *_: object) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
 
 
 class _Proxy:
@@ -561,21 +128,21 @@ class _Proxy:
 
     __slots__ = ("_wrapped", "_state", "_keep", "__weakref__")
 
-    def __init__(self, wrapped: Any, state: Any, keep: object = None) -> None:
+    def __init__(self, wrapped, state, keep=None):
         object.__setattr__(self, "_wrapped", wrapped)
         object.__setattr__(self, "_state", state)
         object.__setattr__(self, "_keep", keep)     # until this object is garbage
 
-    @property   # type: ignore[misc]
-    def __class__(self) -> Any:
+    @property
+    def __class__(self):
         return type(self._wrapped)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name in _Proxy.__slots__ or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name, value):
         setattr(self._wrapped, name, value)
 
 
@@ -584,25 +151,25 @@ class _Planned(_Proxy):
 
     __slots__ = ()
 
-    def __init__(self, sampler: Any, *arguments: Any) -> None:
+    def __init__(self, sampler, *arguments):
         _Proxy.__init__(self, sampler, _State(sampler, *arguments))
         weakref.finalize(self, self._state.close)
 
-    def __iter__(self) -> _Steps:
+    def __iter__(self):
         # Not a generator: iter() of the sampler may draw random numbers, and must do so now.
         epoch = self._state.begin()
         return _Steps(iter(self._wrapped), epoch, self)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._wrapped)
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         return bool(self._wrapped)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"milkweed.planned({self._wrapped!r})"
 
-    def __reduce__(self) -> Tuple[Type[_Planned], Tuple[Any, ...]]:
+    def __reduce__(self):
         return _Planned, (self._wrapped, *self._state.arguments)
 
 
@@ -611,39 +178,39 @@ class _Steps(_Proxy):
 
     __slots__ = ()
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         again = iter(self._wrapped)     # a sampler that is its own iterator begins again
         return self if again is self._wrapped else again
 
-    def __next__(self) -> Any:
+    def __next__(self):
         return self._state.step(self._wrapped)
 
-    def __del__(self) -> None:
+    def __del__(self):
         self._state.end()
 
 
 class _State:
     """What the epochs of a sampler share."""
 
-    def __init__(self, sampler: Any, paths: _Files, mount: _Path, lead: int) -> None:
+    def __init__(self, sampler, paths, mount, lead):
         self.sampler = sampler
         self.arguments = paths, mount, lead
-        self.mount: Optional[_Control] = None   # with a stream of this process
-        self.epoch: Optional[_Epoch] = None     # the latest
+        self.mount = None   # with a stream of this process
+        self.epoch = None   # the latest
 
-    def begin(self) -> _Epoch:
+    def begin(self):
         """Ends the latest epoch, and returns a new one."""
         paths, mount, lead = self.arguments
         last = self.epoch
-        if last is None or self.mount is None or not last.is_ours():
+        if last is None or not last.is_ours():
             last = None
-            self.mount = _Control(mount, _stream(self.sampler), lead)
+            self.mount = _Mount(mount, _stream(self.sampler), lead)
         self.epoch = _Epoch(self.sampler, paths, self.mount, last)
         return self.epoch
 
-    def close(self) -> None:
+    def close(self):
         """Drops the plan. The sampler is garbage, or the process ends."""
-        if self.epoch is not None and self.mount is not None and self.epoch.is_ours():
+        if self.epoch is not None and self.epoch.is_ours():
             self.epoch.stop()
             self.mount.drop(LAST_TIMEOUT)
 
@@ -662,28 +229,28 @@ class _Epoch:
     the others.
     """
 
-    def __init__(self, sampler: Any, paths: _Files, mount: _Control, last: Optional[_Epoch]) -> None:
+    def __init__(self, sampler, paths, mount, last):
         self.sampler, self.paths, self.mount = sampler, paths, mount
         self.process = os.getpid()
         self.epoch = _epoch(sampler)
         self.number = self.epoch    # of the epoch, in the plan
         self.regular = True         # set_epoch has got the number after that of the last epoch
-        self.promised: List[_File] = []     # paths of this epoch that the mount has from the last one
+        self.promised = []          # paths of this epoch that the mount has from the last one
 
         self.steps = 0              # of the sampler
-        self.known = 0.0            # steps whose items the thread has, or can find out
-        self.wake_at: Optional[int] = None  # the step that the thread waits for
+        self.known = 0              # steps whose items the thread has, or can find out
+        self.wake_at = None         # the step that the thread waits for
         self.complete = False       # the sampler is exhausted
         self.stopped = False        # the thread must end
-        self.messages: queue.SimpleQueue[Optional[Iterable[Any]]] = queue.SimpleQueue()    # to the thread: iterators of items, and None
-        self.thread: Optional[threading.Thread] = None
-        self.twin: Optional[Iterator[Any]] = None   # yields what the sampler yields
-        self.following: Any = None  # a sampler with the order of the next epoch
+        self.messages = queue.SimpleQueue()     # to the thread: iterators of items, and None
+        self.thread = None
+        self.twin = None            # yields what the sampler yields
+        self.following = None       # a sampler with the order of the next epoch
 
         self.start = 0              # the number of the first item
         self.taken = 0              # items that the thread has taken
         self.ahead = 1              # how many of these may be ahead of the steps
-        self.next_paths: List[_File] = []   # paths of the next epoch that the mount has
+        self.next_paths = []        # paths of the next epoch that the mount has
         if last is not None:
             self.number = last.number + 1
             self.regular = self.epoch == last.epoch + 1
@@ -691,11 +258,11 @@ class _Epoch:
                 self.known = math.inf   # the mount has not answered yet: no plan for this epoch
             self.promised = last.next_paths
 
-    def is_ours(self, getpid: Callable[[], int] = os.getpid) -> bool:    # os is None when the interpreter ends
+    def is_ours(self, getpid=os.getpid):    # os is None when the interpreter ends
         """Reports whether the epoch began in this process, and not in one that has forked it."""
         return self.process == getpid()
 
-    def step(self, iterator: Iterator[Any]) -> Any:
+    def step(self, iterator):
         """Returns the next item of an iterator of the sampler."""
         if self.steps == 0:
             self.prepare()
@@ -712,7 +279,7 @@ class _Epoch:
             self.learn(item, iterator)
         return item
 
-    def prepare(self) -> None:
+    def prepare(self):
         """Is called before the first step."""
         try:
             if self.known == 0:
@@ -720,12 +287,11 @@ class _Epoch:
         except Exception as problem:
             self.give_up(problem)
 
-    def learn(self, item: Any, iterator: Iterator[Any]) -> None:
+    def learn(self, item, iterator):
         """Gives the thread an item, and those that are known to follow it."""
         try:
             if self.twin is not None:
-                items: Iterable[Any] = self.twin
-                self.known = math.inf
+                items, self.known = self.twin, math.inf
             else:
                 rest = _rest(iterator)
                 items, self.known = itertools.chain((item,), rest), self.steps + operator.length_hint(rest)
@@ -740,20 +306,20 @@ class _Epoch:
         except Exception as problem:
             self.give_up(problem)
 
-    def give_up(self, problem: Exception) -> None:
+    def give_up(self, problem):
         """Ends the plan of this epoch. The thread calls it, too."""
         self.known = math.inf
         self.stopped = True
         self.messages.put(None)
         self.mount.warn(problem)
 
-    def end(self) -> None:
+    def end(self):
         """Is called when the iterator is garbage. After an exhausted one, the thread ends by itself."""
         if not self.complete and self.is_ours():
             self.stopped = True
             self.messages.put(None)
 
-    def stop(self) -> bool:
+    def stop(self):
         """Ends the thread. Reports whether it has ended."""
         self.stopped = True
         self.messages.put(None)
@@ -762,7 +328,7 @@ class _Epoch:
         self.thread.join(LAST_TIMEOUT)
         return not self.thread.is_alive()
 
-    def run(self) -> None:
+    def run(self):
         try:
             self.hand_over(self.number, self.start, self.items(), self.promised)
             if self.following is not None:
@@ -774,10 +340,9 @@ class _Epoch:
         except Exception as problem:
             self.give_up(problem)
 
-    def hand_over(self, number: int, start: int, items: Iterable[Any], promised: List[_File],
-                  record: Optional[List[_File]] = None) -> None:
+    def hand_over(self, number, start, items, promised, record=None):
         """Hands over the items of an epoch, from a start on, except for paths that were promised."""
-        part: List[_File] = []
+        part = []
         for item in itertools.chain(self.paced(items), [_PAUSE]):
             if item is not _PAUSE:
                 paths = [self.paths[index] for index in _indices(item)]
@@ -792,7 +357,7 @@ class _Epoch:
                     record += part
                 start, part = start + len(part), []
 
-    def paced(self, items: Iterable[Any]) -> Iterator[Any]:
+    def paced(self, items):
         """Yields items, as far as they may be ahead of the steps of the sampler."""
         for item in items:
             while self.taken - self.steps >= self.ahead:
@@ -804,7 +369,7 @@ class _Epoch:
                     self.receive()
             yield item
 
-    def items(self) -> Iterator[Any]:
+    def items(self):
         """Yields the items of this epoch as they become known."""
         while True:
             if self.messages.empty():
@@ -817,7 +382,7 @@ class _Epoch:
             elif self.complete and self.messages.empty():
                 return
 
-    def receive(self) -> Optional[Iterable[Any]]:
+    def receive(self):
         """Waits for a message, and returns it."""
         message = self.messages.get()
         if self.stopped:
@@ -825,13 +390,13 @@ class _Epoch:
         return message
 
 
-def _classes(*names: str) -> List[type]:
+def _classes(*names):
     """Returns those of the named classes whose modules are imported."""
     modules = ((sys.modules.get(module), name) for module, _, name in (n.rpartition(".") for n in names))
     return [getattr(module, name) for module, name in modules if hasattr(module, name)]
 
 
-def _rest(iterator: Any) -> Iterable[Any]:
+def _rest(iterator):
     """Returns an iterator over what an iterator will yield, or () if that is not known.
 
     A generator that is in `yield from x` will yield what x will yield, before it continues. A copy
@@ -844,11 +409,10 @@ def _rest(iterator: Any) -> Iterable[Any]:
     return ()
 
 
-def _twin(sampler: Any) -> Optional[Iterator[Any]]:
+def _twin(sampler):
     """Returns an iterator over what a sampler will yield from its first step on, or None."""
     if type(sampler) in _classes("torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"):
-        twin: Any = copy.copy(sampler)      # has a generator of its own, with a seed of its own
-        return _iterate(twin)
+        return iter(copy.copy(sampler))     # has a generator of its own, with a seed of its own
     subset = type(sampler) in _classes("torch.utils.data.sampler.SubsetRandomSampler")
     if not subset and not (type(sampler) in _classes("torch.utils.data.sampler.RandomSampler")
                            and sampler.replacement):
@@ -859,7 +423,7 @@ def _twin(sampler: Any) -> Optional[Iterator[Any]]:
         source = torch.default_generator if twin.generator is None else twin.generator
         twin.generator = torch.Generator(source.device)
         twin.generator.set_state(source.get_state())
-        return _iterate(twin)
+        return iter(twin)
     state = torch.get_rng_state()
     try:
         items = iter(twin)
@@ -869,11 +433,7 @@ def _twin(sampler: Any) -> Optional[Iterator[Any]]:
     return itertools.chain(first, items)
 
 
-def _iterate(items: Iterable[Any]) -> Iterator[Any]:
-    return iter(items)
-
-
-def _following(sampler: Any) -> Any:
+def _following(sampler):
     """Returns a sampler with the order of the next epoch, or None if that is not known."""
     if type(sampler) not in _classes("torch.utils.data.distributed.DistributedSampler",
                                      "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"):
@@ -883,19 +443,19 @@ def _following(sampler: Any) -> Any:
     return following
 
 
-def _epoch(sampler: Any) -> int:
+def _epoch(sampler):
     """Returns what set_epoch has set, or 0."""
     epoch = getattr(sampler, "epoch", 0)
     return epoch if isinstance(epoch, int) and epoch >= 0 else 0
 
 
-def _stream(sampler: Any) -> str:
+def _stream(sampler):
     """Returns a name that no other stream has."""
     rank = getattr(sampler, "rank", os.environ.get("RANK", 0))
-    return f"rank{rank}-{os.urandom(4).hex()}"     # not from a generator that the job may use
+    return f"rank{rank}-{secrets.token_hex(4)}"     # not from a generator that the job may use
 
 
-def _indices(item: Any) -> List[Any]:
+def _indices(item):
     """Returns the indices in what a sampler yields: an index or a batch of them."""
     try:
         return [operator.index(item)]
@@ -908,33 +468,33 @@ def _indices(item: Any) -> List[Any]:
 class _Refused(ConnectionError):
     """The daemon has replied with an error."""
 
-    def __init__(self, status: int, text: bytes) -> None:
+    def __init__(self, status, text):
         super().__init__("it replied %d: %s" % (status, text[:500].decode(errors="replace").strip()))
         self.status = status
 
 
-class _Control:
+class _Mount:
     """A stream of the plan of a mount."""
 
     purpose = "plan"
 
-    def __init__(self, mount: _Path, stream: str, lead: int) -> None:
+    def __init__(self, mount, stream, lead):
         self.mount, self.stream, self.lead = mount, stream, lead
-        self.prefixes: List[bytes] = []     # of paths below the mount point
+        self.prefixes = None    # of paths below the mount point
         self.used = False       # the mount has the stream
         self.warned = False
 
-    def send(self, epoch: int, start: int, paths: List[_File]) -> None:
+    def send(self, epoch, start, paths):
         """Makes paths the entries of an epoch from a start on."""
         body = b"".join([self.relative(path) + b"\0" for path in paths])
-        answer = self.request("POST", TIMEOUT, body, stream=self.stream, epoch=epoch,
-                             lead=max(0, min(int(self.lead), MAX_LEAD)), **{"from": str(start)})
+        reply = self.request("POST", TIMEOUT, body, stream=self.stream, epoch=epoch,
+                             lead=max(0, min(int(self.lead), MAX_LEAD)), **{"from": start})
         self.used = True
-        reply = json.loads(answer)
+        reply = json.loads(reply)
         if reply["rejected"]:
             self.warn("it rejected %d of %d paths: %s" % (reply["rejected"], len(paths), "; ".join(reply.get("errors", []))))
 
-    def drop(self, timeout: float) -> None:
+    def drop(self, timeout):
         """Drops the stream, if the mount has it."""
         if self.used:
             self.used = False
@@ -943,26 +503,23 @@ class _Control:
             except Exception:
                 pass    # the mount will forget the stream
 
-    def relative(self, path: _File) -> bytes:
+    def relative(self, path):
         """Returns a path without the mount point, which has another path outside a container."""
-        if not self.prefixes:
+        if self.prefixes is None:
             points = self.mount, os.path.normpath(self.mount), os.path.abspath(self.mount), os.path.realpath(self.mount)
             self.prefixes = [os.path.join(os.fsencode(point), b"") for point in points]
         given = os.fsencode(path)
-        for name in given, os.path.normpath(given):
+        for path in given, os.path.normpath(given):
             for prefix in self.prefixes:
-                if name.startswith(prefix):
-                    return name[len(prefix):].lstrip(b"/")
+                if path.startswith(prefix):
+                    return path[len(prefix):].lstrip(b"/")
         return given
 
-    def request(self, method: str, timeout: float, body: Optional[bytes] = None, path: str = "/v1/plan", **query: object) -> bytes:
+    def request(self, method, timeout, body=None, path="/v1/plan", **query):
         """Returns the body of the reply."""
-        import urllib.parse
-
-        connection = _connect(self.find(), timeout)
-        headers = {"Content-Type": "application/octet-stream", **self.token()}
+        connection = _Connection(self.find(), timeout)
         try:
-            connection.request(method, path + "?" + urllib.parse.urlencode(query), body, headers)
+            connection.request(method, path + "?" + urllib.parse.urlencode(query), body, {"Content-Type": "application/octet-stream"})
             reply = connection.getresponse()
             text = reply.read()
         finally:
@@ -971,7 +528,7 @@ class _Control:
             raise _Refused(reply.status, text)
         return text
 
-    def find(self) -> bytes:
+    def find(self):
         """Returns the path of the control socket."""
         try:
             return os.getxattr(self.mount, ATTRIBUTE)
@@ -980,14 +537,7 @@ class _Control:
                 raise ConnectionError("it is not the mount point of a Milkweed mount") from None
             raise
 
-    def token(self) -> Dict[str, str]:
-        """Returns the header with the token of this user, which root and the owner of the mount lack."""
-        try:
-            return {"Milkweed-Token": os.getxattr(self.mount, TOKEN).decode()}
-        except OSError:
-            return {}
-
-    def warn(self, problem: Union[str, Exception]) -> None:
+    def warn(self, problem):
         """Warns of a problem, if it is the first."""
         if self.warned:
             return
@@ -999,31 +549,30 @@ class _Control:
             pass    # the job makes errors of warnings, or has closed its standard error
 
 
-def _connect(path: bytes, timeout: float) -> http.client.HTTPConnection:
-    """Returns a connection to a Unix socket."""
-    import http.client
-    import socket
+class _Connection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
 
-    connection = http.client.HTTPConnection("milkweed", timeout=timeout)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(timeout)
-    try:
-        connection.sock.connect(path)
-    except BaseException as problem:
-        connection.close()
-        if isinstance(problem, FileNotFoundError):
-            raise ConnectionError(f"{os.fsdecode(path)} does not exist; a container needs its directory") from None
-        if isinstance(problem, PermissionError):
-            raise ConnectionError("it was mounted by another user, without allow_other") from None
-        raise
-    return connection
+    def __init__(self, path, timeout):
+        super().__init__("milkweed", timeout=timeout)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self.path)
+        except FileNotFoundError:
+            raise ConnectionError(f"{os.fsdecode(self.path)} does not exist; a container needs its directory") from None
+        except PermissionError:
+            raise ConnectionError("only root and the user who mounted it may use its control socket") from None
 
 
-class _Sampler:
-    """The base class of LocalShuffle. A class whose only base is object cannot get another one."""
+def _sampler():
+    """Returns the base class of samplers if PyTorch is imported. DataLoader does not require it."""
+    return getattr(sys.modules.get("torch.utils.data"), "Sampler", object)
 
 
-class LocalShuffle(_Sampler):
+class LocalShuffle(_sampler()):
     """Yields the indices of this rank under partial local shuffling.
 
     In each epoch, a node reads a share of the files. Between two epochs, the fraction q of each share
@@ -1054,39 +603,29 @@ class LocalShuffle(_Sampler):
     Every rank must therefore make its LocalShuffle, and in the same order if there are several.
     """
 
-    def __init__(self, samples: Sequence[Any], mount: _Path, q: float = 0.3, seed: int = 0, balance: str = "count",
-                 drop_last: bool = False, *, rank: Optional[int] = None, local_rank: Optional[int] = None,
-                 local_ranks: Optional[int] = None, node: Optional[int] = None, nodes: Optional[int] = None) -> None:
-        self._become_sampler()
+    def __init__(self, samples, mount, q=0.3, seed=0, balance="count", drop_last=False, *,
+                 rank=None, local_rank=None, local_ranks=None, node=None, nodes=None):
         if balance not in ("count", "bytes"):
             raise ValueError(f"milkweed: balance is {balance!r}; it may be 'count' or 'bytes'")
         self.q, self.seed, self.balance, self.drop_last = float(q), operator.index(seed), balance, drop_last
         self.epoch = 0
-        self._mount = _ExchangeControl(mount, "", 0)
+        self._mount = _ExchangeMount(mount, "", 0)
         layout = _layout(rank, local_rank, local_ranks, node, nodes)
-        self.nodes, self._layout_node, self.local_ranks, self.local_rank = layout
+        self.nodes, self.node, self.local_ranks, self.local_rank = layout
         self._number_files(samples)
-        self.node = self._number_node(node)
+        self._number_node(node)
         self.rank = self.node * self.local_ranks + self.local_rank
         self.num_replicas = self.nodes * self.local_ranks
-        self._latest: Optional[Tuple[int, array.array[int], int]] = None     # an epoch, its slots, and the number of samples of each rank
-        self._thread: Optional[threading.Thread] = None
+        self._latest = None     # an epoch, its slots, and the number of samples of each rank
+        self._thread = None
 
-    @staticmethod
-    def _become_sampler() -> None:
-        """Makes PyTorch's base class of samplers one of this class, if PyTorch is imported by now."""
-        sampler = getattr(sys.modules.get("torch.utils.data"), "Sampler", None)
-        if sampler is not None and not issubclass(LocalShuffle, sampler):
-            LocalShuffle.__bases__ = (_Sampler, sampler)
-
-    def _number_files(self, samples: Sequence[Any]) -> None:
+    def _number_files(self, samples):
         """Sets the plan, and what the daemon needs to compute it, too."""
         relative = self._mount.relative
         names = [os.path.normpath(relative(sample[0] if isinstance(sample, (tuple, list)) else sample))
                  for sample in samples]
         order = sorted(range(len(names)), key=names.__getitem__)
-        files: List[bytes] = []
-        first = array.array("I")
+        files, first = [], array.array("I")
         for i, index in enumerate(order):
             if not files or names[index] != files[-1]:
                 files.append(names[index])
@@ -1109,11 +648,9 @@ class LocalShuffle(_Sampler):
         digest.update(self._body)
         self._id = digest.hexdigest()[:32]
 
-    def _number_node(self, given: Optional[int]) -> int:
+    def _number_node(self, given):
         """Chooses between the numbers of the mount and those of the environment."""
-        mounted: Optional[int] = None
-        count: Optional[int] = None
-        problem = "it is not the mount point of a Milkweed mount with peers"
+        mounted, count, problem = None, None, "it is not the mount point of a Milkweed mount with peers"
         try:
             mounted, count = map(int, os.getxattr(self._mount.mount, NODE).split(b"/"))
         except (OSError, ValueError, AttributeError):   # only Linux has getxattr
@@ -1125,15 +662,15 @@ class LocalShuffle(_Sampler):
         verdict = self._agree(mounted)
         if verdict == "environment" and mounted is not None:
             mounted, problem = None, "the mounts of the other nodes have other numbers or none"
-        number = self._layout_node if mounted is None else mounted
-        if number is None:
+        if mounted is not None:
+            self.node = mounted
+        elif self.node is None:
             raise ValueError("milkweed: the number of this node is unknown; pass node=")
         self._exchanges = mounted is not None and self.nodes > 1
         if mounted is None and (self.nodes > 1 or count is not None):
             self._mount.warn(problem)
-        return number
 
-    def _agree(self, mounted: Optional[int]) -> Optional[str]:
+    def _agree(self, mounted):
         """Returns which numbers all ranks use: those of the "mount" or of the "environment".
 
         Returns None if the ranks cannot be asked, so that each decides for itself.
@@ -1149,29 +686,29 @@ class LocalShuffle(_Sampler):
         prefix = f"milkweed/{next(_made)}/"
         digest = hashlib.sha256(repr((self._id, self.nodes, self.local_ranks, bool(self.drop_last))).encode())
         digest.update(self._first.tobytes())
-        store.set(f"{prefix}{dist.get_rank()}", json.dumps([digest.hexdigest(), mounted, self._layout_node, self.local_rank]))
+        store.set(f"{prefix}{dist.get_rank()}", json.dumps([digest.hexdigest(), mounted, self.node, self.local_rank]))
         try:
             if dist.get_rank() == 0:
                 claims = [json.loads(store.get(f"{prefix}{rank}")) for rank in range(size)]
                 store.set(prefix + "verdict", _verdict(claims))
-            verdict: str = store.get(prefix + "verdict").decode()
+            verdict = store.get(prefix + "verdict").decode()
         except RuntimeError as problem:     # the time limit of the store
             raise RuntimeError(f"milkweed: not every rank has made a LocalShuffle: {problem}") from problem
         if verdict not in ("mount", "environment"):
             raise ValueError("milkweed: " + verdict)
         return verdict
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         """Sets the number of the epoch. The first is 0."""
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ValueError(f"milkweed: epoch {epoch} is negative")
         self.epoch = epoch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self._advance()[2]
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         # Returns the iterator of a list, in which planned() finds the order.
         self._begin()
         order, count = self._order(), len(self) * self.local_ranks
@@ -1180,16 +717,18 @@ class LocalShuffle(_Sampler):
         self._join()
         return iter(indices)
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self):
         return dict(self.__dict__, _thread=None)
 
-    def _advance(self) -> Tuple[int, array.array[int], int]:
+    def _advance(self):
         """Returns the epoch, its slots, and the number of samples of each rank."""
         latest = self._latest
         if latest is not None and latest[0] == self.epoch:
             return latest
         plan, first, ranks = self._plan, self._first, self.local_ranks
-        epoch, slots = latest[:2] if latest is not None and latest[0] < self.epoch else (0, plan.start())
+        if latest is None or latest[0] > self.epoch:
+            latest = 0, plan.start()
+        epoch, slots = latest[:2]
         while epoch < self.epoch:
             epoch += 1
             slots = plan.advance(slots, epoch)
@@ -1198,17 +737,17 @@ class LocalShuffle(_Sampler):
         self._latest = epoch, slots, count
         return self._latest
 
-    def _order(self) -> List[int]:
+    def _order(self):
         """Returns the samples of this node in the order of the epoch."""
         _, slots, _ = self._advance()
         samples, first = self._samples, self._first
-        order: List[int] = []
+        order = []
         for file in sorted(self._plan.share(slots, self.node)):
             order += samples[first[file]:first[file + 1]]
         _shuffle(order, f"milkweed order 1 seed {self.seed} epoch {self.epoch} node {self.node}\n")
         return order
 
-    def _begin(self) -> None:
+    def _begin(self):
         """Tells the daemon, from a thread, that this rank begins the epoch."""
         if not self._exchanges:
             return
@@ -1220,12 +759,12 @@ class LocalShuffle(_Sampler):
         self._thread = threading.Thread(target=self._tell, args=(self.epoch,), name="milkweed", daemon=True)
         self._thread.start()
 
-    def _join(self) -> None:
+    def _join(self):
         if self._thread is not None:
             self._thread.join(LAST_TIMEOUT)
 
-    def _tell(self, epoch: int) -> None:
-        begun: Dict[str, Any] = {"epoch": epoch, "reader": self.local_rank, "readers": self.local_ranks}
+    def _tell(self, epoch):
+        begun = {"epoch": epoch, "reader": self.local_rank, "readers": self.local_ranks}
         try:
             try:
                 self._mount.request("POST", TIMEOUT, path="/v1/exchange/epoch", id=self._id, **begun)
@@ -1241,8 +780,7 @@ class LocalShuffle(_Sampler):
             self._mount.warn(problem)
 
 
-def local_files(mount: _Path, epoch: int, paths: Optional[Iterable[_File]] = None, q: float = 0.3, seed: int = 0,
-                balance: str = "count", **numbers: Any) -> List[_File]:
+def local_files(mount, epoch, paths=None, q=0.3, seed=0, balance="count", **numbers):
     """Returns the files that this process reads in an epoch under partial local shuffling, in order.
 
     paths are all files of the job, the same for all processes; without them, all files below the
@@ -1252,24 +790,24 @@ def local_files(mount: _Path, epoch: int, paths: Optional[Iterable[_File]] = Non
     """
     if paths is None:
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(mount) for name in names]
-    names = tuple(paths)
-    shuffle = _local_shuffle(names, os.fspath(mount), q, seed, balance, **numbers)
+    paths = tuple(paths)
+    shuffle = _local_shuffle(paths, mount, q, seed, balance, **numbers)
     shuffle.set_epoch(epoch)
     shuffle._begin()
-    files = [names[index] for index in shuffle._order()[shuffle.local_rank::shuffle.local_ranks]]
+    files = [paths[index] for index in shuffle._order()[shuffle.local_rank::shuffle.local_ranks]]
     shuffle._join()
     return files
 
 
 @functools.lru_cache(maxsize=4)
-def _local_shuffle(*arguments: Any, **numbers: Any) -> LocalShuffle:
+def _local_shuffle(*arguments, **numbers):
     return LocalShuffle(*arguments, **numbers)
 
 
 _made = itertools.count()   # numbers of the LocalShuffles that the ranks have compared
 
 
-def _verdict(claims: List[List[Any]]) -> str:
+def _verdict(claims):
     """Returns which numbers all ranks use, or what is wrong with their claims."""
     digests, mounted, nodes, ranks = zip(*claims)
     if len(set(digests)) > 1:
@@ -1280,7 +818,7 @@ def _verdict(claims: List[List[Any]]) -> str:
     return "several ranks have the same numbers, or the number of a node is unknown; pass node= and local_rank="
 
 
-def _distributed() -> Any:
+def _distributed():
     """Returns torch.distributed if it is initialised."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
@@ -1297,11 +835,9 @@ _LAUNCHERS = (
 )
 
 
-def _layout(rank: Optional[int], local_rank: Optional[int], local_ranks: Optional[int], node: Optional[int],
-            nodes: Optional[int]) -> Tuple[int, Optional[int], int, int]:
+def _layout(rank, local_rank, local_ranks, node, nodes):
     """Returns nodes, node, local_ranks and local_rank. node is None if only the mount can know it."""
-    facts: Dict[str, int] = {}
-    dist = _distributed()
+    facts, dist = {}, _distributed()
     overridden = nodes is not None and local_ranks is not None
     if dist is not None:
         facts.update(world=dist.get_world_size(), rank=dist.get_rank())
@@ -1317,8 +853,7 @@ def _layout(rank: Optional[int], local_rank: Optional[int], local_ranks: Optiona
     known = "world" in facts
     world = facts.get("world", 1)
     if overridden or not known:
-        nodes = 1 if nodes is None else nodes
-        local_ranks = 1 if local_ranks is None else local_ranks
+        nodes, local_ranks = (1 if n is None else n for n in (nodes, local_ranks))
         world = nodes * local_ranks
     elif nodes is not None:
         local_ranks = world // max(1, nodes)
@@ -1330,8 +865,7 @@ def _layout(rank: Optional[int], local_rank: Optional[int], local_ranks: Optiona
             if world > 1:
                 raise ValueError(f"milkweed: the job has {world} processes, but how many on each node? Pass local_ranks=")
             nodes = local_ranks = 1
-        if nodes is None:
-            nodes = world // max(1, local_ranks or 1)
+        nodes = world // max(1, local_ranks) if nodes is None else nodes
         local_ranks = world // max(1, nodes) if local_ranks is None else local_ranks
     if min(nodes, local_ranks) < 1 or nodes * local_ranks != world:
         raise ValueError(f"milkweed: {world} processes are not {nodes} nodes with {local_ranks} processes each")
@@ -1353,14 +887,14 @@ def _layout(rank: Optional[int], local_rank: Optional[int], local_ranks: Optiona
     return nodes, node, local_ranks, local_rank
 
 
-def _number(name: str) -> int:
+def _number(name):
     try:
         return int(os.environ[name])
     except ValueError:
         raise ValueError(f"milkweed: {name}={os.environ[name]} is not a number") from None
 
 
-class _ExchangeControl(_Control):
+class _ExchangeMount(_Mount):
     """The mount of an exchange."""
 
     purpose = "exchange"
@@ -1372,7 +906,7 @@ class _Exchange:
     The slots of an epoch are an array: a file or EMPTY, those of node n from n * width on.
     """
 
-    def __init__(self, files: int, nodes: int, seed: int, fraction: float, sizes: Optional[List[int]] = None) -> None:
+    def __init__(self, files, nodes, seed, fraction, sizes=None):
         if not 1 <= nodes <= 65536:
             raise ValueError(f"milkweed: {nodes} nodes; there may be 1 to 65536")
         if not 0 <= fraction <= 1:
@@ -1384,7 +918,7 @@ class _Exchange:
         full = files // nodes if sizes is None else self.width
         self.moves = math.floor(fraction * full + 0.5) if nodes > 1 else 0  # files that each node sends
 
-    def start(self) -> array.array[int]:
+    def start(self):
         """Returns the slots of epoch 0."""
         nodes, width = self.nodes, self.width
         files = list(range(self.files))
@@ -1406,7 +940,7 @@ class _Exchange:
                 held[n] += self.sizes[file]
         return slots
 
-    def advance(self, slots: array.array[int], epoch: int) -> array.array[int]:
+    def advance(self, slots, epoch):
         """Returns the slots of an epoch, from those of the epoch before."""
         nodes, width, moves = self.nodes, self.width, self.moves
         if moves == 0:
@@ -1437,15 +971,15 @@ class _Exchange:
             slots[i::width] = array.array("I", row)
         return slots
 
-    def share(self, slots: array.array[int], node: int) -> List[int]:
+    def share(self, slots, node):
         """Returns the files that a node holds, in no certain order."""
         return [file for file in slots[node * self.width:(node + 1) * self.width] if file != EMPTY]
 
-    def text(self, epoch: int) -> str:
+    def text(self, epoch):
         return f"milkweed exchange 1 seed {self.seed} epoch {epoch}\n"
 
 
-def _shuffle(items: List[int], text: str) -> None:
+def _shuffle(items, text):
     """Shuffles a list with the random numbers of a text."""
     last = len(items) - 1
     for i, word in zip(range(last, 0, -1), _words(text, max(0, last))):
@@ -1453,7 +987,7 @@ def _shuffle(items: List[int], text: str) -> None:
         items[i], items[j] = items[j], items[i]
 
 
-def _words(text: str, count: int) -> array.array[int]:
+def _words(text, count):
     """Returns random 64-bit numbers: SHAKE128 of a text, little-endian."""
     words = array.array("Q", hashlib.shake_128(text.encode()).digest(8 * count))
     if sys.byteorder == "big":

@@ -1,10 +1,9 @@
-package observe
+package placement
 
 import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -18,7 +17,7 @@ type epochRig struct {
 
 func newEpochRig() *epochRig {
 	r := &epochRig{rand: rand.New(rand.NewPCG(1, 2))}
-	r.totals = func() Totals { return Totals{At: time.Now()} }
+	r.totals = func() totals { return totals{at: time.Now()} }
 	return r
 }
 
@@ -76,7 +75,7 @@ func TestEpochs(t *testing.T) {
 		"two read each": func(r *epochRig) []uint64 { ids := r.shuffled(files(1, n)); return interleaved(ids, ids) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
 				r := newEpochRig()
 				var want []time.Duration
 				var count int64
@@ -122,7 +121,7 @@ func TestEpochsThatAreMixed(t *testing.T) {
 		"another half each time": func(r *epochRig) []uint64 { return r.shuffled(files(1, n))[:n/2] },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
 				r := newEpochRig()
 				for range 6 {
 					r.open(opens(r)...)
@@ -139,7 +138,7 @@ func TestEpochsThatAreMixed(t *testing.T) {
 // A job that begins again ends the epoch. Another job begins an epoch after a pause. Reads that
 // continue are no opens.
 func TestEpochsOfOtherJobs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		r := newEpochRig()
 		r.open(files(1, 400)...) // aborted
 		r.open(files(1, 1000)...)
@@ -166,7 +165,7 @@ func TestEpochsOfOtherJobs(t *testing.T) {
 
 // Fewer than minFiles files are no epoch. The list and the memory are bounded.
 func TestEpochsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		r := newEpochRig()
 		for range 10 {
 			r.open(files(1, minFiles-1)...)

@@ -1,8 +1,9 @@
-package observe
+package placement
 
 import (
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -36,7 +37,7 @@ import (
 // The memory is 4 bytes for each file that was opened in the epoch, in chunks of 1023 consecutive
 // IDs.
 type epochs struct {
-	totals func() Totals // the counters now
+	totals func() totals // the counters now
 
 	mu        panics.Mutex // guards the following
 	opens     uint32       // the number of the last open; the first one is 1
@@ -65,20 +66,19 @@ type pass struct {
 
 	// began has the counters before its first open. Those of a candidate are counters before the
 	// first open that did not come soon after another one of the file.
-	began Totals
+	began totals
 
 	again int64 // files that were opened again in the epoch, or in the candidate, and not soon
 	fresh int64 // of a candidate: files that were not opened before in the epoch
 }
 
-// Totals are what readers have done and waited for since the start.
-type Totals struct {
-	At     time.Time
-	Waited Waits
-	Opens  [tiers.MaxTiers + 1]Opens // by level
-	Direct [tiers.MaxTiers + 1]Opens // those of them that the kernel reads without the daemon
-	Fills  Opens                     // of files whose copies were in flight
-	Peers  Opens                     // of files that were read from other nodes without a copy
+// totals are the counters of a handler at one moment.
+type totals struct {
+	at     time.Time
+	waited Waits
+	opens  [tiers.MaxTiers + 1]Opens
+	fills  Opens
+	peers  Opens
 }
 
 // An Epoch is one pass of a job over its files.
@@ -89,16 +89,14 @@ type Epoch struct {
 	Mixed  bool                      // it is none: files were opened again before others were
 	Files  int64                     // files opened
 	Opens  [tiers.MaxTiers + 1]Opens // by level
-	Direct [tiers.MaxTiers + 1]Opens // those of them that the kernel reads without the daemon
 	Fills  Opens                     // of files whose copies were in flight
 	Peers  Opens                     // of files that were read from other nodes without a copy
 	Waited Waits
 }
 
 // opened records an open of the file with an ID. If it only continues to read the file, it does
-// not count as another open. again reports that it does not show which files a job reads: it was
-// opened before, and that was not a moment ago.
-func (e *epochs) opened(id uint64, continues bool) (again bool) {
+// not count as another open.
+func (e *epochs) opened(id uint64, continues bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Now()
@@ -109,11 +107,10 @@ func (e *epochs) opened(id uint64, continues bool) (again bool) {
 	e.lastOpen = now
 	before := e.numbers.get(id)
 	if continues && before != 0 {
-		return true
+		return
 	}
 	e.opens++
 	e.numbers.set(id, e.opens)
-	again = before != 0 && int64(e.opens-before) > e.current.files/soonShare
 	switch c := &e.candidate; {
 	case e.current.from == 0:
 		e.current = pass{from: e.opens, began: e.totals(), files: 1}
@@ -129,7 +126,6 @@ func (e *epochs) opened(id uint64, continues bool) (again bool) {
 	case c.from == 0 || before < c.from:
 		e.repeated(before)
 	}
-	return again
 }
 
 // repeated records that a file was opened again, and not yet in the candidate.
@@ -148,14 +144,14 @@ func (e *epochs) repeated(before uint32) {
 		return
 	}
 	e.current.files -= c.fresh
-	e.end(c.began, c.began.At)
+	e.end(c.began, c.began.at)
 	e.current = pass{from: c.from, began: c.began, files: c.files + c.fresh}
 	*c = pass{}
 	e.numbers.forget(e.current.from)
 }
 
 // end ends the current epoch. now are the counters at its end.
-func (e *epochs) end(now Totals, at time.Time) {
+func (e *epochs) end(now totals, at time.Time) {
 	epoch, ok := e.current.epoch(now, at)
 	if !ok {
 		return
@@ -171,20 +167,19 @@ func (e *epochs) end(now Totals, at time.Time) {
 }
 
 // epoch returns the epoch until now, and whether it has enough files to be one.
-func (p *pass) epoch(now Totals, at time.Time) (Epoch, bool) {
+func (p *pass) epoch(now totals, at time.Time) (Epoch, bool) {
 	if p.files < minFiles {
 		return Epoch{}, false
 	}
 	epoch := Epoch{
-		Began: p.began.At, Took: at.Sub(p.began.At), Files: p.files,
+		Began: p.began.at, Took: at.Sub(p.began.at), Files: p.files,
 		Mixed:  p.again*mixedRatio > p.files,
-		Fills:  now.Fills.minus(p.began.Fills),
-		Peers:  now.Peers.minus(p.began.Peers),
-		Waited: now.Waited.minus(p.began.Waited),
+		Fills:  now.fills.minus(p.began.fills),
+		Peers:  now.peers.minus(p.began.peers),
+		Waited: now.waited.minus(p.began.waited),
 	}
 	for l := range epoch.Opens {
-		epoch.Opens[l] = now.Opens[l].minus(p.began.Opens[l])
-		epoch.Direct[l] = now.Direct[l].minus(p.began.Direct[l])
+		epoch.Opens[l] = now.opens[l].minus(p.began.opens[l])
 	}
 	return epoch, true
 }
@@ -241,4 +236,23 @@ func (n openNumbers) forget(before uint32) {
 			n[i] = nil
 		}
 	}
+}
+
+// totals returns the counters now.
+func (h *Handler) totals() totals {
+	t := totals{at: time.Now(), waited: h.waited(), fills: h.fillOpens.load(), peers: h.peerOpens()}
+	for l := range len(h.levels.Tiers()) + 1 {
+		t.opens[l] = h.opens[l].load()
+	}
+	return t
+}
+
+// load returns the counters now.
+func (o *Opens) load() Opens {
+	return Opens{atomic.LoadInt64(&o.Files), atomic.LoadInt64(&o.Bytes)}
+}
+
+// minus returns the difference of two counts.
+func (o Opens) minus(earlier Opens) Opens {
+	return Opens{o.Files - earlier.Files, o.Bytes - earlier.Bytes}
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/limit"
-	"github.com/milkweedfs/milkweed/placement/observe"
 )
 
 // limitedRig makes a rig whose source has files a and b of size bytes and is limited.
@@ -21,17 +20,17 @@ func limitedRig(t *testing.T, size int, limits limit.Config, quotas ...int64) *r
 
 // wantWaited compares what readers have waited for. Of the durations, want may be exceeded by up to
 // a tenth.
-func (r *rig) wantWaited(want observe.Waits) {
+func (r *rig) wantWaited(want Waits) {
 	r.t.Helper()
 	got := r.handler.Stats().Waited
 	for _, c := range []struct {
 		cause     string
-		got, want observe.Wait
+		got, want Wait
 	}{
 		{"latency", got.Latency, want.Latency},
 		{"bandwidth", got.Bandwidth, want.Bandwidth},
 		{"fill", got.Fill, want.Fill},
-		{"tier", observe.Wait{Time: got.Tiers[0].Time}, want.Tiers[0]},
+		{"tier", Wait{Time: got.Tiers[0].Time}, want.Tiers[0]},
 	} {
 		if c.got.Count != c.want.Count || c.got.Time < c.want.Time || c.got.Time > c.want.Time*11/10 {
 			r.t.Errorf("%s: got %+v, want %+v", c.cause, c.got, c.want)
@@ -48,7 +47,7 @@ func TestWaitsForLatency(t *testing.T) {
 				r := limitedRig(t, 100_000, limit.Config{Latency: 5 * time.Millisecond}, quotas...)
 				r.read("a")
 				r.read("b")
-				r.wantWaited(observe.Waits{Latency: observe.Wait{Count: 4, Time: 20 * time.Millisecond}}) // two opens and two reads
+				r.wantWaited(Waits{Latency: Wait{4, 20 * time.Millisecond}}) // two opens and two reads
 			})
 		})
 	}
@@ -62,9 +61,9 @@ func TestWaitsForBandwidth(t *testing.T) {
 		r.read("a")
 		r.read("b")
 		const slack = 20 * time.Millisecond // of the limiter
-		r.wantWaited(observe.Waits{
-			Latency:   observe.Wait{Count: 4, Time: 4 * latency},
-			Bandwidth: observe.Wait{Count: 2, Time: 2*size*time.Microsecond - slack},
+		r.wantWaited(Waits{
+			Latency:   Wait{4, 4 * latency},
+			Bandwidth: Wait{2, 2*size*time.Microsecond - slack},
 		})
 	})
 }
@@ -80,7 +79,7 @@ func TestWaitsForFill(t *testing.T) {
 			readers.Go(func() { r.read("a") })
 		}
 		readers.Wait()
-		source := observe.Waits{Latency: observe.Wait{Count: 2, Time: 2 * latency}, Fill: observe.Wait{Count: 2, Time: 2 * latency}}
+		source := Waits{Latency: Wait{2, 2 * latency}, Fill: Wait{2, 2 * latency}}
 		r.wantWaited(source)
 
 		b := r.entry("b")
@@ -88,7 +87,7 @@ func TestWaitsForFill(t *testing.T) {
 		time.Sleep(3 * latency / 2) // the worker has opened the file
 		r.read("b")
 		readers.Wait()
-		source.Fill = observe.Wait{Count: 3, Time: 2*latency + latency/2}
+		source.Fill = Wait{3, 2*latency + latency/2}
 		r.wantWaited(source)
 	})
 }
@@ -124,7 +123,7 @@ func TestWaitsForTier(t *testing.T) {
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpRead, Delay: delay})
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpOpen, Delay: delay})
 		r.read("a")
-		var want observe.Waits
+		var want Waits
 		want.Tiers[0].Time = 2 * delay
 		r.wantWaited(want)
 	})
@@ -153,23 +152,11 @@ func TestEpochHasItsWaits(t *testing.T) {
 			t.Fatalf("got %d epochs, %d ended; want 3 and 2", len(s.Epochs), s.EpochsEnded)
 		}
 		first, second := s.Epochs[0], s.Epochs[1]
-		if first.Waited.Latency.Time != 2*n*latency || first.Fills != (observe.Opens{Files: n, Bytes: n * 10_000, Read: n * 10_000}) {
+		if first.Waited.Latency.Time != 2*n*latency || first.Fills != (Opens{n, n * 10_000}) {
 			t.Errorf("first: got %+v; want %d files copied, and %v of latency", first, n, 2*n*latency)
 		}
-		if second.Waited.Latency.Time != 0 || second.Opens[1] != (observe.Opens{Files: n, Bytes: n * 10_000, Read: n * 10_000}) {
+		if second.Waited.Latency.Time != 0 || second.Opens[1] != (Opens{n, n * 10_000}) {
 			t.Errorf("second: got %+v; want %d files from the tier, and no latency", second, n)
 		}
 	})
-}
-
-// If nobody traces, an operation allocates nothing.
-func TestTraceIdle(t *testing.T) {
-	f, ctx := &file{handler: &Handler{record: observe.New(nil)}}, t.Context()
-	if n := testing.AllocsPerRun(100, func() {
-		_, op := f.trace(ctx)
-		endRead(op, nil, 0, 1, nil)
-		f.endOpen(op, nil)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
 }
