@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 			}
 			programs = filepath.Dir(path)
 		}
-		code := m.Run()
+		code := enclosure.Verify(m.Run())
 		return code, lab.RemovePrograms()
 	})
 	if err != nil {

@@ -51,7 +51,10 @@ func TestMain(m *testing.M) {
 	}
 	// Tests of other packages make mount namespaces. If one had a copy of a mount of these tests, the
 	// mount would be in use after it was unmounted, and its daemon would not end.
-	code, err := enclosure.Run("milkweed-tests-", tests)
+	code, err := enclosure.Run("milkweed-tests-", func(folder string) (int, error) {
+		code, err := tests(folder)
+		return enclosure.Verify(code), err
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}

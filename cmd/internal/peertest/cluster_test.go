@@ -62,7 +62,7 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return 1, err
 		}
-		code := m.Run()
+		code := enclosure.Verify(m.Run())
 		return code, lab.RemovePrograms()
 	})
 	if err != nil {

@@ -1,11 +1,13 @@
 package enclosure
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +21,9 @@ import (
 // enclosed program that starts a process, prints its folder and whether the path in the variable
 // is a mount point, and waits.
 const enclosedEnv = "MILKWEED_TEST_ENCLOSED"
+
+// verifyEnv is an environment variable of the enclosed program. If it is set, the program calls Verify.
+const verifyEnv = "MILKWEED_TEST_VERIFY"
 
 func TestMain(m *testing.M) {
 	point := os.Getenv(enclosedEnv)
@@ -38,6 +43,10 @@ func TestMain(m *testing.M) {
 		_, mounted := table.At(point)
 		fmt.Println(folder, mounted)
 		io.Copy(io.Discard, os.Stdin)
+		if os.Getenv(verifyEnv) != "" {
+			endTime = 0
+			return Verify(0), nil
+		}
 		return 7, nil
 	})
 	if err != nil {
@@ -51,6 +60,7 @@ type enclosed struct {
 	cmd     *exec.Cmd
 	stdin   io.Closer
 	stdout  io.Reader
+	stderr  bytes.Buffer // of a program that has ended
 	folder  string
 	mounted bool // whether point is a mount point there
 }
@@ -60,7 +70,7 @@ func start(t *testing.T, point string) *enclosed {
 	t.Helper()
 	e := &enclosed{cmd: exec.Command("/proc/self/exe")}
 	e.cmd.Env = append(os.Environ(), enclosedEnv+"="+point, "TMPDIR="+t.TempDir())
-	e.cmd.Stderr = os.Stderr
+	e.cmd.Stderr = io.MultiWriter(os.Stderr, &e.stderr)
 	stdin, err := e.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +117,18 @@ func TestRun(t *testing.T) {
 		if _, err := os.Stat(e.folder); !kill && !os.IsNotExist(err) {
 			t.Errorf("the folder is left: %v", err)
 		}
+	}
+}
+
+// Verify names a process that is left.
+func TestVerify(t *testing.T) {
+	drivertest.Need(t, "root")
+	t.Setenv(verifyEnv, "1")
+	e := start(t, "/")
+	e.stdin.Close()
+	e.wait(t)
+	if got := e.cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(e.stderr.String(), "sleep 1000") {
+		t.Errorf("exit code %d, want 1; stderr %q", got, &e.stderr)
 	}
 }
 

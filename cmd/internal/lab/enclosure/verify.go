@@ -1,0 +1,64 @@
+package enclosure
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/fs"
+)
+
+// endTime bounds how long the last processes may take to end.
+var endTime = 30 * time.Second
+
+// Verify returns the exit code of tests that ran inside with this code: 1 if they have left a process or a
+// mount of Milkweed, which it prints.
+func Verify(code int) int {
+	for deadline := time.Now().Add(endTime); code == 0; time.Sleep(20 * time.Millisecond) {
+		switch left, err := left(); {
+		case err != nil:
+			fmt.Fprintln(os.Stderr, "what the tests have left:", err)
+			code = 1
+		case len(left) == 0:
+			return 0
+		case time.Now().After(deadline):
+			fmt.Fprintln(os.Stderr, "the tests have left", strings.Join(left, ", "))
+			code = 1
+		}
+	}
+	return code
+}
+
+// left returns the processes inside, and the mounts of Milkweed.
+func left() (left []string, err error) {
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range table {
+		if m.Type == fs.Type {
+			left = append(left, "the mount "+m.Point)
+		}
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || slices.Contains([]int{1, os.Getpid()}, pid) {
+			continue
+		}
+		words, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // empty if it has ended
+		if words = bytes.TrimSpace(bytes.ReplaceAll(words, []byte{0}, []byte{' '})); len(words) > 0 {
+			left = append(left, fmt.Sprintf("the process %d: %s", pid, words))
+		}
+	}
+	return left, nil
+}
