@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// opensFor is how long a child goes on that has called Opened. It is longer than its limit.
+const opensFor = 6 * time.Second
+
 // behavior is the environment variable with what a child does.
 const behavior = "MILKWEED_TEST_APART"
 
@@ -16,7 +19,7 @@ func TestMain(m *testing.M) {
 		switch os.Getenv(behavior) {
 		case "opens":
 			Opened()
-			time.Sleep(3 * time.Second / 2)
+			time.Sleep(opensFor)
 		case "hangs":
 			time.Sleep(time.Minute)
 		}
@@ -29,11 +32,12 @@ func TestMain(m *testing.M) {
 func TestLimit(t *testing.T) {
 	for _, tt := range []struct {
 		behavior string
+		limit    time.Duration
 		code     int
 		err      error
-	}{{"ends", 7, nil}, {"opens", 7, nil}, {"hangs", 1, ErrHangs}} {
+	}{{"ends", time.Minute, 7, nil}, {"opens", opensFor - time.Second, 7, nil}, {"hangs", time.Second, 1, ErrHangs}} {
 		t.Setenv(behavior, tt.behavior)
-		if code, err := Run(context.Background(), time.Second); code != tt.code || !errors.Is(err, tt.err) {
+		if code, err := Run(context.Background(), tt.limit); code != tt.code || !errors.Is(err, tt.err) {
 			t.Errorf("%s: exit code %d, %v", tt.behavior, code, err)
 		}
 	}
