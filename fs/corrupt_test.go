@@ -44,9 +44,10 @@ func flipBits(t *testing.T, tier string) (copies int) {
 
 // Copies in which a bit has flipped while nothing was mounted are never served: they are
 // removed, counted and copied again. So are files that another user has put into the tier.
-//
-//suite:check
 func TestFlippedBits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("restarts for each kind of damage")
+	}
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)

@@ -231,8 +231,6 @@ func TestStaleDentryIsNotCached(t *testing.T) {
 }
 
 // The handles of a directory that does not change share one listing in memory.
-//
-//suite:oneproc
 func TestOpenDirectoriesShareAListing(t *testing.T) {
 	c, source, _ := newCounted(t, 100, 0)
 	d, err := c.names.Resolve(t.Context(), "d")

@@ -60,7 +60,7 @@ func TestShortFile(t *testing.T) {
 	const source = "/sys/kernel/mm/transparent_hugepage"
 	want, err := os.ReadFile(source + "/enabled")
 	if err != nil {
-		t.Skipf("needs sysfs: %v", err)
+		drivertest.Skipf(t, "needs sysfs: %v", err)
 	}
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, over: source, quotas: []tiers.Quota{bytesQuota(1 << 20)}, timeout: 100 * time.Millisecond}, nil)
@@ -83,9 +83,10 @@ func TestShortFile(t *testing.T) {
 // The same holds for a file of several requests, whose replies may overtake each other, whether or not
 // its end is at the end of a page. A read that begins after the end fails, unless the kernel knows
 // the end.
-//
-//suite:check
 func TestShortLargeFile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("reads large files")
+	}
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		contents := make(map[string][]byte)

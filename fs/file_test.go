@@ -40,8 +40,6 @@ func (s *scripted) ReadAt(_ context.Context, p []byte, _ int64) (int, error) {
 
 // A read is repeated while its error matches drivers.ErrRetry, and never into a buffer that an
 // earlier one has abandoned. Other errors are not retried.
-//
-//suite:oneproc
 func TestReadRetries(t *testing.T) {
 	retry := fmt.Errorf("tier 1: %w: %w", drivers.ErrRetry, syscall.EIO)
 	abandoned := fmt.Errorf("tier 2: %w: %w", drivers.ErrRetry, drivers.ErrAbandoned)
@@ -80,8 +78,6 @@ func TestReadRetries(t *testing.T) {
 }
 
 // The retries of an interrupted request end, also if the places never do.
-//
-//suite:oneproc
 func TestReadRetriesEndWhenInterrupted(t *testing.T) {
 	r := new(fileSystem).newRequest(nil)
 	r.done, r.answered = make(chan struct{}), make(chan struct{})

@@ -169,14 +169,12 @@ func readPair(mount string, count *switchCount, i int) (ok bool, err error) {
 
 // Each pair of files that is opened between two switches is of the generation in use. No reader sees
 // an error, or a mixture.
-//
-//suite:check
 func TestSwitches(t *testing.T) {
-	t.Parallel()
-	switches := 1000
 	if testing.Short() {
-		switches = 50
+		t.Skip("switches a thousand times")
 	}
+	t.Parallel()
+	const switches = 1000
 	for _, epochs := range []bool{true, false} {
 		t.Run(fmt.Sprintf("epochs=%v", epochs), func(t *testing.T) {
 			t.Parallel()
@@ -225,8 +223,6 @@ func TestSwitches(t *testing.T) {
 }
 
 // Relative paths follow their directory, also after a switch, and open files stay what they are.
-//
-//suite:oneproc
 func TestSwitchKeepsWhatIsOpen(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -307,8 +303,6 @@ func TestGenerationInodes(t *testing.T) {
 }
 
 // The kernel forgets the files of a generation, except those that are open or mapped.
-//
-//suite:oneproc
 func TestForgetGeneration(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

@@ -202,9 +202,10 @@ func TestDiskFails(t *testing.T) {
 }
 
 // A disk that hangs is left. After that, no open waits for it.
-//
-//suite:check
 func TestDiskHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for a disk that hangs")
+	}
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newIllStack(t, mode)
@@ -250,10 +251,10 @@ func TestDiskHangs(t *testing.T) {
 
 // An open of a copy that was not compared with its checksum yet waits for a disk that hangs, but not
 // longer than a time-out.
-//
-//suite:check
-//suite:oneproc
 func TestUncheckedDiskHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for a disk that hangs")
+	}
 	t.Parallel()
 	s := newIllStack(t, fs.Passthrough)
 	s.restart() // the first epoch may have opened copies, which are compared then
@@ -292,9 +293,10 @@ func startReader(t *testing.T, path string) *stuckReader {
 
 // A disk on which each operation takes a second is left for a source that is faster, and used again
 // when it is fast.
-//
-//suite:check
 func TestDiskIsSlow(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for a slow disk")
+	}
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newIllStack(t, mode)

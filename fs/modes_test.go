@@ -227,10 +227,10 @@ func (s *stack) filled(name string) int64 {
 // Many processes open files in all ways and hold some of them open, while the files are copied,
 // the copies are removed by hand, and the files are copied again. No process sees an error or a
 // wrong byte.
-//
-//suite:check
-//suite:oneproc
 func TestOpenModesAtOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has many readers for long")
+	}
 	t.Parallel()
 	const files, processes = 10, 32
 	s := newStack(t, stackOptions{
@@ -404,8 +404,6 @@ func overwrite(args []string) error {
 
 // With the read-ahead of a mount without root, reads of copies in memory are spliced. A copy that
 // another program has truncated is not read.
-//
-//suite:oneproc
 func TestSplice(t *testing.T) {
 	for _, mode := range []fs.Mode{fs.Cached, fs.Stateless} {
 		t.Run(mode.String(), func(t *testing.T) {

@@ -27,8 +27,6 @@ import (
 // requests.
 
 // A job whose read hangs at the source can be killed. Reads of other files do not hang.
-//
-//suite:oneproc
 func TestKilledReader(t *testing.T) {
 	t.Parallel()
 	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpOpen} {
@@ -57,8 +55,6 @@ func TestKilledReader(t *testing.T) {
 }
 
 // A signal that the job catches does not end its request.
-//
-//suite:oneproc
 func TestSignalledReader(t *testing.T) {
 	s := newStack(t, stackOptions{}, func(source string) { write(t, source, "f", 1000, 1) })
 	s.from.Add(drivertest.Rule{Op: drivertest.OpOpen, Hang: true})
@@ -79,8 +75,6 @@ func TestSignalledReader(t *testing.T) {
 }
 
 // A mount with open files is not unmounted, but can be detached.
-//
-//suite:oneproc
 func TestUnmount(t *testing.T) {
 	var data []byte
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { data = write(t, source, "f", 3<<20, 1) })
@@ -107,8 +101,6 @@ func TestUnmount(t *testing.T) {
 }
 
 // When an administrator aborts the connection, the mount ends and closes its files.
-//
-//suite:oneproc
 func TestAbort(t *testing.T) {
 	s := newStack(t, stackOptions{quotas: oneTier}, func(source string) { write(t, source, "f", 3<<20, 1) })
 	h := hold(t, s.in("f"))
@@ -130,7 +122,7 @@ func (s *stack) abort() {
 	s.t.Helper()
 	control := s.t.TempDir()
 	if err := unix.Mount("none", control, "fusectl", 0, ""); err != nil {
-		s.t.Skip("cannot mount fusectl:", err)
+		drivertest.Skipf(s.t, "cannot mount fusectl: %v", err)
 	}
 	defer unix.Unmount(control, 0)
 	id := sh(s.t, `awk -v p="$1" '$5 == p { split($3, dev, ":"); print dev[2] }' /proc/self/mountinfo`, s.point)

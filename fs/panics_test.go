@@ -18,8 +18,6 @@ import (
 
 // A panic below a request fails at most that request, with EIO. It is counted, and the mount goes
 // on.
-//
-//suite:oneproc
 func TestPanicFailsOneRequest(t *testing.T) {
 	test := func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
@@ -45,9 +43,10 @@ func TestPanicFailsOneRequest(t *testing.T) {
 }
 
 // A panic in a tier is no error of a job: the file is read from the source.
-//
-//suite:check
 func TestPanicInTier(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has a daemon for each place of a panic")
+	}
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		fill, _ := mixed(t)
@@ -102,8 +101,6 @@ func (b *badRelease) SpliceDescriptor() (uintptr, func(int), error) {
 }
 
 // A panic after a spliced reply does not end the mount.
-//
-//suite:oneproc
 func TestPanicAfterReply(t *testing.T) {
 	s := newStack(t, stackOptions{memory: true, quotas: []tiers.Quota{bytesQuota(1 << 20)}, wrap: func(o fs.Opener) fs.Opener {
 		return &panicking{Opener: o}

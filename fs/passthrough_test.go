@@ -73,8 +73,6 @@ func (o *registeredObject) BackingFile(register func(fd uintptr) error) (func(),
 // The registration of a backing file lasts until the last of its opens is closed, or until the
 // connection ends, however it ends. It is released once, and then no descriptor of the tier is
 // open.
-//
-//suite:oneproc
 func TestBackingFilesAreReleased(t *testing.T) {
 	t.Parallel()
 	cases := map[string]func(s *stack, handles []*held){

@@ -58,8 +58,6 @@ func TestSourceIsTruth(t *testing.T) {
 }
 
 // Publish after commit: a level is published only after the copy is complete and renamed.
-//
-//suite:oneproc
 func TestPublishAfterCommit(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -211,8 +209,6 @@ func (s *stack) met(rules []drivertest.Rule, placed bool) int64 {
 
 // Open files stay readable: a handle that was opened on a copy stays readable when the copy is
 // removed or superseded.
-//
-//suite:oneproc
 func TestOpenFilesStayReadable(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -258,8 +254,6 @@ func TestOpenFilesStayReadable(t *testing.T) {
 
 // Each byte once: while a tier has room for a file, no byte of the file is read from the source
 // twice, for any number of readers and any order of reads.
-//
-//suite:oneproc
 func TestEachByteOnce(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -287,8 +281,6 @@ func TestEachByteOnce(t *testing.T) {
 }
 
 // Never a mixture: a reader sees the old version of a file or the new one, never some of each.
-//
-//suite:oneproc
 func TestNeverAMixture(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {

@@ -159,8 +159,6 @@ func TestRefreshOfOpenDirectory(t *testing.T) {
 
 // A file that was replaced by rename(2) while the daemon keeps it open for the next epoch is read
 // in its new version after a refresh, and the old handle is not used again.
-//
-//suite:oneproc
 func TestRefreshOfIdleHandle(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
@@ -179,10 +177,10 @@ func TestRefreshOfIdleHandle(t *testing.T) {
 
 // Files are read, listed and looked up while they are replaced and refreshed. After a refresh, an
 // open returns the version that the source had then, or a later one.
-//
-//suite:check
-//suite:oneproc
 func TestRefreshUnderReaders(t *testing.T) {
+	if testing.Short() {
+		t.Skip("reads while files change, for long")
+	}
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode, quotas: oneTier}, func(source string) {

@@ -14,6 +14,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/hanwen/go-fuse/v2/splice"
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // If go-fuse cannot empty a pipe, because it cannot open /dev/null, replies are not spliced.
@@ -72,8 +74,6 @@ func (r *replies) Read(_ <-chan struct{}, in *fuse.ReadIn, _ []byte) (fuse.ReadR
 
 // When the reply to a read cannot be written to the kernel, or not spliced, the reader gets an
 // error and does not wait for ever.
-//
-//suite:oneproc
 func TestFailedReply(t *testing.T) {
 	unreadable, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -94,7 +94,7 @@ func TestFailedReply(t *testing.T) {
 			fs := &replies{RawFileSystem: fuse.NewDefaultRawFileSystem(), reply: reply}
 			server, err := fuse.NewServer(fs, point, &fuse.MountOptions{DirectMount: true})
 			if err != nil {
-				t.Skipf("needs FUSE: %v", err)
+				drivertest.Skipf(t, "needs FUSE: %v", err)
 			}
 			go server.Serve()
 			defer server.Unmount()
@@ -118,8 +118,6 @@ func TestFailedReply(t *testing.T) {
 
 // A reply that the kernel rejects before it looks for the request is detected, and the process that
 // waits for it ends with the connection.
-//
-//suite:oneproc
 func TestLostReply(t *testing.T) {
 	t.Parallel()
 	lost := newLostReplies(slog.New(slog.DiscardHandler))
@@ -166,9 +164,10 @@ func TestLostReply(t *testing.T) {
 
 // A message of go-fuse alone is no lost reply: not if the kernel waits for no more requests than are
 // in flight, even once.
-//
-//suite:oneproc
 func TestNoLostReply(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the kernel in real time")
+	}
 	t.Parallel()
 	lost := newLostReplies(slog.New(slog.DiscardHandler))
 	lost.logger().Print("a message")

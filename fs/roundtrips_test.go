@@ -164,9 +164,10 @@ func (r *tripRig) warm() trips {
 }
 
 // A warm epoch causes as many FUSE round trips during the sweep as without it.
-//
-//suite:check
 func TestSweepCostsNoRoundTrips(t *testing.T) {
+	if testing.Short() {
+		t.Skip("counts requests in real time")
+	}
 	r := newTripRig(t, nil)
 	want := r.warm()
 	ctx, stop := context.WithCancel(t.Context())
@@ -304,8 +305,6 @@ func TestAttributesAreRequestedOnce(t *testing.T) {
 
 // A name whose request for attributes hangs is listed, and its neighbours have attributes. Only a
 // program that needs its attributes waits.
-//
-//suite:oneproc
 func TestHungName(t *testing.T) {
 	t.Parallel()
 	r := newTripRig(t, nil)

@@ -92,8 +92,6 @@ func TestScrubOpenFile(t *testing.T) {
 
 // Scrubs report nothing while a dataset is read that does not fit into the first tier, and
 // copies are made.
-//
-//suite:oneproc
 func TestScrubWhileFilling(t *testing.T) {
 	t.Parallel()
 	fill, _ := mixed(t)

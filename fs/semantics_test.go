@@ -23,8 +23,6 @@ func openOnce(args []string) error {
 
 // An open that a signal interrupts while the source hangs fails with EINTR,
 // after the time in which the source may still answer.
-//
-//suite:oneproc
 func TestInterruptedRequest(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, stackOptions{}, func(source string) { write(t, source, "f", 1000, 1) })

@@ -141,7 +141,7 @@ func TestSpecialFiles(t *testing.T) {
 		for name, mode := range map[string]uint32{"fifo": unix.S_IFIFO, "socket": unix.S_IFSOCK, "device": unix.S_IFCHR} {
 			err := unix.Mknod(filepath.Join(source, name), mode|0o666, int(unix.Mkdev(1, 3)))
 			if err == unix.EPERM {
-				t.Skip("may not make a device")
+				drivertest.Skipf(t, "may not make a device")
 			} else if err != nil {
 				t.Fatal(err)
 			}
@@ -177,7 +177,7 @@ func TestXattrs(t *testing.T) {
 		for name, value := range map[string]string{"user.a": "1", "user.empty": "", "user.long": long, "trusted.t": "secret"} {
 			err := unix.Setxattr(filepath.Join(source, "f"), name, []byte(value), 0)
 			if err == unix.ENOTSUP || err == unix.EPERM {
-				t.Skip("no extended attributes where the source is")
+				drivertest.Skipf(t, "no extended attributes where the source is")
 			} else if err != nil {
 				t.Fatal(err)
 			}
@@ -390,9 +390,10 @@ func readBytes(f *os.File, from, to int) []byte {
 
 // A large folder is listed completely, by several readers at once, and from every offset to which
 // a reader seeks.
-//
-//suite:check
 func TestLargeFolder(t *testing.T) {
+	if testing.Short() {
+		t.Skip("lists a large directory")
+	}
 	t.Parallel()
 	const files = 20_000
 	s := newStack(t, stackOptions{timeout: 100 * time.Millisecond}, func(source string) {

@@ -17,8 +17,6 @@ import (
 
 // A request for names or attributes counts as a wait if the source had to answer it, and not if the
 // reply was cached.
-//
-//suite:oneproc
 func TestWaitsForNames(t *testing.T) {
 	const latency, ttl = 5 * time.Millisecond, time.Hour
 	synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,6 @@ import (
 
 // Requests that wait for a source that hangs are counted, with their age and their stacks, until
 // they have ended.
-//
-//suite:oneproc
 func TestStuckRequests(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode fs.Mode) {
 		s := newStack(t, stackOptions{mode: mode}, func(source string) { write(t, source, "f", 1000, 1) })
@@ -59,8 +57,6 @@ func (d *deaf) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, err
 }
 
 // A request that goes on after its process was killed is one that was abandoned.
-//
-//suite:oneproc
 func TestAbandonedRequest(t *testing.T) {
 	d := &deaf{release: make(chan struct{})}
 	s := newStack(t, stackOptions{wrap: func(o fs.Opener) fs.Opener { d.Opener = o; return d }}, func(source string) {

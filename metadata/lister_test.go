@@ -416,9 +416,10 @@ func (s bigBucket) List(_ context.Context, _ string, page func([]drivers.Info) e
 
 // A large directory takes the memory of its entries, and little more while it is listed, for
 // the first time or again.
-//
-//suite:check
 func TestListingMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures memory")
+	}
 	const n, budget, inFlight = 200_000, 200, 24
 	var before, most int64
 	source := &bigBucket{Driver: drivertest.NewMem(0), n: n}

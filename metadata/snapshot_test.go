@@ -146,9 +146,10 @@ func TestSnapshot(t *testing.T) {
 }
 
 // A snapshot of 100,000 names is complete.
-//
-//suite:check
 func TestSnapshotHundredThousandNames(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has a hundred thousand names")
+	}
 	const dirs, files = 100, 1000
 	w := newWorld(t, time.Hour)
 	for i := range dirs {
@@ -302,9 +303,10 @@ func (l *limited) Write(b []byte) (int, error) {
 
 // If SaveSnapshot is interrupted, the earlier snapshot remains. The next SaveSnapshot removes
 // the temporary file, and no other file.
-//
-//suite:check
 func TestSnapshotInterrupted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("cuts a snapshot everywhere")
+	}
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		w.fillVaried()
 		want := tree(t, w.Container)

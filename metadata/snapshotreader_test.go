@@ -263,9 +263,10 @@ func TestSnapshotBlockShared(t *testing.T) {
 
 // Whichever blocks the directories of a snapshot refer to, at most the size of the snapshot
 // is read.
-//
-//suite:check
 func TestSnapshotBlocksAnywhere(t *testing.T) {
+	if testing.Short() {
+		t.Skip("cuts a snapshot everywhere")
+	}
 	inBubble(t, time.Hour, func(t *testing.T, w *world) {
 		rng := rand.New(rand.NewPCG(1, 2))
 		found := 0

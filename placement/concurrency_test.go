@@ -12,6 +12,8 @@ import (
 	"sort"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A simulation runs controllers on a simulated source, in simulated time.
@@ -213,10 +215,10 @@ const ms = time.Millisecond
 // flight. A reader of another program has the same latency as beside direct readers that have the
 // same throughput. Where one or two direct readers suffice, the controller has one more in flight,
 // and the latency is higher. The limit does not oscillate.
-//
-//suite:check
-//suite:norace
 func TestController(t *testing.T) {
+	if testing.Short() || drivertest.Race() {
+		t.Skip("simulates many sources")
+	}
 	for _, c := range []struct {
 		name      string
 		source    simulatedSource

@@ -326,6 +326,9 @@ func TestExchangeReadsFilesOfOthers(t *testing.T) {
 // TestExchangeRestarts: a node restarts cold, warm, and in another epoch. Its job reads what it should,
 // and the other nodes go on.
 func TestExchangeRestarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the pauses between requests of several nodes")
+	}
 	t.Parallel()
 	x := newExchanging(t, 3, 60, func(i int) int { return 4000 + i }, 0.5, 1<<20)
 	for epoch := range 3 {

@@ -84,8 +84,6 @@ func TestCopyIsInFlightUntilPlaced(t *testing.T) {
 
 // A block that a reader requests is fetched at once, however much is queued. The blocks after
 // it are fetched next.
-//
-//suite:oneproc
 func TestDemandBeforePrefetch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const slow = time.Second
@@ -564,8 +562,6 @@ func TestReadersOfOneHandle(t *testing.T) {
 }
 
 // Run returns within the time-out of a tier whatever hangs, and readers get no error.
-//
-//suite:oneproc
 func TestShutdown(t *testing.T) {
 	hang := func(ops ...drivertest.Op) (rules []drivertest.Rule) {
 		for _, op := range ops {

@@ -427,10 +427,10 @@ func TestPlanHold(t *testing.T) {
 
 // A million entries take less than 16 MB, in many streams, and further ones are refused. Names
 // that cannot be compressed are refused at that bound, too.
-//
-//suite:check
-//suite:norace
 func TestPlanMemory(t *testing.T) {
+	if testing.Short() || drivertest.Race() {
+		t.Skip("measures memory")
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	imagenet := func(i int) string {
 		class := 1440764 + i%1000*11213

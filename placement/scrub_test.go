@@ -354,9 +354,10 @@ func TestScrubFailingTier(t *testing.T) {
 }
 
 // Scrubs find nothing wrong while copies are made, read, removed and replaced.
-//
-//suite:check
 func TestScrubUnderLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has many readers for long")
+	}
 	d := newDisk(t, rigOptions{quotas: []int64{8 << 20, 1 << 30}})
 	content := make(map[string][]byte)
 	for i := range 40 {

@@ -460,8 +460,6 @@ func TestTierFailsUnderStreams(t *testing.T) {
 }
 
 // The handler stops although streams transfer nothing, and readers continue.
-//
-//suite:oneproc
 func TestStopUnderStreams(t *testing.T) {
 	for _, op := range []drivertest.Op{drivertest.OpRead, drivertest.OpStream} {
 		t.Run(string(op), func(t *testing.T) {

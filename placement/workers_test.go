@@ -23,8 +23,6 @@ func running() int {
 
 // The number of workers changes in both directions while they copy. No copy is lost, and in the end there are
 // as many workers and buffers as the last call says.
-//
-//suite:oneproc
 func TestSetWorkers(t *testing.T) {
 	const files = 200
 	r := newRig(t, rigOptions{quotas: []int64{1 << 30}, workers: 4, remote: true, limits: limit.Config{Latency: time.Millisecond}})

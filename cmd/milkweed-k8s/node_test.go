@@ -183,9 +183,10 @@ func TestStats(t *testing.T) {
 }
 
 // A request that cannot be served has an error that says why, and leaves nothing.
-//
-//suite:check
 func TestRefused(t *testing.T) {
+	if testing.Short() {
+		t.Skip("publishes many volumes")
+	}
 	n := newNode(t)
 	n.startPlugin()
 	n.startMounter()
@@ -344,9 +345,10 @@ func TestBusy(t *testing.T) {
 
 // A copy of the mount in another mount namespace does not keep its daemon after the volume is
 // unpublished.
-//
-//suite:check
 func TestElsewhere(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the end of a daemon")
+	}
 	n := newNode(t)
 	n.startPlugin()
 	n.startMounter()

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/kubetest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 const (
@@ -29,7 +30,7 @@ func manifest(t *testing.T, folder, kind, name string) kubetest.Object {
 	t.Helper()
 	out, err := kubetest.Build(examples + "/kubernetes/" + folder)
 	if err != nil {
-		t.Skip(err)
+		drivertest.Skipf(t, "%v", err)
 	}
 	objects, err := kubetest.Parse(out)
 	if err != nil {
@@ -78,9 +79,10 @@ func trains(t *testing.T, data, source string) {
 // The pods of examples/kubernetes work in containers that have nothing but the image and the volumes of
 // the manifests: the plugin and the mounter serve a volume, on which the job trains, and the FUSE
 // container of Fluid mounts and unmounts a dataset.
-//
-//suite:check
 func TestPodsOfTheExamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds an image and runs its containers")
+	}
 	image := kubetest.BuildImage(t)
 	dir, err := os.MkdirTemp("", "node-") // short: it has sockets
 	if err != nil {

@@ -26,9 +26,10 @@ func sanityProgram(t *testing.T) string {
 }
 
 // The plugin passes csi-sanity, with a mounter that has no privilege, and with mounts that are real.
-//
-//suite:check
 func TestSanity(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the conformance tests of CSI drivers")
+	}
 	program := sanityProgram(t)
 	n := newNode(t)
 	n.startPlugin()

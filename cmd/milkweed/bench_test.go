@@ -67,9 +67,10 @@ func processesIn(dir string) []string {
 
 // The benchmark measures each case on every side. The source is not read again
 // after the first epoch through Milkweed. Nothing is left behind.
-//
-//suite:check
 func TestBench(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	s := newSite(t)
 	picture := s.dir + "/bench.svg"
 	var r bench.Report
@@ -181,9 +182,10 @@ func hasRow(out, name, side string) bool {
 
 // Several accelerators share a dataset, in each format, with and without O_DIRECT, and wait for each other as
 // asked. Each reads a part of the files, and all of them read every file once.
-//
-//suite:check
 func TestBenchAccelerators(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	s := newSite(t)
 	for _, c := range []struct {
 		words    []string
@@ -223,6 +225,9 @@ func TestBenchAccelerators(t *testing.T) {
 // Readers with O_DIRECT get the bytes of the source in all modes, and leave no pages in the page cache of the
 // mount; in mode passthrough none of the copies either.
 func TestDirectReaders(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the page cache")
+	}
 	drivertest.Need(t, "fincore")
 	s := newSite(t)
 	s.write("f", 20_000_123)
@@ -252,9 +257,10 @@ func TestDirectReaders(t *testing.T) {
 }
 
 // A benchmark that is interrupted leaves nothing behind.
-//
-//suite:check
 func TestBenchInterrupted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	s := newSite(t)
 	cmd := s.command(append([]string{s.program}, benchWords("monarch", "--runs=1000", "--tier", s.dir)...)...)
 	var stdout, stderr bytes.Buffer

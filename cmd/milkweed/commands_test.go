@@ -19,6 +19,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -36,12 +37,12 @@ func deadMount(t *testing.T) (point string) {
 	}
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
-		t.Skipf("no FUSE: %v", err)
+		drivertest.Skipf(t, "no FUSE: %v", err)
 	}
 	defer device.Close()
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", device.Fd(), os.Getuid(), os.Getgid())
 	if err := unix.Mount("/source", point, fs.Type, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		t.Skipf("mounting needs root: %v", err)
+		drivertest.Skipf(t, "mounting needs root: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
 	return point

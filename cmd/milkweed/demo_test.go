@@ -77,9 +77,10 @@ func TestDemo(t *testing.T) {
 }
 
 // A demo that is interrupted in the middle of an epoch leaves nothing behind.
-//
-//suite:check
 func TestDemoInterrupted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	s := newDemoSite(t)
 	cmd := s.command(s.program, "demo", "--epochs=100", "--files=100", "--large=1")
 	var stderr bytes.Buffer
@@ -114,9 +115,10 @@ func (s *site) interrupt(cmd *exec.Cmd, stderr *bytes.Buffer) {
 
 // A process in the mount does not keep a demo from ending, nor from removing its
 // folders.
-//
-//suite:check
 func TestDemoMountInUse(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	s := newDemoSite(t)
 	cmd := s.command(s.program, "demo", "--epochs=2", "--files=100", "--large=1")
 	s.check(cmd.Start())

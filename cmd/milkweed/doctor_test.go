@@ -67,6 +67,9 @@ func (s *site) simulate(flags ...string) {
 
 // Of a mount that works, doctor has nothing to say, while the first epoch goes on and after two.
 func TestDoctorOfAHealthyMount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures this machine")
+	}
 	s := newSite(t)
 	for i := range 20 { // few, so that readers wait for less than a second in all
 		s.write(fmt.Sprintf("class%d/%d.jpg", i%4, i), 10_000+1000*i)
@@ -89,6 +92,9 @@ func TestDoctorOfAHealthyMount(t *testing.T) {
 
 // Doctor names five prepared faults and their remedies.
 func TestDoctor(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures the latency of a source")
+	}
 	parallel(t)
 	t.Run("full tier", func(t *testing.T) {
 		s := newSite(t)
@@ -163,9 +169,10 @@ func TestDoctor(t *testing.T) {
 }
 
 // If the daemon hangs or is dead, doctor ends in time with an error that names the cause.
-//
-//suite:check
 func TestDoctorWithoutAnswer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the time limits of sources, tiers or daemons that hang")
+	}
 	s := newSite(t)
 	s.inNamespace("true") // without a mount point, doctor finds the mounts of all sites
 	s.write("f", 10)
@@ -189,9 +196,10 @@ func TestDoctorWithoutAnswer(t *testing.T) {
 }
 
 // A source that hangs is named.
-//
-//suite:check
 func TestDoctorOfAHungSource(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the time limits of sources, tiers or daemons that hang")
+	}
 	s := newSite(t)
 	s.write("f", 10)
 	s.mount("64MiB")

@@ -95,9 +95,10 @@ func (s *site) wrapperOf(words ...string) []string {
 
 // The connection ends while files are copied: by the end of the mount, SIGTERM, or umount --force. The
 // daemon exits with 0 and leaves no copy half done.
-//
-//suite:check
 func TestFuseFDEnds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	parallel(t)
 	drivertest.Need(t, "setpriv")
 	for name, end := range map[string]func(s *site, d *foreground){

@@ -101,9 +101,10 @@ func (c *container) end() {
 // While a container has a copy of the mount, umount returns at once and names it, the dataset can
 // be mounted again with the same tiers, and the container reads right bytes. When the container has
 // not used the mount for a while, its access ends, and the daemon.
-//
-//suite:check
 func TestUmountWithContainer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	parallel(t)
 	for _, mode := range []string{"cached", "passthrough", "stateless"} {
 		t.Run(mode, func(t *testing.T) {
@@ -162,9 +163,10 @@ func TestUmountWithContainer(t *testing.T) {
 
 // A daemon that drains serves a file that is open or mapped until it is closed, also if nothing
 // reads it.
-//
-//suite:check
 func TestDrainWhileOpen(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	type held struct {
 		*container
 		sum [sha256.Size]byte

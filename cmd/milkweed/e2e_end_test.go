@@ -123,9 +123,10 @@ func (s *site) unlocked(tier int) bool {
 
 // When all files are closed, the daemon has as many goroutines and descriptors as before. After a
 // signal or an unmount it exits with 0, and leaves only copies.
-//
-//suite:check
 func TestNothingLeft(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for _, c := range []struct {
 		name string
@@ -163,6 +164,9 @@ func TestNothingLeft(t *testing.T) {
 
 // A daemon that gets SIGTERM while it copies a file ends, and leaves no temporary file.
 func TestEndWhileCopying(t *testing.T) {
+	if testing.Short() {
+		t.Skip("copies gigabytes")
+	}
 	s := newSite(t)
 	s.write("large.tfrecord", 1)
 	s.check(os.Truncate(s.source+"/large.tfrecord", 3<<30)) // takes seconds to copy

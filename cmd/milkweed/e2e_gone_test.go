@@ -14,9 +14,10 @@ import (
 
 // When the source forgets the generation that the mount shows, its copies stay readable, whether or not their
 // files were opened before, until the mount shows another one. Then they go. This is what git-sync does.
-//
-//suite:check
 func TestGenerationGone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {

@@ -20,9 +20,10 @@ const kills = 200
 
 // After the daemon was killed while it copied files, the next mount has the bytes of the source.
 // It uses the complete copies, and nothing is left of the others.
-//
-//suite:check
 func TestKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	k := &killed{site: newSite(t), rng: rand.New(rand.NewPCG(1, 2)), want: make(map[string][]byte)}
 	for range 4 {
 		k.readers = append(k.readers, newFileReader(t))

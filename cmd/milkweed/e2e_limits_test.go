@@ -18,9 +18,10 @@ func (s *site) limited(files int) {
 
 // With the fewest descriptors that are accepted, no open by a job fails, although the daemon would
 // keep more files open. With fewer, the mount is refused.
-//
-//suite:check
 func TestFewDescriptors(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for _, mode := range []string{"cached", "stateless"} {
 		t.Run(mode, func(t *testing.T) {

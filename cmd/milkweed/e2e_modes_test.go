@@ -20,9 +20,10 @@ func (s *site) mountWith(options string, quotas ...string) {
 
 // In each mode the mount has the bytes of the source, reads each from the source once, and shows
 // the mode in the status.
-//
-//suite:check
 func TestModes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {
@@ -95,9 +96,10 @@ func TestModeAuto(t *testing.T) {
 
 // With metadata_snapshot=FILE, the second mount lists the dataset without reading the directories of
 // the source. A file that is not a metadata snapshot is not overwritten.
-//
-//suite:check
 func TestNamesAreKept(t *testing.T) {
+	if testing.Short() {
+		t.Skip("mounts and reads several times")
+	}
 	s := newSite(t)
 	varied(s)
 	s.age()
@@ -129,9 +131,10 @@ func TestNamesAreKept(t *testing.T) {
 }
 
 // The limits of the source, on bytes and operations per second, are not exceeded.
-//
-//suite:check
 func TestSourceCaps(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for option, least := range map[string]time.Duration{
 		"source_bandwidth=20MB":  400 * time.Millisecond, // 9.4 MB; the burst is 10 ms
@@ -159,9 +162,10 @@ func TestSourceCaps(t *testing.T) {
 
 // If half of a dataset fits into the tiers, the other half is opened at the source once, and not
 // in each epoch.
-//
-//suite:check
 func TestSourceIsOpenedOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	varied(s)
 	d := serveInForeground(s, "3MiB")

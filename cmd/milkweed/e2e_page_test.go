@@ -11,9 +11,10 @@ import (
 )
 
 // The web page shows what the status has, no name of a file, and says when the daemon does not answer.
-//
-//suite:check
 func TestWebPage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	s := newSite(t)
 	const hostile = "<img src=x onerror=alert(1)>secret.bin"
 	for i := range 20 {

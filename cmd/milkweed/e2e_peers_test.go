@@ -64,9 +64,10 @@ func eachSite(nodes []*site, f func(s *site)) {
 // Three nodes that read all files at the same time read each byte of the source once between them,
 // unless one of them took so long to answer that another turned to the source, and after one of them
 // was killed, the others read all files without an error.
-//
-//suite:check
 func TestPeers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts several nodes")
+	}
 	nodes, addresses := newPeerSites(t, 3)
 	for i := range nodes {
 		if r := mountPeer(nodes, addresses, i); r.code != exit.OK {

@@ -50,9 +50,10 @@ func (s *site) readAtOnce(methods string) {
 // A program reads the bytes of the source while they are placed, with each method of readers.py.
 // First, each method reads with empty tiers, of which the first has room for a part of the
 // dataset. Then two jobs run all methods at the same time.
-//
-//suite:check
 func TestReadersWhilePlacing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compares with local file systems at length")
+	}
 	needReaders(t)
 	s := newSite(t)
 	s.script(readers, "make", s.source, "--small", "60", "--large", "1", "--large-mib", "6", "--special")
@@ -92,9 +93,10 @@ func (s *site) train(folder string, flags ...string) string {
 
 // An unchanged training script computes the same losses on a mount as on the source, to the last
 // bit, both while the data are placed, with a plan, and afterwards.
-//
-//suite:check
 func TestPyTorchLosses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	s := newSite(t)
 	s.script("../../examples/pytorch/make_digits.py", s.source)
@@ -120,6 +122,9 @@ func TestPyTorchLosses(t *testing.T) {
 // A DataLoader that hands over its order reads the right bytes, and the mount predicts what the
 // workers open. When the job has ended, the plan is gone.
 func TestPyTorchPlan(t *testing.T) {
+	if testing.Short() {
+		t.Skip("counts the opens of a job in real time")
+	}
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch")
 	s := newSite(t)
 	const files = 300
@@ -145,14 +150,12 @@ func TestPyTorchPlan(t *testing.T) {
 }
 
 // TestPFS repeats tests on a distributed file system. MILKWEED_TEST_PFS is a directory of it.
-// `make test-pfs` starts a MooseFS, whose modification times have whole seconds.
-//
-//suite:pfs
+// `make check-pfs` starts a MooseFS, whose modification times have whole seconds.
 func TestPFS(t *testing.T) {
 	parallel(t)
 	pfs := os.Getenv("MILKWEED_TEST_PFS")
 	if pfs == "" {
-		t.Skip("MILKWEED_TEST_PFS is not set; see `make test-pfs`")
+		t.Skip("MILKWEED_TEST_PFS is not set; see `make check-pfs`")
 	}
 	needReaders(t)
 	drivertest.Need(t, "python3-torchvision", "python3-sklearn")

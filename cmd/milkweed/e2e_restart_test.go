@@ -31,9 +31,10 @@ func (s *site) readAll() {
 // A second mount that reads 1,000 files, whose copies are in a tier, makes at most two operations
 // on the source for each directory, without any configuration. So does a mount after the daemon was
 // killed.
-//
-//suite:check
 func TestRestartWithoutSource(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	const dirs, most = 10 + 1, 2 * (10 + 1)
 	s := newSite(t)
 	for i := range 1000 {
@@ -135,9 +136,10 @@ func TestCrashAfterChangeInPlace(t *testing.T) {
 
 // A program sees a change in place after a crash also if the saved metadata could not be removed: what is then
 // saved in another tier is newer. There is one file when that is possible again.
-//
-//suite:check
 func TestCrashWithSavedMetadata(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	s := newSite(t)
 	s.write("d/f", 1000)
 	s.age()
@@ -167,9 +169,10 @@ func TestCrashWithSavedMetadata(t *testing.T) {
 
 // A snapshot that cannot be used is ignored with one line in the log, and replaced. A file that is
 // no snapshot stays.
-//
-//suite:check
 func TestUnusableSnapshot(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	parallel(t)
 	for what, c := range map[string]struct {
 		spoil func(s *site, path string)
@@ -210,9 +213,10 @@ func TestUnusableSnapshot(t *testing.T) {
 
 // The snapshot is in a tier on a disk if there is one, otherwise in memory, and of several the
 // newest is used. Without a consistency window there is none. Two datasets that share a tier have one each. A tier that is gone has none.
-//
-//suite:check
 func TestPlaceOfSnapshot(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	s := newSite(t)
 	s.write("d/f", 1000)
 	for n := range 2 {
@@ -269,9 +273,10 @@ func TestPlaceOfSnapshot(t *testing.T) {
 
 // A snapshot on a file system that hangs refuses neither the start nor the end of a mount. One that
 // does not fit on the disk, or may not be written, is not saved; the copies stay.
-//
-//suite:check
 func TestSnapshotThatCannotBeSaved(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	parallel(t)
 	t.Run("hangs", func(t *testing.T) {
 		s := newSite(t)

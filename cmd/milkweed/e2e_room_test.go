@@ -44,9 +44,10 @@ func (s *site) notPlaced(reason string) (n int) {
 
 // If the disk of a tier is full, although its quota has room, then status, doctor, where and one line of the
 // log name the reason. The tier takes copies again when there is room.
-//
-//suite:check
 func TestDiskIsFull(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	tests := map[string]struct {
 		options []string

@@ -186,9 +186,10 @@ const imagenet = "--comment=milkweed=imagenet"
 
 // The jobs of a node get the datasets that they request, as their users may read them at the source.
 // Whatever happens to a job, its node is clean afterwards, and a wrong request drains no node.
-//
-//suite:check
 func TestSlurmProlog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts several nodes")
+	}
 	s := newSlurmSite(t, 1)
 	s.root("scontrol reconfigure")
 	readAll := "set -e; cd $MILKWEED_DATASET; find . -type f | sort | xargs sha256sum | sha256sum; cd"
@@ -374,9 +375,10 @@ END
 
 // The nodes of a job share their tiers if the configuration says so, and later jobs on other nodes
 // use the copies.
-//
-//suite:check
 func TestSlurmPeers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts several nodes")
+	}
 	s := newSlurmSite(t, 3)
 	s.root(`scontrol reconfigure; rm -r /lustre/imagenet/private
 		(umask 077; milkweed peers keygen >/etc/milkweed/peers.key)
@@ -429,9 +431,10 @@ func TestSlurmPeers(t *testing.T) {
 
 // The job scripts of the examples mount and train as their user, with peers and without, and leave
 // nothing on their nodes. The secret of the peers is one that nobody else may read.
-//
-//suite:check
 func TestSlurmExamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts several nodes")
+	}
 	drivertest.Need(t, "fusermount3")
 	s := newSlurmSite(t, 2)
 	s.root(`sed -i 's/^KillWait=.*/KillWait=30/' /etc/slurm/slurm.conf; scontrol reconfigure

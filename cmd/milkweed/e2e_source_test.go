@@ -144,9 +144,10 @@ func (s *site) overPFS(latency, bandwidth string) int {
 }
 
 // A warm-up of a path that is not cached can be interrupted while the source hangs.
-//
-//suite:check
 func TestWarmupWhileSourceHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the time limits of sources, tiers or daemons that hang")
+	}
 	s := newSite(t)
 	s.write("dir/file", 10_000)
 	stop, resume := s.hangable()
@@ -170,9 +171,10 @@ func TestWarmupWhileSourceHangs(t *testing.T) {
 
 // While the source hangs, status and metrics are complete, and where shows what is cached, also if
 // its TTL has passed. For a name that is not cached, where fails with the reason.
-//
-//suite:check
 func TestStatusWhileSourceHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the time limits of sources, tiers or daemons that hang")
+	}
 	s := newSite(t)
 	s.write("placed/file", 10_000)
 	s.write("other/file", 10_000)
@@ -216,9 +218,10 @@ func (s *site) dataset1() string {
 
 // While the source hangs in system calls that cannot be interrupted, commands end: those that examine it say
 // that it does not answer, and the others do not need it.
-//
-//suite:check
 func TestCommandsWhileSourceHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the time limits of sources, tiers or daemons that hang")
+	}
 	drivertest.Need(t, "root")
 	s := newSite(t)
 	s.write("f", 10)

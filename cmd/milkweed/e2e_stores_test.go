@@ -78,9 +78,10 @@ func (s *stored) requests(before blobtest.ProxyStats) blob.Stats {
 
 // A training script computes the same losses on a bucket as on the directory that was uploaded.
 // Each object takes one request.
-//
-//suite:check
 func TestStoresTrain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	drivertest.Need(t, "root", "/dev/fuse", python, "python3-torch", "python3-torchvision", "python3-sklearn")
 	digits := newSite(t)
 	digits.script("../../examples/pytorch/make_digits.py", digits.source)
@@ -117,9 +118,10 @@ func TestStoresTrain(t *testing.T) {
 
 // A large object is fetched in as few requests as its size allows, even if many processes read it
 // at once in different orders. A warm-up of a directory fetches only that directory.
-//
-//suite:check
 func TestStoresLargeObjects(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	eachStore(t, func(t *testing.T, s *stored) {
 		const size = 21<<20 + 7
 		s.write("large/a.tfrecord", size)
@@ -147,9 +149,10 @@ func TestStoresLargeObjects(t *testing.T) {
 }
 
 // An epoch with faults in 2% or 20% of the requests completes, and every byte is right.
-//
-//suite:check
 func TestStoresFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	eachStore(t, func(t *testing.T, s *stored) {
 		varied(s.site)
 		s.write("large.tfrecord", 30<<20+5)
@@ -179,9 +182,10 @@ func TestStoresFaults(t *testing.T) {
 
 // An object that is overwritten by one of the same size, within the same second, is another
 // version: both for a mount that lists it again and for a copy of an earlier mount.
-//
-//suite:check
 func TestStoresOverwrite(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	eachStore(t, func(t *testing.T, s *stored) {
 		old, other := bytes.Repeat([]byte("a"), 50_000), bytes.Repeat([]byte("b"), 50_000)
 		cat := func() string { return s.must("cat", s.point+"/f") }
@@ -215,9 +219,10 @@ func TestStoresOverwrite(t *testing.T) {
 
 // If the store denies a request, the read of the job fails, and the log has the message of the
 // store. Placed files are still read. When the store permits the request, reads succeed again.
-//
-//suite:check
 func TestStoresRefuse(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	eachStore(t, func(t *testing.T, s *stored) {
 		placed, missing, gone := s.write("placed", 30_000), s.write("missing", 30_000), "gone"
 		s.write(gone, 30_000)
@@ -257,9 +262,10 @@ func TestStoresRefuse(t *testing.T) {
 }
 
 // Files for which no tier has room are read from the store in each epoch.
-//
-//suite:check
 func TestStoresWithoutRoom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	eachStore(t, func(t *testing.T, s *stored) {
 		varied(s.site)
 		s.write("large.tfrecord", 30<<20+5)

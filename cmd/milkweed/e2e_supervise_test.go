@@ -38,9 +38,10 @@ func (s *site) kill(pid int, name string, want []byte) time.Duration {
 
 // When the daemon is killed under readers, open files fail with ENOTCONN, and the supervisor mounts
 // again. New opens then read the copies that were made before. Unmounting ends the supervisor.
-//
-//suite:check
 func TestSupervise(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	s := newSite(t)
 	varied(s)
 	data := s.write("open", 3<<20)
@@ -103,9 +104,10 @@ func TestSuperviseInForeground(t *testing.T) {
 
 // If the mount of a killed daemon is unmounted, the supervisor ends. The daemon is killed several
 // times, so that the supervisor waits before it would mount again.
-//
-//suite:check
 func TestSuperviseAfterUnmount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	s := newSite(t)
 	data := s.write("f", 1000)
 	s.supervise("64MiB")

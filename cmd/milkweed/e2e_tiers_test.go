@@ -73,9 +73,10 @@ func TestTwoTiers(t *testing.T) {
 // share of the dataset that was placed. The hit ratio is the number of bytes that the tiers served
 // divided by the number that the tiers and the source served. The page cache has nothing from one
 // epoch to the next. Both numbers are therefore exact, and the ratios must be equal.
-//
-//suite:check
 func TestTwoTiersTooSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	dataset := varied(s)
 	s.mount("1MiB", "2MiB")
@@ -105,9 +106,10 @@ func TestTwoTiersTooSmall(t *testing.T) {
 // In the first epoch, each byte of a file that is opened is read from the source once, and no byte
 // of a file that is not opened, although 4 processes read all files at once, and read pieces of
 // the large ones out of order.
-//
-//suite:check
 func TestFirstEpochSourceBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	for i := range 150 {
 		s.write(fmt.Sprintf("touched/small/%03d.jpg", i), 500+i*1500)

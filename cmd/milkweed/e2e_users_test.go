@@ -10,9 +10,10 @@ import (
 )
 
 // A user without privileges mounts and unmounts through fusermount3.
-//
-//suite:check
 func TestUnprivileged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	drivertest.Need(t, "fusermount3")
 	s := newSite(t)
 	dataset := varied(s)
@@ -91,9 +92,10 @@ func TestOtherUser(t *testing.T) {
 
 // A mount without a configuration works if another user has taken the folder in /dev/shm. It says
 // which folder it uses, and the next mount finds the copies in it.
-//
-//suite:check
 func TestTakenFolder(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	dataset := varied(s)
 	s.inNamespace(`mount -t tmpfs none /dev/shm && mkdir -m 700 /dev/shm/milkweed-0 && chown 77 /dev/shm/milkweed-0`)
@@ -178,9 +180,10 @@ func TestACLs(t *testing.T) {
 }
 
 // Mount(8) and fstab mount through /sbin/mount.milkweed.
-//
-//suite:check
 func TestMountHelper(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	drivertest.Need(t, "mount", "umount")
 	s := newSite(t)
 	dataset := varied(s)

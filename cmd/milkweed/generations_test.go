@@ -525,19 +525,16 @@ func TestPrepareChoices(t *testing.T) {
 
 // After the daemon was killed in a preparation, a switch or a removal of copies, the next mount has all
 // copies of the generation that it shows, as far as they were complete, and an account that is right.
-//
-//suite:check
 func TestKilledBetweenGenerations(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and restarts daemons many times")
+	}
 	s := newVersioned(t)
 	for i := range 300 {
 		s.write(fmt.Sprintf("../sets/v1/d/more%d", i), 3000)
 	}
 	s.nextGeneration()
-	rounds := 12
-	if testing.Short() {
-		rounds = 3
-	}
-	for round := range rounds {
+	for round := range 12 {
 		s.detectRaces(round%3 == 0)
 		s.link("v1")
 		s.mount("16MiB")

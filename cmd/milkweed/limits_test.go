@@ -67,7 +67,7 @@ func (s *site) memoryGroup(limit string) (kills func() string) {
 	}
 	if os.Mkdir(dir, 0o755) != nil || os.WriteFile(filepath.Join(dir, limitFile), []byte(limit), 0o644) != nil {
 		os.Remove(dir)
-		s.t.Skip("the test needs a control group with a memory limit")
+		drivertest.Skipf(s.t, "the test needs a control group with a memory limit")
 	}
 	s.t.Cleanup(func() { os.Remove(dir) })
 	s.wrapper = []string{"sh", "-ec", `echo $$ > "$0/cgroup.procs"; exec "$@"`, dir}
@@ -85,9 +85,10 @@ func (s *site) memoryGroup(limit string) (kills func() string) {
 
 // In the smallest control group that is accepted, many readers do not make the daemon exceed its
 // limit.
-//
-//suite:check
 func TestMemoryGroup(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	for i := range 32 {
 		s.write(fmt.Sprintf("f%02d", i), 4<<20)

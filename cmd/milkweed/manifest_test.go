@@ -351,9 +351,10 @@ func TestGenerationsWithManifests(t *testing.T) {
 }
 
 // The manifest of a bucket is made and used with as few requests as documented.
-//
-//suite:check
 func TestManifestOfBucket(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of several object stores")
+	}
 	s := newSite(t)
 	for i := range 10 {
 		s.write(fmt.Sprintf("d/%d", i), 5000)

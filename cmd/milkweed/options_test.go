@@ -12,6 +12,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 func TestFromHelper(t *testing.T) {
@@ -286,7 +287,7 @@ func TestLoadDefaultTiers(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	c, printed, err := load(t, source, point)
 	if err != nil {
-		t.Skipf("this machine has no space for the default tiers: %v", err)
+		drivertest.Skipf(t, "this machine has no space for the default tiers: %v", err)
 	}
 	for _, tier := range c.Tiers {
 		if !strings.Contains(printed, tier.Path) {

@@ -62,9 +62,10 @@ func (s *site) calls(tree string) map[string]string {
 // Each system call of posixops has the same result on a mount as on its source, which is a
 // read-only tmpfs, except for the differences in testdata/posix.txt, which all occur. The calls
 // are made by root and by another user, before and after the files are placed.
-//
-//suite:check
 func TestPosixCalls(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compares with local file systems at length")
+	}
 	parallel(t)
 	drivertest.Need(t, "unshare", "nsenter", "setpriv", "setfacl", "fusermount3")
 	program, err := lab.Program("cmd/internal/lab/posixops", false)
@@ -160,9 +161,10 @@ func testTree(tree string) (code int) {
 
 // Fstest.TestFS of the standard library passes on a mount in each mode, while files are placed and
 // when they are.
-//
-//suite:check
 func TestPosixFS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compares with local file systems at length")
+	}
 	s := newSite(t)
 	for i := range 10 {
 		s.write(fmt.Sprint("folder/", i), 300*i)
@@ -212,9 +214,10 @@ func (s *site) fio(tree, pattern string, flags ...string) map[string]int64 {
 
 // With each engine of testdata/posix.fio, at the same time, fio verifies the content of files that
 // are being placed, that are placed, and that no tier has room for.
-//
-//suite:check
 func TestPosixFio(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compares with local file systems at length")
+	}
 	drivertest.Need(t, "fio")
 	s := newSite(t)
 	s.fio(s.source, "write")

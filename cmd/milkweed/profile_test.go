@@ -13,6 +13,9 @@ import (
 // A profile of a real job has its opens and reads, and advice with what shows it. Ctrl-C ends it with what
 // was recorded until then.
 func TestProfile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("profiles for half a second")
+	}
 	s := newSite(t)
 	for i := range 120 {
 		s.write(fmt.Sprintf("a/%03d", i), 20000)

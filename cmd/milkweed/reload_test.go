@@ -94,9 +94,10 @@ func TestReload(t *testing.T) {
 
 // A limit on the source that is added while a job reads slows that job, and one that is removed does so no
 // longer. The bytes are right, and a relative path of the file is still found.
-//
-//suite:check
 func TestReloadOfRates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	for i := range 64 {
 		s.write(fmt.Sprintf("%02d", i), 256<<10)

@@ -95,9 +95,10 @@ func (s *site) scrub(code exit.Code, words ...string) (r placement.ScrubReport) 
 
 // The command scrub finds every bit that flips in the copies of a mount after they were
 // verified, and costs the source nothing else. The program then reads the right bytes.
-//
-//suite:check
 func TestScrubMount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for _, mode := range []string{"cached", "stateless", "passthrough"} {
 		t.Run(mode, func(t *testing.T) {
@@ -155,9 +156,10 @@ func TestScrubTwice(t *testing.T) {
 }
 
 // With scrub.interval, the daemon verifies the copies itself.
-//
-//suite:check
 func TestScheduledScrub(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	s := newSite(t)
 	s.write("f", 100_000)
 	s.mountWith("scrub_interval=1s,scrub_rate=50MB", "64MiB")

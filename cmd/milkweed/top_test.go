@@ -222,9 +222,10 @@ func TestTopLines(t *testing.T) {
 
 // In a real terminal, top shows the mount, changes its views, says when the daemon does not answer, and
 // restores the terminal.
-//
-//suite:check
 func TestTopInATerminal(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs programs that take long")
+	}
 	drivertest.Need(t, "tmux")
 	s := newSite(t)
 	s.write("d/f", 100<<10)

@@ -71,9 +71,10 @@ func (t *tracing) end(code exit.Code) string {
 }
 
 // In each mode, trace shows the opens, and the reads that the daemon answers, with the level and the bytes.
-//
-//suite:check
 func TestTrace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole epochs")
+	}
 	parallel(t)
 	for _, mode := range []string{"passthrough", "stateless", "cached"} {
 		t.Run(mode, func(t *testing.T) {

@@ -157,9 +157,10 @@ func TestNoServiceLibrariesInTheProgram(t *testing.T) {
 
 // The program that `make build` makes has at most maxProgram bytes. It lacks methods that
 // nothing calls: a call of a method by its name, as in text/template, would keep them all.
-//
-//suite:check
 func TestProgramIsSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("links the program")
+	}
 	const maxProgram = 30e6
 	path := filepath.Join(t.TempDir(), "milkweed")
 	if out, err := exec.Command("make", "-C", "../..", "build", "BIN="+path).CombinedOutput(); err != nil {

@@ -23,8 +23,10 @@ type release struct {
 	folder string
 }
 
-//suite:check
 func TestRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds two releases and boots a Debian")
+	}
 	drivertest.Need(t, "root")
 	m := start(t) // it boots during the first build
 	repository := checkout(t)

@@ -67,9 +67,10 @@ func wantNothing(t *testing.T, temp string) {
 }
 
 // A run of a few cycles finds nothing, counts what it did, and leaves nothing behind.
-//
-//suite:check
 func TestFewCycles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the torture suite")
+	}
 	summary := filepath.Join(t.TempDir(), "summary.json")
 	cmd, temp, out := start(t, "-cycles", "3", "-faults", "kill,source", "-json", summary)
 	if err := cmd.Run(); err != nil {
@@ -90,9 +91,10 @@ func TestFewCycles(t *testing.T) {
 }
 
 // A run that is interrupted ends with an error, and leaves nothing behind.
-//
-//suite:check
 func TestInterrupted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the torture suite")
+	}
 	cmd, temp, out := start(t, "-duration", "1m", "-v")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -18,9 +18,10 @@ const maxKey = 1024
 
 // The driver fulfils the contract. Each test of the contract uses the keys below a
 // prefix in a bucket of its own.
-//
-//suite:check
 func TestServersConform(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of every kind")
+	}
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
 		buckets := 0

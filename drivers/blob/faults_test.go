@@ -20,9 +20,10 @@ import (
 
 // One request in four fails, with faults of every kind, for each kind of server. All
 // reads succeed with the right data.
-//
-//suite:check
 func TestReadsWithFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of every kind")
+	}
 	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 20 * time.Millisecond, timeout: time.Minute})
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
@@ -114,9 +115,10 @@ func readBack(t *testing.T, b *Bucket, name string, want []byte, streams bool) e
 
 // The errors of each vendor's library match the documented errors, and a version that
 // was overwritten or removed is ErrChanged.
-//
-//suite:check
 func TestVendorsErrors(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of every kind")
+	}
 	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 5 * time.Millisecond, timeout: 100 * time.Millisecond})
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)

@@ -86,9 +86,10 @@ func TestCertificatesOfTheEnvironment(t *testing.T) {
 }
 
 // Transient errors of a server that issues credentials are retried.
-//
-//suite:check
 func TestCredentialsThatCome(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the pauses between requests")
+	}
 	var failures atomic.Int64
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if failures.Add(-1) >= 0 {

@@ -10,20 +10,28 @@ import (
 	"time"
 )
 
-// Need skips the test if this machine lacks one of its requirements; see Lacks. If the environment
-// has CI=true, Need fails the test instead. `make test` finds the literal arguments of its calls in
-// the source, and leaves out the tests whose requirements are missing.
+// AllEnv is an environment variable. If it is set, no test may skip because this machine lacks something:
+// `make check` sets it.
+const AllEnv = "MILKWEED_TEST_ALL"
+
+// Skipf skips a test because this machine lacks something, or fails it if AllEnv is set. .ci/gotest.sh
+// reports the messages.
+func Skipf(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv(AllEnv) == "" {
+		t.Skipf("left out: "+format, args...)
+	} else {
+		t.Fatalf(format+"; "+AllEnv+" allows no skip", args...)
+	}
+}
+
+// Need calls Skipf if this machine lacks one of the requirements of a test; see Lacks.
 func Need(t testing.TB, what ...string) {
 	t.Helper()
 	for _, w := range what {
-		err := Lacks(w)
-		if err == nil {
-			continue
+		if err := Lacks(w); err != nil {
+			Skipf(t, "the test needs %s: %v", w, err)
 		}
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("the test needs %s, and CI=true does not allow a skip: %v", w, err)
-		}
-		t.Skipf("the test needs %s: %v", w, err)
 	}
 }
 

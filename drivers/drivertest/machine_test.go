@@ -36,3 +36,24 @@ func TestLacks(t *testing.T) {
 		}
 	}
 }
+
+// What a test lacks skips it, and fails it if everything is required.
+func TestNeed(t *testing.T) {
+	for _, c := range []struct{ all, need, want string }{{"", "sh", ""}, {"", "no-such-program", "skipped"}, {"true", "sh", ""}, {"true", "no-such-program", "failed"}} {
+		t.Setenv(AllEnv, c.all)
+		var got outcome
+		if Need(&got, c.need); got.is != c.want {
+			t.Errorf("%s=%s: %q, want %q", AllEnv, c.all, got.is, c.want)
+		}
+	}
+}
+
+// An outcome is a test that notes whether it was skipped or has failed.
+type outcome struct {
+	testing.TB
+	is string
+}
+
+func (o *outcome) Helper()               {}
+func (o *outcome) Skipf(string, ...any)  { o.is += "skipped" }
+func (o *outcome) Fatalf(string, ...any) { o.is += "failed" }

@@ -68,7 +68,7 @@ func Folder(t *testing.T, driver drivers.Driver, root string) Subject {
 		Setxattr: func(name, attr, value string) {
 			err := syscall.Setxattr(prepare(name), attr, []byte(value), 0)
 			if errors.Is(err, syscall.ENOTSUP) {
-				t.Skipf("needs extended attributes, which the file system of %s lacks", root)
+				Skipf(t, "needs extended attributes, which the file system of %s lacks", root)
 			}
 			must(err)
 		},

@@ -20,7 +20,7 @@ func resident(t testing.TB, fd uintptr) int64 {
 	var stat unix.Cachestat_t
 	err := unix.Cachestat(uint(fd), &unix.CachestatRange{}, &stat, 0)
 	if err == unix.ENOSYS {
-		t.Skip("needs cachestat(2), of Linux 6.5")
+		drivertest.Skipf(t, "needs cachestat(2), of Linux 6.5")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -116,13 +116,16 @@ func copyFile(t testing.TB, d *Dir, s *Store, block []byte) (drivers.Object, dri
 }
 
 func TestCopyingLeavesThePageCacheAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the page cache")
+	}
 	for _, m := range methods {
 		t.Run(m.name, func(t *testing.T) {
 			for _, size := range []int{3000, 110_000, 8<<20 + 3000} {
 				source := t.TempDir()
 				d, s := openBoth(t, source, t.TempDir(), size, m)
 				if s.Profile().Latency == drivers.LatencyMemory {
-					t.Skip("needs temporary files on a disk")
+					drivertest.Skipf(t, "needs temporary files on a disk")
 				}
 				o, copied := copyFile(t, d, s, make([]byte, 1<<20))
 				original, err := os.Open(filepath.Join(source, "file"))
@@ -154,6 +157,9 @@ func TestCopyingLeavesThePageCacheAlone(t *testing.T) {
 // On a memory file system no pages are dropped, because they are the files. On another file
 // system without RWF_DONTCACHE, the first call detects that the flag is not supported.
 func TestCacheOfMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the page cache")
+	}
 	const size = 1 << 20
 	shm := tempFolders(t)[1]
 	d, s := openBoth(t, shm.make(t), shm.make(t), size, methods[0])
@@ -176,6 +182,9 @@ func TestCacheOfMemory(t *testing.T) {
 // With RWF_DONTCACHE, pages that another process has read stay in the page cache. The test has
 // several attempts, because the kernel may evict pages at any time.
 func TestCopyingKeepsPagesOfOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the page cache")
+	}
 	const size = 4 << 20
 	source := t.TempDir()
 	d, s := openBoth(t, source, t.TempDir(), size, methods[0])
@@ -187,7 +196,7 @@ func TestCopyingKeepsPagesOfOthers(t *testing.T) {
 		defer o.Close()
 		defer w.Close()
 		if d.root.Load().cache.noDontCache.Load() || d.root.Load().cache.inMemory {
-			t.Skip("needs a file system with RWF_DONTCACHE")
+			drivertest.Skipf(t, "needs a file system with RWF_DONTCACHE")
 		}
 		return resident(t, uintptr(o.(*object).fd))
 	}
@@ -202,6 +211,9 @@ func TestCopyingKeepsPagesOfOthers(t *testing.T) {
 
 // Small reads use the read-ahead of the kernel.
 func TestSmallReadsAreReadAhead(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the page cache")
+	}
 	d, _ := openBoth(t, t.TempDir(), t.TempDir(), 1<<20, methods[0])
 	o, err := d.Open(ctx, "file")
 	if err != nil {

@@ -77,7 +77,7 @@ func tempFolders(t *testing.T) []tempFolder {
 	shm := func(t *testing.T) string {
 		dir, err := os.MkdirTemp("/dev/shm", "milkweed-test")
 		if err != nil {
-			t.Skipf("needs shared memory: %v", err)
+			drivertest.Skipf(t, "needs shared memory: %v", err)
 		}
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		return dir
@@ -152,7 +152,7 @@ func BenchmarkOpenReadClose(b *testing.B) {
 func BenchmarkReadAt(b *testing.B) {
 	root, err := os.MkdirTemp("/dev/shm", "milkweed-test")
 	if err != nil {
-		b.Skipf("needs shared memory: %v", err)
+		drivertest.Skipf(b, "needs shared memory: %v", err)
 	}
 	defer os.RemoveAll(root)
 	if err := os.WriteFile(filepath.Join(root, "file"), make([]byte, 4<<20), 0o600); err != nil {

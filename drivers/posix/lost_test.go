@@ -64,6 +64,9 @@ func thinDisk(t *testing.T, fsType string, size int) (point, image string) {
 // lost. What it has lost without an error is detected at the first use. No copy is ever read
 // with other bytes.
 func TestDiskLosesWrites(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the kernel to write pages")
+	}
 	for fsType, size := range map[string]int{"ext4": 30 << 20, "xfs": 90 << 20} {
 		t.Run(fsType, func(t *testing.T) {
 			point, _ := thinDisk(t, fsType, size)
@@ -165,6 +168,9 @@ func withoutAllocation(t *testing.T) *Store {
 // Bytes for which the file system finds no place when it writes them back are lost, and the kernel
 // reports that to nobody. They are never read with another content, and no copy of them is committed.
 func TestAllocationFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the kernel to write pages")
+	}
 	for _, size := range []int{5000, 300_000, 3 * drivers.ChecksumBlock} {
 		for _, way := range []string{"at the commit", "in the background", "during reads"} {
 			t.Run(fmt.Sprint(size, " bytes ", way), func(t *testing.T) {
@@ -219,9 +225,10 @@ func TestAllocationFails(t *testing.T) {
 
 // A check reads the disk, also if the kernel has the right bytes in its page cache, in folios that
 // are larger than a block or that begin in another block.
-//
-//suite:check
 func TestCheckReadsTheDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes two file systems")
+	}
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			point, image := thinDisk(t, fsType, 200<<20)

@@ -15,6 +15,9 @@ import (
 // A probe reads a copy from the disk, also if the kernel has the right bytes in its page cache, and
 // leaves the page cache as it is.
 func TestProbeCopyReadsTheDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("looks at the page cache")
+	}
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			point, image := thinDisk(t, fsType, 200<<20)

@@ -341,9 +341,10 @@ func TestKeptDescriptorsAreNotNeeded(t *testing.T) {
 }
 
 // While directories and files are replaced, each file that is found is one that had the name.
-//
-//suite:check
 func TestResolvingConcurrently(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has many readers for long")
+	}
 	wantNoLeak(t)
 	r := newResolving(t)
 	r.resolver().max = 8
@@ -398,9 +399,10 @@ func TestResolvingConcurrently(t *testing.T) {
 
 // TestOpenMovedDirectory opens a directory that is moved out of its parent and back. It is there
 // or missing: EXDEV, by which openat2 reports the race, is no answer to a program.
-//
-//suite:check
 func TestOpenMovedDirectory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has many readers for long")
+	}
 	root := t.TempDir()
 	inside, outside := root+"/parent/dir", root+"/dir"
 	if err := os.MkdirAll(inside, 0o755); err != nil {

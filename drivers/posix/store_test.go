@@ -309,6 +309,9 @@ func TestUnfit(t *testing.T) {
 // A copy has the modification time of its file, whether the file system of the tier can store that or
 // not: the record has it.
 func TestTimesThatAreNotStored(t *testing.T) {
+	if testing.Short() {
+		t.Skip("drops the page cache of the machine")
+	}
 	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
 	times := map[string]time.Time{
 		"nanoseconds": time.Unix(1e9, 123456789), "2100": time.Unix(4102444800, 0), "1850": time.Unix(-3786912000, 0),
@@ -509,12 +512,12 @@ func TestProbeWithoutTheDisk(t *testing.T) {
 	disk := t.TempDir()
 	mount := func() {
 		if err := unix.Mount("milkweed-test", disk, "tmpfs", 0, "size=1m"); err != nil {
-			t.Skipf("needs permission to mount: %v", err)
+			drivertest.Skipf(t, "needs permission to mount: %v", err)
 		}
 	}
 	unmount := func() { unix.Unmount(disk, unix.MNT_DETACH) }
 	if onRoot, err := sameDevice(disk, "/"); err != nil || !onRoot {
-		t.Skipf("needs temporary files on the root file system (%v)", err)
+		drivertest.Skipf(t, "needs temporary files on the root file system (%v)", err)
 	}
 	mount()
 	t.Cleanup(unmount)

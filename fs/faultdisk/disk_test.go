@@ -123,9 +123,10 @@ func eachType(t *testing.T, f func(t *testing.T, r *rig)) {
 
 // After a power cut, a file that was synced has its content. One that was not synced has
 // lost it, even if it was written back.
-//
-//suite:check
 func TestFileSystemPowerCut(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes file systems of several kinds on failing disks")
+	}
 	eachType(t, func(t *testing.T, r *rig) {
 		synced, lost := pattern(1, 300_000), pattern(2, 300_000)
 		f := r.put("synced", synced)
@@ -147,9 +148,10 @@ func TestFileSystemPowerCut(t *testing.T) {
 
 // The error of a write reaches fsync: of a disk that fails, one that tears writes, and a
 // thin pool that is full.
-//
-//suite:check
 func TestFileSystemWriteBackFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes file systems of several kinds on failing disks")
+	}
 	for name, faults := range map[string]Faults{
 		"error": {WriteError: 1},
 		"full":  {Full: true},
@@ -179,9 +181,10 @@ func TestFileSystemFlushFails(t *testing.T) {
 }
 
 // An fsync hangs with the disk, and succeeds after it.
-//
-//suite:check
 func TestFileSystemHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes file systems of several kinds on failing disks")
+	}
 	eachType(t, func(t *testing.T, r *rig) {
 		data := pattern(1, 100_000)
 		f := r.put("file", data)
@@ -201,6 +204,9 @@ func TestFileSystemHangs(t *testing.T) {
 
 // A flip at the offset that Locate returns is read, when the page cache is dropped.
 func TestFileSystemFlip(t *testing.T) {
+	if testing.Short() {
+		t.Skip("drops pages from the page cache")
+	}
 	eachType(t, func(t *testing.T, r *rig) {
 		data := pattern(1, 300_000)
 		f := r.put("file", data)

@@ -171,9 +171,10 @@ func chiSquare(t *testing.T, what string, counts []int) {
 // The node that holds a file at first, and after some epochs, and the node to which a file moves are
 // uniformly distributed. So is where a file is after many epochs that began on one node. Two files
 // that were together are then together as often as any two are.
-//
-//suite:check
 func TestSharesMix(t *testing.T) {
+	if testing.Short() {
+		t.Skip("simulates many epochs")
+	}
 	const (
 		nodes  = 6
 		share  = 5

@@ -21,6 +21,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 )
 
@@ -131,7 +132,7 @@ func asUser(t *testing.T, f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Setfsuid(nobody); err != nil {
-		t.Skipf("needs the right to become another user: %v", err)
+		drivertest.Skipf(t, "needs the right to become another user: %v", err)
 	}
 	defer unix.Setfsuid(0)
 	f()
@@ -338,7 +339,7 @@ func notFound(string) (string, error) { return "", errors.New("not found") }
 // chown makes uid the owner of a file.
 func (w *world) chown(name string, uid int) {
 	if err := os.Chown(w.path(name), uid, -1); err != nil {
-		w.Skipf("needs the right to change the owner of files: %v", err)
+		drivertest.Skipf(w, "needs the right to change the owner of files: %v", err)
 	}
 }
 
@@ -346,7 +347,7 @@ func (w *world) chown(name string, uid int) {
 func (w *world) tmpfs(name string, flags uintptr) {
 	w.mkdir(name, 0o700)
 	if err := unix.Mount("none", w.path(name), "tmpfs", flags, fmt.Sprintf("mode=700,size=%d", os.Getpagesize())); err != nil {
-		w.Skipf("needs the right to mount: %v", err)
+		drivertest.Skipf(w, "needs the right to mount: %v", err)
 	}
 	w.Cleanup(func() { unix.Unmount(w.path(name), unix.MNT_DETACH) })
 }
@@ -635,12 +636,12 @@ func mountFuse(t *testing.T, dir string) *os.File {
 	t.Helper()
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
-		t.Skipf("needs /dev/fuse: %v", err)
+		drivertest.Skipf(t, "needs /dev/fuse: %v", err)
 	}
 	t.Cleanup(func() { device.Close() })
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", device.Fd(), os.Getuid(), os.Getgid())
 	if err := unix.Mount("/lustre/x", dir, milkweed.Type, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY, options); err != nil {
-		t.Skipf("needs the right to mount: %v", err)
+		drivertest.Skipf(t, "needs the right to mount: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	return device

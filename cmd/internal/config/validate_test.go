@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // valid returns a valid configuration with all paths below dir.
@@ -147,7 +149,7 @@ func TestValidateDetectsBindMounts(t *testing.T) {
 		}
 	}
 	if err := unix.Mount(source, other, "", unix.MS_BIND, ""); err != nil {
-		t.Skipf("needs the right to bind-mount: %v", err)
+		drivertest.Skipf(t, "needs the right to bind-mount: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(other, unix.MNT_DETACH) })
 	c := valid(dir)
@@ -194,12 +196,12 @@ func hang(t *testing.T, dir string) {
 	}
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
-		t.Skipf("needs /dev/fuse: %v", err)
+		drivertest.Skipf(t, "needs /dev/fuse: %v", err)
 	}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device.Fd())
 	if err := unix.Mount("nobody", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		device.Close()
-		t.Skipf("needs the right to mount: %v", err)
+		drivertest.Skipf(t, "needs the right to mount: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	t.Cleanup(func() { device.Close() }) // fails the requests that hang

@@ -17,6 +17,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -129,9 +130,7 @@ func TestPlanRefused(t *testing.T) {
 // The socket refuses every user but root and its owner, even if its mode and that of its directory
 // were changed.
 func TestOtherUsersAreRefused(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("to become another user takes root")
-	}
+	drivertest.Need(t, "root")
 	d := &controltest.Daemon{}
 	dial(t, d)
 	folder := os.Getenv(control.FolderEnv)

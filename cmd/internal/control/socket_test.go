@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // If another user has taken the name of the directory of the sockets, a daemon makes another one,
@@ -24,7 +26,7 @@ func TestFolderOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := os.Lchown(path, owner, owner); err != nil {
-			t.Skip("root is required to make a directory of another user")
+			drivertest.Skipf(t, "root is required to make a directory of another user")
 		}
 	}
 	make(4000018, name)

@@ -15,12 +15,8 @@ import (
 )
 
 // ProgramsEnv is the environment variable with the folder in which all packages share the programs
-// that they build. Package suite sets it. Without it, each process of tests has a temporary folder.
+// that they build. .ci/gotest.sh sets it. Without it, each process of tests has a temporary folder.
 const ProgramsEnv = "MILKWEED_TEST_PROGRAMS"
-
-// BuildEnv is the environment variable with the build ID of the program milkweed. Go repeats a test
-// whose result it has cached if a variable that the test has read changes.
-const BuildEnv = "MILKWEED_TEST_BUILD"
 
 // OpenTimeout is a variable for the environment of daemons: they wait 30 s for their tiers, instead of
 // half a second, after which a mount on a machine with a busy disk starts without them.
@@ -31,8 +27,8 @@ const OpenTimeout = "MILKWEED_TEST_OPEN_TIMEOUT=30"
 // the default, takes a third of the processor time of a test that copies blocks of a MiB, in page faults.
 const RaceOptions = "atexit_sleep_ms=20 clear_shadow_mmap_threshold=67108864"
 
-// Module is the import path of this module.
-const Module = "github.com/milkweedfs/milkweed"
+// module is the import path of this module.
+const module = "github.com/milkweedfs/milkweed"
 
 var temporary = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "milkweed-programs-"); err == nil {
@@ -43,7 +39,6 @@ var temporary = sync.OnceValues(func() (dir string, err error) {
 
 // Programs returns the folder of the programs.
 func Programs() (dir string, err error) {
-	os.Getenv(BuildEnv)
 	if dir := os.Getenv(ProgramsEnv); dir != "" {
 		return dir, nil
 	}
@@ -139,7 +134,7 @@ func (p program) build() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, filepath.Base(p.name))
-	cmd := exec.Command("go", slices.Concat([]string{"build", "-o", path}, p.form.flags(), []string{Module + "/" + p.name})...)
+	cmd := exec.Command("go", slices.Concat([]string{"build", "-o", path}, p.form.flags(), []string{module + "/" + p.name})...)
 	if p.form == static {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	}

@@ -167,9 +167,10 @@ func queries(t *testing.T) (all []string) {
 
 // Every query of the examples has a result in a Prometheus that scrapes a mount which has served every kind of
 // read.
-//
-//suite:check
 func TestPrometheusQueries(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts Prometheus")
+	}
 	target := httptest.NewServer(Handler(sample))
 	defer target.Close()
 	p := startPrometheus(t, strings.TrimPrefix(target.URL, "http://"))

@@ -2,20 +2,19 @@ package mounts
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // AwaitUnmount returns when a file system is unmounted, also while others are mounted and
 // unmounted, and while a copy of the mount is in another mount namespace.
 func TestAwaitUnmount(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	drivertest.Need(t, "root")
 	churn, stop := context.WithCancel(t.Context())
 	defer stop()
 	other := t.TempDir()

@@ -4,7 +4,6 @@ package mounts
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -126,20 +125,4 @@ func Below(dir string) ([]string, error) {
 		}
 	}
 	return points, nil
-}
-
-// End unmounts all that is mounted below dir, also what is in use. What waits for a reply of a FUSE
-// server there ends with an error. It needs the right to mount.
-func End(dir string) error {
-	points, err := Below(dir)
-	if err != nil {
-		return err
-	}
-	for _, point := range slices.Backward(points) {
-		// Without MNT_FORCE, a FUSE connection lasts as long as a process that waits for it.
-		if err := unix.Unmount(point, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("unmount %s: %w", point, err)
-		}
-	}
-	return nil
 }

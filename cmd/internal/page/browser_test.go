@@ -100,9 +100,10 @@ const drawn = `return !document.querySelector("#main").hidden && document.queryS
 
 // The page can be read in both colour schemes, on a phone and on a desktop, with no more than its own
 // files, and axe-core finds nothing.
-//
-//suite:check
 func TestPage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts Chromium")
+	}
 	s := serve(t)
 	b := browser.Start(t)
 	for _, scheme := range []string{"light", "dark"} {
@@ -138,9 +139,10 @@ func TestPage(t *testing.T) {
 }
 
 // The page shows the numbers of the status, and no name of a file.
-//
-//suite:check
 func TestPageShowsTheStatus(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts Chromium")
+	}
 	s := serve(t)
 	b := browser.Start(t)
 	b.Open(s.url)
@@ -166,9 +168,10 @@ func TestPageShowsTheStatus(t *testing.T) {
 }
 
 // All controls can be reached and used by the keyboard.
-//
-//suite:check
 func TestPageByKeyboard(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts Chromium")
+	}
 	s := serve(t)
 	b := browser.Start(t)
 	b.Resize(360, 800)
@@ -196,9 +199,10 @@ func TestPageByKeyboard(t *testing.T) {
 }
 
 // The page shows when its daemon is slow, does not answer, was restarted or has ended.
-//
-//suite:check
 func TestPageWithoutAnswers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts Chromium")
+	}
 	s := serve(t)
 	b := browser.Start(t)
 	s.delay.Store(int64(time.Second))
@@ -226,9 +230,10 @@ func TestPageWithoutAnswers(t *testing.T) {
 }
 
 // The size of the data does not depend on the number of files.
-//
-//suite:check
 func TestPageOfAMillionFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has a million files")
+	}
 	s := serve(t)
 	resp, err := http.Get(s.url + "/page.json")
 	if err != nil {

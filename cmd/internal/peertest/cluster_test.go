@@ -423,9 +423,10 @@ func (j *job) want() reader.Result {
 }
 
 // Without peers, N nodes read the source N times. This test also shows that everything is counted.
-//
-//suite:check
 func TestClusterWithoutPeers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

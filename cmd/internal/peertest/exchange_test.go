@@ -214,9 +214,10 @@ func (x *exchangers) received() (bytes int64) {
 
 // Jobs of PyTorch on four nodes, with two ranks each. Each sample is read once in each epoch, the source
 // serves each byte once, and what moves is what the plan says.
-//
-//suite:check
 func TestClusterExchanges(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	content := small
 	if long() {
@@ -258,9 +259,10 @@ func TestClusterExchanges(t *testing.T) {
 
 // A node is killed with its job in each phase, and both start again from that epoch, with the copies or
 // without. The jobs of the other nodes see no error, and none loses a sample.
-//
-//suite:check
 func TestClusterExchangeLosesANode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, content: small})
 	x := c.exchange(0.5, 1)
@@ -318,9 +320,10 @@ func TestClusterExchangeLosesANode(t *testing.T) {
 }
 
 // A job starts again from a checkpoint with fewer nodes.
-//
-//suite:check
 func TestClusterExchangeOfAnotherRoster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, content: small})
 	x := c.exchange(0.3, 1)

@@ -30,7 +30,7 @@ import (
 const once = 1.02
 
 // longEnv makes the tests longer: with any value, TestClusterLosesANode and TestClusterIsPartitioned do what
-// docs/reliability.md describes, and not what CI has time for.
+// docs/reliability.md describes, and not what `make check` has time for.
 const longEnv = "MILKWEED_TEST_LONG"
 
 func long() bool { return os.Getenv(longEnv) != "" }
@@ -153,9 +153,10 @@ func (n *node) counts() control.Peers {
 
 // All nodes read all files at the same time in different orders, and the source serves each byte
 // once.
-//
-//suite:check
 func TestClusterReadsTheSourceOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	for _, test := range []struct {
 		nodes   int
@@ -175,6 +176,9 @@ func TestClusterReadsTheSourceOnce(t *testing.T) {
 // One large file is owned in pieces: the source serves each byte once, and each node reads a part of it
 // and serves that to the others. After a restart, the pieces are still there.
 func TestClusterSharesOneFile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 2, content: single, quota: 0.6})
 	c.mount(c.peers()...)
@@ -195,9 +199,10 @@ const withoutGossip = "-opeers_gossip=false"
 
 // If the tiers of each node have room for the dataset, every node holds all of it after some time.
 // Then the nodes send nothing to each other.
-//
-//suite:check
 func TestClusterBecomesLocal(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 4})
 	c.mount(append(c.peers(), withoutGossip)...) // gossip would be traffic
@@ -239,9 +244,10 @@ func TestClusterBecomesLocal(t *testing.T) {
 
 // If the dataset fits into the tiers of all nodes together, and not into those of one, the source is
 // read in the first epoch only.
-//
-//suite:check
 func TestClusterSharesItsRoom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, quota: 1 / (0.9 * 4)})
 	c.mount(c.peers()...)
@@ -255,6 +261,9 @@ func TestClusterSharesItsRoom(t *testing.T) {
 
 // A small file of another node takes one request to that node.
 func TestClusterRequestsFilesOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 2})
 	user := c.nodes[1]
@@ -274,7 +283,7 @@ func TestClusterRequestsFilesOnce(t *testing.T) {
 }
 
 // longestStall is how long a read may take when a node is lost. The design needs less than 2 s, and
-// the machines of CI are slow; without failover, a read takes longer than this.
+// the machines of tests are slow; without failover, a read takes longer than this.
 const longestStall = 10 * time.Second
 
 // A loss is a way in which a node becomes unreachable.
@@ -299,9 +308,10 @@ var lossy = shape{nodes: 4, quota: 0.5, source: simpfs.Speed{Latency: time.Milli
 
 // A node is lost at some moment of the first epoch. No job on another node sees an error or a wrong
 // byte, and nothing is read from the source again but what only the lost node held.
-//
-//suite:check
 func TestClusterLosesANode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	count := len(losses)
 	if long() {
@@ -424,9 +434,10 @@ func (n *node) copies(f func(name string, size int64)) {
 
 // Nodes share their tiers, and survive the loss of one of them, if there is no gossip and if UDP
 // packets are dropped.
-//
-//suite:check
 func TestClusterWithoutGossip(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	for name, mount := range map[string]func(*cluster){
 		"gossip off": func(c *cluster) { c.mount(append(c.peers(), withoutGossip)...) },
@@ -448,9 +459,10 @@ func TestClusterWithoutGossip(t *testing.T) {
 
 // In a partition, each side reads from the source what the other side has, and no job sees an error.
 // Some time after it, nothing is read from the source any more.
-//
-//suite:check
 func TestClusterIsPartitioned(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	duration := 5 * time.Second
 	if long() {
@@ -479,9 +491,10 @@ func TestClusterIsPartitioned(t *testing.T) {
 }
 
 // After a restart of one node or of all nodes, the source is not read.
-//
-//suite:check
 func TestClusterRestarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 4, quota: 0.4})
 	c.mount(c.peers()...)
@@ -498,9 +511,10 @@ func TestClusterRestarts(t *testing.T) {
 // Two jobs with different datasets on the same nodes never mix them, although the names, sizes and
 // times of the files are the same. This also holds if one job has an address of the other in its
 // roster.
-//
-//suite:check
 func TestClusterMixesNoJobs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	one := newCluster(t, shape{nodes: 3})
 	one.mount(one.peers()...)
@@ -534,9 +548,10 @@ func TestClusterMixesNoJobs(t *testing.T) {
 
 // A node with another secret or another roster is refused. It reads the source for itself, and the
 // other nodes read it once between them.
-//
-//suite:check
 func TestClusterRefuses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	for name, args := range map[string]func(*cluster) []string{
 		"other secret": func(c *cluster) []string {
@@ -570,9 +585,10 @@ func TestClusterRefuses(t *testing.T) {
 }
 
 // A node that speaks another version of the protocol is bypassed.
-//
-//suite:check
 func TestClusterOfTwoProtocols(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of daemons")
+	}
 	t.Parallel()
 	c := newCluster(t, shape{nodes: 3})
 	stranger := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

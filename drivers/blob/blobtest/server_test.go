@@ -20,9 +20,10 @@ import (
 )
 
 // Objects can be put, removed and listed on a server of each kind.
-//
-//suite:check
 func TestServers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of every kind")
+	}
 	Each(t, func(t *testing.T, s *Server) {
 		s.MakeBucket(t, "bucket")
 		s.MakeBucket(t, "other")
@@ -47,9 +48,10 @@ func TestServers(t *testing.T) {
 }
 
 // Signatures stay valid through a Proxy, and connections are reused.
-//
-//suite:check
 func TestServersThroughProxy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers of every kind")
+	}
 	Each(t, func(t *testing.T, s *Server) {
 		p := NewProxy(t, s.URL, Plan{})
 		proxied := s.At(t, p.URL)

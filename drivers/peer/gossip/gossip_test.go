@@ -355,9 +355,10 @@ func TestPartition(t *testing.T) {
 }
 
 // All works over TCP if no UDP packet arrives.
-//
-//suite:check
 func TestWithoutUDP(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for time limits of members")
+	}
 	g := newGroup(t, 3)
 	g.tune = patient
 	all := make(map[string]*Members)
@@ -502,9 +503,10 @@ func sockets(t *testing.T) (n int) {
 }
 
 // Many members need few goroutines each.
-//
-//suite:check
 func TestManyMembers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("has 32 members")
+	}
 	const n = 32
 	g := newGroup(t, n)
 	g.tune = func(c *memberlist.Config) { // this machine has few cores

@@ -95,9 +95,10 @@ END
 `
 
 // Each example in a help text works.
-//
-//suite:check
 func TestExamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs every page and example of the documentation")
+	}
 	t.Parallel()
 	drivertest.Need(t, "root", "unshare", "jq", "mountpoint")
 	const name = "docs/reference/commands.md"

@@ -56,9 +56,10 @@ func slurmPage(t *testing.T, p *Page) {
 }
 
 // Each command in the tutorial and in a how-to guide is run, and prints what the page shows.
-//
-//suite:check
 func TestPages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs every page and example of the documentation")
+	}
 	for _, path := range slices.Sorted(maps.Keys(pages)) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()

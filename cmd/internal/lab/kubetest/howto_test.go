@@ -9,9 +9,10 @@ import (
 )
 
 // The kubectl of this package finds mistakes of a page.
-//
-//suite:check
 func TestHowToFindsMistakes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("reads the schemas of Kubernetes")
+	}
 	schemas(t) // skips
 	mistakes := map[string]struct{ commands, says string }{
 		"no namespace":    {"kubectl delete namespace milkweed; kubectl apply -k csi", "refers to namespace/milkweed"},
@@ -61,9 +62,10 @@ func TestHowToFindsMistakes(t *testing.T) {
 }
 
 // Each command line in the manifests is accepted by the programs, and wrong ones are refused.
-//
-//suite:check
 func TestCommandsOfManifests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("reads the schemas of Kubernetes")
+	}
 	schemas(t) // skips
 	programs := Programs(t)
 	counts := make(map[string]int)

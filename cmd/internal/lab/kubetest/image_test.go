@@ -19,9 +19,10 @@ const maxImage = 45e6
 // The image has the programs, the folders for their sockets, and nothing else. What it has suffices: it
 // mounts a dataset in a container without a shell, /etc/passwd and fusermount3, with no capability but
 // CAP_SYS_ADMIN and those with which the test changes the root and the user.
-//
-//suite:check
 func TestImage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds an image")
+	}
 	i := BuildImage(t)
 	t.Run("files", func(t *testing.T) {
 		var got []string
