@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -421,6 +422,14 @@ func TestACLRoundTrips(t *testing.T) {
 	if got := r.levels.Source().Stats().ACLs; got != 211 {
 		t.Errorf("requests at the source: got %d, want 211", got)
 	}
+}
+
+// The kernel denies access to a file whose ACL the source does not return, although its mode allows it.
+func TestUnknownACLDenies(t *testing.T) {
+	drivertest.Need(t, "root", "setpriv")
+	r := newTripRig(t, func(f *fileSystem) { f.acls = true })
+	r.faults.Add(drivertest.Rule{Op: drivertest.OpACL, Name: "d0/00", Err: syscall.EIO})
+	r.sh(`setpriv --reuid=77 --regid=77 --clear-groups sh -c 'cat "$1/d0/01" && ! cat "$1/d0/00"' sh "$1"`)
 }
 
 // Each access(2) is a round trip. Listing, opening and reading cause none of them.
