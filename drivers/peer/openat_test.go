@@ -143,7 +143,7 @@ func TestExchangeOf(t *testing.T) {
 	}
 }
 
-// A node that does not answer is asked once, for a second at least, and is then skipped by everybody.
+// A node that does not answer is asked once, for about a second, and is then skipped by everybody.
 func TestExchangeOfADeadNode(t *testing.T) {
 	r, _, _, name, data := threeNodes(t, 1000)
 	l, err := net.Listen("tcp", "127.0.0.1:0") // which accepts nothing
@@ -156,8 +156,8 @@ func TestExchangeOfADeadNode(t *testing.T) {
 	if got, err := r.nodes[0].ExchangeOf(t.Context(), 1); err == nil || errors.Is(err, errSkipped) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
-	if took := time.Since(began); took < pingTimeout {
-		t.Errorf("it took %v, want %v at least", took, pingTimeout)
+	if took := time.Since(began); took < pingTimeout || !testing.Short() && took > 10*pingTimeout { // a busy machine takes longer
+		t.Errorf("it took %v, want about %v", took, pingTimeout)
 	}
 	if _, err := r.nodes[0].ExchangeOf(t.Context(), 1); !errors.Is(err, errSkipped) {
 		t.Errorf("the second time: %v", err)
