@@ -18,6 +18,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -116,17 +117,14 @@ func TestAbort(t *testing.T) {
 	h.close()
 }
 
-// abort aborts the connection of the mount through fusectl. It skips the test if this process
-// may not mount fusectl.
+// abort aborts the connection of the mount. It skips the test if this process may not do so.
 func (s *stack) abort() {
 	s.t.Helper()
-	control := s.t.TempDir()
-	if err := unix.Mount("none", control, "fusectl", 0, ""); err != nil {
-		drivertest.Skipf(s.t, "cannot mount fusectl: %v", err)
+	err := s.control.Abort()
+	if errors.Is(err, fusectl.ErrNone) {
+		drivertest.Skipf(s.t, "%v", err)
 	}
-	defer unix.Unmount(control, 0)
-	id := sh(s.t, `awk -v p="$1" '$5 == p { split($3, dev, ":"); print dev[2] }' /proc/self/mountinfo`, s.point)
-	s.check(os.WriteFile(filepath.Join(control, strings.TrimSpace(id), "abort"), []byte("1"), 0))
+	s.check(err)
 }
 
 // A child process of the server does not inherit the connection, which it would keep alive after

@@ -3,13 +3,11 @@ package fs
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"log"
 	"log/slog"
-	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
 // The kernel rejects a malformed reply, such as one with an errno out of range, before it looks for
@@ -79,22 +77,7 @@ func (l *lostReplies) await(ctx context.Context, after time.Duration, waiting fu
 
 // AwaitLostReply returns nil when a request of the kernel will never get a reply, which only a fault
 // of this package or of go-fuse causes. The mount should be aborted then. Otherwise it returns the
-// error of ctx, or of reading the state of the connection. dev is the device number of the mount.
-func (m *Mount) AwaitLostReply(ctx context.Context, dev uint64) error {
-	return m.replies.await(ctx, lostAfter, func() (int, error) { return waiting(dev) }, m.fs.inFlight.len)
-}
-
-// waiting returns the number of requests for whose reply the kernel waits.
-func waiting(dev uint64) (int, error) {
-	fd, err := openControl(dev, "waiting", unix.O_RDONLY)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(fd)
-	var buf [32]byte
-	n, err := unix.Read(fd, buf[:])
-	if err != nil {
-		return 0, fmt.Errorf("read the number of requests: %w", err)
-	}
-	return strconv.Atoi(string(bytes.TrimSpace(buf[:n])))
+// error of ctx, or of reading the state of c, the connection of the mount.
+func (m *Mount) AwaitLostReply(ctx context.Context, c *fusectl.Connection) error {
+	return m.replies.await(ctx, lostAfter, c.Waiting, m.fs.inFlight.len)
 }

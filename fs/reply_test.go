@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
 // If go-fuse cannot empty a pipe, because it cannot open /dev/null, replies are not spliced.
@@ -142,6 +143,11 @@ func TestLostReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	connection, err := fusectl.Open(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
 	cmd := exec.Command("cat", point+"/f")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -150,11 +156,11 @@ func TestLostReply(t *testing.T) {
 	go func() { ended <- cmd.Wait() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	err = lost.await(ctx, time.Second, func() (int, error) { return waiting(dev) }, func() int { return 0 })
+	err = lost.await(ctx, time.Second, connection.Waiting, func() int { return 0 })
 	if err != nil {
 		t.Errorf("got %v, want a lost reply", err)
 	}
-	if err := Abort(dev); err != nil {
+	if err := connection.Abort(); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err == nil {

@@ -28,6 +28,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -378,7 +379,7 @@ type stack struct {
 	names   *metadata.Container
 	handler *placement.Handler
 	mount   *fs.Mount
-	dev     uint64 // of the mount
+	control *fusectl.Connection // of the mount; nil without the right to have it
 
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -506,7 +507,7 @@ func (s *stack) start() {
 	}
 	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Xattrs: s.opts.xattrs, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
 	s.check(err)
-	s.dev = s.device()
+	s.control, _ = fusectl.Open(s.device())
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
 
@@ -536,14 +537,22 @@ func (s *stack) end() {
 	for _, f := range append(s.to, s.from) {
 		f.Clear()
 	}
-	if err := s.mount.Unmount(); err != nil {
+	err := s.mount.Unmount()
+	for range 500 { // a process that another test starts has a copy of a descriptor of the mount until exec
+		if !errors.Is(err, syscall.EBUSY) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+		err = s.mount.Unmount()
+	}
+	if err != nil {
 		s.t.Errorf("unmount: %v", err)
 		s.mount.Detach()
 	}
 	select {
 	case <-s.mount.Ended():
 	case <-time.After(10 * time.Second): // a mount namespace of another program has a copy of the mount
-		s.check(fs.Abort(s.dev))
+		s.check(s.control.Abort())
 	}
 	s.shut()
 }
@@ -553,6 +562,7 @@ func (s *stack) shut() {
 	s.t.Helper()
 	s.stop()
 	s.running.Wait()
+	s.control.Close()
 	for _, store := range s.stores {
 		s.check(closeUnshared(store))
 	}

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"os/exec"
 
 	"golang.org/x/sys/unix"
@@ -21,58 +19,6 @@ func Unmount(ctx context.Context, point string, lazy bool) error {
 		err = fusermount(ctx, point, lazy)
 	}
 	return err
-}
-
-// Abort ends the connection of the FUSE file system with a device number, wherever it is mounted:
-// requests in flight and later ones fail with ECONNABORTED or ENOTCONN. Root needs no mount of
-// fusectl, another user needs it on /sys/fs/fuse/connections. The end of the daemon has the same
-// effect.
-func Abort(dev uint64) error {
-	fd, err := openControl(dev, "abort", unix.O_WRONLY)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	_, err = unix.Write(fd, []byte("1"))
-	return err
-}
-
-// openControl opens a file that the kernel has for the connection of the FUSE file system with a
-// device number: see Documentation/filesystems/fuse.rst of the kernel.
-func openControl(dev uint64, file string, flags int) (int, error) {
-	name := fmt.Sprintf("%d/%s", unix.Minor(dev), file)
-	path := "/sys/fs/fuse/connections/" + name
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
-	if err == nil {
-		return fd, nil
-	}
-	if err != unix.ENOENT {
-		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	control, err := fusectl()
-	if err != nil {
-		return -1, fmt.Errorf("mount fusectl: %w", err)
-	}
-	defer unix.Close(control)
-	fd, err = unix.Openat(control, name, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return fd, nil
-}
-
-// fusectl mounts the file system that controls FUSE connections, at no path, and returns its root.
-// The mount ends with the descriptor.
-func fusectl() (int, error) {
-	config, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return -1, err
-	}
-	defer unix.Close(config)
-	if err := unix.FsconfigCreate(config); err != nil {
-		return -1, err
-	}
-	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
 }
 
 // unmountDirect calls umount2(2). The error matches unix.EPERM if this process may not call it.

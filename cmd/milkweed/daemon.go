@@ -29,6 +29,7 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -50,17 +51,18 @@ type daemon struct {
 
 	manifests *manifest.Driver // has those of the generations; nil: they have none
 
-	tiers   openTiers
-	peers   *peering
-	service check.Service // how the kernel reads files
-	levels  *tiers.Hierarchy
-	names   *metadata.Container
-	saved   snapshotKeeper
-	handler *placement.Handler
-	mount   *fs.Mount
-	dev     uint64 // device number of the mount; 0: not known, because another process has mounted it
-	how     mounting
-	memory  memoryPlan
+	tiers      openTiers
+	peers      *peering
+	service    check.Service // how the kernel reads files
+	levels     *tiers.Hierarchy
+	names      *metadata.Container
+	saved      snapshotKeeper
+	handler    *placement.Handler
+	mount      *fs.Mount
+	connection *fusectl.Connection // of the mount; nil: not known
+	dev        uint64              // device number of the mount; 0: not known, because another process has mounted it
+	how        mounting
+	memory     memoryPlan
 
 	reloading
 
@@ -221,8 +223,13 @@ func (d *daemon) mountFS(socket string) (err error) {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
 	}
 	if d.adopts() {
-		d.dev = fs.Connection(d.how.device)
-		d.avoidOwnMount()
+		dev := fs.Connection(d.how.device)
+		connection, err := fusectl.Open(dev)
+		if errors.Is(fs.CheckDevice(d.how.device), fs.ErrNotMounted) { // the number may be that of another file system by now
+			connection.Close()
+			connection = nil
+		}
+		d.mounted(dev, connection, err)
 		return nil
 	}
 	table, err := mounts.Read(mounts.Self)
@@ -234,13 +241,18 @@ func (d *daemon) mountFS(socket string) (err error) {
 		d.unmount()
 		return fmt.Errorf("mount %s: %w", d.cfg.Mount.Point, err)
 	}
-	d.dev = m.Dev
-	d.avoidOwnMount()
+	connection, err := mounts.Connection(m.Dev, m.Point)
+	d.mounted(m.Dev, connection, err)
 	return nil
 }
 
-// avoidOwnMount keeps the source from being read through the mount, if that hides its path.
-func (d *daemon) avoidOwnMount() {
+// mounted takes over the file system dev, which has been mounted, with its connection, or the reason why
+// there is none. It keeps the source from being read through the mount, if that hides its path.
+func (d *daemon) mounted(dev uint64, connection *fusectl.Connection, err error) {
+	d.dev, d.connection = dev, connection
+	if err != nil {
+		d.log.Info("only the end of this process can end the mount where others use it", "err", err)
+	}
 	if dir, ok := d.source.(*posix.Dir); ok {
 		dir.Avoid(d.dev)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // archive returns the files of an archive of debug, which only its owner can read.
@@ -146,7 +147,7 @@ func TestDebugWithoutAnswer(t *testing.T) {
 	s.write("d/f", 1000)
 	s.mount("64MiB")
 	pid := s.status().PID
-	s.check(unix.Kill(pid, unix.SIGSTOP))
+	drivertest.Stop(t, pid)
 	stopped, killed := filepath.Join(s.dir, "stopped.tar.gz"), filepath.Join(s.dir, "killed.tar.gz")
 	start := time.Now()
 	r := s.try("debug", "-o", stopped, s.point)

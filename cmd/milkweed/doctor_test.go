@@ -14,6 +14,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/doctor"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // examined runs doctor on the mount, with an exit code.
@@ -178,7 +179,7 @@ func TestDoctorWithoutAnswer(t *testing.T) {
 	s.write("f", 10)
 	s.mount("64MiB")
 	pid := s.status().PID
-	s.check(unix.Kill(pid, unix.SIGSTOP))
+	drivertest.Stop(t, pid)
 	start := time.Now()
 	got := s.try("doctor", s.point)
 	if took := time.Since(start); got.code != exit.NotMounted || !strings.Contains(got.stderr, "hangs") || !strings.Contains(got.stderr, "umount --force") || took > 6*doctor.Timeout {

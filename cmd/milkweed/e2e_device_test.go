@@ -23,12 +23,12 @@ func openDevice(s *site) *os.File {
 	return f
 }
 
-// mountDevice mounts a new /dev/fuse on the mount point, as root.
-func mountDevice(s *site) *os.File {
+// mountDevice mounts a new /dev/fuse on point, as root.
+func mountDevice(s *site, point string) *os.File {
 	s.t.Helper()
 	f := openDevice(s)
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=1048576,allow_other,default_permissions", f.Fd())
-	s.check(unix.Mount(s.source, s.point, fs.Type, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY, data))
+	s.check(unix.Mount(s.source, point, fs.Type, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY, data))
 	return f
 }
 
@@ -54,7 +54,7 @@ func TestFuseFD(t *testing.T) {
 	dataset := varied(s)
 	s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)
 	name := s.dir + "/elsewhere/mount"
-	d := serveDevice(s, mountDevice(s), name)
+	d := serveDevice(s, mountDevice(s, s.point), name)
 	s.asNobody()
 	s.eventually("the daemon answers", func() bool { return s.try("status", name).code == 0 })
 	s.wrapper = nil // other users read, too
@@ -112,7 +112,7 @@ func TestFuseFDEnds(t *testing.T) {
 			s := newSite(t)
 			s.write("large.tfrecord", 40<<20)
 			s.sh(`chown -R "$2:$2" "$1"`, s.dir, nobody)
-			d := serveDevice(s, mountDevice(s), s.dir+"/elsewhere")
+			d := serveDevice(s, mountDevice(s, s.point), s.dir+"/elsewhere")
 			s.must("head", "-c1", s.point+"/large.tfrecord")
 			end(s, d)
 			d.wait()
@@ -146,7 +146,7 @@ func TestFuseFDErrors(t *testing.T) {
 		}
 	}
 
-	device := mountDevice(s)
+	device := mountDevice(s, s.point)
 	dup, err := unix.Dup(int(device.Fd()))
 	s.check(err)
 	d := serveDevice(s, device, s.dir+"/first")

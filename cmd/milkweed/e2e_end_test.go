@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -19,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/fs"
 )
 
 // A foreground is a daemon that runs in the foreground, as a child of the test.
@@ -258,6 +261,97 @@ func TestMetrics(t *testing.T) {
 	d.cmd.Process.Signal(unix.SIGTERM)
 	d.wait()
 	s.wantNothing()
+}
+
+// The kernel gives the device number of a file system that has ended to the next one. If that happens
+// during `milkweed umount`, the command does not end that one, and waits for its own daemon. A command
+// that lacks CAP_SYS_ADMIN calls fusermount3, which is here a script that lets the test unmount.
+func TestUmountSparesOthers(t *testing.T) {
+	drivertest.Need(t, "root", "setpriv")
+	const connections = "/sys/fs/fuse/connections" // the command cannot mount fusectl itself
+	if err := unix.Mount("none", connections, "fusectl", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(connections, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, flags := range [][]string{nil, {"--force"}} {
+		t.Run(fmt.Sprint("umount", flags), func(t *testing.T) {
+			s, other := newSite(t), newSite(t)
+			s.write("f", 1000)
+			s.mount("1MiB")
+			pid := s.status().PID
+			bin, called, done := s.dir+"/bin", s.dir+"/called", s.dir+"/done"
+			s.check(os.Mkdir(bin, 0o755))
+			s.check(os.WriteFile(bin+"/fusermount3", fmt.Appendf(nil, "#!/bin/sh\ntouch %s\nuntil [ -e %s ]; do sleep 0.01; done\n", called, done), 0o755))
+			cmd := s.command(append([]string{"setpriv", "--bounding-set=-sys_admin", "--", s.program, "umount", s.point}, flags...)...)
+			var stderr bytes.Buffer
+			cmd.Stderr, cmd.Env = &stderr, append(s.env, "PATH="+bin+":"+os.Getenv("PATH"))
+			s.check(cmd.Start())
+			returned := make(chan error, 1)
+			go func() { returned <- cmd.Wait() }()
+			s.eventually("umount calls fusermount3", func() bool { _, err := os.Stat(called); return err == nil })
+			drivertest.Stop(t, pid)
+			s.check(unix.Unmount(s.point, 0))
+			s.check(other.mountMany(func() {
+				s.check(os.WriteFile(done, nil, 0o644))
+				select {
+				case err := <-returned:
+					t.Errorf("umount has returned before the end of its daemon: %v %s", err, &stderr)
+					returned <- err
+				case <-time.After(500 * time.Millisecond):
+				}
+				s.check(unix.Kill(pid, unix.SIGCONT))
+				if err := <-returned; err != nil {
+					t.Errorf("%v: %s", err, &stderr)
+				}
+			}))
+			s.wantNothing()
+		})
+	}
+}
+
+// The same for a daemon that learns of its end late, and then gets a signal, too.
+func TestDaemonSparesOthers(t *testing.T) {
+	s, other := newSite(t), newSite(t)
+	s.write("f", 1000)
+	for range 6 {
+		d := serveInForeground(s, "1MiB")
+		drivertest.Stop(t, d.cmd.Process.Pid)
+		s.check(unix.Unmount(s.point, 0))
+		s.check(other.mountMany(func() {
+			s.check(d.cmd.Process.Signal(unix.SIGTERM))
+			s.check(d.cmd.Process.Signal(unix.SIGCONT))
+			d.wait()
+		}))
+	}
+	s.wantNothing()
+}
+
+// mountMany mounts so many file systems that a device number which is free again is soon used, and calls
+// meanwhile, unless it is nil. The error is that of a mount that another process has ended.
+func (s *site) mountMany(meanwhile func()) error {
+	var devices []*os.File
+	for i := range 20 {
+		point := fmt.Sprintf("%s/%d", s.point, i)
+		s.check(os.MkdirAll(point, 0o755))
+		devices = append(devices, mountDevice(s, point))
+		time.Sleep(time.Millisecond)
+	}
+	if meanwhile != nil {
+		meanwhile()
+	}
+	var errs []error
+	for _, device := range devices {
+		errs = append(errs, fs.CheckDevice(int(device.Fd())))
+	}
+	s.unmountAll()
+	for _, device := range devices {
+		device.Close()
+	}
+	return errors.Join(errs...)
 }
 
 // Umount --all unmounts all mounts, also if one of them is in use. With --dry-run it only names the users.

@@ -77,9 +77,9 @@ func (d *daemon) unmount() {
 	if d.adopts() {
 		return
 	}
-	points := []string{d.cfg.Mount.Point}
-	if table, err := mounts.Read(mounts.Self); err == nil {
-		points = table.Points(d.dev)
+	points, err := d.points()
+	if err != nil {
+		points = []string{d.cfg.Mount.Point}
 	}
 	for _, point := range slices.Backward(points) {
 		unmount := d.mount.Unmount
@@ -94,6 +94,24 @@ func (d *daemon) unmount() {
 			d.log.Error("unmount", "point", point, "err", err)
 		}
 	}
+}
+
+// points returns the mount points of the file system in this mount namespace, the first one first. After
+// the end of the mount there are none, although its device number may be that of another file system.
+func (d *daemon) points() ([]string, error) {
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-d.mount.Ended():
+		return nil, nil
+	default:
+	}
+	if !d.connection.Live() {
+		return nil, nil
+	}
+	return table.Points(d.dev), nil
 }
 
 // release stops serving other nodes, ends the background work, saves the metadata, and unlocks the
@@ -164,7 +182,7 @@ func (d *daemon) inUse() bool {
 // abort ends the connection in all mount namespaces.
 func (d *daemon) abort(reason string) {
 	d.log.Info("ending the mount in all mount namespaces", "reason", reason)
-	if err := fs.Abort(d.dev); err != nil {
+	if err := d.connection.Abort(); err != nil {
 		d.log.Info("the end of the process ends it", "err", err)
 		return
 	}

@@ -276,7 +276,7 @@ func TestTopInATerminal(t *testing.T) {
 	tmux("resize-window", "-x", "60", "-y", "10")
 	screen("LEVEL", "more rows: Down")
 	pid := s.status().PID
-	s.check(unix.Kill(pid, unix.SIGSTOP))
+	drivertest.Stop(t, pid)
 	screen("no answer for")
 	s.check(unix.Kill(pid, unix.SIGCONT))
 	screen("ready", "LEVEL")

@@ -143,13 +143,17 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 	if m.Dev == 0 {
 		return umountNamed(ctx, m, d, force)
 	}
+	// After the unmount, the device number may be that of another file system. This user may lack the
+	// privilege for the connection: the daemon can end itself.
+	connection, _ := mounts.Connection(m.Dev, m.Point)
+	defer connection.Close()
 	if err := unmount(ctx, m, lazy || force); err != nil {
 		return err
 	}
-	if table, err := mounts.Read(mounts.Self); err == nil && table.Has(m.Dev) && !force {
+	if table, err := mounts.Read(mounts.Self); err == nil && table.Has(m.Dev) && connection.Live() && !force {
 		return nil // it was one of several mount points, as of mount --bind
 	}
-	if force && fs.Abort(m.Dev) != nil { // this user may lack the privilege; the daemon can end itself
+	if force && connection.Abort() != nil {
 		d.shutdown(ctx, true)
 	} else {
 		d.shutdown(ctx, false)

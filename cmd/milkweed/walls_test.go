@@ -36,7 +36,8 @@ var walls = []struct {
 	{"metadata", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers"}, nil},
 	{"placement/exchange", nil, nil},
 	{"placement", []string{"drivers", "drivers/limit", "drivers/panics", "drivers/readahead", "drivers/refcount", "drivers/sequential", "tiers", "metadata", "placement/exchange"}, nil},
-	{"fs", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"fs/fusectl", nil, []string{"golang.org/x/sys/"}},
+	{"fs", []string{"drivers", "drivers/panics", "drivers/refcount", "fs/fusectl", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
 	{"fs/pfs", []string{"drivers", "drivers/limit", "drivers/panics"}, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"fs/faultdisk", nil, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
@@ -44,9 +45,9 @@ var walls = []struct {
 	{"cmd/internal/dataset", nil, nil},
 	{"cmd/internal/reader", []string{"cmd/internal/child", "cmd/internal/dataset", "cmd/internal/exit"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
 	{"cmd/internal/paths", nil, nil},
-	{"cmd/internal/mounts", []string{"cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
-	{"cmd/internal/procs", []string{"cmd/internal/mounts", "cmd/internal/paths"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
-	{"cmd/milkweed-k8s", []string{"cmd/internal/child", "cmd/internal/exit", "cmd/internal/mounts", "cmd/internal/paths", "cmd/internal/procs", "drivers/panics"}, kubernetes},
+	{"cmd/internal/mounts", []string{"cmd/internal/paths", "fs/fusectl"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"cmd/internal/procs", []string{"cmd/internal/mounts", "cmd/internal/paths", "fs/fusectl"}, []string{"github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
+	{"cmd/milkweed-k8s", []string{"cmd/internal/child", "cmd/internal/exit", "cmd/internal/mounts", "cmd/internal/paths", "cmd/internal/procs", "drivers/panics", "fs/fusectl"}, kubernetes},
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths", "drivers/peer/roster"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
 

@@ -67,7 +67,7 @@ func (d *daemon) watch(ctx context.Context) {
 
 // watchReplies ends the daemon when a request will never get a reply, until ctx is done.
 func (d *daemon) watchReplies(ctx context.Context) {
-	err := d.mount.AwaitLostReply(ctx, d.dev)
+	err := d.mount.AwaitLostReply(ctx, d.connection)
 	switch {
 	case err == nil:
 		d.die("the kernel waits for a reply that it has rejected")
@@ -130,6 +130,6 @@ func (d *daemon) die(reason string) {
 	var stacks bytes.Buffer
 	pprof.Lookup("goroutine").WriteTo(&stacks, 1)
 	d.log.Error("the daemon ends: "+reason, "stacks", stacks.String())
-	fs.Abort(d.dev)
+	d.connection.Abort()
 	os.Exit(1)
 }

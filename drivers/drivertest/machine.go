@@ -5,9 +5,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // AllEnv is an environment variable. If it is set, no test may skip because this machine lacks something:
@@ -91,4 +94,20 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 		}
 		pause = min(2*pause, 20*time.Millisecond)
 	}
+}
+
+// Stop sends SIGSTOP to a process, and returns when all of its threads have stopped.
+func Stop(t testing.TB, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, "all threads have stopped", func() bool {
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		return len(files) > 0 && !slices.ContainsFunc(files, func(file string) bool {
+			stat, err := os.ReadFile(file)
+			_, state, _ := strings.Cut(string(stat), ") ")
+			return err == nil && !strings.HasPrefix(state, "T")
+		})
+	})
 }

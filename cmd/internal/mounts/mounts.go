@@ -3,7 +3,10 @@
 package mounts
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -14,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
 // A Mount is one line of the table.
@@ -92,6 +96,24 @@ func (t Table) Points(dev uint64) (points []string) {
 		}
 	}
 	return points
+}
+
+// ErrNotMounted is the error of Connection if the file system is not mounted there any more.
+var ErrNotMounted = errors.New("it is not mounted any more")
+
+// Connection returns the connection of the FUSE file system dev, which is mounted at point in this
+// mount namespace. The caller closes it.
+func Connection(dev uint64, point string) (*fusectl.Connection, error) {
+	c, openErr := fusectl.Open(dev)
+	t, err := Read(Self) // after the open: the number may be that of another file system by now
+	if m, ok := t.At(point); err == nil && (!ok || m.Dev != dev) {
+		err = fmt.Errorf("%s: %w", point, ErrNotMounted)
+	}
+	if err = cmp.Or(err, openErr); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
 }
 
 // AwaitUnmount returns nil when the file system dev is not mounted any more in the mount namespace

@@ -1,0 +1,117 @@
+// Package fusectl controls connections of FUSE file systems, also those of other processes. See
+// Documentation/filesystems/fuse.rst of the kernel.
+package fusectl
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Connection is that of one FUSE file system. It never becomes that of another, although the kernel
+// gives the device number of a file system that has ended to the next one. Its methods may be called
+// concurrently, except Close. Errors of a nil Connection are ErrNone.
+type Connection struct {
+	dir int // a descriptor of the directory that the kernel has for the connection
+}
+
+// ErrNone is the error of a nil Connection.
+var ErrNone = errors.New("the FUSE connection cannot be controlled")
+
+// Open returns the connection of the FUSE file system with a device number, wherever it is mounted. The
+// caller must see afterwards that it is still mounted, and closes the connection. Root needs no mount
+// of fusectl, another user needs it on /sys/fs/fuse/connections.
+func Open(dev uint64) (*Connection, error) {
+	const connections = "/sys/fs/fuse/connections" // read-only in many containers
+	root, mountErr := mount()
+	if mountErr != nil {
+		var err error
+		if root, err = unix.Open(connections, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+			return nil, errors.Join(fmt.Errorf("mount fusectl: %w", mountErr), &fs.PathError{Op: "open", Path: connections, Err: err})
+		}
+	}
+	defer unix.Close(root)
+	name := strconv.FormatUint(uint64(unix.Minor(dev)), 10)
+	dir, err := unix.Openat(root, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: connections + "/" + name, Err: err}
+	}
+	return &Connection{dir}, nil
+}
+
+// Close gives the connection back. The file system goes on.
+func (c *Connection) Close() error {
+	if c == nil {
+		return ErrNone
+	}
+	return unix.Close(c.dir)
+}
+
+// Abort ends the connection: requests in flight and later ones fail with ECONNABORTED or ENOTCONN. The
+// end of the daemon has the same effect. If the connection has ended, the error is nil or matches
+// fs.ErrNotExist.
+func (c *Connection) Abort() error {
+	fd, err := c.open("abort", unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = unix.Write(fd, []byte("1"))
+	return err
+}
+
+// Live reports whether the connection is that of a file system that is mounted somewhere. It is true if
+// that cannot be known.
+func (c *Connection) Live() bool {
+	_, err := c.Waiting()
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// Waiting returns the number of requests for whose reply the kernel waits. If the connection has ended,
+// the error matches fs.ErrNotExist.
+func (c *Connection) Waiting() (int, error) {
+	fd, err := c.open("waiting", unix.O_RDONLY)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	var buf [32]byte
+	n, err := unix.Read(fd, buf[:])
+	if err == nil && n == 0 { // it has ended since the open
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the number of requests: %w", err)
+	}
+	return strconv.Atoi(string(bytes.TrimSpace(buf[:n])))
+}
+
+// open opens a file of the connection.
+func (c *Connection) open(file string, flags int) (int, error) {
+	if c == nil {
+		return -1, ErrNone
+	}
+	fd, err := unix.Openat(c.dir, file, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: file + " of a FUSE connection", Err: err}
+	}
+	return fd, nil
+}
+
+// mount mounts the file system that controls FUSE connections, at no path, and returns its root.
+// The mount ends with the descriptor.
+func mount() (int, error) {
+	config, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(config)
+	if err := unix.FsconfigCreate(config); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
+}
