@@ -91,7 +91,11 @@ type plugin struct {
 	log          *slog.Logger
 
 	targets, keys locks      // one request at a time for a target, and for a key; targets first
-	table         sync.Mutex // held while mounts are found and bound, and while one is removed
+	table         sync.Mutex // held while mounts are found and bound, and while one is made or removed
+
+	// owners has the keys of the volumes, by the device numbers of their file systems, which the kernel
+	// uses again. Those of mounts from before the start of the plugin are missing. table guards it.
+	owners map[uint64]string
 }
 
 // run serves the endpoint until ctx is done.

@@ -39,7 +39,7 @@ const stopTime = 10 * time.Second
 type daemon struct {
 	key    string
 	source string
-	device uint64 // the device number of the file system
+	device uint64 // of the file system; 0: it has ended, and another one has the number. mounter.mu guards it
 	log    *slog.Logger
 
 	cmd     *exec.Cmd

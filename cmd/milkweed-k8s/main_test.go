@@ -177,6 +177,17 @@ func (n *node) daemons() (pids []int) {
 	return pids
 }
 
+// daemonOf returns the process ID of the daemon of a source, or 0.
+func (n *node) daemonOf(source string) int {
+	for _, pid := range n.daemons() {
+		words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if bytes.Contains(words, []byte("\x00"+source+"\x00")) {
+			return pid
+		}
+	}
+	return 0
+}
+
 // start starts a command of milkweed-k8s in a mount namespace of its own, as in a pod. Mounts in the
 // folder of kubelet propagate in both directions if the user uid is 0. Any other user has no capability,
 // and sees no mounts.

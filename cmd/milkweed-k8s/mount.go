@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
@@ -108,10 +107,12 @@ func statfs(ctx context.Context, path string) (unix.Statfs_t, error) {
 	}
 }
 
-// mountDevice mounts a new /dev/fuse at target, and returns its descriptor and the device number of the
-// file system. The caller closes the descriptor. Every user may read the mount, as the permission bits
-// of the files allow: a pod has any user.
-func mountDevice(target string, v volume, uid int) (device *os.File, dev uint64, err error) {
+// mountDevice mounts a new /dev/fuse at target for the volume with a key, and returns its descriptor and
+// the device number of the file system. The caller closes the descriptor. Every user may read the mount,
+// as the permission bits of the files allow: a pod has any user.
+func (p *plugin) mountDevice(target, key string, v volume) (device *os.File, dev uint64, err error) {
+	p.table.Lock()
+	defer p.table.Unlock()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, 0, status.Errorf(codes.FailedPrecondition, "open /dev/fuse: %v; load the module fuse on the node", err)
@@ -120,7 +121,7 @@ func mountDevice(target string, v volume, uid int) (device *os.File, dev uint64,
 	if v.noExec() {
 		flags |= unix.MS_NOEXEC
 	}
-	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=0,max_read=%d,allow_other,default_permissions", fd, uid, maxRequest)
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=0,max_read=%d,allow_other,default_permissions", fd, p.mounter.uid, maxRequest)
 	if err := unix.Mount(v.Source, target, fsType, flags, data); err != nil {
 		unix.Close(fd)
 		return nil, 0, status.Errorf(codes.Internal, "mount %s: %v", target, err)
@@ -135,13 +136,21 @@ func mountDevice(target string, v volume, uid int) (device *os.File, dev uint64,
 		device.Close()
 		return nil, 0, errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH))
 	}
+	if p.owners == nil {
+		p.owners = make(map[uint64]string)
+	}
+	p.owners[m.Dev] = key
 	return device, m.Dev, nil
 }
 
-// bind mounts the file system dev at target, too. It reports false if dev is mounted nowhere.
-func (p *plugin) bind(ctx context.Context, dev uint64, target string) (bool, error) {
+// bind mounts the file system dev, of the volume with a key, at target, too. It reports false if that is
+// mounted nowhere.
+func (p *plugin) bind(dev uint64, key, target string) (bool, error) {
 	p.table.Lock()
 	defer p.table.Unlock()
+	if owner, known := p.owners[dev]; known && owner != key {
+		return false, nil
+	}
 	table, err := mounts.Read(mounts.Self)
 	if err != nil {
 		return false, err
@@ -162,31 +171,39 @@ func (p *plugin) bind(ctx context.Context, dev uint64, target string) (bool, err
 	return false, nil
 }
 
+// owner returns the key of the volume whose file system dev is mounted, or "" if it is not known.
+func (p *plugin) owner(dev uint64) string {
+	p.table.Lock()
+	defer p.table.Unlock()
+	return p.owners[dev]
+}
+
 // maxStacked is the number of mounts at one target that are removed.
 const maxStacked = 8
 
-// unmountAll removes the mounts of Milkweed at target, and returns their device numbers.
-func (p *plugin) unmountAll(target string) (devices []uint64, err error) {
+// unmountAll removes the mounts of Milkweed at target, and returns the keys of their volumes by the device
+// numbers.
+func (p *plugin) unmountAll(target string) (map[uint64]string, error) {
+	unmounted := make(map[uint64]string)
 	for range maxStacked {
 		table, err := mounts.Read(mounts.Self)
 		if err != nil {
-			return devices, err
+			return nil, err
 		}
 		m, ok := table.At(target)
 		if !ok {
-			return devices, nil
+			return unmounted, nil
 		}
 		if m.Type != fsType {
-			return devices, status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
+			return nil, status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
 		}
+		key := p.owner(m.Dev) // after the unmount, another volume may have the number
 		if err := p.unmount(target); err != nil {
-			return devices, err
+			return nil, err
 		}
-		if !slices.Contains(devices, m.Dev) {
-			devices = append(devices, m.Dev)
-		}
+		unmounted[m.Dev] = key
 	}
-	return devices, status.Errorf(codes.Internal, "%s is still mounted", target)
+	return nil, status.Errorf(codes.Internal, "%s is still mounted", target)
 }
 
 // unmount removes one mount at target.

@@ -190,23 +190,31 @@ func (m *mounter) serve(ctx context.Context, conn *net.UnixConn) {
 func (m *mounter) handle(ctx context.Context, r request, device *os.File) (response, error) {
 	switch r.Op {
 	case opFind:
-		return response{Device: m.find(r.Key)}, nil
+		device, err := m.find(ctx, r.Key)
+		return response{Device: device}, err
 	case opMount:
 		return response{}, m.mount(ctx, r, device)
 	case opEnd:
-		return response{}, m.end(ctx, r.Device)
+		return response{}, m.end(ctx, r)
 	}
 	return response{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
-// find returns the device number of the file system of a volume, or 0.
-func (m *mounter) find(key string) uint64 {
+// find returns the device number of the file system of a volume, or 0. It waits for the end of a daemon
+// whose file system has ended.
+func (m *mounter) find(ctx context.Context, key string) (uint64, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if d := m.daemons[key]; d != nil && d.isReady() {
-		return d.device
+	d := m.daemons[key]
+	if d == nil || !d.isReady() {
+		m.mu.Unlock()
+		return 0, nil
 	}
-	return 0
+	device := d.device
+	m.mu.Unlock()
+	if device == 0 {
+		return 0, m.awaitEnd(ctx, d)
+	}
+	return device, nil
 }
 
 // mount starts the daemon of a volume, and waits until it serves.
@@ -242,6 +250,11 @@ func (m *mounter) add(r request) (*daemon, error) {
 	defer m.mu.Unlock()
 	if m.daemons[r.Key] != nil {
 		return nil, errors.New("the volume has a daemon already")
+	}
+	for _, d := range m.daemons {
+		if d.device == r.Device { // its file system has ended: the kernel has used the number again
+			d.device = 0
+		}
 	}
 	d := newDaemon(r, m.log.With("target", r.Target))
 	m.daemons[r.Key] = d
@@ -347,18 +360,28 @@ func (m *mounter) isBelow(path string) bool {
 const unmountTime = 10 * time.Second
 
 // end returns when the daemon of a file system that was unmounted has ended.
-func (m *mounter) end(ctx context.Context, device uint64) error {
-	var daemon *daemon
+func (m *mounter) end(ctx context.Context, r request) error {
+	if d := m.of(r.Device, r.Key); d != nil {
+		return m.awaitEnd(ctx, d)
+	}
+	return nil
+}
+
+// of returns the daemon that serves, or has served, a file system, or nil. key is that of the volume, or ""
+// if it is not known.
+func (m *mounter) of(device uint64, key string) *daemon {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, d := range m.daemons {
-		if d.device == device && d.isReady() {
-			daemon = d
+		if d.isReady() && (d.device == device && (key == "" || d.key == key) || d.device == 0 && d.key == key) {
+			return d
 		}
 	}
-	m.mu.Unlock()
-	if daemon == nil {
-		return nil
-	}
+	return nil
+}
+
+// awaitEnd returns when a daemon has ended whose file system was unmounted.
+func (m *mounter) awaitEnd(ctx context.Context, daemon *daemon) error {
 	select {
 	case <-daemon.ended:
 	case <-time.After(unmountTime):

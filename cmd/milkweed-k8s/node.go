@@ -171,16 +171,16 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 		return withRemedy(err)
 	}
 	if found.Device != 0 {
-		done, err := p.bind(ctx, found.Device, target)
+		done, err := p.bind(found.Device, key, target)
 		if done || err != nil {
 			return err
 		}
-		// Its last mount has just been removed.
-		if _, err := p.mounter.do(ctx, request{Op: opEnd, Device: found.Device}, nil); err != nil {
+		// Its last mount has just been removed. Another volume may have its number.
+		if _, err := p.mounter.do(ctx, request{Op: opEnd, Key: key, Device: found.Device}, nil); err != nil {
 			return withRemedy(err)
 		}
 	}
-	device, dev, err := mountDevice(target, v, p.mounter.uid)
+	device, dev, err := p.mountDevice(target, key, v)
 	if err != nil {
 		return err
 	}
@@ -227,20 +227,20 @@ func (p *plugin) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVo
 
 // unpublish removes the mounts at target, and target. The target is locked.
 func (p *plugin) unpublish(ctx context.Context, target string) error {
-	devices, err := p.unmountAll(target)
+	unmounted, err := p.unmountAll(target)
 	if err != nil {
 		return err
 	}
-	table, err := mounts.Read(mounts.Self)
-	if err != nil {
-		return err
-	}
-	for _, dev := range devices {
-		if table.Has(dev) { // other volumes share it
+	for dev, key := range unmounted {
+		table, err := mounts.Read(mounts.Self)
+		if err != nil {
+			return err
+		}
+		if table.Has(dev) && (key == "" || p.owner(dev) == key) { // other targets have the volume, or may have it, too
 			continue
 		}
 		// Without the mounter, its daemons are gone, too.
-		if _, err := p.mounter.do(ctx, request{Op: opEnd, Device: dev}, nil); err != nil {
+		if _, err := p.mounter.do(ctx, request{Op: opEnd, Key: key, Device: dev}, nil); err != nil {
 			p.log.Warn("the end of a daemon is not awaited", "target", target, "err", err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A pod reads all bytes of an inline volume and of a persistent one. Afterwards nothing is left.
@@ -164,6 +166,82 @@ func TestDeadDaemon(t *testing.T) {
 	unix.Kill(n.daemons()[0], unix.SIGKILL)
 	n.check(n.unpublish("pod1")) // a dead mount
 	n.check(n.unpublish("pod2"))
+}
+
+// The kernel gives the device number of a file system that has ended to the next one. A volume that is
+// published while the daemon of another one ends is not taken for that one: a pod reads its own dataset,
+// and a file that is open stays readable.
+func TestNumberOfAnotherVolume(t *testing.T) {
+	n := newNode(t)
+	n.startPlugin()
+	n.startMounter()
+	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source})))
+	number := n.device("pod1")
+	pid := n.daemonOf(n.source)
+	drivertest.Stop(t, pid) // its end takes long
+	unpublished := make(chan error, 1)
+	go func() { unpublished <- n.unpublish("pod1") }()
+	n.eventually("pod1 is unmounted", func() bool { return len(n.mounts()) == 0 })
+
+	other := ""
+	for i := range 20 { // another program may take the number
+		pod := fmt.Sprint("other", i)
+		source := n.dir + "/data/" + pod
+		n.check(os.Mkdir(source, 0o755))
+		n.check(os.WriteFile(source+"/b", []byte("other\n"), 0o644))
+		n.check(os.WriteFile(source+"/large", make([]byte, 8<<20), 0o644))
+		n.check(n.publish(n.inline(pod, map[string]string{sourceKey: source, optionsKey: "mode=cached"})))
+		if n.device(pod) == number {
+			other = pod
+			break
+		}
+	}
+	if other == "" {
+		t.Fatalf("no later file system got the number %d", number)
+	}
+	serving := n.daemonOf(n.dir + "/data/" + other)
+	open, err := os.Open(n.target(other) + "/large")
+	n.check(err)
+	defer open.Close()
+
+	published := make(chan error, 1)
+	go func() { published <- n.publish(n.inline("pod2", map[string]string{sourceKey: n.source})) }()
+	select {
+	case err := <-published:
+		text, _ := os.ReadFile(n.target("pod2") + "/b")
+		t.Fatalf("pod2 was published before its daemon has ended: %v; it reads %q", err, text)
+	case <-time.After(time.Second):
+	}
+	n.check(unix.Kill(pid, unix.SIGCONT))
+	n.check(<-unpublished)
+	n.check(<-published)
+	n.read("pod2")
+	if _, err := open.ReadAt(make([]byte, 1<<20), 7<<20); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(n.target(other) + "/b"); err != nil || string(text) != "other\n" {
+		t.Errorf("%s reads %q, %v", other, text, err)
+	}
+	if now := n.daemonOf(n.dir + "/data/" + other); now != serving {
+		t.Errorf("the daemon of %s: got process %d, want %d", other, now, serving)
+	}
+	n.check(n.unpublish("pod2"))
+	open.Close()
+	for _, point := range n.mounts() {
+		n.check(n.unpublish(filepath.Base(strings.TrimSuffix(point, "/volumes/kubernetes.io~csi/data/mount"))))
+	}
+}
+
+// device returns the device number of the volume of a pod.
+func (n *node) device(pod string) uint64 {
+	n.t.Helper()
+	table, err := mounts.Read(mounts.Self)
+	n.check(err)
+	m, ok := table.At(n.target(pod))
+	if !ok {
+		n.t.Fatalf("%s is not mounted", pod)
+	}
+	return m.Dev
 }
 
 // The statistics of a volume are those of the dataset.

@@ -28,7 +28,9 @@ const defaultSocket = "/run/milkweed-csi/mounter.sock"
 const (
 	opFind  = "find"  // which file system serves the volume Key? Replies Device, or 0
 	opMount = "mount" // serve Volume at the descriptor, which is mounted at Target
-	opEnd   = "end"   // the file system Device is unmounted: wait for the end of its daemon
+	// The file system Device of the volume Key, if that is known, is unmounted: wait for the end of its
+	// daemon, which is ended if need be.
+	opEnd = "end"
 )
 
 // A request is a request to the mounter.
