@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +23,12 @@ import (
 // is a mount point, and waits.
 const enclosedEnv = "MILKWEED_TEST_ENCLOSED"
 
-// verifyEnv is an environment variable of the enclosed program. If it is set, the program calls Verify.
+// verifyEnv is an environment variable of the enclosed program. If it is set, the program calls Verify. It
+// has what Verify says of the process that is left.
 const verifyEnv = "MILKWEED_TEST_VERIFY"
+
+// nameless is what Verify says of a process without words, as each is in the middle of an execve(2).
+const nameless = "(cat)"
 
 func TestMain(m *testing.M) {
 	point := os.Getenv(enclosedEnv)
@@ -32,6 +37,14 @@ func TestMain(m *testing.M) {
 	}
 	code, err := Run("milkweed-enclosure-", func(folder string) (int, error) {
 		child := exec.Command("setsid", "sleep", "1000")
+		want := os.Getenv(verifyEnv)
+		if want == nameless {
+			child = exec.Command("cat")
+			child.Args = []string{""}
+			if _, err := child.StdinPipe(); err != nil { // it waits for that
+				return 1, err
+			}
+		}
 		child.Stdout = os.Stdout
 		if err := child.Start(); err != nil {
 			return 1, err
@@ -43,7 +56,12 @@ func TestMain(m *testing.M) {
 		_, mounted := table.At(point)
 		fmt.Println(folder, mounted)
 		io.Copy(io.Discard, os.Stdin)
-		if os.Getenv(verifyEnv) != "" {
+		if want != "" { // once the process has begun its program
+			for end := time.Now().Add(endTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				if all, err := left(); err != nil || strings.Contains(strings.Join(all, "\n"), want) {
+					break
+				}
+			}
 			endTime = 0
 			return Verify(0), nil
 		}
@@ -123,12 +141,14 @@ func TestRun(t *testing.T) {
 // Verify names a process that is left.
 func TestVerify(t *testing.T) {
 	drivertest.Need(t, "root")
-	t.Setenv(verifyEnv, "1")
-	e := start(t, "/")
-	e.stdin.Close()
-	e.wait(t)
-	if got := e.cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(e.stderr.String(), "sleep 1000") {
-		t.Errorf("exit code %d, want 1; stderr %q", got, &e.stderr)
+	for _, want := range []string{": sleep 1000", nameless} {
+		t.Setenv(verifyEnv, want)
+		e := start(t, "/")
+		e.stdin.Close()
+		e.wait(t)
+		if got := e.cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(e.stderr.String(), want) {
+			t.Errorf("exit code %d, want 1; stderr %q, want %q", got, &e.stderr, want)
+		}
 	}
 }
 

@@ -55,10 +55,24 @@ func left() (left []string, err error) {
 		if err != nil || slices.Contains([]int{1, os.Getpid()}, pid) {
 			continue
 		}
-		words, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // empty if it has ended
-		if words = bytes.TrimSpace(bytes.ReplaceAll(words, []byte{0}, []byte{' '})); len(words) > 0 {
-			left = append(left, fmt.Sprintf("the process %d: %s", pid, words))
+		if name, runs := process(filepath.Join("/proc", e.Name())); runs {
+			left = append(left, fmt.Sprintf("the process %d: %s", pid, name))
 		}
 	}
 	return left, nil
+}
+
+// process names the process of a folder in /proc, and reports whether it has not ended: by its words or,
+// if it has none, by its program in parentheses. In the middle of an execve(2) it has none.
+func process(folder string) (name string, runs bool) {
+	words, _ := os.ReadFile(filepath.Join(folder, "cmdline"))
+	stat, err := os.ReadFile(filepath.Join(folder, "stat")) // see proc_pid_stat(5)
+	program, end := bytes.IndexByte(stat, '('), bytes.LastIndex(stat, []byte(") "))
+	if err != nil || program < 0 || end < 0 || bytes.ContainsAny(stat[end+2:end+3], "ZX") {
+		return "", false
+	}
+	if words = bytes.TrimSpace(bytes.ReplaceAll(words, []byte{0}, []byte{' '})); len(words) == 0 {
+		words = stat[program : end+1]
+	}
+	return string(words), true
 }
