@@ -335,21 +335,30 @@ func (h *Handler) openExchanged(ctx context.Context, e *metadata.Entry, s standi
 	case s.giver < 0:
 		return openForReader(ctx, h, e)
 	}
-	fill := !s.now && !drivers.IsBackground(ctx) // the giver is the holder
-	return h.peers.OpenAt(ctx, []int{s.giver}, fill, e.Unit(), e.Info(), func(ctx context.Context) (drivers.Object, error) {
-		return h.withoutGiver(ctx, e)
+	return h.openAtGiver(ctx, e, s.giver, !s.now && !drivers.IsBackground(ctx)) // the giver is the holder
+}
+
+// openAtGiver opens a file at the node that holds it before this one does. If fill is true, that node may
+// read it from the source.
+func (h *Handler) openAtGiver(ctx context.Context, e *metadata.Entry, giver int, fill bool) (drivers.Object, error) {
+	return h.peers.OpenAt(ctx, []int{giver}, fill, e.Unit(), e.Info(), func(ctx context.Context) (drivers.Object, error) {
+		return h.withoutGiver(ctx, e, fill)
 	})
 }
 
-// withoutGiver opens a file that the node before this one does not have any more, or not yet. The source
-// is not read in the background for the next epoch. For this one, another fill takes over, which waits
-// for its turn at the source.
-func (h *Handler) withoutGiver(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
+// withoutGiver opens a file that the node before this one does not have any more, or not yet. asked says
+// that it might have read the file from the source. The source is not read in the background for the next
+// epoch. For this one, another fill takes over, which waits for its turn at the source.
+func (h *Handler) withoutGiver(ctx context.Context, e *metadata.Entry, asked bool) (drivers.Object, error) {
+	s := h.standing(e)
 	f, _ := ctx.Value(fillKey{}).(*fill)
-	if f != nil && drivers.IsBackground(ctx) {
-		if s := h.standing(e); s.listed && !s.now {
-			return nil, errNotYet
-		}
+	background := f != nil && drivers.IsBackground(ctx)
+	switch isNext := s.listed && !s.now; {
+	case isNext && background:
+		return nil, errNotYet
+	case isNext && s.giver >= 0 && !asked: // a reader waits for a fill that has begun in the background
+		return h.openAtGiver(ctx, e, s.giver, true)
+	case background:
 		if err := h.yield(f, 0); err != nil {
 			return nil, err
 		}

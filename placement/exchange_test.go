@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/placement/exchange"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -321,6 +323,41 @@ func TestExchangeReadsFilesOfOthers(t *testing.T) {
 		n.wantFile("other", []byte("not in the list"))
 	}
 	x.settle()
+}
+
+// TestExchangeReaderOfABackgroundFill: a fill for the next epoch has opened a file in the background when a
+// reader wants it, and its holder has no copy yet. The holder alone reads the source.
+func TestExchangeReaderOfABackgroundFill(t *testing.T) {
+	x := newExchanging(t, 3, 30, func(i int) int { return 3000 + i }, 0.2, 1<<20)
+	for _, n := range x.nodes { // there are no copies, and so no requests to other nodes
+		n.to[0].Add(drivertest.Rule{Op: drivertest.OpCreate, Hang: true})
+	}
+	x.begin(0)
+	now, next, file := x.at(0), x.at(1), 0
+	for now.Holder(file) == next.Holder(file) {
+		file++
+	}
+	name, n, holder := x.files.Name(file), x.nodes[next.Holder(file)], x.nodes[now.Holder(file)]
+	o, err := n.handler.openAtPeers(drivers.Background(t.Context()), n.entry(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	got, ended := make([]byte, len(x.content[name])), make(chan error, 1)
+	opened := func() int64 { return n.levels.Source().Stats().Opens }
+	before := opened()
+	go func() { ended <- readAt(t.Context(), o, got, 0) }()
+	n.eventually("the holder is asked to fill the file", func() bool { return holder.asked.Load() > 1 || opened() > before })
+	for _, n := range x.nodes {
+		n.to[0].Clear()
+	}
+	if err := <-ended; err != nil || !bytes.Equal(got, x.content[name]) {
+		t.Errorf("other bytes were read, or %v", err)
+	}
+	x.arrive(0)
+	if got, want := x.sourceBytes(), x.bytes(); got != want {
+		t.Errorf("%d bytes were read from the source; want %d", got, want)
+	}
 }
 
 // TestExchangeRestarts: a node restarts cold, warm, and in another epoch. Its job reads what it should,

@@ -45,6 +45,7 @@ type node struct {
 
 	serving sync.RWMutex // held for requests of other nodes, and to set rig
 
+	asked  atomic.Int64 // requests of other nodes
 	served atomic.Int64 // bytes that other nodes have read here
 	down   atomic.Pointer[context.CancelFunc]
 	life   atomic.Pointer[context.Context]
@@ -267,6 +268,7 @@ func (o *remote) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 
 // serve answers a request of another node.
 func (n *node) serve(ctx context.Context, name string, info drivers.Info, rank int, off int64, length int) ([]byte, error) {
+	n.asked.Add(1)
 	n.serving.RLock()
 	defer n.serving.RUnlock()
 	if n.isDown() {
