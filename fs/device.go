@@ -48,9 +48,9 @@ func CheckDevice(fd int) error {
 	return nil
 }
 
-// Connection returns the device number of the file system that is mounted at a descriptor of
+// DeviceNumber returns the device number of the file system that is mounted at a descriptor of
 // /dev/fuse, or 0 if the kernel does not tell it, as before Linux 6.17.
-func Connection(fd int) uint64 {
+func DeviceNumber(fd int) uint64 {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {
 		return 0

@@ -223,7 +223,7 @@ func (d *daemon) mountFS(socket string) (err error) {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
 	}
 	if d.adopts() {
-		dev := fs.Connection(d.how.device)
+		dev := fs.DeviceNumber(d.how.device)
 		connection, err := fusectl.Open(dev)
 		if errors.Is(fs.CheckDevice(d.how.device), fs.ErrNotMounted) { // the number may be that of another file system by now
 			connection.Close()
