@@ -99,6 +99,17 @@ func Namespaces(dev uint64) []Namespace {
 	return list
 }
 
+// Alive reports whether a thread of a process has not ended. While one has not, the files of the process
+// are open, although the process itself may be a zombie already.
+func Alive(pid int) bool {
+	threads, _ := filepath.Glob(filepath.Join(Process{PID: pid}.dir(), "task/*/stat")) // see proc_pid_stat(5)
+	return slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+	})
+}
+
 // all lists the processes in the order of their IDs.
 func all() []Process {
 	entries, _ := os.ReadDir("/proc")

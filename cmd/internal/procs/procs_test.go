@@ -86,3 +86,18 @@ print(flush=True); time.sleep(600)`
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// A process that was killed has ended, although nobody has waited for it.
+func TestAlive(t *testing.T) {
+	pid := start(t, "/", "sh", "-c", "echo; exec sleep 600")
+	if !Alive(pid) {
+		t.Error("a process that runs has ended")
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	drivertest.Eventually(t, "the process has ended", func() bool { return !Alive(pid) })
+	if err := unix.Kill(pid, 0); err != nil {
+		t.Errorf("it is not there any more: %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/fs"
 )
 
@@ -55,24 +56,20 @@ func left() (left []string, err error) {
 		if err != nil || slices.Contains([]int{1, os.Getpid()}, pid) {
 			continue
 		}
-		if name, runs := process(filepath.Join("/proc", e.Name())); runs {
-			left = append(left, fmt.Sprintf("the process %d: %s", pid, name))
+		if procs.Alive(pid) {
+			left = append(left, fmt.Sprintf("the process %d: %s", pid, name(filepath.Join("/proc", e.Name()))))
 		}
 	}
 	return left, nil
 }
 
-// process names the process of a folder in /proc, and reports whether it has not ended: by its words or,
-// if it has none, by its program in parentheses. In the middle of an execve(2) it has none.
-func process(folder string) (name string, runs bool) {
+// name names the process of a folder in /proc by its words or, if it has none, as in the middle of an
+// execve(2), by its program in parentheses.
+func name(folder string) string {
 	words, _ := os.ReadFile(filepath.Join(folder, "cmdline"))
-	stat, err := os.ReadFile(filepath.Join(folder, "stat")) // see proc_pid_stat(5)
-	program, end := bytes.IndexByte(stat, '('), bytes.LastIndex(stat, []byte(") "))
-	if err != nil || program < 0 || end < 0 || bytes.ContainsAny(stat[end+2:end+3], "ZX") {
-		return "", false
+	if words = bytes.TrimSpace(bytes.ReplaceAll(words, []byte{0}, []byte{' '})); len(words) > 0 {
+		return string(words)
 	}
-	if words = bytes.TrimSpace(bytes.ReplaceAll(words, []byte{0}, []byte{' '})); len(words) == 0 {
-		words = stat[program : end+1]
-	}
-	return string(words), true
+	program, _ := os.ReadFile(filepath.Join(folder, "comm"))
+	return fmt.Sprintf("(%s)", bytes.TrimSpace(program))
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
@@ -113,7 +113,7 @@ func (d *daemon) signal() { unix.Kill(d.pid, unix.SIGKILL) }
 func (d *daemon) kill() error {
 	if d.pid != 0 {
 		d.signal()
-		for start := time.Now(); alive(d.pid); time.Sleep(time.Millisecond) {
+		for start := time.Now(); procs.Alive(d.pid); time.Sleep(time.Millisecond) {
 			if time.Since(start) > Deadline {
 				return fmt.Errorf("the daemon has not ended %v after SIGKILL", Deadline)
 			}
@@ -136,24 +136,13 @@ func (d *daemon) umount(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, d.kill())
 	}
-	for start := time.Now(); alive(d.pid); time.Sleep(time.Millisecond) {
+	for start := time.Now(); procs.Alive(d.pid); time.Sleep(time.Millisecond) {
 		if time.Since(start) > Deadline {
 			return errors.Join(fmt.Errorf("the daemon has not ended %v after the unmount", Deadline), d.kill())
 		}
 	}
 	d.pid = 0
 	return nil
-}
-
-// alive reports whether a thread of a process has not ended. While one has not, the files
-// of the process are open, although the process itself may be a zombie already.
-func alive(pid int) bool {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	return slices.ContainsFunc(threads, func(path string) bool {
-		stat, err := os.ReadFile(path)
-		_, state, _ := strings.Cut(string(stat), ") ")
-		return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
-	})
 }
 
 // canScrub reports whether the program has the command scrub.
