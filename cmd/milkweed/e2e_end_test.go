@@ -330,19 +330,16 @@ func TestDaemonSparesOthers(t *testing.T) {
 	s.wantNothing()
 }
 
-// mountMany mounts so many file systems that a device number which is free again is soon used, and calls
-// meanwhile, unless it is nil. The error is that of a mount that another process has ended.
+// mountMany mounts so many file systems that a device number which is free again is used, and calls
+// meanwhile. The error is that of a mount that another process has ended.
 func (s *site) mountMany(meanwhile func()) error {
 	var devices []*os.File
 	for i := range 20 {
 		point := fmt.Sprintf("%s/%d", s.point, i)
 		s.check(os.MkdirAll(point, 0o755))
 		devices = append(devices, mountDevice(s, point))
-		time.Sleep(time.Millisecond)
 	}
-	if meanwhile != nil {
-		meanwhile()
-	}
+	meanwhile()
 	var errs []error
 	for _, device := range devices {
 		errs = append(errs, fs.CheckDevice(int(device.Fd())))
