@@ -89,8 +89,7 @@ func TestSuperviseInForeground(t *testing.T) {
 	cmd := s.command(s.words(append(s.mountWords("64MiB"), "--supervise", "--foreground"))...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	s.check(cmd.Start())
-	s.eventually("the mount is ready", func() bool { return s.try("status", s.point).code == 0 })
+	s.startService(cmd) // a daemon that dies before it is ready is not started again
 	s.kill(s.status().PID, "f", data)
 	s.check(cmd.Process.Signal(unix.SIGTERM))
 	if err := cmd.Wait(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -13,28 +14,34 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
-// In the foreground, mount notifies a service manager when the mount is ready, and not before. A reload of
-// the mount of a file fails if the file is invalid, or names no mount.
-func TestServiceManager(t *testing.T) {
-	s := newSite(t)
-	data := s.write("f", 5000)
+// startService starts a mount in the foreground, and waits until it is ready, as a service manager does.
+func (s *site) startService(cmd *exec.Cmd) {
+	s.t.Helper()
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.dir + "/notify", Net: "unixgram"})
 	s.check(err)
 	defer socket.Close()
-	conf := s.dir + "/tiering.toml"
-	text := fmt.Sprintf("[source]\npath = %q\nclock_skew = \"0s\"\n[mount]\npoint = %q\n[[tier]]\nname = \"ram\"\npath = %q\nquota = \"64MiB\"\n", s.source, s.point, s.tier(1))
-	s.check(os.WriteFile(conf, []byte(text), 0o600))
-	cmd := s.command(s.program, "mount", "-f", "-c", conf)
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+s.dir+"/notify")
-	var log strings.Builder
-	cmd.Stderr = &log
 	s.check(cmd.Start())
 	buf := make([]byte, 100)
 	socket.SetReadDeadline(time.Now().Add(time.Minute))
 	n, err := socket.Read(buf)
 	if err != nil || string(buf[:n]) != "READY=1" {
-		t.Fatalf("got %q, %v", buf[:n], err)
+		s.t.Fatalf("got %q, %v", buf[:n], err)
 	}
+}
+
+// In the foreground, mount notifies a service manager when the mount is ready, and not before. A reload of
+// the mount of a file fails if the file is invalid, or names no mount.
+func TestServiceManager(t *testing.T) {
+	s := newSite(t)
+	data := s.write("f", 5000)
+	conf := s.dir + "/tiering.toml"
+	text := fmt.Sprintf("[source]\npath = %q\nclock_skew = \"0s\"\n[mount]\npoint = %q\n[[tier]]\nname = \"ram\"\npath = %q\nquota = \"64MiB\"\n", s.source, s.point, s.tier(1))
+	s.check(os.WriteFile(conf, []byte(text), 0o600))
+	cmd := s.command(s.program, "mount", "-f", "-c", conf)
+	var log strings.Builder
+	cmd.Stderr = &log
+	s.startService(cmd)
 	if got, err := os.ReadFile(s.point + "/f"); err != nil || string(got) != string(data) {
 		t.Errorf("the mount is not ready: %v", err)
 	}
