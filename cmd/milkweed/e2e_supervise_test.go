@@ -13,6 +13,9 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
 // supervise mounts under a supervisor, in the background.
@@ -140,5 +143,78 @@ func TestCrashPause(t *testing.T) {
 	}
 	if crashPause(1) != 0 || sum < 30*time.Second || sum > 10*time.Minute {
 		t.Errorf("first pause %v, all %v", crashPause(1), sum)
+	}
+}
+
+// A thread of the daemon that tells the kernel that a file has changed waits while a read of the file is in
+// progress. If the daemon is killed then, each waits for the other. A supervisor, umount, and a mount with
+// --clear-stale end that. Commands name the cause, and say what to do if the mount was detached before.
+func TestDaemonDiesWhileItNotifies(t *testing.T) {
+	drivertest.Need(t, "root", "setpriv")
+	for name, again := range map[string]func(s *site, words []string, connection *fusectl.Connection){
+		"supervisor": func(s *site, _ []string, _ *fusectl.Connection) {
+			s.eventually("it has been mounted again", func() bool { return s.try("status", s.point).code == exit.OK })
+		},
+		"umount": func(s *site, words []string, _ *fusectl.Connection) {
+			if r := s.try("status", s.point); r.code != exit.NotMounted || !strings.Contains(r.stderr, "was killed, and has not ended") || !strings.Contains(r.stderr, "milkweed umount") {
+				s.t.Errorf("status: exit code %d, %s", r.code, r.stderr)
+			}
+			if r := s.run("setpriv", "--bounding-set=-sys_admin", "--", s.program, "umount", "--lazy", s.point); r.code != exit.Failure || !strings.Contains(r.stderr, "As root") {
+				s.t.Errorf("umount without the right to abort: exit code %d, %s", r.code, r.stderr)
+			}
+			s.milkweed("umount", "--lazy", s.point)
+			s.milkweed(words...)
+		},
+		"mount --clear-stale": func(s *site, words []string, _ *fusectl.Connection) {
+			s.milkweed(append(words, "--clear-stale")...)
+		},
+		"by hand, after umount -l": func(s *site, words []string, connection *fusectl.Connection) {
+			s.check(unix.Unmount(s.point, unix.MNT_DETACH))
+			if r := s.try("umount", s.point); r.code != exit.Failure || !strings.Contains(r.stderr, "was killed, and has not ended") || !strings.Contains(r.stderr, "abort") {
+				s.t.Errorf("umount: exit code %d, %s", r.code, r.stderr)
+			}
+			s.check(connection.Abort())
+			s.eventually("the daemon has ended", func() bool { return s.try(words...).code == exit.OK })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.write("slow", 8<<20)
+			words := s.mountWords("64MiB")
+			slow := []string{"-o", "mode=stateless,source_bandwidth=100kB"}
+			switch name {
+			case "supervisor":
+				slow = append(slow, "--supervise")
+			case "umount":
+				s.inNamespace("umount -ql /sys/fs/fuse/connections || true") // a command without CAP_SYS_ADMIN cannot abort
+			}
+			s.milkweed(append(words, slow...)...)
+			table, err := mounts.Read(s.table)
+			s.check(err)
+			m, _ := table.At(s.point)
+			connection, err := fusectl.Open(m.Dev)
+			s.check(err)
+			t.Cleanup(func() { // after a failure, the daemon and its readers could not be killed
+				connection.Abort()
+				connection.Close()
+			})
+			pid := s.status().PID
+			reader := s.command("dd", "if="+s.point+"/slow", "of=/dev/null", "bs=1M")
+			s.check(reader.Start())
+			s.eventually("the file is being read", func() bool { return s.status().Fills.InFlight > 0 })
+			s.check(os.Chmod(s.source+"/slow", 0o600))
+			refresh := s.command(s.words([]string{"refresh", s.point + "/slow"})...)
+			s.check(refresh.Start())
+			s.eventually("the daemon notifies the kernel", func() bool { return drivertest.WaitsIn(pid, "folio_lock") })
+			s.check(unix.Kill(pid, unix.SIGKILL))
+			again(s, words, connection)
+			if err := reader.Wait(); err == nil {
+				t.Error("the read of a daemon that was killed has succeeded")
+			}
+			refresh.Wait() // it has lost its daemon
+			s.umount()
+			s.eventually("all processes have ended", func() bool { return len(s.processes()) == 0 })
+			s.wantNothing()
+		})
 	}
 }

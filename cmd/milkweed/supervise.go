@@ -16,7 +16,9 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/fs"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
 // With --supervise, a mount has two processes, the supervisor and the daemon:
@@ -25,7 +27,9 @@ import (
 //     In the environment, crashesEnv has the number of crashes so far and the cause of the last.
 //  2. The daemon mounts and reports to the supervisor. The first time, the supervisor passes the
 //     report on, as detach.go describes.
-//  3. The supervisor passes signals on to the daemon, SIGHUP too, and waits for its end.
+//  3. The supervisor passes signals on to the daemon, SIGHUP too, and waits for its end. If the daemon
+//     was killed, the supervisor aborts the connection, without which the daemon may not end
+//     (control.KilledError).
 //  4. If the mount is gone then, it was unmounted, and the supervisor ends, too. Otherwise the
 //     daemon has crashed. The supervisor starts another one, which removes the dead mount first.
 //
@@ -151,6 +155,17 @@ func (s *supervisor) mounted() bool {
 	return ok && m.Type == fs.Type || err != nil
 }
 
+// connection returns the connection of the mount, or nil if this process may not control it.
+func (s *supervisor) connection() *fusectl.Connection {
+	table, _ := mounts.Read(mounts.Self) // without it, the mount is not found
+	m, _ := table.At(s.point)
+	c, err := mounts.Connection(m.Dev, s.point)
+	if err != nil {
+		s.log.Info("a daemon that is killed may not end", "err", err)
+	}
+	return c
+}
+
 // serve runs one daemon to its end. It reports whether the mount was ready.
 func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 	cmd, verdicts, err := spawn(s.dir, fmt.Sprintf("%s=%d %s", crashesEnv, crashes, cause))
@@ -159,6 +174,10 @@ func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
+	var connection *fusectl.Connection // nil until the daemon is ready
+	defer func() { connection.Close() }()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
 	var hangups chan os.Signal // nil until the daemon is ready: before, SIGHUP would end it
 	for {
 		select {
@@ -172,6 +191,12 @@ func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
 				return false, failure(v, <-ended)
 			}
 			hangups = s.hangups
+			connection = s.connection()
+		case <-tick.C:
+			if procs.Dying(cmd.Process.Pid) {
+				s.log.Warn("the daemon was killed: aborting its connection", "err", connection.Abort())
+				tick.Stop()
+			}
 		case <-hangups:
 			cmd.Process.Signal(syscall.SIGHUP)
 		case <-s.signals:

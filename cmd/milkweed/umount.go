@@ -49,7 +49,8 @@ With --force, the mount ends at once in all namespaces: every access to it fails
 with ENOTCONN. Umount --force also ends a daemon that drains, and one that
 serves a mount in another mount namespace (mount --fuse-fd).
 
-Umount also removes the mount of a daemon that has died.
+Umount also removes the mount of a daemon that has died, or was killed and
+cannot end.
 
 With --all, umount does this for all mounts of the user, or as root for all
 mounts. One that is in use does not keep the others mounted.
@@ -138,7 +139,10 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it.", text(m.Point)),
 		}
 	}
-	d := daemonOf(ctx, m)
+	d, err := daemonOf(ctx, m)
+	if err != nil {
+		return err
+	}
 	defer d.close()
 	if m.Dev == 0 {
 		return umountNamed(ctx, m, d, force)
@@ -202,9 +206,13 @@ func clearStale(ctx context.Context, point string) error {
 	if err != nil || name != "." {
 		return nil // no mount of Milkweed
 	}
-	if daemon, err := control.Dial(ctx, m.Point); err == nil {
+	daemon, err := control.Dial(ctx, m.Point)
+	if err == nil {
 		daemon.Close()
 		return nil
+	}
+	if err := endKilled(m, err); err != nil {
+		return err
 	}
 	return unmount(ctx, m, true)
 }
@@ -218,11 +226,22 @@ func endLeftOver(ctx context.Context, path string, force bool, notFound error) e
 		return notFound
 	}
 	c, err := control.Dial(ctx, point)
+	if killed := (*control.KilledError)(nil); errors.As(err, &killed) {
+		return &exit.Error{
+			Code: exit.Failure,
+			Err:  fmt.Errorf("%s is not mounted here any more: %w", text(point), killed),
+			Remedy: fmt.Sprintf("As root, write 1 to /sys/fs/fuse/connections/N/abort. "+
+				"From Linux 6.17 on, `grep -h fuse_connection /proc/%d/task/*/fdinfo/*` shows N.", killed.PID),
+		}
+	}
 	if err != nil {
 		return endDraining(ctx, point, force, notFound)
 	}
 	defer c.Close()
-	d := daemonOf(ctx, control.Mount{Point: point})
+	d, err := daemonOf(ctx, control.Mount{Point: point})
+	if err != nil {
+		return err
+	}
 	defer d.close()
 	if err := c.Shutdown(ctx, force); err != nil {
 		return err
@@ -278,21 +297,53 @@ type process struct {
 	pidfd  int // -1 if there is no daemon; then the other fields are zero
 }
 
-// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers. The caller closes it.
-func daemonOf(ctx context.Context, m control.Mount) process {
+// daemonOf returns the daemon of a mount, with the pidfd -1 if none answers. The caller closes it. The
+// error is that of endKilled.
+func daemonOf(ctx context.Context, m control.Mount) (process, error) {
 	c, err := control.Dial(ctx, m.Point)
 	if err != nil {
-		return process{pidfd: -1}
+		return process{pidfd: -1}, endKilled(m, err)
 	}
 	s, err := c.Status(ctx)
 	if err == nil {
 		var fd int
 		if fd, err = unix.PidfdOpen(s.PID, 0); err == nil {
-			return process{c, m.Point, s.PID, fd}
+			return process{c, m.Point, s.PID, fd}, nil
 		}
 	}
 	c.Close()
-	return process{pidfd: -1}
+	return process{pidfd: -1}, nil
+}
+
+// killedTime bounds how long endKilled waits for the end of a daemon. A disk may prevent it.
+const killedTime = 5 * time.Second
+
+// endKilled ends the daemon of a mount if dialErr, the error of control.Dial, says that it was killed and
+// has not ended. Reads that wait for it then fail with ECONNABORTED.
+func endKilled(m control.Mount, dialErr error) error {
+	var killed *control.KilledError
+	if !errors.As(dialErr, &killed) {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(killed.PID, 0)
+	if err != nil {
+		return nil // it has ended
+	}
+	defer unix.Close(fd)
+	connection, err := mounts.Connection(m.Dev, m.Point)
+	if err == nil {
+		defer connection.Close()
+		err = connection.Abort()
+	}
+	ended, waitErr := process{pidfd: fd}.ended(killedTime)
+	if ended || waitErr != nil || err == nil {
+		return waitErr
+	}
+	return &exit.Error{
+		Code:   exit.Failure,
+		Err:    fmt.Errorf("%w: %w", killed, err),
+		Remedy: fmt.Sprintf("As root, `milkweed umount %s` ends it.", text(m.Point)),
+	}
 }
 
 func (d process) close() {

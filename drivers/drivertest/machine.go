@@ -96,6 +96,16 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
+// WaitsIn reports whether a thread of a process waits in a function of the kernel whose name contains name.
+// It needs root.
+func WaitsIn(pid int, name string) bool {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
+	return slices.ContainsFunc(files, func(file string) bool {
+		function, err := os.ReadFile(file)
+		return err == nil && strings.Contains(string(function), name)
+	})
+}
+
 // Stop sends SIGSTOP to a process, and returns when all of its threads have stopped.
 func Stop(t testing.TB, pid int) {
 	t.Helper()

@@ -22,6 +22,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/placement"
 )
@@ -41,23 +42,25 @@ type Client struct {
 
 // Dial returns a client of the daemon of a mount point, which is a path that Resolve returned.
 // The caller closes the client. If no daemon answers, the error is an *exit.Error with the code
-// NotMounted.
+// NotMounted. It matches a *KilledError if the daemon was killed and has not ended.
 func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 	var errs []error
 	for _, uid := range owners(mountPoint) {
 		for _, folder := range folders(uid) {
-			path := socketPath(folder, mountPoint)
-			err := checkFolder(folder, uid)
-			if named := namedPath(folder, mountPoint); err == nil && probe(ctx, named) == nil {
-				return newClient(mountPoint, named), nil
+			if err := checkFolder(folder, uid); err != nil {
+				errs = append(errs, err)
+				continue
 			}
-			if err == nil {
-				err = probe(ctx, path)
+			for _, path := range []string{namedPath(folder, mountPoint), socketPath(folder, mountPoint)} {
+				err := probe(ctx, path)
+				if err == nil {
+					return newClient(mountPoint, path), nil
+				}
+				if errors.As(err, new(*KilledError)) {
+					return nil, notAnswering(mountPoint, err) // the root of its mount does not answer either
+				}
+				errs = append(errs, err)
 			}
-			if err == nil {
-				return newClient(mountPoint, path), nil
-			}
-			errs = append(errs, err)
 		}
 	}
 	if path := toldSocket(mountPoint); path != "" && probe(ctx, path) == nil {
@@ -125,13 +128,27 @@ func newClient(mountPoint, socket string) *Client {
 	}
 }
 
-// probe returns an error if no daemon listens on socket.
+// A KilledError says that the daemon of a mount was killed, and has not ended. A thread of it may tell the
+// kernel that a file has changed, and wait for the end of a read of that file, which only the daemon can
+// answer. Then it does not end before its connection is aborted.
+type KilledError struct{ PID int }
+
+func (e *KilledError) Error() string {
+	return fmt.Sprintf("the daemon (process %d) was killed, and has not ended", e.PID)
+}
+
+// probe returns an error if no daemon listens on socket. It is a *KilledError if the daemon was killed.
 func probe(ctx context.Context, socket string) error {
 	conn, err := dialSocket(ctx, socket)
 	if err != nil {
 		return err
 	}
-	return conn.Close()
+	defer conn.Close()
+	pid, err := procs.Listener(conn.(*net.UnixConn))
+	if err == nil && procs.Dying(pid) {
+		return &KilledError{pid}
+	}
+	return err
 }
 
 // owners lists the users who may own the daemon of a mount point: the user of this process, and
@@ -154,6 +171,9 @@ func notAnswering(mountPoint string, err error) error {
 	i := slices.IndexFunc(mounts, func(m Mount) bool { return m.Point == mountPoint })
 	e := &exit.Error{Code: exit.NotMounted}
 	switch {
+	case errors.As(err, new(*KilledError)):
+		e.Err = fmt.Errorf("%s: %w", mountPoint, err)
+		e.Remedy = fmt.Sprintf("`milkweed umount %s` ends it and removes the mount. Then mount again.", mountPoint)
 	case i < 0:
 		e.Err = fmt.Errorf("no Milkweed is mounted at %s", mountPoint)
 		e.Remedy = mountedRemedy(mounts)

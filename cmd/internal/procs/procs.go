@@ -110,6 +110,19 @@ func Alive(pid int) bool {
 	})
 }
 
+// Dying reports whether a process was killed, or ends itself, and a thread of it has not ended, because it
+// waits in the kernel. Meanwhile the files and sockets of the process stay open, and nothing serves them.
+func Dying(pid int) bool {
+	threads, _ := filepath.Glob(filepath.Join(Process{PID: pid}.dir(), "task/*/status"))
+	return slices.ContainsFunc(threads, func(path string) bool {
+		status, _ := os.ReadFile(path) // none: it has ended
+		_, value, _ := strings.Cut(string(status), "\nSigPnd:\t")
+		value, _, _ = strings.Cut(value, "\n")
+		pending, _ := strconv.ParseUint(value, 16, 64)
+		return pending&(1<<(unix.SIGKILL-1)) != 0 // the end of a process sends it to each thread
+	})
+}
+
 // all lists the processes in the order of their IDs.
 func all() []Process {
 	entries, _ := os.ReadDir("/proc")
