@@ -113,7 +113,12 @@ func (d *daemon) signal() { unix.Kill(d.pid, unix.SIGKILL) }
 func (d *daemon) kill() error {
 	if d.pid != 0 {
 		d.signal()
+		unmounted := false
 		for start := time.Now(); procs.Alive(d.pid); time.Sleep(time.Millisecond) {
+			if !unmounted && time.Since(start) > Deadline/4 { // it may wait for the end of a read: do as a user would
+				unmounted = true
+				d.run(context.Background(), nil, d.program, "umount", "--lazy", d.point())
+			}
 			if time.Since(start) > Deadline {
 				return fmt.Errorf("the daemon has not ended %v after SIGKILL", Deadline)
 			}
