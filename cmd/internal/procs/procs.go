@@ -102,24 +102,30 @@ func Namespaces(dev uint64) []Namespace {
 // Alive reports whether a thread of a process has not ended. While one has not, the files of the process
 // are open, although the process itself may be a zombie already.
 func Alive(pid int) bool {
-	threads, _ := filepath.Glob(filepath.Join(Process{PID: pid}.dir(), "task/*/stat")) // see proc_pid_stat(5)
-	return slices.ContainsFunc(threads, func(path string) bool {
-		stat, err := os.ReadFile(path)
-		_, state, _ := strings.Cut(string(stat), ") ")
-		return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+	return anyThread(pid, "stat", func(stat string) bool { // see proc_pid_stat(5)
+		_, state, _ := strings.Cut(stat, ") ")
+		return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
 	})
 }
 
 // Dying reports whether a process was killed, or ends itself, and a thread of it has not ended, because it
 // waits in the kernel. Meanwhile the files and sockets of the process stay open, and nothing serves them.
 func Dying(pid int) bool {
-	threads, _ := filepath.Glob(filepath.Join(Process{PID: pid}.dir(), "task/*/status"))
-	return slices.ContainsFunc(threads, func(path string) bool {
-		status, _ := os.ReadFile(path) // none: it has ended
-		_, value, _ := strings.Cut(string(status), "\nSigPnd:\t")
+	return anyThread(pid, "status", func(status string) bool {
+		_, value, _ := strings.Cut(status, "\nSigPnd:\t")
 		value, _, _ = strings.Cut(value, "\n")
 		pending, _ := strconv.ParseUint(value, 16, 64)
 		return pending&(1<<(unix.SIGKILL-1)) != 0 // the end of a process sends it to each thread
+	})
+}
+
+// anyThread reports whether a file in /proc of a thread of a process has a content for which is returns true.
+// A thread that has ended has no files.
+func anyThread(pid int, name string, is func(content string) bool) bool {
+	files, _ := filepath.Glob(filepath.Join(Process{PID: pid}.dir(), "task/*", name))
+	return slices.ContainsFunc(files, func(file string) bool {
+		content, err := os.ReadFile(file)
+		return err == nil && is(string(content))
 	})
 }
 
