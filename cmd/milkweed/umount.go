@@ -238,10 +238,7 @@ func endLeftOver(ctx context.Context, path string, force bool, notFound error) e
 		return endDraining(ctx, point, force, notFound)
 	}
 	defer c.Close()
-	d, err := daemonOf(ctx, control.Mount{Point: point})
-	if err != nil {
-		return err
-	}
+	d := processOf(ctx, c, point)
 	defer d.close()
 	if err := c.Shutdown(ctx, force); err != nil {
 		return err
@@ -304,15 +301,21 @@ func daemonOf(ctx context.Context, m control.Mount) (process, error) {
 	if err != nil {
 		return process{pidfd: -1}, endKilled(m, err)
 	}
+	return processOf(ctx, c, m.Point), nil
+}
+
+// processOf returns the daemon of the mount at point, whose client is c, with the pidfd -1 if it does not
+// answer. The caller closes it, which closes c, too.
+func processOf(ctx context.Context, c *control.Client, point string) process {
 	s, err := c.Status(ctx)
 	if err == nil {
 		var fd int
 		if fd, err = unix.PidfdOpen(s.PID, 0); err == nil {
-			return process{c, m.Point, s.PID, fd}, nil
+			return process{c, point, s.PID, fd}
 		}
 	}
 	c.Close()
-	return process{pidfd: -1}, nil
+	return process{pidfd: -1}
 }
 
 // killedTime bounds how long endKilled waits for the end of a daemon. A disk may prevent it.
