@@ -106,12 +106,14 @@ func WaitsIn(pid int, name string) bool {
 	})
 }
 
-// Stop sends SIGSTOP to a process, and returns when all of its threads have stopped.
+// Stop sends SIGSTOP to a process, and returns when all of its threads have stopped. At the end of the test
+// it gets SIGCONT: a process that waits for its reply may not end before.
 func Stop(t testing.TB, pid int) {
 	t.Helper()
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { unix.Kill(pid, unix.SIGCONT) }) // ESRCH: it has ended
 	Eventually(t, "all threads have stopped", func() bool {
 		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		return len(files) > 0 && !slices.ContainsFunc(files, func(file string) bool {
