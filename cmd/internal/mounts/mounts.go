@@ -23,10 +23,14 @@ import (
 // A Mount is one line of the table.
 type Mount struct {
 	Point   string // the mount point, absolute and without symbolic links
+	Root    string // the directory of the file system that is mounted, "/" if it is all
 	Type    string // of the file system, such as "fuse.milkweed"
 	Source  string // the device or directory that is mounted
 	Options string // of the file system, separated by commas
 	Dev     uint64 // device number of the file system
+
+	// PeerGroup is the name of the peer group, or "" if the mount is in none. See mount_namespaces(7).
+	PeerGroup string
 
 	// ReadOnly: it was mounted read-only. If false, the kernel may still have made the file system
 	// read-only, after an error.
@@ -59,9 +63,14 @@ func Parse(r io.Reader) (Table, error) {
 	t := make(Table, len(infos))
 	for i, m := range infos {
 		t[i] = Mount{
-			Point: m.Mountpoint, Type: m.FSType, Source: m.Source, Options: m.VFSOptions,
+			Point: m.Mountpoint, Root: m.Root, Type: m.FSType, Source: m.Source, Options: m.VFSOptions,
 			Dev:      unix.Mkdev(uint32(m.Major), uint32(m.Minor)),
 			ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
+		}
+		for word := range strings.FieldsSeq(m.Optional) {
+			if group, ok := strings.CutPrefix(word, "shared:"); ok {
+				t[i].PeerGroup = group
+			}
 		}
 	}
 	return t, nil
