@@ -26,8 +26,8 @@ const driverName = "csi.milkweedfs.github.io"
 const csiLong = `Csi is the node plugin of the CSI driver ` + driverName + `. For each
 volume of a pod, it mounts /dev/fuse at the path that kubelet gives, and passes
 the descriptor to milkweed-k8s mounter, which serves the mount without
-privileges. Volumes with the same attributes and secrets share one file system:
-the later ones are bind mounts. When the last one is unmounted, its daemon ends.
+privileges. Volumes with the same attributes and secrets share a daemon and its
+file system. When the last of them is unmounted, the daemon ends.
 
 The attributes of a volume (volumeAttributes) are
   source         the directory or the URL of the dataset; required
@@ -46,9 +46,11 @@ with mountPropagation: Bidirectional. It makes the folder of the socket and
 those of --mounter-dir, and gives them to the user of the mounter. The plugin
 can be restarted at any time: its state is the kernel's table of mounts.
 
-If a daemon dies, kubelet's next NodePublishVolume (requiresRepublish: true)
-mounts the volume again. A container sees that only with mountPropagation:
-HostToContainer; otherwise its pod must be restarted.`
+If a daemon dies, the plugin mounts its volumes again, over the dead mounts. A
+plugin that was restarted does so from the time when kubelet has published the
+volume again (requiresRepublish: true). A container sees the new mount only with
+mountPropagation: HostToContainer, and without subPath; otherwise its pod must
+be restarted. Files that were open fail with ENOTCONN, and must be opened again.`
 
 const csiExample = `  milkweed-k8s csi --node-name "$NODE_NAME"
   milkweed-k8s csi --node-name node1 --mounter-uid 1000 --mounter-dir /tier/ssd`
@@ -90,6 +92,7 @@ type plugin struct {
 	extraSecrets []string
 	log          *slog.Logger
 
+	keeper        keeper
 	targets, keys locks      // one request at a time for a target, and for a key; targets first
 	table         sync.Mutex // held while mounts are found and bound, and while one is made or removed
 
@@ -113,6 +116,7 @@ func (p *plugin) run(ctx context.Context, endpoint string) error {
 	if err != nil {
 		return err
 	}
+	defer p.keeper.end()
 	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.WaitForHandlers(true))
 	csi.RegisterIdentityServer(server, p)
 	csi.RegisterNodeServer(server, p)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
@@ -46,16 +47,17 @@ type daemon struct {
 	verdict chan *failure // gets nil when the mount is ready, or the reason why it is not
 	ready   atomic.Bool
 	ended   chan struct{} // closed when the process has ended, or has not started
+	lost    chan struct{} // closed when the process has ended, or was killed and does not end
 }
 
 func newDaemon(r request, log *slog.Logger) *daemon {
-	return &daemon{key: r.Key, source: r.Volume.Source, device: r.Device, log: log, verdict: make(chan *failure, 1), ended: make(chan struct{})}
+	return &daemon{key: r.Key, source: r.Volume.Source, device: r.Device, log: log, verdict: make(chan *failure, 1), ended: make(chan struct{}), lost: make(chan struct{})}
 }
 
 // isReady reports whether the daemon serves.
 func (d *daemon) isReady() bool {
 	select {
-	case <-d.ended:
+	case <-d.lost:
 		return false
 	default:
 		return d.ready.Load()
@@ -125,11 +127,34 @@ func (d *daemon) start(program string, words []string, v volume, device *os.File
 func (d *daemon) wait(gone func()) {
 	defer close(d.ended)
 	defer gone()
+	go func() {
+		defer panics.Contain()
+		defer close(d.lost)
+		d.watch()
+	}()
 	err := d.cmd.Wait()
 	if d.ready.Load() && err != nil {
-		d.log.Error("a daemon has died: its mount fails with ENOTCONN until it is published again", "err", err)
+		d.log.Error("a daemon has died: its mount fails with ENOTCONN until the plugin mounts it again", "err", err)
 	} else {
 		d.log.Info("a daemon has ended", "pid", d.pid(), "err", err)
+	}
+}
+
+// watch returns when the process has ended, or was killed and does not end: a thread of it waits for a reply
+// that only the daemon could give. The plugin aborts the connection then.
+func (d *daemon) watch() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.ended:
+			return
+		case <-tick.C:
+		}
+		if procs.Dying(d.pid()) {
+			d.log.Warn("a daemon was killed, and has not ended", "pid", d.pid())
+			return
+		}
 	}
 }
 
@@ -176,10 +201,13 @@ func (d *daemon) awaitReady(ctx context.Context) error {
 	}
 }
 
-// stop ends the process, and returns when it has ended.
-func (d *daemon) stop() {
+// stop ends the process, and returns when it has ended, or ctx is done.
+func (d *daemon) stop(ctx context.Context) {
 	d.cmd.Process.Signal(unix.SIGTERM)
 	kill := time.AfterFunc(stopTime, func() { defer panics.Contain(); d.cmd.Process.Kill() })
 	defer kill.Stop()
-	<-d.ended
+	select {
+	case <-d.ended:
+	case <-ctx.Done():
+	}
 }

@@ -10,14 +10,15 @@
 //  1. kubelet calls NodePublishVolume of the plugin with a target, attributes and secrets (node.go). The
 //     plugin parses them (volume.go). If a Milkweed that answers is mounted at the target, that is all.
 //  2. The plugin asks the mounter for a daemon of a volume with the same attributes and secrets
-//     (wire.go). If there is one, the plugin mounts its file system at the target, too, by a bind mount
-//     (mount.go). Only one daemon can use a dataset in a tier.
+//     (wire.go). If there is one, the plugin mounts its file system at the target, too, in a peer group
+//     of its own (mount.go). Only one daemon can use a dataset in a tier.
 //  3. Otherwise the plugin opens /dev/fuse, mounts it at the target, and sends the descriptor to the
 //     mounter.
 //  4. The mounter starts milkweed mount --fuse-fd (mounter.go, daemon.go), and replies when it serves.
 //
 // When the last mount of a file system is removed, the kernel ends the connection, and the daemon ends.
 // The state of the plugin is the kernel's table of mounts, and that of the mounter its child processes.
+// When a daemon has died, the plugin mounts its volumes again (keeper.go).
 //
 // # Limitations
 //
@@ -27,6 +28,7 @@
 // time. This is also so while a secret is replaced: pods with the new one start when those with the
 // old one have ended.
 //
-// A container does not see that a mount was replaced after its daemon died, unless its volume has
-// mountPropagation: HostToContainer.
+// A container does not see that a volume was mounted again after its daemon had died, unless it has the
+// volume with mountPropagation: HostToContainer, and without subPath: the kernel mounts nothing in a part of
+// a volume.
 package main

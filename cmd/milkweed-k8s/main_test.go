@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -186,6 +188,49 @@ func (n *node) daemonOf(source string) int {
 		}
 	}
 	return 0
+}
+
+// A container is what the runtime makes of a container that has a volume with mountPropagation:
+// HostToContainer: a mount namespace in which a slave of the mount is elsewhere.
+type container struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+// run starts a container with the volume of a pod.
+func (n *node) run(pod string) *container {
+	n.t.Helper()
+	point, err := os.MkdirTemp(n.dir, "container-")
+	n.check(err)
+	c := &container{cmd: exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-c",
+		`mount --rbind "$1" "$2"; while read -r line; do cat "$2/b" 2>&1 | head -n1; done`, "sh", n.target(pod), point)}
+	c.in, err = c.cmd.StdinPipe()
+	n.check(err)
+	out, err := c.cmd.StdoutPipe()
+	n.check(err)
+	c.out = bufio.NewScanner(out)
+	n.check(c.cmd.Start())
+	n.t.Cleanup(c.end)
+	if got := c.read(); got != "b" {
+		n.t.Fatalf("the container reads %q", got)
+	}
+	return c
+}
+
+// read reads the file b of the volume, and returns its line, or an error.
+func (c *container) read() string {
+	if _, err := c.in.Write([]byte("\n")); err != nil {
+		return err.Error()
+	}
+	c.out.Scan()
+	return c.out.Text()
+}
+
+// end ends the container.
+func (c *container) end() {
+	c.in.Close()
+	c.cmd.Wait()
 }
 
 // start starts a command of milkweed-k8s in a mount namespace of its own, as in a pod. Mounts in the

@@ -34,20 +34,27 @@ const (
 	foreign                // another file system is mounted
 )
 
-// inspect returns the state of a target.
-func inspect(ctx context.Context, target string) (state, error) {
+// mountAt returns the topmost mount at path. If nothing is mounted there, it is the zero Mount.
+func mountAt(path string) (mounts.Mount, error) {
 	table, err := mounts.Read(mounts.Self)
-	if err != nil {
-		return unmounted, err
+	m, ok := table.At(path)
+	if err != nil || !ok {
+		return mounts.Mount{}, err
 	}
-	m, ok := table.At(target)
+	return m, nil
+}
+
+// inspect returns the state of a target, which is locked. If the daemon was killed and cannot end, inspect
+// aborts the connection, so that the state is dead.
+func (p *plugin) inspect(ctx context.Context, target string) (state, error) {
+	m, err := mountAt(target)
 	switch {
-	case !ok:
-		return unmounted, nil
+	case err != nil || m.Type == "":
+		return unmounted, err
 	case m.Type != fsType:
 		return foreign, nil
 	}
-	switch _, err := statfs(ctx, target); {
+	switch _, err := statfs(ctx, target, func() { p.abortLost(ctx, m.Dev, target) }); {
 	case err == nil:
 		return alive, nil
 	case isDead(err):
@@ -57,11 +64,34 @@ func inspect(ctx context.Context, target string) (state, error) {
 	}
 }
 
-// isMilkweed reports whether a Milkweed is mounted at path.
-func isMilkweed(path string) bool {
-	table, err := mounts.Read(mounts.Self)
-	m, ok := table.At(path)
-	return err == nil && ok && m.Type == fsType
+// abortLost aborts the connection of the file system dev at target if no daemon can serve it any more. A
+// daemon that was killed while it told the kernel of a change does not end: a thread of it waits, in the
+// kernel, for a reply that only the daemon could give.
+func (p *plugin) abortLost(ctx context.Context, dev uint64, target string) {
+	if p.mayServe(ctx, dev) {
+		return
+	}
+	c, err := mounts.Connection(dev, target)
+	if err == nil {
+		err = errors.Join(c.Abort(), c.Close())
+	}
+	if err != nil {
+		p.log.Warn("the connection of a daemon that was killed is not aborted", "target", target, "err", err)
+		return
+	}
+	p.log.Warn("a daemon was killed, and has not ended: its connection is aborted", "target", target)
+}
+
+// maxServing is how long the mounter may take to say that no daemon serves a file system.
+const maxServing = time.Second
+
+// mayServe reports whether a daemon may serve the file system dev.
+func (p *plugin) mayServe(ctx context.Context, dev uint64) bool {
+	ctx, cancel := context.WithTimeout(ctx, maxServing)
+	defer cancel()
+	_, err := p.mounter.do(ctx, request{Op: opWatch, Device: dev}, nil)
+	// If nobody listens, the mounter has ended, or ends, and so do its daemons.
+	return err != nil && !errors.Is(err, unix.ECONNREFUSED)
 }
 
 // isDead reports whether an error of a FUSE file system means that its daemon has ended.
@@ -76,8 +106,9 @@ const answerTime = 10 * time.Second
 // daemon that does not answer.
 var statfsSlots = make(chan struct{}, 64)
 
-// statfs calls statfs(2). If the daemon does not answer in time, its goroutine goes on.
-func statfs(ctx context.Context, path string) (unix.Statfs_t, error) {
+// statfs calls statfs(2), and silent each second until there is an answer. If the daemon does not answer in
+// time, a goroutine of statfs goes on.
+func statfs(ctx context.Context, path string, silent func()) (unix.Statfs_t, error) {
 	select {
 	case statfsSlots <- struct{}{}:
 	default:
@@ -99,11 +130,17 @@ func statfs(ctx context.Context, path string) (unix.Statfs_t, error) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	select {
-	case r := <-answered:
-		return r.st, r.err
-	case <-ctx.Done():
-		return unix.Statfs_t{}, status.Errorf(codes.DeadlineExceeded, "the daemon of %s does not answer", path)
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case r := <-answered:
+			return r.st, r.err
+		case <-tick.C:
+			silent()
+		case <-ctx.Done():
+			return unix.Statfs_t{}, status.Errorf(codes.DeadlineExceeded, "the daemon of %s does not answer", path)
+		}
 	}
 }
 
@@ -127,9 +164,8 @@ func (p *plugin) mountDevice(target, key string, v volume) (device *os.File, dev
 		return nil, 0, status.Errorf(codes.Internal, "mount %s: %v", target, err)
 	}
 	device = os.NewFile(uintptr(fd), "/dev/fuse")
-	table, err := mounts.Read(mounts.Self)
-	m, ok := table.At(target)
-	if err == nil && !ok {
+	m, err := mountAt(target)
+	if err == nil && m.Type != fsType {
 		err = fmt.Errorf("mount %s: it is not in the table of mounts", target)
 	}
 	if err != nil {
@@ -144,7 +180,7 @@ func (p *plugin) mountDevice(target, key string, v volume) (device *os.File, dev
 }
 
 // bind mounts the file system dev, of the volume with a key, at target, too. It reports false if that is
-// mounted nowhere.
+// mounted nowhere, or its connection has ended: then it is the dead one at target.
 func (p *plugin) bind(dev uint64, key, target string) (bool, error) {
 	p.table.Lock()
 	defer p.table.Unlock()
@@ -155,20 +191,38 @@ func (p *plugin) bind(dev uint64, key, target string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if m, ok := table.At(target); ok && m.Dev == dev {
+		return false, nil
+	}
 	for _, m := range table {
-		if m.Dev != dev || m.Type != fsType {
+		if m.Dev != dev || m.Type != fsType || m.Root != "/" {
 			continue
 		}
 		if at, _ := table.At(m.Point); at.Dev != dev { // another mount hides it
 			continue
 		}
-		if err := unix.Mount(m.Point, target, "", unix.MS_BIND, ""); err != nil {
+		if err := clone(m.Point, target); err != nil {
 			return false, status.Errorf(codes.Internal, "bind %s to %s: %v", m.Point, target, err)
 		}
 		p.log.Info("bound", "target", target, "to", m.Point)
 		return true, nil
 	}
 	return false, nil
+}
+
+// clone mounts the file system at path at target, too, as a bind mount does, but in a peer group of its own.
+// Before Linux 5.12, they are in one peer group.
+func clone(path, target string) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	defer unix.Close(fd)
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
+	if err != nil && !errors.Is(err, unix.ENOSYS) {
+		return os.NewSyscallError("mount_setattr", err)
+	}
+	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH))
 }
 
 // owner returns the key of the volume whose file system dev is mounted, or "" if it is not known.
@@ -178,39 +232,76 @@ func (p *plugin) owner(dev uint64) string {
 	return p.owners[dev]
 }
 
-// maxStacked is the number of mounts at one target that are removed.
-const maxStacked = 8
-
-// unmountAll removes the mounts of Milkweed at target, and returns the keys of their volumes by the device
-// numbers.
+// unmountAll removes the mounts of Milkweed at target, one for each daemon that has died, and returns the
+// keys of the volumes of those that were removed, also after an error, by the device numbers.
 func (p *plugin) unmountAll(target string) (map[uint64]string, error) {
 	unmounted := make(map[uint64]string)
-	for range maxStacked {
-		table, err := mounts.Read(mounts.Self)
-		if err != nil {
-			return nil, err
-		}
-		m, ok := table.At(target)
-		if !ok {
-			return unmounted, nil
-		}
-		if m.Type != fsType {
-			return nil, status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
+	for range 2 * maxStacked {
+		m, err := mountAt(target)
+		switch {
+		case err != nil || m.Type == "":
+			return unmounted, err
+		case m.Type != fsType:
+			return unmounted, status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
 		}
 		key := p.owner(m.Dev) // after the unmount, another volume may have the number
-		if err := p.unmount(target); err != nil {
-			return nil, err
+		if err := p.unmount(target, 0); err != nil {
+			return unmounted, err
 		}
 		unmounted[m.Dev] = key
 	}
-	return nil, status.Errorf(codes.Internal, "%s is still mounted", target)
+	return unmounted, status.Errorf(codes.Internal, "%s is still mounted", target)
 }
 
-// unmount removes one mount at target.
-func (p *plugin) unmount(target string) error {
+// maxStacked is the largest number of mounts at one target. All but the topmost are dead.
+const maxStacked = 32
+
+// makeRoom prepares a target, at which dead mounts may be, for one more. If the topmost is in the peer group of
+// mounts of the same directory, as bind mounts are, makeRoom removes all of these, since a new mount over one of
+// them would be mounted over all. It removes the topmost, too, if there are too many.
+func (p *plugin) makeRoom(target string) error {
 	p.table.Lock()
 	defer p.table.Unlock()
-	switch err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); {
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return err
+	}
+	top, ok := table.At(target)
+	if !ok {
+		return nil
+	}
+	var remove []string
+	stacked := 0
+	for _, m := range table {
+		if m.Point == target {
+			stacked++
+		}
+		at, _ := table.At(m.Point)
+		if m.PeerGroup == top.PeerGroup && at.PeerGroup == top.PeerGroup && m.Root == top.Root {
+			remove = append(remove, m.Point)
+		}
+	}
+	switch {
+	case len(remove) > 1 && top.PeerGroup != "":
+	case stacked >= maxStacked:
+		remove = []string{target}
+	default:
+		return nil
+	}
+	for _, point := range remove {
+		// Processes with open files there have got ENOTCONN already.
+		if err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
+			return status.Errorf(codes.Internal, "unmount %s: %v", point, err)
+		}
+	}
+	return nil
+}
+
+// unmount removes one mount at target. flags are those of umount2(2).
+func (p *plugin) unmount(target string, flags int) error {
+	p.table.Lock()
+	defer p.table.Unlock()
+	switch err := unix.Unmount(target, flags|unix.UMOUNT_NOFOLLOW); {
 	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT): // it is not mounted
 		return nil
 	case errors.Is(err, unix.EBUSY):

@@ -39,8 +39,8 @@ the quotas of the datasets that are used at the same time add up.
 A volume may name any bucket as its source. It may name a directory only below
 one of --source-dir, after symbolic links are resolved.
 
-SIGTERM ends all daemons. Their mounts then fail with ENOTCONN until they are
-published again.`
+SIGTERM ends all daemons. Their mounts then fail with ENOTCONN, until another
+mounter has started, and the plugin mounts the volumes again.`
 
 const mounterExample = `  milkweed-k8s mounter --tier ram:/tier/ram:16GiB --tier ssd:/tier/ssd:200GiB
   milkweed-k8s mounter --tier ssd:/tier/ssd:80% --source-dir /lustre`
@@ -123,6 +123,7 @@ func listen(ctx context.Context, socket string, log *slog.Logger) (*net.UnixList
 	for {
 		l, err := replaceSocket("unixpacket", socket)
 		if err == nil {
+			l.SetUnlinkOnClose(false) // a connection is refused then: see mayServe
 			return l, nil
 		}
 		if time.Now().After(deadline) {
@@ -181,7 +182,7 @@ func (m *mounter) serve(ctx context.Context, conn *net.UnixConn) {
 	if err == nil {
 		_, err = conn.Write(data)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.EPIPE) { // the plugin may stop waiting
 		m.log.Warn("reply", "err", err)
 	}
 }
@@ -196,25 +197,38 @@ func (m *mounter) handle(ctx context.Context, r request, device *os.File) (respo
 		return response{}, m.mount(ctx, r, device)
 	case opEnd:
 		return response{}, m.end(ctx, r)
+	case opWatch:
+		m.watch(ctx, r.Device)
+		return response{}, nil
 	}
 	return response{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
 // find returns the device number of the file system of a volume, or 0. It waits for the end of a daemon
-// whose file system has ended.
+// that was killed, or whose file system has ended.
 func (m *mounter) find(ctx context.Context, key string) (uint64, error) {
 	m.mu.Lock()
 	d := m.daemons[key]
-	if d == nil || !d.isReady() {
+	if d == nil || !d.ready.Load() {
 		m.mu.Unlock()
 		return 0, nil
 	}
 	device := d.device
 	m.mu.Unlock()
-	if device == 0 {
+	if device == 0 || !d.isReady() {
 		return 0, m.awaitEnd(ctx, d)
 	}
 	return device, nil
+}
+
+// watch returns when no daemon can serve a file system any more, or ctx is done.
+func (m *mounter) watch(ctx context.Context, device uint64) {
+	if d := m.of(device, ""); d != nil {
+		select {
+		case <-d.lost:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // mount starts the daemon of a volume, and waits until it serves.
@@ -237,7 +251,7 @@ func (m *mounter) mount(ctx context.Context, r request, device *os.File) error {
 	}
 	device.Close() // only the daemon has it now: the mount ends with the daemon
 	if err := d.awaitReady(ctx); err != nil {
-		d.stop()
+		d.stop(context.Background())
 		return m.explain(err, r)
 	}
 	m.log.Info("serving", "source", r.Volume.name(), "target", r.Target, "pid", d.pid())
@@ -386,11 +400,10 @@ func (m *mounter) awaitEnd(ctx context.Context, daemon *daemon) error {
 	case <-daemon.ended:
 	case <-time.After(unmountTime):
 		m.log.Warn("a mount is in use in another mount namespace, and ends", "pid", daemon.pid())
-		daemon.stop()
+		daemon.stop(ctx)
 	case <-ctx.Done():
-		return ctx.Err()
 	}
-	return nil
+	return ctx.Err()
 }
 
 // endAll ends all daemons.
@@ -403,7 +416,7 @@ func (m *mounter) endAll() {
 	m.mu.Unlock()
 	var ending sync.WaitGroup
 	for _, d := range all {
-		ending.Go(func() { defer panics.Contain(); d.stop() })
+		ending.Go(func() { defer panics.Contain(); d.stop(context.Background()) })
 	}
 	ending.Wait()
 }

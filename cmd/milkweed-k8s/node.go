@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -70,6 +71,9 @@ func (p *plugin) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	if err := p.publish(ctx, target, v); err != nil {
 		return nil, err
 	}
+	if err := p.keep(target, v); err != nil {
+		return nil, err
+	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
@@ -119,18 +123,15 @@ func realPath(path string) string {
 
 // publish mounts a volume at target. The target is locked.
 func (p *plugin) publish(ctx context.Context, target string, v volume) error {
-	switch state, err := inspect(ctx, target); {
+	switch state, err := p.inspect(ctx, target); {
 	case err != nil:
 		return err
 	case state == foreign:
 		return status.Errorf(codes.FailedPrecondition, "another file system is mounted at %s", target)
 	case state == alive:
 		return nil
-	case state == dead:
+	case state == dead: // its mount stays below the next one, so that containers see that: see keeper.go
 		p.log.Warn("a daemon has died; mounting again", "target", target)
-		if err := p.unmount(target); err != nil {
-			return err
-		}
 	}
 	key := v.key()
 	unlock, err := p.keys.lock(ctx, key)
@@ -170,6 +171,9 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 	if err != nil {
 		return withRemedy(err)
 	}
+	if err := p.makeRoom(target); err != nil {
+		return err
+	}
 	if found.Device != 0 {
 		done, err := p.bind(found.Device, key, target)
 		if done || err != nil {
@@ -187,7 +191,7 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 	defer device.Close()
 	if _, err := p.mounter.do(ctx, request{Op: opMount, Key: key, Device: dev, Target: target, Volume: v}, device); err != nil {
 		device.Close()
-		return errors.Join(withRemedy(err), p.unmount(target))
+		return errors.Join(withRemedy(err), p.unmount(target, unix.MNT_DETACH)) // a container may use it already
 	}
 	if err := setReadAhead(dev); err != nil {
 		p.log.Info("the read-ahead of the kernel is unchanged", "target", target, "err", err)
@@ -214,11 +218,13 @@ func (p *plugin) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVo
 	if err != nil {
 		return nil, err
 	}
+	p.keeper.forget(target, nil) // ends an attempt that has the lock
 	unlock, err := p.targets.lock(ctx, target)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	p.keeper.forget(target, nil) // what was published meanwhile
 	if err := p.unpublish(ctx, target); err != nil {
 		return nil, err
 	}
@@ -227,10 +233,7 @@ func (p *plugin) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVo
 
 // unpublish removes the mounts at target, and target. The target is locked.
 func (p *plugin) unpublish(ctx context.Context, target string) error {
-	unmounted, err := p.unmountAll(target)
-	if err != nil {
-		return err
-	}
+	unmounted, unmountErr := p.unmountAll(target)
 	for dev, key := range unmounted {
 		table, err := mounts.Read(mounts.Self)
 		if err != nil {
@@ -242,7 +245,11 @@ func (p *plugin) unpublish(ctx context.Context, target string) error {
 		// Without the mounter, its daemons are gone, too.
 		if _, err := p.mounter.do(ctx, request{Op: opEnd, Key: key, Device: dev}, nil); err != nil {
 			p.log.Warn("the end of a daemon is not awaited", "target", target, "err", err)
+			break
 		}
+	}
+	if unmountErr != nil {
+		return unmountErr
 	}
 	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return status.Errorf(codes.Internal, "the target is not removed: %v", err)
@@ -263,15 +270,19 @@ func (p *plugin) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeSta
 		return nil, status.Errorf(codes.NotFound, "there is no volume at %q", path)
 	}
 	path = realPath(path)
-	st, err := statfs(ctx, path)
+	st, err := statfs(ctx, path, func() {})
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, status.Errorf(codes.NotFound, "there is no volume at %s", path)
 	case isDead(err):
-		return nil, status.Errorf(codes.Internal, "the daemon of %s has died; kubelet publishes the volume again", path)
+		return nil, status.Errorf(codes.Internal, "the daemon of %s has died; the volume will be mounted again", path)
 	case err != nil:
 		return nil, err
-	case !isMilkweed(path):
+	}
+	switch m, err := mountAt(path); {
+	case err != nil:
+		return nil, err
+	case m.Type != fsType:
 		return nil, status.Errorf(codes.NotFound, "no volume is mounted at %s", path)
 	}
 	size := int64(st.Bsize)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,6 +91,16 @@ func TestShared(t *testing.T) {
 	if got := n.mounts(); len(got) != len(pods) {
 		t.Errorf("mounted: %q, want each target once", got)
 	}
+	table, err := mounts.Read(mounts.Self)
+	n.check(err)
+	groups := make(map[string]bool)
+	for _, pod := range pods {
+		m, _ := table.At(n.target(pod))
+		groups[m.PeerGroup] = true
+	}
+	if groups[""] || len(groups) != len(pods) {
+		t.Errorf("the peer groups are %v, want one for each pod", groups)
+	}
 	for i, pod := range pods {
 		n.read(pod)
 		n.check(n.unpublish(pod))
@@ -129,43 +141,213 @@ func TestRestart(t *testing.T) {
 	n.check(n.unpublish("pod2"))
 }
 
-// After the end of a daemon, or of the mounter, the next request of kubelet mounts again.
+// After the end of a daemon, or of the mounter, containers that have their volume with mountPropagation:
+// HostToContainer read again, also one that was started after the first such end. Daemons of other volumes
+// go on.
 func TestDeadDaemon(t *testing.T) {
 	n := newNode(t)
 	n.startPlugin()
 	n.startMounter()
-	r := n.inline("pod1", map[string]string{sourceKey: n.source})
-	second := n.inline("pod2", map[string]string{sourceKey: n.source})
-	n.check(n.publish(r))
-	n.check(n.publish(second))
+	other := n.dir + "/data/other"
+	n.check(os.Mkdir(other, 0o755))
+	n.check(os.WriteFile(other+"/b", []byte("b\n"), 0o644))
+	sources := map[string]string{"pod1": n.source, "pod2": n.source, "pod3": other}
+	containers := make(map[string][]*container)
+	publish := func() {
+		for _, pod := range slices.Sorted(maps.Keys(sources)) {
+			n.check(n.publish(n.inline(pod, map[string]string{sourceKey: sources[pod]})))
+		}
+	}
+	run := func() {
+		for pod := range sources {
+			containers[pod] = append(containers[pod], n.run(pod))
+		}
+	}
+	n.check(os.Mkdir(n.source+"/folder", 0o755))
+	publish()
+	run()
+	subPath := n.kubelet + "/pods/pod1/volume-subpaths" // of a container with a subPath, which kubelet binds
+	n.check(os.Mkdir(subPath, 0o755))
+	n.check(unix.Mount(n.target("pod1")+"/folder", subPath, "", unix.MS_BIND, ""))
+	kill := func() {
+		sibling := n.daemonOf(other)
+		n.check(unix.Kill(n.daemonOf(n.source), unix.SIGKILL))
+		if got := containers["pod3"][0].read(); got != "b" || n.daemonOf(other) != sibling {
+			t.Errorf("after the end of another daemon: got %q", got)
+		}
+	}
 	for _, end := range []func(){
-		func() { unix.Kill(n.daemons()[0], unix.SIGKILL) },
+		kill,
 		func() {
 			if err := n.mounter.end(syscall.SIGTERM); err != nil {
 				t.Errorf("the mounter has ended with %v", err)
 			}
+			n.eventually("the daemons have ended", func() bool { return len(n.daemons()) == 0 })
+			_, err := n.client.NodeGetVolumeStats(n.context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod1", VolumePath: n.target("pod1")})
+			wantCode(t, err, codes.Internal, "has died")
 			n.startMounter()
 		},
 		func() {
 			n.mounter.end(syscall.SIGKILL)
 			n.startMounter()
 		},
+		func() { // a new plugin knows the volumes that kubelet has published again
+			n.plugin.end(syscall.SIGKILL)
+			n.mounter.end(syscall.SIGKILL)
+			n.eventually("the daemons have ended", func() bool { return len(n.daemons()) == 0 })
+			n.startPlugin()
+			n.startMounter()
+			publish()
+		},
+		kill,
 	} {
+		before := n.daemonOf(n.source)
 		end()
-		n.eventually("the daemon has ended", func() bool { return len(n.daemons()) == 0 })
-		_, err := n.client.NodeGetVolumeStats(n.context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "csi-pod1", VolumePath: n.target("pod1")})
-		wantCode(t, err, codes.Internal, "has died")
-		n.check(n.publish(r))
-		n.read("pod1")
-		n.check(n.publish(second))
-		n.read("pod2")
-		if got := n.mounts(); len(got) != 2 {
-			t.Errorf("mounted: %q", got)
+		n.eventually("another daemon serves", func() bool { pid := n.daemonOf(n.source); return pid != 0 && pid != before })
+		for pod, all := range containers {
+			for _, c := range all {
+				n.eventually(pod+" reads again", func() bool { return c.read() == "b" })
+			}
+		}
+		if len(containers["pod1"]) == 1 {
+			run() // as after the restart of a container
 		}
 	}
-	unix.Kill(n.daemons()[0], unix.SIGKILL)
-	n.check(n.unpublish("pod1")) // a dead mount
+	for _, c := range containers["pod1"] {
+		c.end()
+	}
+	n.check(unix.Unmount(subPath, 0))
+	inUse, err := os.Open(n.target("pod2") + "/b")
+	n.check(err)
+	n.check(n.unpublish("pod1"))
+	inUse.Close()
+	if got := containers["pod2"][0].read(); got != "b" {
+		t.Errorf("after another pod has ended, pod2 reads %q", got)
+	}
+	n.mounter.end(syscall.SIGKILL)
+	for _, pod := range []string{"pod2", "pod3"} {
+		for _, c := range containers[pod] {
+			c.end()
+		}
+		n.check(n.unpublish(pod)) // dead mounts
+	}
+	n.startMounter()
+	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source}))) // removes what a killed daemon was copying
+	n.check(n.unpublish("pod1"))
+}
+
+// Bind mounts of one volume, which earlier versions have made, and which are made before Linux 5.12, are
+// mounted again at their targets. They do not become more and more, and can be unmounted one by one.
+func TestDeadDaemonOfBindMounts(t *testing.T) {
+	n := newNode(t)
+	n.startPlugin()
+	n.startMounter()
+	pods := []string{"pod1", "pod2"}
+	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source})))
+	n.check(os.MkdirAll(n.target("pod2"), 0o755))
+	n.check(unix.Mount(n.target("pod1"), n.target("pod2"), "", unix.MS_BIND, ""))
+	n.check(n.publish(n.inline("pod2", map[string]string{sourceKey: n.source})))
+
+	// An attempt that fails leaves nothing mounted, and is repeated.
+	n.check(os.Rename(n.source, n.source+"-away"))
+	n.check(unix.Kill(n.daemonOf(n.source), unix.SIGKILL))
+	n.eventually("an attempt has failed", func() bool {
+		log, err := os.ReadFile(n.dir + "/plugin.log")
+		n.check(err)
+		return strings.Contains(string(log), "not mounted again yet") && len(n.mounts()) == 0
+	})
+	n.check(os.Rename(n.source+"-away", n.source))
+	n.eventually("another daemon serves", func() bool { return n.daemonOf(n.source) != 0 && len(n.mounts()) > 0 })
+	for _, pod := range pods {
+		n.check(n.publish(n.inline(pod, map[string]string{sourceKey: n.source})))
+		n.read(pod)
+	}
+
+	for round := range 2 {
+		before := n.daemonOf(n.source)
+		n.check(unix.Kill(before, unix.SIGKILL))
+		n.eventually("another daemon serves", func() bool { pid := n.daemonOf(n.source); return pid != 0 && pid != before })
+		for _, pod := range pods {
+			n.check(n.publish(n.inline(pod, map[string]string{sourceKey: n.source})))
+			n.read(pod)
+		}
+		if got, most := n.mounts(), len(pods)*(2+round); len(got) > most {
+			t.Fatalf("%d mounts after the end of %d daemons, want at most %d", len(got), 1+round, most)
+		}
+	}
+	inUse, err := os.Open(n.target("pod2") + "/b")
+	n.check(err)
+	n.check(n.unpublish("pod1"))
+	inUse.Close()
 	n.check(n.unpublish("pod2"))
+}
+
+// At most so many dead mounts stay at a target, however often the daemon dies.
+func TestDeadMountsAreBounded(t *testing.T) {
+	n := newNode(t)
+	n.startPlugin()
+	n.startMounter()
+	r := n.inline("pod1", map[string]string{sourceKey: n.source})
+	n.check(os.Mkdir(n.target("pod1"), 0o755))
+	for range maxStacked {
+		fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		n.check(err)
+		n.check(unix.Mount("dead", n.target("pod1"), fsType, 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)))
+		n.check(unix.Close(fd))
+	}
+	n.check(n.publish(r))
+	n.read("pod1")
+	if got := len(n.mounts()); got != maxStacked {
+		t.Errorf("%d mounts, want %d", got, maxStacked)
+	}
+	n.check(n.unpublish("pod1"))
+}
+
+// A daemon that is killed while it tells the kernel that a file has changed, and a read of the file is in
+// progress, does not end by itself, and its mount hangs. The volume is mounted again, also if the mounter
+// was killed, too, as the OOM killer may do with a container, or ends.
+func TestVolumeDiesWhileItNotifies(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"mounter serves": 0, "mounter is killed": syscall.SIGKILL, "mounter ends": syscall.SIGTERM} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.startPlugin()
+			n.startMounter()
+			n.check(os.WriteFile(n.source+"/slow", make([]byte, 8<<20), 0o644))
+			n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source, optionsKey: "mode=stateless,source_bandwidth=100kB,attr_timeout=100ms"})))
+			pid := n.daemonOf(n.source)
+			slow := n.target("pod1") + "/slow"
+			connection, err := mounts.Connection(n.device("pod1"), n.target("pod1"))
+			n.check(err)
+			t.Cleanup(func() { connection.Abort(); connection.Close() }) // after a failure, the daemon could not end
+			reader := exec.Command("cat", slow)
+			n.check(reader.Start())
+			read := make(chan error, 1)
+			go func() { read <- reader.Wait() }()
+			n.eventually("the file is being read", func() bool { return drivertest.WaitsIn(reader.Process.Pid, "folio") })
+			n.check(os.Chmod(n.source+"/slow", 0o444))
+			n.eventually("the daemon notifies the kernel", func() bool {
+				os.Stat(slow)
+				return drivertest.WaitsIn(pid, "folio_lock")
+			})
+			n.check(unix.Kill(pid, unix.SIGKILL))
+			if signal != 0 {
+				n.check(n.mounter.cmd.Process.Signal(signal))
+			}
+			n.eventually("the reader and the daemon have ended", func() bool { return len(read) > 0 && !slices.Contains(n.daemons(), pid) })
+			if err := <-read; err == nil {
+				t.Error("the read of a daemon that was killed has succeeded")
+			}
+			if signal != 0 {
+				n.mounter.end(signal)
+				n.startMounter()
+			}
+			n.eventually("pod1 reads again", func() bool {
+				text, err := os.ReadFile(n.target("pod1") + "/b")
+				return err == nil && string(text) == "b\n"
+			})
+			n.check(n.unpublish("pod1"))
+		})
+	}
 }
 
 // The kernel gives the device number of a file system that has ended to the next one. A volume that is
@@ -514,7 +696,7 @@ func TestNoGoroutineLeft(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := p.unpublish(ctx, n.target("pod1")); err != nil {
+	if _, err := p.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "csi-pod1", TargetPath: n.target("pod1")}); err != nil {
 		t.Error(err)
 	}
 	stop()
@@ -523,7 +705,7 @@ func TestNoGoroutineLeft(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if state, err := inspect(t.Context(), n.target("pod2")); state != dead {
+	if state, err := p.inspect(t.Context(), n.target("pod2")); state != dead {
 		t.Errorf("after the end of the mounter, the mount is in state %d, %v", state, err)
 	}
 	n.check(unix.Unmount(n.target("pod2"), 0))

@@ -30,7 +30,8 @@ const (
 	opMount = "mount" // serve Volume at the descriptor, which is mounted at Target
 	// The file system Device of the volume Key, if that is known, is unmounted: wait for the end of its
 	// daemon, which is ended if need be.
-	opEnd = "end"
+	opEnd   = "end"
+	opWatch = "watch" // replies when no daemon can serve the file system Device, or the mounter ends
 )
 
 // A request is a request to the mounter.
@@ -69,8 +70,12 @@ func fail(err error) *failure {
 	return f
 }
 
-// maxPacket is larger than any packet: JSON writes a byte of a volume as up to 6.
-const maxPacket = 1 << 20
+// maxPacket is larger than any request: JSON writes a byte of a volume as up to 6. maxReply is larger than any
+// reply.
+const (
+	maxPacket = 1 << 20
+	maxReply  = 64 << 10
+)
 
 // dialTimeout bounds how long the mounter may take to accept a connection.
 const dialTimeout = 5 * time.Second
@@ -119,7 +124,7 @@ func (m mounterClient) do(ctx context.Context, r request, device *os.File) (resp
 	if device != nil { // while this process has it, a dead mount would look like a slow one
 		device.Close()
 	}
-	buf := make([]byte, maxPacket)
+	buf := make([]byte, maxReply)
 	n, err := conn.Read(buf)
 	if err != nil {
 		return response{}, contextError(ctx, fmt.Errorf("%w: %w", errNoMounter, err))
