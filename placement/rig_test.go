@@ -187,10 +187,13 @@ func (r *rig) eventually(what string, f func() bool) {
 	}
 }
 
-// settled waits until no copy is in flight.
+// settled waits until no copy is in flight, and no file is about to be copied in the background.
 func (r *rig) settled() {
 	r.t.Helper()
-	r.eventually("copies end", func() bool { return r.handler.Stats().InFlight == 0 })
+	r.eventually("copies end", func() bool {
+		st := r.handler.Stats()
+		return st.InFlight == 0 && st.Background == 0
+	})
 }
 
 // put makes a file of random bytes at the source.
