@@ -53,6 +53,8 @@ func Folder(t *testing.T, driver drivers.Driver, root string) Subject {
 			_, err = f.Write(data)
 			must(err)
 			must(f.Close())
+			// By the kernel's clock, two changes within a tick have the same time.
+			must(os.Chtimes(f.Name(), time.Time{}, time.Now()))
 			must(os.Rename(f.Name(), prepare(name)))
 		},
 		Remove: func(name string) { must(os.Remove(prepare(name))) },
