@@ -1,12 +1,14 @@
 package fs
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,25 +64,35 @@ func newCounted(t *testing.T, files int, timeout time.Duration) (c *counted, sou
 	}
 	c = &counted{fileSystem: &fileSystem{RawFileSystem: fuse.NewDefaultRawFileSystem(), names: names, negativeTTL: timeout, log: log}}
 	point = t.TempDir()
-	server, err := fuse.NewServer(c, point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
+	serve(t, c, point, fuse.MountOptions{})
+	return c, source, point
+}
+
+// serve serves a file system at point until the test ends. If a program that looks at all mounts uses it
+// then, it is detached.
+func serve(t testing.TB, served fuse.RawFileSystem, point string, opts fuse.MountOptions) *fuse.Server {
+	t.Helper()
+	opts.FsName, opts.Name = "counted", "milkweed"
+	opts.Logger = slog.NewLogLogger(slog.DiscardHandler, slog.LevelWarn)
+	server, err := fuse.NewServer(served, point, &opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		server.Serve()
-	}()
+	var running sync.WaitGroup
+	running.Go(server.Serve)
 	t.Cleanup(func() {
-		if err := server.Unmount(); err != nil {
-			t.Error(err)
+		if server.Unmount() != nil {
+			if err := Unmount(context.Background(), point, true); err != nil {
+				t.Errorf("unmount: %v", err)
+				return
+			}
 		}
-		<-served
+		running.Wait()
 	})
 	if err := server.WaitMount(); err != nil {
 		t.Fatal(err)
 	}
-	return c, source, point
+	return server
 }
 
 // requests runs a command and returns the number of requests for listings that it causes, and

@@ -113,20 +113,14 @@ func newTripRig(t *testing.T, set func(*fileSystem)) *tripRig {
 	if set != nil {
 		set(r.fileSystem)
 	}
-	server, err := fuse.NewServer(r.tripCounter, r.point, &fuse.MountOptions{FsName: "counted", Name: "milkweed", EnableAcl: r.acls, AllowOther: r.acls, Options: []string{"ro"}, Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
-	r.check(err)
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(server.Serve)
-	running.Go(func() { (&Mount{server: server, fs: r.fileSystem}).invalidate(ctx) })
 	t.Cleanup(func() {
-		if server.Unmount() != nil { // another program may look at all mounts
-			r.check(Unmount(context.Background(), r.point, true))
-		}
 		stop()
 		running.Wait()
 	})
-	r.check(server.WaitMount())
+	server := serve(t, r.tripCounter, r.point, fuse.MountOptions{EnableAcl: r.acls, AllowOther: r.acls, Options: []string{"ro"}})
+	running.Go(func() { (&Mount{server: server, fs: r.fileSystem}).invalidate(ctx) })
 	return r
 }
 
