@@ -614,12 +614,12 @@ func (s *stack) keepPages() {
 	holder(s.t, "keep", s.point)
 }
 
-// settled waits until no copy is in flight, and the kernel may read all copies directly.
+// settled waits until no copy is in flight or about to be made, and the kernel may read all copies directly.
 func (s *stack) settled() {
 	s.t.Helper()
-	s.eventually("no copy is in flight", func() bool {
+	s.eventually("copies end", func() bool {
 		stats := s.handler.Stats()
-		return stats.InFlight == 0 && stats.Unchecked == 0
+		return stats.InFlight == 0 && stats.Background == 0 && stats.Unchecked == 0
 	})
 }
 

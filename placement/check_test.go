@@ -101,7 +101,7 @@ func TestCopyIsCheckedEarly(t *testing.T) {
 			r.wantFile(name, r.put(name, size))
 			r.eventually("the copy is checked", func() bool {
 				s := r.handler.Stats()
-				return s.InFlight == 0 && s.Unchecked == 0
+				return s.InFlight == 0 && s.Background == 0 && s.Unchecked == 0
 			})
 			want := tiers.Level(1)
 			if early && size > drivers.ChecksumBlock {
