@@ -127,8 +127,10 @@ func TestFileSizeLimit(t *testing.T) {
 	if got := status.Placement.Skipped; got != 6 {
 		t.Errorf("%d files skipped, want 6", got)
 	}
-	if got, large := status.Source.Bytes-small, int64(6*3<<20+15); got < large || got > 2*large {
-		t.Errorf("%d bytes of large files from the source, want at most %d", got, 2*large)
+	// The kernel reclaims pages at any time, and requests them again. A copy that is tried in vain requests MiB.
+	large := int64(6*3<<20 + 15)
+	if got, most := status.Source.Bytes-small, 2*large+1<<20; got < large || got > most {
+		t.Errorf("%d bytes of large files from the source, want %d to %d", got, large, most)
 	}
 	if got := s.where("large3.rec"); !strings.Contains(got, "not placed") || !strings.Contains(got, "RLIMIT_FSIZE") {
 		t.Errorf("where: %s", got)
