@@ -282,7 +282,7 @@ func TestDeadDaemonOfBindMounts(t *testing.T) {
 	n.check(n.unpublish("pod2"))
 }
 
-// At most so many dead mounts stay at a target, however often the daemon dies.
+// At most maxStacked mounts are at a target, however often the daemon dies.
 func TestDeadMountsAreBounded(t *testing.T) {
 	n := newNode(t)
 	n.startPlugin()
@@ -367,6 +367,7 @@ func TestNumberOfAnotherVolume(t *testing.T) {
 
 	other := ""
 	for i := range 20 { // another program may take the number
+		n.takeLower(number)
 		pod := fmt.Sprint("other", i)
 		source := n.dir + "/data/" + pod
 		n.check(os.Mkdir(source, 0o755))
@@ -411,6 +412,22 @@ func TestNumberOfAnotherVolume(t *testing.T) {
 	open.Close()
 	for _, point := range n.mounts() {
 		n.check(n.unpublish(filepath.Base(strings.TrimSuffix(point, "/volumes/kubernetes.io~csi/data/mount"))))
+	}
+}
+
+// takeLower takes the device numbers below one that is free: a new file system gets the lowest.
+func (n *node) takeLower(number uint64) {
+	n.t.Helper()
+	for range 1000 {
+		dir := n.t.TempDir()
+		n.check(unix.Mount("number", dir, "tmpfs", 0, ""))
+		var st unix.Stat_t
+		n.check(unix.Stat(dir, &st))
+		if st.Dev >= number {
+			n.check(unix.Unmount(dir, 0))
+			return
+		}
+		n.t.Cleanup(func() { n.check(unix.Unmount(dir, unix.MNT_DETACH)) })
 	}
 }
 
