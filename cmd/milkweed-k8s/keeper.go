@@ -33,16 +33,16 @@ type kept struct {
 
 // keep keeps a volume that is published at target. The target is locked.
 func (p *plugin) keep(target string, v volume) error {
-	m, err := mountAt(target)
-	if err != nil {
-		return err
-	}
 	k := &p.keeper
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if known := k.kept[target]; known != nil {
 		known.volume = v
 		return nil
+	}
+	m, err := mountAt(target)
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	volume := &kept{cancel: cancel, volume: v}

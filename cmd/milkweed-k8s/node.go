@@ -179,7 +179,7 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 		if done || err != nil {
 			return err
 		}
-		// Its last mount has just been removed. Another volume may have its number.
+		// Its last mount has just been removed, or its connection has ended. Another volume may have its number.
 		if _, err := p.mounter.do(ctx, request{Op: opEnd, Key: key, Device: found.Device}, nil); err != nil {
 			return withRemedy(err)
 		}

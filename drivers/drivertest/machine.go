@@ -99,11 +99,7 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 // WaitsIn reports whether a thread of a process waits in a function of the kernel whose name contains name.
 // It needs root.
 func WaitsIn(pid int, name string) bool {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
-	return slices.ContainsFunc(files, func(file string) bool {
-		function, err := os.ReadFile(file)
-		return err == nil && strings.Contains(string(function), name)
-	})
+	return slices.ContainsFunc(threads(pid, "wchan"), func(function string) bool { return strings.Contains(function, name) })
 }
 
 // Stop sends SIGSTOP to a process, and returns when all of its threads have stopped. At the end of the test
@@ -115,11 +111,21 @@ func Stop(t testing.TB, pid int) {
 	}
 	t.Cleanup(func() { unix.Kill(pid, unix.SIGCONT) }) // ESRCH: it has ended
 	Eventually(t, "all threads have stopped", func() bool {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		return len(files) > 0 && !slices.ContainsFunc(files, func(file string) bool {
-			stat, err := os.ReadFile(file)
-			_, state, _ := strings.Cut(string(stat), ") ")
-			return err == nil && !strings.HasPrefix(state, "T")
+		stats := threads(pid, "stat")
+		return len(stats) > 0 && !slices.ContainsFunc(stats, func(stat string) bool {
+			_, state, _ := strings.Cut(stat, ") ")
+			return !strings.HasPrefix(state, "T")
 		})
 	})
+}
+
+// threads returns the contents of a file in /proc of each thread of a process. A thread that has ended has none.
+func threads(pid int, name string) (contents []string) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", pid, name))
+	for _, file := range files {
+		if content, err := os.ReadFile(file); err == nil {
+			contents = append(contents, string(content))
+		}
+	}
+	return contents
 }
