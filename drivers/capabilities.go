@@ -69,7 +69,7 @@ type (
 	}
 
 	// A VersionOpener opens a version of a file that a listing or a Stat has
-	// described, without a request to the storage.
+	// described. It requests the file only if the storage has refused that before.
 	VersionOpener interface {
 		// OpenVersion opens the version of a file that info describes. If the
 		// file was removed or replaced, the first read fails with an error

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"log/slog"
 	"strings"
 	"syscall"
 )
@@ -155,6 +156,9 @@ var (
 	// ErrMismatch: the storage does not have the file that a Pinner knows. It matches syscall.EIO.
 	ErrMismatch = fmt.Errorf("not as in the manifest: %w", syscall.EIO)
 
+	// ErrReported: the driver has logged the reason, once for all files that it concerns.
+	ErrReported = errors.New("reported")
+
 	// ErrAbandoned: the call returned before the storage was finished with the
 	// buffer. The buffer may still be written to.
 	ErrAbandoned = errors.New("read abandoned")
@@ -178,6 +182,15 @@ var (
 	// ErrAbandoned.
 	ErrRetry = errors.New("the next read uses another place")
 )
+
+// WarnLevel returns the level of a warning about err, an error of one file: slog.LevelDebug if it matches
+// ErrReported.
+func WarnLevel(err error) slog.Level {
+	if errors.Is(err, ErrReported) {
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
+}
 
 // CutUnit returns the name and the piece of a unit of ownership among peers. A unit is the name of a
 // file or, for a piece of a large file, that name, a zero byte, and the name of the piece. It reports

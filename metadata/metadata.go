@@ -197,7 +197,7 @@ func (c *Container) warn(e *Entry, err error) {
 	if last != 0 && c.since(last) < warnInterval || !c.warned.CompareAndSwap(last, c.now()) {
 		return
 	}
-	c.log.Warn("request to the source failed; serving cached metadata", "path", e.Path(), "err", err)
+	c.log.Log(context.Background(), drivers.WarnLevel(err), "request to the source failed; serving cached metadata", "path", e.Path(), "err", err)
 }
 
 // Readlink returns the target of a symbolic link at the source.

@@ -162,7 +162,7 @@ func (f *file) readShort(ctx context.Context, v *view, n int, off int64, err err
 // is opened again, for example if a server has forgotten the handle.
 func (f *file) sourceError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && !f.broken.Swap(true) {
-		f.handler.log.Warn("source not readable", "path", f.entry.Path(), "err", err)
+		f.handler.log.Log(ctx, drivers.WarnLevel(err), "source not readable", "path", f.entry.Path(), "err", err)
 	}
 	if err == io.EOF {
 		err = fmt.Errorf("%s: %w", f.entry.Path(), drivers.ErrChanged)

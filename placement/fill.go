@@ -323,7 +323,7 @@ func (f *fill) discard(cause error) {
 	stopped := h.ctx.Err() != nil || cause == errTakenOver || cause == errNotYet
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
-		level := slog.LevelWarn
+		level := drivers.WarnLevel(cause)
 		if cause == errStuck || errors.Is(cause, drivers.ErrMismatch) { // of hundreds of files; mismatched has logged the first
 			level = slog.LevelDebug
 		}

@@ -17,8 +17,8 @@ import (
 //
 // The error of Open is the source's. It matches drivers.ErrChanged if the source has another
 // version; e is stale then, and the caller looks the name up again. After the open it would be
-// too late for that. If the source is a drivers.VersionOpener, its open succeeds in any case, and so
-// does that of the peers; therefore Open waits for the first block of a fill from a source of
+// too late for that. The open of a source that is a drivers.VersionOpener does not find that out, nor does
+// that of the peers; therefore Open waits for the first block of a fill from a source of
 // drivers.LatencyRequest or from the peers.
 func (h *Handler) Open(ctx context.Context, e *metadata.Entry) (drivers.Object, error) {
 	f, fresh := h.files.acquire(h, e)

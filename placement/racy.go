@@ -175,7 +175,7 @@ func (h *Handler) settle(e *metadata.Entry) {
 	switch err := h.names.Settle(ctx, e); {
 	case h.ctx.Err() != nil, errors.Is(err, context.Canceled): // the source may stop first
 	case err != nil:
-		h.log.Warn("file not compared with the source", "path", e.Path(), "err", err)
+		h.log.Log(ctx, drivers.WarnLevel(err), "file not compared with the source", "path", e.Path(), "err", err)
 	default:
 		h.queueCopy(e)
 	}

@@ -103,13 +103,14 @@ func (s *Source) Open(ctx context.Context, name string) (drivers.Object, error) 
 
 // OpenVersion opens the version of a file that info describes. If the source has
 // another version, or none, the error matches drivers.ErrChanged or fs.ErrNotExist.
-// A drivers.VersionOpener makes no request: there the first read fails instead.
+// A drivers.VersionOpener makes no request for that: there the first read fails instead.
 func (s *Source) OpenVersion(ctx context.Context, name string, info drivers.Info) (_ drivers.Object, err error) {
 	defer panics.Catch(&err)
 	if v, ok := drivers.As[drivers.VersionOpener](s.driver); ok {
 		atomic.AddInt64(&s.counters.Opens, 1)
 		obj, err := v.OpenVersion(ctx, name, info)
 		if err != nil {
+			s.failed(ctx, err)
 			return nil, err
 		}
 		return &sourceObject{source: s, obj: obj}, nil

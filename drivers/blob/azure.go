@@ -3,6 +3,7 @@ package blob
 import (
 	"cmp"
 	"context"
+	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	azblob "github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
@@ -163,6 +165,7 @@ func azurePageOf(resp *container.ListBlobsHierarchySegmentResponse) (page, error
 		}
 		i := item{key: valueOf(o.Name), size: *o.Properties.ContentLength, mtime: *o.Properties.LastModified}
 		i.version = etagVersion(string(valueOf(o.Properties.ETag)))
+		i.archived = valueOf(o.Properties.AccessTier) == azblob.AccessTierArchive
 		p.items = append(p.items, i)
 	}
 	for _, prefix := range resp.Segment.BlobPrefixes {
@@ -197,7 +200,7 @@ func (a *azure) revision(h http.Header) revision { return revisionOf(h) }
 
 func (a *azure) failure(err error) (code, text string) {
 	if e, ok := errors.AsType[*azcore.ResponseError](err); ok {
-		return e.ErrorCode, http.StatusText(e.StatusCode)
+		return e.ErrorCode, http.StatusText(e.StatusCode) + azureDetail(e)
 	}
 	if e, ok := errors.AsType[*azidentity.AuthenticationFailedError](err); ok && e.RawResponse != nil {
 		return "AuthenticationFailed", e.RawResponse.Status
@@ -205,6 +208,25 @@ func (a *azure) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *azure) refreshCredentials(began time.Time) bool { return a.tokens.refresh(began) }
+// azureDetail returns why a token or a signature is not valid, if the response has it, with a space before
+// it. Other details contain signatures.
+func azureDetail(e *azcore.ResponseError) string {
+	if e.RawResponse == nil {
+		return ""
+	}
+	body, err := runtime.Payload(e.RawResponse) // the library has read it
+	if err != nil {
+		return ""
+	}
+	var reply struct {
+		Detail string `xml:"AuthenticationErrorDetail"`
+	}
+	if xml.Unmarshal(body, &reply) != nil || !strings.HasPrefix(reply.Detail, "Signature not valid in the specified") && !strings.HasPrefix(reply.Detail, "Signed expiry time") {
+		return ""
+	}
+	return " " + reply.Detail
+}
+
+func (a *azure) refreshCredentials(began time.Time) { a.tokens.refresh(began) }
 
 func (a *azure) identity(context.Context) (string, error) { return a.signing, nil }

@@ -4,10 +4,12 @@
 // A bucket has no directories and no open files, and each request costs money and
 // tens of milliseconds. The driver therefore
 //
-//   - lists names instead of looking them up (names.go), and detects a listing that
-//     has no end (pages.go),
+//   - lists names instead of looking them up (names.go), and detects a listing
+//     that has no end (pages.go),
 //   - opens a listed file without a request, and names its version in each request
 //     for its content (object.go),
+//   - sends no requests that the store has just refused (credentials.go, refused.go), and
+//     says what to do about that (remedy.go),
 //   - retries requests (retry.go), and bounds how long each may stall (watchdog.go),
 //   - counts requests (transport.go),
 //   - turns the errors of all stores into errors that programs understand, in one
@@ -49,6 +51,10 @@ type Bucket struct {
 	counters Counters // updated atomically
 	hidden   hiddenKeys
 	odd      oddities
+
+	credentials credentialState
+	refused     refusedObjects
+	connected   bool // Open has succeeded
 
 	firstPage atomic.Pointer[page] // listed by Open; nil after Sample
 }
@@ -98,14 +104,16 @@ func (b *Bucket) connect(ctx context.Context) error {
 			return err
 		}
 		// The credentials are unusable.
-		return &storeError{errno: syscall.EACCES, text: message(&trace{}, "", "", err)}
+		return b.explain(ctx, &storeError{errno: syscall.EACCES, text: message(&trace{}, "", "", err)})
 	}
 	b.stallTimeout = openStallTimeout
 	p, err := b.page(ctx, b.location.Prefix, "", "", pageSize, openRetries)
-	if err != nil {
+	if e, ok := errors.AsType[*storeError](err); ok {
+		return b.explain(ctx, e)
+	} else if err != nil {
 		return err
 	}
-	b.stallTimeout = stallTimeout
+	b.stallTimeout, b.connected = stallTimeout, true
 	if len(p.items) == 0 && b.location.Prefix != "" {
 		return &storeError{errno: syscall.ENOENT, text: "the bucket has no key that begins with " + b.location.Prefix}
 	}
@@ -115,6 +123,7 @@ func (b *Bucket) connect(ctx context.Context) error {
 
 // Close closes the connections to the store. All Objects must have been closed.
 func (b *Bucket) Close() error {
+	b.credentials.close()
 	b.net.inner.CloseIdleConnections()
 	return nil
 }
@@ -150,13 +159,26 @@ func (c *Counters) request(k requestKind) *int64 {
 type Stats struct {
 	Counters
 
+	Refused        string  `json:"refused,omitempty" help:"Why the store refuses the credentials. Absent if it accepts them."`
+	RefusedRemedy  string  `json:"refused_remedy,omitempty" help:"What to do about it."`
+	RefusedSeconds float64 `json:"refused_seconds,omitempty" metric:"source_refused_seconds" help:"For how long the store has refused the credentials. 0: it accepts them."`
+	Archived       int64   `json:"archived_objects,omitempty" metric:"source_archived_objects" help:"Objects that were archived when they were last requested, and must be restored to be read."`
+	Denied         int64   `json:"denied_objects,omitempty" metric:"source_denied_objects" help:"Objects to which the store denied access when they were last requested."`
+
 	Oddities []string `json:"oddities,omitempty" help:"Where the store deviates from its protocol, a sentence each."`
 	Hidden   int64    `json:"hidden_keys" metric:"source_hidden_keys" help:"Keys in the listed directories that no file system can show."`
 }
 
-// Stats returns the counters of b, its oddities, and the number of keys that it hides.
+// Stats returns the counters of b, what the store refuses, its oddities, and the number of keys that it hides.
 func (b *Bucket) Stats() Stats {
-	return Stats{Counters: drivers.Snapshot(&b.counters), Oddities: b.odd.notes(), Hidden: b.hidden.load()}
+	s := Stats{Counters: drivers.Snapshot(&b.counters), Oddities: b.odd.notes(), Hidden: b.hidden.load()}
+	s.Archived, s.Denied = b.refused.counts()
+	if r := b.credentials.current.Load(); r != nil {
+		if err := r.err.Load(); err != nil {
+			s.Refused, s.RefusedRemedy, s.RefusedSeconds = err.text, err.remedy, time.Since(r.since).Seconds()
+		}
+	}
+	return s
 }
 
 var (
@@ -181,7 +203,16 @@ func (b *Bucket) OpenVersion(ctx context.Context, name string, info drivers.Info
 	if !drivers.ValidName(name) || !info.IsRegular() {
 		return nil, wrap(ctx, "open", name, errName)
 	}
-	return &object{bucket: b, name: name, key: b.location.Prefix + name, info: info}, nil
+	o := &object{bucket: b, name: name, key: b.location.Prefix + name, info: info}
+	if b.refused.archives.Load() {
+		o.first = make(chan struct{}, 1)
+	}
+	if info.Size > 0 {
+		if err := o.checkRefused(ctx); err != nil {
+			return nil, wrap(ctx, "open", name, err)
+		}
+	}
+	return o, nil
 }
 
 // ReadDir implements drivers.Driver.
@@ -198,6 +229,7 @@ func (b *Bucket) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 // the root within rootTTL of opening the bucket. If the store does not list in key order, it lists all
 // names of the directory that begin with the name.
 func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
+	b.refused.expire(b.location.Prefix + name)
 	info, err := b.stat(ctx, name)
 	return info, wrap(ctx, "stat", name, err)
 }

@@ -28,22 +28,45 @@ type storeError struct {
 	errno error  // for programs: a syscall.Errno, or drivers.ErrChanged
 	text  string // for people: the message of the store
 
+	code   string // of the store
+	status int    // of the response; 0: there was none
+	remedy string // for people; see Remedy
+
+	began time.Time     // when the request began
+	skew  time.Duration // by how much the clock of the store is ahead of that of this machine
+
 	retryable  bool          // a retry may succeed
 	retryAfter time.Duration // minimum delay of a retry, 0 if the store gave none
 	refresh    bool          // a retry with other credentials may succeed
-	began      time.Time     // when the request began
+	archived   bool          // the object must be restored first
+	reported   bool          // it matches drivers.ErrReported
 }
 
 // Error returns the errno and the message of the store.
 func (e *storeError) Error() string { return fmt.Sprintf("%v: %s", e.errno, e.text) }
 
-func (e *storeError) Unwrap() error { return e.errno }
+func (e *storeError) Unwrap() []error {
+	if e.reported {
+		return []error{e.errno, drivers.ErrReported}
+	}
+	return []error{e.errno}
+}
+
+// classify is the function classify. Other credentials are of no use if the store has just accepted these, or
+// requests are not signed.
+func (b *Bucket) classify(t *trace, err error) *storeError {
+	e := classify(b.vendor, t, err)
+	if e.refresh && (b.location.Anonymous || b.credentials.justAccepted(e.began)) {
+		e.refresh = false
+	}
+	return e
+}
 
 // classify is the one place that turns the error of a request into an error that
 // programs understand. docs/SEMANTICS.md has the table.
 func classify(v vendor, t *trace, err error) *storeError {
 	code, text := v.failure(err)
-	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), began: t.began}
+	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), code: code, status: t.status, began: t.began, skew: skew(t)}
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged
@@ -55,6 +78,8 @@ func classify(v vendor, t *trace, err error) *storeError {
 		e.retryable = true // the body was incomplete, or not the one requested
 	case t.status == 0:
 		e.classifyNoResponse(t, err)
+	case archiveCodes[code]:
+		e.errno, e.archived = syscall.EACCES, true
 	case credentialCodes[code] || t.status == http.StatusUnauthorized:
 		e.errno, e.refresh = syscall.EACCES, true
 	case t.status == http.StatusForbidden:
@@ -99,6 +124,21 @@ var errNoToken = errors.New("the listing is truncated, and has no continuation t
 var credentialCodes = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "RequestExpired": true, "TokenRefreshRequired": true, "InvalidToken": true,
 	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "AuthenticationFailed": true, "InvalidAuthenticationInfo": true,
+	"RequestTimeTooSkewed": true,
+	"XAdminUserNotFound":   true, // of Versity's gateway, with the status 404
+}
+
+// archiveCodes are the error codes for an object that must be restored before it can be read.
+var archiveCodes = map[string]bool{"InvalidObjectState": true, "BlobArchived": true, "BlobBeingRehydrated": true}
+
+// skew returns by how much the clock of the store is ahead of that of this machine, 0 if the response does
+// not say it.
+func skew(t *trace) time.Duration {
+	date, err := http.ParseTime(t.header.Get("Date"))
+	if err != nil {
+		return 0
+	}
+	return time.Until(date)
 }
 
 // transient reports whether a retry of a request with this status may succeed.

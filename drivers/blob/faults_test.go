@@ -120,6 +120,7 @@ func TestVendorsErrors(t *testing.T) {
 		t.Skip("starts servers of every kind")
 	}
 	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 5 * time.Millisecond, timeout: 100 * time.Millisecond})
+	setPauses(t, time.Millisecond, 0)
 	blobtest.Each(t, func(t *testing.T, server *blobtest.Server) {
 		server.Setenv(t)
 		server.MakeBucket(t, "errors")

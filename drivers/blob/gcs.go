@@ -236,7 +236,7 @@ func (g *googleCloud) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (g *googleCloud) refreshCredentials(began time.Time) bool { return g.tokens.refresh(began) }
+func (g *googleCloud) refreshCredentials(began time.Time) { g.tokens.refresh(began) }
 
 func (g *googleCloud) identity(context.Context) (string, error) {
 	if g.tokens == nil {
@@ -244,6 +244,9 @@ func (g *googleCloud) identity(context.Context) (string, error) {
 	}
 	if _, err := g.tokens.source(); err != nil {
 		return "", fmt.Errorf("application default credentials: %w", err)
+	}
+	if file := os.Getenv("GOOGLE_APPLICATION_CREDENTIALS"); file != "" {
+		return "the application default credentials in " + file, nil
 	}
 	return "application default credentials", nil
 }

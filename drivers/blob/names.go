@@ -32,6 +32,9 @@ type page struct {
 // directory that they are in. The page has fewer keys only if it is the last one.
 func (b *Bucket) page(ctx context.Context, prefix, delimiter, token string, maxKeys int, p retryPolicy) (page, error) {
 	for retry := b.retrier(p); ; {
+		if err := b.admit(ctx); err != nil {
+			return page{}, err
+		}
 		found, t, err := b.listPage(ctx, prefix, delimiter, token, maxKeys)
 		if err == nil {
 			// Stores send keys and directories apart.
@@ -41,7 +44,7 @@ func (b *Bucket) page(ctx context.Context, prefix, delimiter, token string, maxK
 		if reason, ok := isEndless(err); ok {
 			return page{}, b.endless(prefix, reason)
 		}
-		if err := retry.wait(ctx, b.vendor, classify(b.vendor, t, err)); err != nil {
+		if err := retry.wait(ctx, b.classify(t, err)); err != nil {
 			return page{}, err
 		}
 	}
@@ -60,6 +63,9 @@ func (b *Bucket) listPage(ctx context.Context, prefix, delimiter, token string, 
 			return page{}, t, watchdog.disarm(err)
 		}
 		b.examine(part.items)
+		if slices.ContainsFunc(part.items, func(i item) bool { return i.archived }) {
+			b.refused.archives.Store(true)
+		}
 		b.noteOrder(order.follow(part.items))
 		found.items, found.next = append(found.items, part.items...), part.next
 		if found.next == "" || len(found.items) >= maxKeys {

@@ -87,7 +87,7 @@ func (m memory) read(context.Context, string, string, int64, int64) (io.ReadClos
 }
 func (m memory) revision(http.Header) revision            { return revision{} }
 func (m memory) failure(error) (string, string)           { return "", "" }
-func (m memory) refreshCredentials(time.Time) bool        { return false }
+func (m memory) refreshCredentials(time.Time)             {}
 func (m memory) identity(context.Context) (string, error) { return "", nil }
 
 // inMemory returns a bucket in memory with keys. Their objects have one byte; those of

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -20,6 +21,11 @@ type object struct {
 	name   string
 	key    string
 	info   drivers.Info
+
+	// Requests are sent one by one until one of them is not refused, so that an archived object takes one.
+	// first is nil if the bucket has shown no archived object.
+	first chan struct{} // has an element while one is in flight
+	tried atomic.Bool   // one was not refused
 }
 
 var (
@@ -115,7 +121,7 @@ func (s *stream) Read(p []byte) (int, error) {
 		if err == nil {
 			continue
 		}
-		if err := s.retry.wait(s.ctx, s.object.bucket.vendor, err); err != nil {
+		if err := s.retry.wait(s.ctx, err); err != nil {
 			return 0, wrap(s.ctx, "read", s.object.name, err)
 		}
 	}
@@ -140,7 +146,7 @@ func (s *stream) readBody(p []byte) (int, *storeError) {
 		}
 		t := s.body.trace
 		s.Close()
-		return n, classify(s.object.bucket.vendor, t, err)
+		return n, s.object.bucket.classify(t, err)
 	}
 	return n, nil
 }
@@ -177,13 +183,42 @@ func (b *body) Close() error {
 	return err
 }
 
-// get requests n bytes from offset off. It hedges the request if the location
-// enables that.
+// get requests n bytes from offset off, unless the store has just refused its requests.
 func (o *object) get(ctx context.Context, off, n int64) (*body, *storeError) {
-	if delay := o.bucket.location.Hedge; delay > 0 {
-		return o.sendHedged(ctx, off, n, delay)
+	if o.first != nil && !o.tried.Load() {
+		select {
+		case o.first <- struct{}{}:
+			if o.tried.Load() {
+				<-o.first
+			} else {
+				defer func() { <-o.first }()
+			}
+		case <-ctx.Done():
+			return nil, &storeError{errno: syscall.EIO, text: context.Cause(ctx).Error()}
+		}
 	}
-	return o.send(ctx, off, n)
+	if err := o.bucket.admit(ctx); err != nil {
+		return nil, err
+	}
+	if err, _ := o.bucket.refused.get(o); err != nil {
+		return nil, err
+	}
+	return o.request(ctx, off, n)
+}
+
+// request is get, whatever the store has refused. It hedges the request if the location enables that.
+func (o *object) request(ctx context.Context, off, n int64) (b *body, err *storeError) {
+	if delay := o.bucket.location.Hedge; delay > 0 {
+		b, err = o.sendHedged(ctx, off, n, delay)
+	} else {
+		b, err = o.send(ctx, off, n)
+	}
+	refused := err != nil && err.isRefusal()
+	err = o.bucket.settle(ctx, o, err)
+	if !refused {
+		o.tried.Store(true)
+	}
+	return b, err
 }
 
 // send sends one request for n bytes from offset off, and another one if the store describes its objects
@@ -210,7 +245,7 @@ func (o *object) sendOnce(ctx context.Context, off, n int64) (_ *body, refused b
 		r.Close()
 	}
 	cancel()
-	return nil, t.status == http.StatusPreconditionFailed || errors.Is(err, errRevision), classify(b.vendor, t, err)
+	return nil, t.status == http.StatusPreconditionFailed || errors.Is(err, errRevision), b.classify(t, err)
 }
 
 // checkResponse returns an error if a response does not have the expected revision and the requested

@@ -26,25 +26,24 @@ var (
 // A retrier is the retry state of one operation. It is for one goroutine.
 type retrier struct {
 	retryPolicy
-	retries *int64 // incremented for each retry
+	bucket *Bucket // which counts the retries, and whose credentials are renewed
 
 	// The failures since the last success. Zero values: there were none.
 	firstFailure time.Time
 	backoffs     int
-	refreshed    bool // credentials were refreshed
 }
 
 // retrier returns the retry state of an operation that has not failed yet.
 func (b *Bucket) retrier(p retryPolicy) retrier {
-	return retrier{retryPolicy: p, retries: &b.counters.Retries}
+	return retrier{retryPolicy: p, bucket: b}
 }
 
 // succeeded records progress: the next failure is the first in a row.
-func (r *retrier) succeeded() { *r = retrier{retryPolicy: r.retryPolicy, retries: r.retries} }
+func (r *retrier) succeeded() { *r = r.bucket.retrier(r.retryPolicy) }
 
 // wait returns nil when it is time to retry after err. It returns err if a retry is
 // useless or would be too late, and the cause of ctx if ctx is done.
-func (r *retrier) wait(ctx context.Context, v vendor, err *storeError) error {
+func (r *retrier) wait(ctx context.Context, err *storeError) error {
 	now := time.Now()
 	if r.firstFailure.IsZero() {
 		r.firstFailure = now
@@ -52,10 +51,18 @@ func (r *retrier) wait(ctx context.Context, v vendor, err *storeError) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case err.refresh && !r.refreshed && v.refreshCredentials(err.began):
-		r.refreshed = true
-		atomic.AddInt64(r.retries, 1)
-		return nil
+	case err.refresh:
+		accepted, refused := r.bucket.renew(ctx, err)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case refused != nil:
+			return refused
+		case accepted:
+			atomic.AddInt64(&r.bucket.counters.Retries, 1)
+			return nil
+		}
+		now = time.Now()
 	case !err.retryable:
 		return err
 	}
@@ -70,7 +77,7 @@ func (r *retrier) wait(ctx context.Context, v vendor, err *storeError) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		atomic.AddInt64(r.retries, 1)
+		atomic.AddInt64(&r.bucket.counters.Retries, 1)
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 type amazon struct {
 	client      *s3.Client
 	bucket      string
+	profile     string                // that the URL names
 	credentials *aws.CredentialsCache // nil: requests are not signed
 	chain       *credentialChain      // behind credentials
 }
@@ -50,7 +52,7 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 			t.inner.TLSClientConfig = &tls.Config{RootCAs: tlsConfig.RootCAs}
 		}
 	}
-	a := &amazon{bucket: l.Bucket}
+	a := &amazon{bucket: l.Bucket, profile: l.Profile}
 	if !l.Anonymous {
 		a.chain = &credentialChain{options: options, first: cfg.Credentials}
 		a.credentials = aws.NewCredentialsCache(a.chain, func(o *aws.CredentialsCacheOptions) {
@@ -160,6 +162,7 @@ func s3PageOf(out *s3.ListObjectsV2Output) (page, error) {
 	for _, o := range out.Contents {
 		p.items = append(p.items, item{
 			key: aws.ToString(o.Key), size: aws.ToInt64(o.Size), mtime: aws.ToTime(o.LastModified), version: etagVersion(aws.ToString(o.ETag)),
+			archived: o.StorageClass == types.ObjectStorageClassGlacier || o.StorageClass == types.ObjectStorageClassDeepArchive,
 		})
 	}
 	for _, prefix := range out.CommonPrefixes {
@@ -235,14 +238,10 @@ func (a *amazon) failure(err error) (code, text string) {
 	return "", ""
 }
 
-func (a *amazon) refreshCredentials(began time.Time) bool {
-	if a.credentials == nil {
-		return false
-	}
-	if a.chain.lookedUp.Load() < began.UnixNano() {
+func (a *amazon) refreshCredentials(began time.Time) {
+	if a.credentials != nil && a.chain.lookedUp.Load() < began.UnixNano() {
 		a.credentials.Invalidate()
 	}
-	return true
 }
 
 func (a *amazon) identity(ctx context.Context) (string, error) {
@@ -253,5 +252,11 @@ func (a *amazon) identity(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("access key %s, from %s", c.AccessKeyID, c.Source), nil
+	source := c.Source
+	if source == config.CredentialsSourceName {
+		source = "the environment (AWS_ACCESS_KEY_ID)"
+	} else if file, ok := strings.CutPrefix(source, "SharedConfigCredentials: "); ok {
+		source = fmt.Sprintf("the profile %q in %s", profileOf(a.profile, "default"), file)
+	}
+	return fmt.Sprintf("access key %s, from %s", c.AccessKeyID, source), nil
 }

@@ -128,9 +128,28 @@ func resetConn(w http.ResponseWriter) {
 func (s *store) open(t testing.TB, query string) *Bucket {
 	t.Helper()
 	setReadRetries(t, retryPolicy{firstBackoff: time.Millisecond, maxBackoff: 5 * time.Millisecond, timeout: time.Second})
+	setPauses(t, time.Millisecond, 0)
 	b := openURL(t, "s3://bucket?endpoint="+s.URL+query)
 	b.stallTimeout = time.Minute
 	return b
+}
+
+// setPauses replaces the pauses between renewals, and the time for which the refusal of an object is
+// remembered, until the test ends.
+func setPauses(t testing.TB, renewal, object time.Duration) {
+	old := [...]time.Duration{firstRenewal, lastRenewal, archivedTTL, deniedTTL}
+	firstRenewal, lastRenewal, archivedTTL, deniedTTL = renewal, renewal, object, object
+	t.Cleanup(func() { firstRenewal, lastRenewal, archivedTTL, deniedTTL = old[0], old[1], old[2], old[3] })
+}
+
+// eventuallyReads reads all of o until that succeeds, for a minute at most.
+func eventuallyReads(o drivers.Object) (got []byte, err error) {
+	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(time.Millisecond) {
+		if got, err = readAll(o); err == nil {
+			break
+		}
+	}
+	return got, err
 }
 
 // openURL opens a bucket, and closes it when the test ends.
@@ -242,7 +261,7 @@ func TestErrors(t *testing.T) {
 			}
 			s.reset()
 			b.stallTimeout = time.Minute
-			if got, err := readAll(o); err != nil || !bytes.Equal(got, s.data) {
+			if got, err := eventuallyReads(o); err != nil || !bytes.Equal(got, s.data) {
 				t.Errorf("when the store works again: got error %v, or wrong data", err)
 			}
 		})
@@ -372,18 +391,18 @@ func TestRetryAfter(t *testing.T) {
 	if got := retryAfter(http.Header{"Retry-After": {time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)}}); got < 50*time.Minute {
 		t.Errorf("Retry-After in an hour: got %v", got)
 	}
-	var retries int64
-	retry := retrier{retryPolicy: retryPolicy{firstBackoff: 1, maxBackoff: 1, timeout: time.Hour}, retries: &retries}
+	b := new(Bucket)
+	retry := b.retrier(retryPolicy{firstBackoff: 1, maxBackoff: 1, timeout: time.Hour})
 	start := time.Now()
-	if err := retry.wait(context.Background(), nil, &storeError{retryable: true, retryAfter: 50 * time.Millisecond}); err != nil || time.Since(start) < 50*time.Millisecond {
+	if err := retry.wait(context.Background(), &storeError{retryable: true, retryAfter: 50 * time.Millisecond}); err != nil || time.Since(start) < 50*time.Millisecond {
 		t.Errorf("retried after %v, error %v", time.Since(start), err)
 	}
 	slow := &storeError{errno: syscall.EIO, retryable: true, retryAfter: 2 * time.Hour}
-	if err := retry.wait(context.Background(), nil, slow); err != error(slow) {
+	if err := retry.wait(context.Background(), slow); err != error(slow) {
 		t.Errorf("a Retry-After beyond the time-out: got error %v, want %v", err, slow)
 	}
-	if retries != 1 {
-		t.Errorf("counted %d retries, want 1", retries)
+	if b.counters.Retries != 1 {
+		t.Errorf("counted %d retries, want 1", b.counters.Retries)
 	}
 }
 
@@ -435,7 +454,7 @@ func TestCredentialsAreRenewed(t *testing.T) {
 		t.Errorf("with expired credentials: %v", err)
 	}
 	write("new")
-	if got, err := readAll(o); err != nil || !bytes.Equal(got, s.data) {
+	if got, err := eventuallyReads(o); err != nil || !bytes.Equal(got, s.data) {
 		t.Errorf("with new credentials: %v", err)
 	}
 	if id, err := b.Identity(context.Background()); err != nil || !strings.Contains(id, "new") || strings.Contains(id, "secret ") {

@@ -116,11 +116,11 @@ func (p *tokenProvider) request() (*oauth2.Token, error) {
 }
 
 // refresh discards the credentials, unless they were found after began. Later calls
-// of token do not wait for a request that was started before. It reports whether
-// requests are signed with tokens: a nil *tokenProvider has none.
-func (p *tokenProvider) refresh(began time.Time) bool {
+// of token do not wait for a request that was started before. A nil *tokenProvider
+// has none: requests are signed otherwise.
+func (p *tokenProvider) refresh(began time.Time) {
 	if p == nil {
-		return false
+		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,5 +128,4 @@ func (p *tokenProvider) refresh(began time.Time) bool {
 		p.credentials = nil
 		p.flight.Forget("")
 	}
-	return true
 }

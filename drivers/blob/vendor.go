@@ -36,9 +36,8 @@ type vendor interface {
 
 	// refreshCredentials discards the credentials, so that the next request looks
 	// them up again. A request that began at began was refused; credentials that
-	// were looked up later are kept. It returns false if there is nothing to look
-	// up, and the store would refuse a retry too.
-	refreshCredentials(began time.Time) bool
+	// were looked up later are kept.
+	refreshCredentials(began time.Time)
 
 	// identity describes how requests are signed, without secrets.
 	identity(ctx context.Context) (string, error)
@@ -51,6 +50,8 @@ type item struct {
 	size    int64
 	mtime   time.Time
 	version string
+
+	archived bool // it must be restored before it can be read, unless it was restored before
 }
 
 // credentialsTimeout bounds a lookup of credentials. It is shorter than

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// A refused request is retried only if its credentials can change.
+// A refused request is retried once, and not if it is not signed.
 func TestRefusedOnce(t *testing.T) {
 	var n atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -30,7 +30,7 @@ func TestRefusedOnce(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	for url, want := range map[string]int64{
-		"azblob://b?account=a&endpoint=": 1, "azblob://b?account=a&anonymous=true&endpoint=": 1,
+		"azblob://b?account=a&endpoint=": 2, "azblob://b?account=a&anonymous=true&endpoint=": 1,
 		"gs://b?anonymous=true&endpoint=": 1, "s3://b?anonymous=true&endpoint=": 1, "s3://b?endpoint=": 2,
 	} {
 		n.Store(0)

@@ -288,7 +288,7 @@ func (d *Driver) List(ctx context.Context, dir string, page func([]drivers.Info)
 	})
 }
 
-// OpenVersion implements drivers.VersionOpener. It costs nothing.
+// OpenVersion implements drivers.VersionOpener. It counts as no operation.
 func (d *Driver) OpenVersion(ctx context.Context, name string, info drivers.Info) (drivers.Object, error) {
 	v, ok := drivers.As[drivers.VersionOpener](d.inner)
 	if !ok {
