@@ -297,6 +297,8 @@ func TestBucketRefused(t *testing.T) {
 	b := newBucket(s)
 	closed := httptest.NewServer(nil)
 	closed.Close()
+	profiles := s.dir + "/profiles"
+	s.check(os.WriteFile(profiles, []byte("[mine]\naws_access_key_id = AKIAMINE\naws_secret_access_key = another\n"), 0o600))
 	for _, tt := range []struct {
 		name   string
 		answer http.HandlerFunc
@@ -311,6 +313,22 @@ func TestBucketRefused(t *testing.T) {
 		{name: "another region", answer: refusal(http.StatusMovedPermanently, "PermanentRedirect", "X-Amz-Bucket-Region", "eu-north-1"),
 			says: []string{"eu-north-1", "region=REGION"}},
 		{name: "no credentials", env: []string{"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="}, says: []string{"permission denied", "the vendor's own tools look"}},
+		{name: "unknown profile", env: []string{"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY=", "AWS_PROFILE=typo", "AWS_SHARED_CREDENTIALS_FILE=" + profiles},
+			says: []string{`There is no profile "typo" in`, profiles}},
+		{name: "unknown default profile", env: []string{"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY=", "AWS_DEFAULT_PROFILE=typo", "AWS_SHARED_CREDENTIALS_FILE=" + profiles},
+			says: []string{`There is no profile "typo" in`, profiles}},
+		{name: "unknown profile in the URL", url: "s3://data?region=r&profile=typo&endpoint=" + b.URL, env: []string{"AWS_SHARED_CREDENTIALS_FILE=" + profiles},
+			says: []string{`There is no profile "typo" in`, profiles}},
+		{name: "wrong key", answer: refusal(http.StatusForbidden, "InvalidAccessKeyId"),
+			says: []string{"InvalidAccessKeyId", "signed with access key " + accessKey + ", from the environment (AWS_ACCESS_KEY_ID)", "has no such access key"}},
+		{name: "wrong key of a profile", answer: refusal(http.StatusForbidden, "SignatureDoesNotMatch"), url: "s3://data?region=r&profile=mine&endpoint=" + b.URL,
+			env: []string{"AWS_SHARED_CREDENTIALS_FILE=" + profiles}, says: []string{`access key AKIAMINE, from the profile "mine" in ` + profiles, "secret key is not the one of the access key"}},
+		{name: "expired token", answer: refusal(http.StatusBadRequest, "ExpiredToken"), says: []string{"ExpiredToken", "Renew the session token"}},
+		{name: "wrong clock", answer: refusal(http.StatusForbidden, "RequestTimeTooSkewed", "Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)),
+			says: []string{"RequestTimeTooSkewed", "Set the clock of this machine: it is 1h0m", "ahead of that of the store"}},
+		{name: "no permission", answer: refusal(http.StatusForbidden, "AccessDenied"), says: []string{"signed with access key " + accessKey, "s3:ListBucket"}},
+		{name: "not public", answer: refusal(http.StatusForbidden, "AccessDenied"), url: "s3://data?region=r&anonymous=true&endpoint=" + b.URL,
+			says: []string{"the request was not signed", "remove anonymous=true"}},
 		{name: "no region", url: "s3://data", code: exit.Usage, says: []string{"no region is set", "Add the missing setting"}},
 		{name: "TLS", url: "s3://data?region=r&endpoint=" + strings.Replace(b.URL, "http:", "https:", 1), says: []string{"http:// or https://"}},
 		{name: "no server", url: "s3://data?region=r&endpoint=" + closed.URL, says: []string{"whether this machine reaches"}},

@@ -313,6 +313,15 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(t, "\t%s, %s, %s throttled; %s\n",
 			plural(q.Retries, "retry", "retries"), plural(q.Hedges, "hedge", "hedges"), count(q.Throttled),
 			plural(q.Hidden, "hidden key", "hidden keys"))
+		if q.Refused != "" {
+			fmt.Fprintf(t, "\tthe store has refused the credentials for %v: %s\n", time.Duration(q.RefusedSeconds*float64(time.Second)).Round(time.Second), q.Refused)
+		}
+		if q.Archived > 0 {
+			fmt.Fprintf(t, "\t%s archived, and must be restored to be read\n", plural(q.Archived, "object is", "objects are"))
+		}
+		if q.Denied > 0 {
+			fmt.Fprintf(t, "\taccess to %s was denied\n", plural(q.Denied, "object", "objects"))
+		}
 		for _, text := range q.Oddities {
 			fmt.Fprintf(t, "\t%s\n", text)
 		}

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/blob"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/fs/pfs"
 )
@@ -110,7 +112,7 @@ func OddStore(oddities []string) (all []Finding) {
 func bucketRemedy(err error) (exit.Code, string) {
 	for _, r := range bucketRemedies {
 		if errors.Is(err, r.err) {
-			return r.code, r.remedy
+			return r.code, cmp.Or(blob.Remedy(err), r.remedy)
 		}
 	}
 	return exit.Source, "Check whether the vendor's own tools can list it from this machine."

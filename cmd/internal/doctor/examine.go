@@ -36,7 +36,7 @@ const (
 func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
-		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, oddStore, clock,
+		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, clock,
 		full, laterEpochs, storages, descriptors, threads, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
@@ -292,6 +292,27 @@ func throttled(f *Facts) []Finding {
 	}
 	return one(Warning, "source", "Limit the rate with source.operations, raise the quota of the bucket, or share it between nodes with `mount --peers`.", seeSlow,
 		"the store has refused %s of %s, because there were too many", humanize.Comma(q.Throttled), plural(requests, "request", "requests"))
+}
+
+// refused reports on a bucket whose store refuses the credentials, or some objects.
+func refused(f *Facts) (all []Finding) {
+	q := f.Status.Source.Requests
+	if q == nil {
+		return nil
+	}
+	if q.Refused != "" {
+		all = append(all, one(Problem, "source", q.RefusedRemedy, seeReads, "the store has refused the credentials for %s: %s; files with a copy stay readable",
+			seconds(q.RefusedSeconds), q.Refused)...)
+	}
+	if q.Archived > 0 {
+		all = append(all, one(Warning, "source", "Restore them. They are requested again after 5 minutes, or after `milkweed refresh FILE`. The log names the first one, and all with log.level = \"debug\".", seeReads,
+			"%s archived, and cannot be read", plural(q.Archived, "object is", "objects are"))...)
+	}
+	if q.Denied > 0 {
+		all = append(all, one(Warning, "source", "Permit the credentials of this mount to read them; the log names the first one, and all with log.level = \"debug\".", seeReads,
+			"the store has denied access to %s", plural(q.Denied, "object", "objects"))...)
+	}
+	return all
 }
 
 // oddStore reports on a bucket whose store deviates from its protocol.

@@ -147,6 +147,11 @@ func TestExamine(t *testing.T) {
 		"throttled": {func(f *Facts) {
 			f.Status.Source.Requests = &blob.Stats{Counters: blob.Counters{Gets: 1000, Throttled: 100}}
 		}, Warning, "source", "refused 100 of 1,000 requests", "source.operations"},
+		"refused credentials": {func(f *Facts) {
+			f.Status.Source.Requests = &blob.Stats{Refused: "HTTP 400: ExpiredToken", RefusedRemedy: "Renew the session token.", RefusedSeconds: 90}
+		}, Problem, "source", "refused the credentials for 1m30s: HTTP 400: ExpiredToken", "Renew the session token."},
+		"archived objects": {func(f *Facts) { f.Status.Source.Requests = &blob.Stats{Archived: 1200} }, Warning, "source", "1,200 objects are archived", "Restore them"},
+		"denied objects":   {func(f *Facts) { f.Status.Source.Requests = &blob.Stats{Denied: 1} }, Warning, "source", "denied access to 1 object", "Permit"},
 		"odd store": {func(f *Facts) {
 			f.Status.Source.Requests = &blob.Stats{Oddities: []string{"objects have the same ETag"}}
 		}, Warning, "source", "deviates from its protocol: objects have the same ETag", "manifest"},
