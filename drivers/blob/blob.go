@@ -4,7 +4,7 @@
 // A bucket has no directories and no open files, and each request costs money and
 // tens of milliseconds. The driver therefore
 //
-//   - lists names instead of looking them up (names.go), and detects a listing
+//   - lists names instead of looking them up (names.go, find.go), and detects a listing
 //     that has no end (pages.go),
 //   - opens a listed file without a request, and names its version in each request
 //     for its content (object.go),
@@ -225,9 +225,8 @@ func (b *Bucket) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error
 	return all, err
 }
 
-// Stat implements drivers.Driver. It sends one or two listing requests, but none for
-// the root within rootTTL of opening the bucket. If the store does not list in key order, it lists all
-// names of the directory that begin with the name.
+// Stat implements drivers.Driver. It sends the requests of find, but none for the root within
+// rootTTL of opening the bucket.
 func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	b.refused.expire(b.location.Prefix + name)
 	info, err := b.stat(ctx, name)
@@ -245,26 +244,7 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 		return b.directory("."), err
 	}
 	key := b.location.Prefix + name
-	p, err := b.page(ctx, key, "/", "", 2, readRetries)
-	if err != nil {
-		return drivers.Info{}, err
-	}
-	file, isFile := find(p.items, key)
-	_, isDir := find(p.items, key+"/")
-	switch last := len(p.items) - 1; {
-	case isDir || p.next == "":
-	case b.odd.unsorted.Load():
-		err = b.eachPage(ctx, key, pageSize, func(items []item, _ bool) (bool, error) {
-			if i, ok := find(items, key); ok {
-				file, isFile = i, true
-			}
-			_, isDir = find(items, key+"/")
-			return !isDir, nil
-		})
-	case last >= 0 && p.items[last].key < key+"/":
-		p, err = b.page(ctx, key+"/", "/", "", 1, readRetries)
-		isDir = len(p.items) > 0
-	}
+	file, isFile, isDir, err := b.find(ctx, key)
 	if err != nil {
 		return drivers.Info{}, err
 	}
@@ -282,16 +262,6 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 
 // rootTTL is how long the listing of Open counts as evidence that the root exists.
 const rootTTL = 10 * time.Second
-
-// find returns the item with a key.
-func find(items []item, key string) (item, bool) {
-	for _, i := range items {
-		if i.key == key {
-			return i, true
-		}
-	}
-	return item{}, false
-}
 
 // Sample implements drivers.Sampler without a request: it returns files from the page
 // of keys that Open has listed, which is the first in key order. Only the first call

@@ -55,7 +55,8 @@ func strongETag(version string) string {
 }
 
 // Stores that speak the protocol of S3 do not all keep its promises: an ETag may be the same for all
-// objects, listings may have other ETags or other times than responses, and may not be in key order.
+// objects, listings may have other ETags or other times than responses, may not be in key order, and may
+// be of whole directories only.
 // oddities is what a bucket has shown since it was opened.
 type oddities struct {
 	md5        atomic.Int32 // whether ETags are MD5 sums
@@ -63,6 +64,7 @@ type oddities struct {
 	otherETags atomic.Bool  // responses have other ETags than listings
 	otherTimes atomic.Bool  // responses have other times than listings
 	unsorted   atomic.Bool  // listings are not in key order
+	slashed    atomic.Bool  // only prefixes that end in "/" can be listed
 
 	mu       sync.Mutex // guards the following
 	texts    []string
@@ -204,14 +206,11 @@ func (o *object) reconcile(ctx context.Context) bool {
 	if o.expected() != listed || time.Since(o.info.Mtime) < settled {
 		return false
 	}
-	p, err := b.page(ctx, o.key, "/", "", 1, openRetries)
-	if err != nil {
+	i, ok, err := b.findListed(ctx, o.key)
+	if err != nil || !ok || !b.file(i).SameVersion(o.info) {
 		return false
 	}
-	if i, ok := find(p.items, o.key); !ok || !b.file(i).SameVersion(o.info) {
-		return false
-	}
-	r, size, err := o.describe(ctx)
+	r, size, _, err := o.describe(ctx)
 	if err != nil || size != o.info.Size || r.version == "" || r.modified == 0 {
 		return false
 	}
@@ -229,22 +228,23 @@ func (o *object) reconcile(ctx context.Context) bool {
 	return o.pin(r) == r
 }
 
-// describe requests the first byte of an object, whatever its version, and returns its revision and size.
-func (o *object) describe(ctx context.Context) (r revision, size int64, err error) {
+// describe requests the first byte of an object, whatever its version, and returns its revision and size,
+// and the status of the response.
+func (o *object) describe(ctx context.Context) (r revision, size int64, status int, err error) {
 	b := o.bucket
 	ctx, watchdog, cancel := withWatchdog(ctx, b.stallTimeout)
 	defer cancel()
 	ctx, t := withTrace(ctx, get, watchdog)
 	body, err := b.vendor.read(ctx, o.key, "", 0, 1)
 	if err = watchdog.disarm(err); err != nil {
-		return r, 0, err
+		return r, 0, t.status, err
 	}
 	body.Close()
 	_, size, ok := contentRange(t.header.Get("Content-Range"))
 	if !ok {
 		size = t.length
 	}
-	return b.vendor.revision(t.header), size, nil
+	return b.vendor.revision(t.header), size, t.status, nil
 }
 
 // A summer is a vendor that has checksums of objects.
