@@ -207,7 +207,11 @@ func source(f *Facts) (all []Finding) {
 		all = append(all, one(Problem, subject, "Check its server, and whether other programs can list it. Files with a copy stay readable.", seeReads, "%v", s.Err)...)
 	}
 	if n := f.Status.Source.Errors; n > 0 {
-		all = append(all, one(Warning, subject, "Look for the messages of the source in the log, and read these files with dd at "+path+".", seeReads,
+		reader := "dd at " + path
+		if f.Status.Source.Requests != nil {
+			reader = "the vendor's own tools"
+		}
+		all = append(all, one(Warning, subject, "Look for the messages of the source in the log, and read these files with "+reader+".", seeReads,
 			"%s failed since the mount", plural(n, "operation", "operations"))...)
 	}
 	if n := f.Status.Fills.Stalled; n > 0 {

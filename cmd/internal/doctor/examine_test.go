@@ -129,6 +129,7 @@ func TestExamine(t *testing.T) {
 		"dead source":        {func(f *Facts) { f.Source = Source{Err: unix.ESTALE} }, Problem, "source", "stale", "Check its server"},
 		"unreachable source": {func(f *Facts) { f.Source = Source{Err: unix.EACCES} }, Note, "source", "not measured: permission denied", ""},
 		"source errors":      {func(f *Facts) { f.Status.Source.Errors = 5 }, Warning, "source", "5 operations failed", "dd"},
+		"bucket errors":      {func(f *Facts) { f.Status.Source.Errors, f.Status.Source.Requests = 5, new(blob.Stats) }, Warning, "source", "5 operations failed", "the vendor's own tools"},
 		"stalled":            {func(f *Facts) { f.Status.Fills.Stalled = 2 }, Warning, "source", "2 requests wait for more than a second", "network"},
 		"slow source": {func(f *Facts) {
 			f.Source.Open, f.Source.Read, f.Status.Fills.SourceSlowdown = 31*time.Millisecond, 44*time.Millisecond, 2.5
