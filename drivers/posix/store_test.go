@@ -51,17 +51,43 @@ func addCopy(t *testing.T, s *Store, name, data string) {
 // addCopyOf commits a copy of a file with a modification time.
 func addCopyOf(t *testing.T, s *Store, name, data string, mtime time.Time) {
 	t.Helper()
+	if err := commitCopy(s, name, data, mtime); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func commitCopy(s *Store, name, data string, mtime time.Time) error {
 	w, err := s.Create(ctx, name, drivers.Info{Size: int64(len(data)), Mtime: mtime})
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer w.Close()
 	if _, err := w.WriteAt([]byte(data), 0); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if err := w.Commit(); err != nil {
-		t.Fatal(err)
+	return w.Commit()
+}
+
+// A commit removes the record of the copy that it replaces, but not that of a new copy, whose file has got
+// the inode number.
+func TestReplacedWhileOthersAreMade(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	var writers sync.WaitGroup
+	for i := range 8 {
+		name := fmt.Sprint("copy", i)
+		writers.Go(func() {
+			for range 200 {
+				err := commitCopy(s, name, "data", time.Unix(1e9, 5))
+				if err == nil {
+					_, err = s.Stat(ctx, name)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
+	writers.Wait()
 }
 
 // has reports whether s has a copy of name. Stat, Open and ReadDir must agree.

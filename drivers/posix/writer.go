@@ -277,9 +277,12 @@ func (w *writer) commit() error {
 		return asUnfit(err)
 	}
 	defer unix.Close(parent)
-	replaced, err := w.findReplaced(parent, base)
+	fd, replaced, err := w.openReplaced(parent, base)
 	if err != nil {
 		return err
+	}
+	if fd >= 0 {
+		defer unix.Close(fd)
 	}
 	rec := record{
 		inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks(), mtime: time.Unix(w.mtime.Unix()),
@@ -300,7 +303,7 @@ func (w *writer) commit() error {
 	if err != nil {
 		return asUnfit(err)
 	}
-	if replaced != 0 {
+	if fd >= 0 {
 		w.tree.records.remove(replaced, w.name)
 	}
 	o := &object{fd: w.temp.fd, cache: &w.tree.root().cache, name: w.name, info: w.info, mtime: w.mtime}
@@ -308,17 +311,25 @@ func (w *writer) commit() error {
 	return nil
 }
 
-// findReplaced returns the inode number of the file that a commit will replace, or 0. The error
-// is a *ForeignError if the file belongs to another user.
-func (w *writer) findReplaced(dirfd int, name string) (inode uint64, err error) {
+// openReplaced opens the file that a commit will replace, and returns its inode number; fd is -1 if there is
+// none. While fd is open, no other copy gets that number, and so no other record is removed. The error is a
+// *ForeignError if the file belongs to another user.
+func (w *writer) openReplaced(dirfd int, name string) (fd int, inode uint64, err error) {
+	fd, err = unix.Openat(dirfd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT {
+		return -1, 0, nil
+	} else if err != nil {
+		return -1, 0, asUnfit(err)
+	}
 	var st unix.Stat_t
-	if unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-		return 0, nil // renameat(2) will return the error, if there is one
+	if err = unix.Fstat(fd, &st); err == nil && !isOwn(st.Uid) {
+		err = &ForeignError{filepath.Join(w.tree.path, filesName, w.name), st.Uid}
 	}
-	if !isOwn(st.Uid) {
-		return 0, &ForeignError{filepath.Join(w.tree.path, filesName, w.name), st.Uid}
+	if err != nil {
+		unix.Close(fd)
+		return -1, 0, err
 	}
-	return st.Ino, nil
+	return fd, st.Ino, nil
 }
 
 // confirm waits until the disk has the content.
