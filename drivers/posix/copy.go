@@ -37,28 +37,59 @@ var blockBuffers = sync.Pool{New: func() any { return new([drivers.ChecksumBlock
 
 // openCopy opens the copy of a name. The error matches drivers.ErrCorrupt if the file is not a
 // valid copy.
-func (t *tree) openCopy(ctx context.Context, name string) (*copyObject, error) {
-	for {
+func (t *tree) openCopy(ctx context.Context, name string) (c *copyObject, err error) {
+	err = t.recheck(name, func() (inode uint64, err error) {
 		fd, err := t.files.openRead(t.root(), name, unix.O_NONBLOCK)
 		if err != nil {
-			return nil, asMissing(err)
+			return 0, asMissing(err)
 		}
-		c, err := t.newCopy(ctx, fd, name)
-		if err == nil {
-			return c, nil
+		if c, err = t.newCopy(ctx, fd, name); err != nil {
+			inode, _ = inodeOf(fd)
+			unix.Close(fd)
 		}
-		again := errors.Is(err, drivers.ErrCorrupt) && isRemoved(fd)
-		unix.Close(fd)
-		if !again {
-			return nil, err
+		return inode, err
+	})
+	return c, err
+}
+
+// maxRechecks is how often a copy is found damaged before that is believed.
+const maxRechecks = 4
+
+// recheck calls f, which validates the file of a name and returns its inode number, until f does not find it
+// damaged, or finds the same file damaged for several times. A name gets its record before the file, and
+// loses it after the file. So a file without a record that still has the name is damaged, unless it lost the
+// name and got it again meanwhile, as a link does that is made again.
+func (t *tree) recheck(name string, f func() (inode uint64, err error)) error {
+	for damaged := 0; ; {
+		inode, err := f()
+		if !errors.Is(err, drivers.ErrCorrupt) {
+			return err
+		}
+		if t.mayLeadTo(name, inode) {
+			damaged++
+		}
+		if damaged == maxRechecks {
+			return err
 		}
 	}
 }
 
-// isRemoved reports whether the file of fd has no name any more: its record was removed, too.
-func isRemoved(fd int) bool {
+// mayLeadTo returns false if a name is missing or that of a file with another inode number.
+func (t *tree) mayLeadTo(name string, inode uint64) bool {
+	fd, err := openBelow(t.root().fd, name, unix.O_PATH|unix.O_NOFOLLOW)
+	if err != nil {
+		return !isMissing(err)
+	}
+	defer unix.Close(fd)
+	now, err := inodeOf(fd)
+	return err != nil || now == inode
+}
+
+// inodeOf returns the inode number of the file of fd.
+func inodeOf(fd int) (uint64, error) {
 	var st unix.Stat_t
-	return unix.Fstat(fd, &st) == nil && st.Nlink == 0
+	err := unix.Fstat(fd, &st)
+	return st.Ino, err
 }
 
 // newCopy is openCopy of a file that is open. After an error the caller closes fd.
@@ -86,9 +117,8 @@ func (t *tree) newCopy(ctx context.Context, fd int, name string) (*copyObject, e
 // statCopy is Stat of a name that may have a copy. If that is damaged, statCopy returns an
 // error that matches drivers.ErrCorrupt, and the Info of the file.
 func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, err error) {
-	for again := true; again; {
-		again = false
-		err = t.files.withPath(ctx, "stat", name, func(fd int) error {
+	err = t.recheck(name, func() (uint64, error) {
+		err := t.files.withPath(ctx, "stat", name, func(fd int) error {
 			var st unix.Stat_t
 			if err := unix.Fstat(fd, &st); err != nil {
 				return err
@@ -104,10 +134,10 @@ func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, er
 			case rec.name == nameHash(name): // the account of the tier has the size that was written
 				info.Size = rec.source.Size
 			}
-			again = errors.Is(err, drivers.ErrCorrupt) && isRemoved(fd)
 			return err
 		})
-	}
+		return info.Inode, err
+	})
 	return info, err
 }
 

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,6 +120,38 @@ func TestLinksInRewrittenLog(t *testing.T) {
 	if log, err := os.Stat(filepath.Join(s.Path(), recordsName)); err != nil || log.Size() > 1<<14 {
 		t.Errorf("the log was not rewritten: %v, %v", log.Size(), err)
 	}
+}
+
+// A link that is removed, or made again, while it is opened is there or missing, and not damaged.
+func TestLinkThatComesAndGoes(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	addCopy(t, s, "f", "data")
+	var done atomic.Bool
+	var readers sync.WaitGroup
+	for range 3 {
+		readers.Go(func() {
+			for !done.Load() {
+				o, err := s.Open(ctx, "link")
+				if err == nil {
+					err = o.Close()
+				}
+				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("open: %v", err)
+				}
+				if _, err := s.Stat(ctx, "link"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("stat: %v", err)
+				}
+			}
+		})
+	}
+	for range 2000 {
+		addLink(t, s, "f", "link")
+		if err := s.Remove(ctx, "link"); err != nil {
+			t.Error(err)
+		}
+	}
+	done.Store(true)
+	readers.Wait()
 }
 
 // A link is refused if there is no valid copy, or one of another size. It replaces an earlier copy.
