@@ -42,7 +42,7 @@ type exchanger struct {
 	moved   chan struct{} // of capacity 1: wanted has changed
 	turn    atomic.Pointer[turn]
 
-	dropping panics.Mutex // held while files are dropped for room
+	dropping panics.Mutex // held while files are dropped, and while a turn begins
 
 	mu       panics.Mutex // guards the following
 	wanted   int          // the latest epoch that a reader has begun

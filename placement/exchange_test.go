@@ -29,7 +29,11 @@ type exchanging struct {
 // newExchanging makes a cluster and its exchange, which has not begun.
 func newExchanging(t *testing.T, nodes, files int, size func(int) int, fraction float64, quota int64) *exchanging {
 	t.Helper()
-	x := &exchanging{cluster: newCluster(t, alike(nodes, quota)...), fraction: fraction}
+	opts := alike(nodes, quota)
+	for i := range opts {
+		opts[i].log = t.Output()
+	}
+	x := &exchanging{cluster: newCluster(t, opts...), fraction: fraction}
 	x.put(files, size)
 	x.content = x.cluster.files
 	x.list()
@@ -204,6 +208,65 @@ func TestExchangeNeedsRoomForTwoEpochs(t *testing.T) {
 	}
 }
 
+// TestExchangeTriesAgainForRoom: while copies that were given away and dropped are open, they take room,
+// and files of the next epoch have none. They arrive when the copies are closed, and do not count as
+// arrived before.
+func TestExchangeTriesAgainForRoom(t *testing.T) {
+	t.Parallel()
+	const size = 4096
+	x := newExchanging(t, 4, 80, func(int) int { return size }, 0.3, 26*size)
+	x.begin(0)
+	x.readShares(0)
+	x.arrive(0)
+	n, next := x.nodes[0], x.at(1)
+	var open []drivers.Object
+	for _, file := range x.at(0).Share(0) {
+		if next.Holder(int(file)) != 0 {
+			open = append(open, n.open(x.files.Name(int(file))))
+		}
+	}
+	x.begin(1)
+	n.awaits("a file that has no room", func() bool { return n.handler.Stats().Skipped > 0 }, func() string {
+		return fmt.Sprintf("%+v", n.handler.ExchangeStats())
+	})
+	n.awaits("all other files", func() bool {
+		s := n.handler.ExchangeStats()
+		return s.Epoch == 1 && s.GivenFiles == 0 && n.used() == 26*size && s.ArrivedFiles < s.IncomingFiles
+	}, func() string { return fmt.Sprintf("%d bytes used, %+v", n.used(), n.handler.ExchangeStats()) })
+	for _, f := range open {
+		f.Close()
+	}
+	x.readShares(1)
+	x.arrive(1)
+	n.awaits("the count of what has arrived", func() bool {
+		s := n.handler.ExchangeStats()
+		return s.Complete && s.ArrivedFiles == s.IncomingFiles
+	}, func() string { return fmt.Sprintf("%+v", n.handler.ExchangeStats()) })
+}
+
+// TestExchangeDropsInOneTurn: an epoch does not begin while a file is dropped for room, since the node may
+// hold that file in the new epoch.
+func TestExchangeDropsInOneTurn(t *testing.T) {
+	const size = 4096
+	x := newExchanging(t, 4, 80, func(int) int { return size }, 0.3, 26*size)
+	n := x.nodes[0]
+	earlier := ExchangeConfig{ID: "earlier", Files: x.files, Seed: 2, Fraction: 0, Nodes: 4}
+	if err := n.handler.StartExchange(t.Context(), earlier, 0, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	n.awaits("the copies of the earlier exchange", func() bool { return n.used() == 20*size }, func() string { return fmt.Sprint(n.used()) })
+	n.to[0].Add(drivertest.Rule{Op: drivertest.OpRemove, Hang: true})
+	x.begin(0)
+	n.awaits("a file to be dropped", func() bool { return n.to[0].Hung() > 0 }, func() string { return fmt.Sprintf("%+v", n.handler.ExchangeStats()) })
+	x.begin(1)
+	time.Sleep(100 * time.Millisecond)
+	if s := n.handler.ExchangeStats(); s.Epoch != 0 {
+		t.Errorf("epoch %d has begun while a file is dropped", s.Epoch)
+	}
+	n.to[0].Clear()
+	n.awaits("epoch 1", func() bool { s := n.handler.ExchangeStats(); return s.Epoch == 1 && s.Complete }, func() string { return fmt.Sprintf("%+v", n.handler.ExchangeStats()) })
+}
+
 // TestExchangeKeepsWhatIsNotConfirmed: a node that was given files is down. They stay with the node that
 // gave them until that needs the room.
 func TestExchangeKeepsWhatIsNotConfirmed(t *testing.T) {
@@ -260,6 +323,9 @@ func TestExchangeDropsWhatComesLate(t *testing.T) {
 		if n.handler.Stats().Placed > 0 {
 			t.Error("the copies of epoch 0 were complete before epoch 1")
 		}
+	}
+	time.Sleep(2 * minAskPause) // the nodes have looked for files to drop
+	for _, n := range x.nodes {
 		n.to[0].Clear()
 	}
 	x.readShares(1)

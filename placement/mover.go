@@ -127,6 +127,7 @@ func (x *exchanger) turnTo(epoch int) {
 		return
 	}
 	a := x.measure(x.ctx, t, turnTimeout)
+	x.dropping.Lock() // drop decides by the turn
 	x.mu.Lock()
 	x.turn.Store(t)
 	if following {
@@ -140,6 +141,7 @@ func (x *exchanger) turnTo(epoch int) {
 		}
 	}
 	x.mu.Unlock()
+	x.dropping.Unlock()
 	x.install(a)
 	x.handler.recount()
 	if !following {
@@ -319,7 +321,8 @@ func (x *exchanger) keep(ctx context.Context, t *turn) {
 	left := slices.Clone(share)
 	for {
 		// A plan knows the order in which the job needs the files.
-		left = x.place(ctx, left, func(e *metadata.Entry) bool { return !x.handler.plan.active.Load() })
+		may := func(*metadata.Entry) bool { return !x.handler.plan.active.Load() }
+		left = x.place(ctx, left, may, func(*metadata.Entry, error) {})
 		x.mu.Lock()
 		x.missing = int64(len(left))
 		x.mu.Unlock()
@@ -382,10 +385,10 @@ func moverPause(t *turn) time.Duration {
 	return min(max(time.Since(t.began)/2, minMoverPause), maxMoverPause)
 }
 
-// place places files for which may returns true, and returns those of which there is no copy then.
-// Files that no tier has room for, or that do not exist, do not count. placed is called for each file
-// that was placed or failed.
-func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadata.Entry) bool, placed ...func(*metadata.Entry, error)) (left []uint32) {
+// place places files for which may returns true, and returns those of which there is no copy then, also
+// those that no tier had room for: room returns when the last user of a dropped copy has left. Files that
+// do not exist do not count. tried is called for each file that was placed or failed.
+func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadata.Entry) bool, tried func(*metadata.Entry, error)) (left []uint32) {
 	var mu sync.Mutex
 	each(ctx, moverFiles, files, func(file uint32) {
 		e, err := x.entry(ctx, int(file))
@@ -395,13 +398,13 @@ func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadat
 		outcome := Failed
 		if err == nil && may(e) {
 			outcome, err = x.handler.Place(ctx, e)
-			for _, f := range placed {
-				f(e, err)
+			if outcome == Placed || outcome == Failed {
+				tried(e, err)
 			}
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if outcome == Failed || outcome == Elsewhere {
+		if outcome != Placed {
+			mu.Lock()
+			defer mu.Unlock()
 			left = append(left, file)
 		}
 	})
@@ -409,7 +412,7 @@ func (x *exchanger) place(ctx context.Context, files []uint32, may func(*metadat
 }
 
 // give drops the files that were given away, when all readers have begun the epoch and the new holders
-// have received their shares.
+// have received their shares. It goes on while the turn does, for copies that are complete late.
 func (x *exchanger) give(ctx context.Context, t *turn) {
 	if x.handler.peers == nil { // nobody confirms: the files stay until the room is needed
 		return
@@ -418,10 +421,7 @@ func (x *exchanger) give(ctx context.Context, t *turn) {
 		if x.isOver(t.now.Number()) {
 			x.dropGiven(ctx, t)
 		}
-		x.mu.Lock()
-		left := len(x.given.sizes)
-		x.mu.Unlock()
-		if left == 0 && x.isOver(t.now.Number()) || sleep(ctx, pause) != nil {
+		if sleep(ctx, pause) != nil {
 			return
 		}
 	}
@@ -458,7 +458,7 @@ func (x *exchanger) dropGiven(ctx context.Context, t *turn) {
 }
 
 // drop drops the copies of a file that this node does not hold, and counts that. What a tier fails to
-// remove is found again by the next survey.
+// remove is found again by the next survey. The caller holds x.dropping.
 func (x *exchanger) drop(file int, counter *int64) {
 	defer func() {
 		x.mu.Lock()
@@ -466,14 +466,16 @@ func (x *exchanger) drop(file int, counter *int64) {
 		x.given.remove(file)
 		x.kept.remove(file)
 	}()
-	e, err := x.entry(x.ctx, file)
+	ctx, cancel := context.WithTimeout(x.ctx, askTimeout)
+	defer cancel()
+	e, err := x.entry(ctx, file)
 	if err != nil || e == nil || x.standing(x.turn.Load(), file).held() {
 		return
 	}
 	dropped := false
 	units := []*metadata.Entry{e}
 	if x.handler.names.HasPieces(e) {
-		pieces, _ := x.handler.names.Pieces(x.ctx, e)
+		pieces, _ := x.handler.names.Pieces(ctx, e)
 		units = append(units, pieces...)
 	}
 	for _, u := range units {
