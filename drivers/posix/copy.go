@@ -52,12 +52,12 @@ func (t *tree) openCopy(ctx context.Context, name string) (c *copyObject, err er
 	return c, err
 }
 
-// maxRechecks is how often a copy is found damaged before that is believed.
-const maxRechecks = 4
+// damageChecks is the number of times that a file must be found damaged.
+const damageChecks = 4
 
 // recheck calls f, which validates the file of a name and returns its inode number, until f does not find it
-// damaged, or finds the same file damaged for several times. A name gets its record before the file, and
-// loses it after the file. So a file without a record that still has the name is damaged, unless it lost the
+// damaged, or finds the file of the name damaged damageChecks times. A name gets its record before the file,
+// and loses it after the file. So a file without a record that still has the name is damaged, unless it lost the
 // name and got it again meanwhile, as a link does that is made again.
 func (t *tree) recheck(name string, f func() (inode uint64, err error)) error {
 	for damaged := 0; ; {
@@ -68,7 +68,7 @@ func (t *tree) recheck(name string, f func() (inode uint64, err error)) error {
 		if t.mayLeadTo(name, inode) {
 			damaged++
 		}
-		if damaged == maxRechecks {
+		if damaged == damageChecks {
 			return err
 		}
 	}

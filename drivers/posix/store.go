@@ -299,15 +299,11 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
 	_, base := split(name)
 	// While fd is open, no new file has the inode number, and so no new record.
-	fd, err := unix.Openat(dirfd, base, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, st, err := openEntry(dirfd, base)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
 	switch {
 	case !isOwn(st.Uid):
 		return unix.EPERM
@@ -319,6 +315,19 @@ func (t *tree) removeCopy(dirfd int, name string, inode uint64) error {
 	}
 	t.records.remove(st.Ino, name)
 	return nil
+}
+
+// openEntry opens what a name of a folder is, without access to its content, and returns its attributes.
+func openEntry(dirfd int, base string) (fd int, st unix.Stat_t, err error) {
+	fd, err = unix.Openat(dirfd, base, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, st, err
+	}
+	if err = unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return -1, st, err
+	}
+	return fd, st, nil
 }
 
 // Link implements drivers.Linker, by a hard link. The record of the new name is written first, as a

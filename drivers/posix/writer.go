@@ -277,12 +277,17 @@ func (w *writer) commit() error {
 		return asUnfit(err)
 	}
 	defer unix.Close(parent)
-	fd, replaced, err := w.openReplaced(parent, base)
-	if err != nil {
-		return err
-	}
-	if fd >= 0 {
+	// No other copy gets the inode number of the replaced file, and a record, while that file is open.
+	fd, replaced, err := openEntry(parent, base)
+	switch {
+	case err == unix.ENOENT:
+	case err != nil:
+		return asUnfit(err)
+	default:
 		defer unix.Close(fd)
+		if !isOwn(replaced.Uid) {
+			return &ForeignError{filepath.Join(w.tree.path, filesName, w.name), replaced.Uid}
+		}
 	}
 	rec := record{
 		inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks(), mtime: time.Unix(w.mtime.Unix()),
@@ -304,32 +309,11 @@ func (w *writer) commit() error {
 		return asUnfit(err)
 	}
 	if fd >= 0 {
-		w.tree.records.remove(replaced, w.name)
+		w.tree.records.remove(replaced.Ino, w.name)
 	}
 	o := &object{fd: w.temp.fd, cache: &w.tree.root().cache, name: w.name, info: w.info, mtime: w.mtime}
 	w.copy.Store(&copyObject{object: o, tree: w.tree, rec: added})
 	return nil
-}
-
-// openReplaced opens the file that a commit will replace, and returns its inode number; fd is -1 if there is
-// none. While fd is open, no other copy gets that number, and so no other record is removed. The error is a
-// *ForeignError if the file belongs to another user.
-func (w *writer) openReplaced(dirfd int, name string) (fd int, inode uint64, err error) {
-	fd, err = unix.Openat(dirfd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == unix.ENOENT {
-		return -1, 0, nil
-	} else if err != nil {
-		return -1, 0, asUnfit(err)
-	}
-	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil && !isOwn(st.Uid) {
-		err = &ForeignError{filepath.Join(w.tree.path, filesName, w.name), st.Uid}
-	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, 0, err
-	}
-	return fd, st.Ino, nil
 }
 
 // confirm waits until the disk has the content.
