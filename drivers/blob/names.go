@@ -63,9 +63,6 @@ func (b *Bucket) listPage(ctx context.Context, prefix, delimiter, token string, 
 			return page{}, t, watchdog.disarm(err)
 		}
 		b.examine(part.items)
-		if slices.ContainsFunc(part.items, func(i item) bool { return i.archived }) {
-			b.refused.archives.Store(true)
-		}
 		b.noteOrder(order.follow(part.items))
 		found.items, found.next = append(found.items, part.items...), part.next
 		if found.next == "" || len(found.items) >= maxKeys {

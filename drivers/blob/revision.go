@@ -114,9 +114,12 @@ func (o *oddities) notes() []string {
 	return slices.Clone(o.texts)
 }
 
-// examine finds objects of a listing that have one ETag and different sizes.
+// examine finds objects of a listing that have one ETag and different sizes, and archived ones.
 func (b *Bucket) examine(items []item) {
 	for _, i := range items {
+		if i.archived {
+			b.refused.archives.Store(true)
+		}
 		if !i.dir && i.version != "" && !b.odd.repeated.Load() && b.odd.repeats(i) {
 			b.note(&b.odd.repeated, "objects of different sizes have the same ETag, %s; size and time tell the versions of an object apart, and no two objects count as equal", unquotedETag(i.version))
 		}
