@@ -19,30 +19,14 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// logTo makes the bucket log to a buffer, which is returned. It may be read when no request is in flight.
-func (b *Bucket) logTo() *syncBuffer {
-	out := new(syncBuffer)
+// logTo makes the bucket log to a buffer, which is returned.
+func (b *Bucket) logTo() *drivertest.Buffer {
+	out := new(drivertest.Buffer)
 	b.log = slog.New(slog.NewTextHandler(out, nil))
 	return out
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.String()
 }
 
 // An archived object takes one request, however often and in however many parts it is read. Its opens
@@ -352,8 +336,8 @@ func TestRefusedCredentials(t *testing.T) {
 	}
 
 	s.write("new")
-	if got, err := eventuallyReads(o); err != nil || !bytes.Equal(got, s.data) {
-		t.Errorf("with new credentials: got error %v, or wrong data", err)
+	if !bytes.Equal(eventuallyReads(t, o), s.data) {
+		t.Error("with new credentials: wrong data")
 	}
 	for _, dir := range []string{".", "dir"} {
 		if _, err := b.ReadDir(t.Context(), dir); err != nil {

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A store is an S3 server with one object, "dir/object". Tests can replace its
@@ -142,14 +143,15 @@ func setPauses(t testing.TB, renewal, object time.Duration) {
 	t.Cleanup(func() { firstRenewal, lastRenewal, archivedTTL, deniedTTL = old[0], old[1], old[2], old[3] })
 }
 
-// eventuallyReads reads all of o until that succeeds, for a minute at most.
-func eventuallyReads(o drivers.Object) (got []byte, err error) {
-	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(time.Millisecond) {
-		if got, err = readAll(o); err == nil {
-			break
-		}
-	}
-	return got, err
+// eventuallyReads reads all of o until that succeeds.
+func eventuallyReads(t testing.TB, o drivers.Object) (got []byte) {
+	t.Helper()
+	drivertest.Eventually(t, "the object can be read", func() bool {
+		var err error
+		got, err = readAll(o)
+		return err == nil
+	})
+	return got
 }
 
 // openURL opens a bucket, and closes it when the test ends.
@@ -261,8 +263,8 @@ func TestErrors(t *testing.T) {
 			}
 			s.reset()
 			b.stallTimeout = time.Minute
-			if got, err := eventuallyReads(o); err != nil || !bytes.Equal(got, s.data) {
-				t.Errorf("when the store works again: got error %v, or wrong data", err)
+			if !bytes.Equal(eventuallyReads(t, o), s.data) {
+				t.Error("when the store works again: wrong data")
 			}
 		})
 	}
@@ -454,8 +456,8 @@ func TestCredentialsAreRenewed(t *testing.T) {
 		t.Errorf("with expired credentials: %v", err)
 	}
 	write("new")
-	if got, err := eventuallyReads(o); err != nil || !bytes.Equal(got, s.data) {
-		t.Errorf("with new credentials: %v", err)
+	if !bytes.Equal(eventuallyReads(t, o), s.data) {
+		t.Error("with new credentials: wrong data")
 	}
 	if id, err := b.Identity(context.Background()); err != nil || !strings.Contains(id, "new") || strings.Contains(id, "secret ") {
 		t.Errorf("Identity: got %q, error %v", id, err)

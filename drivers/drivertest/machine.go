@@ -1,12 +1,14 @@
 package drivertest
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -128,4 +130,24 @@ func threads(pid int, name string) (contents []string) {
 		}
 	}
 	return contents
+}
+
+// A Buffer collects what concurrent calls of Write get, such as the lines of a log. The zero value is empty.
+type Buffer struct {
+	mu  sync.Mutex // guards the following
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// String returns all that was written.
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }

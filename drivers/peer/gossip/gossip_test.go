@@ -386,7 +386,7 @@ func TestWithoutUDP(t *testing.T) {
 // A node that nobody answers says so once, and joins when somebody starts.
 func TestAlone(t *testing.T) {
 	g := newGroup(t, 2)
-	var log syncBuffer
+	var log drivertest.Buffer
 	c := g.config("n00")
 	c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	a := g.start(c)
@@ -399,23 +399,6 @@ func TestAlone(t *testing.T) {
 	}
 	g.start(g.config("n01"))
 	drivertest.Eventually(t, "n00 knows n01", func() bool { return a.alive("n01") == 1 })
-}
-
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 // A node that listens on all addresses advertises the one from which it reaches others.
