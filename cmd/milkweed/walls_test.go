@@ -21,24 +21,24 @@ var walls = []struct {
 	packages  []string // of this module
 	libraries []string // prefixes of import paths, without the standard library
 }{
-	{"drivers", []string{"drivers/panics"}, nil},
+	{"drivers", []string{"drivers/panics"}, semaphore},
 	{"drivers/panics", nil, nil},
 	{"drivers/refcount", nil, nil},
 	{"drivers/sequential", nil, nil},
 	{"drivers/posix", []string{"drivers", "drivers/panics", "drivers/refcount"}, []string{"golang.org/x/sys/", "golang.org/x/sync/"}},
-	{"drivers/limit", []string{"drivers", "drivers/panics"}, nil},
-	{"drivers/readahead", []string{"drivers", "drivers/panics", "drivers/sequential"}, nil},
+	{"drivers/limit", []string{"drivers", "drivers/panics"}, semaphore},
+	{"drivers/readahead", []string{"drivers", "drivers/panics", "drivers/sequential"}, semaphore},
 	{"drivers/blob", []string{"drivers", "drivers/panics"}, vendors},
 	{"drivers/peer/gossip", []string{"drivers/panics"}, gossips},
 	{"drivers/peer/roster", nil, nil},
-	{"drivers/peer", []string{"drivers", "drivers/panics", "drivers/peer/roster"}, nil},
-	{"tiers", []string{"drivers", "drivers/panics", "drivers/refcount"}, nil},
-	{"metadata", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers"}, nil},
+	{"drivers/peer", []string{"drivers", "drivers/panics", "drivers/peer/roster"}, semaphore},
+	{"tiers", []string{"drivers", "drivers/panics", "drivers/refcount"}, semaphore},
+	{"metadata", []string{"drivers", "drivers/panics", "drivers/refcount", "tiers"}, semaphore},
 	{"placement/exchange", nil, nil},
-	{"placement", []string{"drivers", "drivers/limit", "drivers/panics", "drivers/readahead", "drivers/refcount", "drivers/sequential", "tiers", "metadata", "placement/exchange"}, nil},
+	{"placement", []string{"drivers", "drivers/limit", "drivers/panics", "drivers/readahead", "drivers/refcount", "drivers/sequential", "tiers", "metadata", "placement/exchange"}, semaphore},
 	{"fs/fusectl", nil, []string{"golang.org/x/sys/"}},
-	{"fs", []string{"drivers", "drivers/panics", "drivers/refcount", "fs/fusectl", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/"}},
-	{"fs/pfs", []string{"drivers", "drivers/limit", "drivers/panics"}, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
+	{"fs", []string{"drivers", "drivers/panics", "drivers/refcount", "fs/fusectl", "tiers", "metadata"}, []string{"github.com/hanwen/go-fuse/v2/", "github.com/moby/sys/mountinfo", "golang.org/x/sys/", semaphore[0]}},
+	{"fs/pfs", []string{"drivers", "drivers/limit", "drivers/panics"}, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/", semaphore[0]}},
 	{"fs/faultdisk", nil, []string{"github.com/hanwen/go-fuse/v2/", "golang.org/x/sys/"}},
 	{"cmd/internal/bench", nil, []string{"github.com/dustin/go-humanize"}},
 	{"cmd/internal/child", []string{"cmd/internal/exit"}, nil},
@@ -50,6 +50,9 @@ var walls = []struct {
 	{"cmd/milkweed-k8s", []string{"cmd/internal/child", "cmd/internal/exit", "cmd/internal/mounts", "cmd/internal/paths", "cmd/internal/procs", "drivers/panics", "fs/fusectl"}, kubernetes},
 	{"cmd/internal/config", []string{"cmd/internal/exit", "cmd/internal/paths", "drivers/peer/roster"}, []string{"github.com/BurntSushi/toml", "github.com/agext/levenshtein", "github.com/dustin/go-humanize", "golang.org/x/sys/"}},
 }
+
+// semaphore is the library of drivers.CallLimit.
+var semaphore = []string{"golang.org/x/sync/semaphore"}
 
 // vendors are the libraries of the vendors of object stores, and their dependencies.
 var vendors = []string{
