@@ -329,19 +329,23 @@ const (
 // The Info of a name whose attributes cannot be read has the error: the other names can be used.
 func statAll(ctx context.Context, fd int, entries []entry) ([]drivers.Info, error) {
 	infos := make([]drivers.Info, len(entries)) // without Name: disappeared
-	n := workers
-	if len(entries) <= statAlone {
-		n = 1
-	}
-	err := parallel(ctx, n, len(entries), func(i int) error {
+	stat := func(i int) error {
 		e := entries[i]
 		if err := statAt(fd, e.name, &infos[i]); err != nil && err != unix.ENOENT {
 			infos[i] = drivers.Info{Name: e.name, Mode: e.mode(), Err: pathError("stat", e.name, err)}
 		}
 		return nil
-	})
-	if err != nil {
-		return nil, err
+	}
+	for begin, end := 0, 0; begin < len(entries); begin = end {
+		n := 1
+		end = min(begin+statAlone, len(entries))
+		if end < len(entries) && helpers.TryAcquire(workers-1) {
+			n, end = workers, len(entries)
+			defer helpers.Release(workers - 1)
+		}
+		if err := parallel(ctx, n, end-begin, func(i int) error { return stat(begin + i) }); err != nil {
+			return nil, err
+		}
 	}
 	return slices.DeleteFunc(infos, func(i drivers.Info) bool { return i.Name == "" }), nil
 }

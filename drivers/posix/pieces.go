@@ -2,8 +2,8 @@ package posix
 
 import (
 	"sync"
-	"sync/atomic"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
@@ -26,11 +26,17 @@ func pieceSize(fsType string, blockSize int64) int {
 	return 0
 }
 
-// maxPieces bounds the pieces in flight in the process. Each takes a thread if the source hangs,
-// and a Go program ends when it has 10,000. Further reads are not split.
-const maxPieces = 2048
+// maxHelpers bounds the goroutines of the process that help others with a read or a listing. Each takes a
+// thread if the source hangs, and a Go program ends when it has 10,000.
+const maxHelpers = 2048
 
-var piecesInFlight atomic.Int64
+// helpers admits helpers. A read or a listing for which there are none is made by one goroutine.
+var helpers = drivers.NewCallLimit(maxHelpers)
+
+// LimitThreads must be called before the first Dir is opened, where the threads of the process are limited.
+// Reads and listings are then made by several threads each only as far as more, which makes threads for up
+// to n calls and returns for how many, has made some.
+func LimitThreads(more func(n int) int) { helpers.Lower(0, more) }
 
 // readPieces reads p in concurrent calls of readAt, each for at most piece bytes. As
 // readAt does, it returns the number of bytes that were read before the first error.
@@ -40,11 +46,10 @@ func readPieces(p []byte, off int64, piece int, readAt func(p []byte, off int64)
 		err error
 	}
 	results := make([]result, (len(p)+piece-1)/piece)
-	count := int64(len(results))
-	defer piecesInFlight.Add(-count)
-	if piecesInFlight.Add(count) > maxPieces {
+	if !helpers.TryAcquire(len(results) - 1) {
 		return readAt(p, off)
 	}
+	defer helpers.Release(len(results) - 1)
 	var wg sync.WaitGroup
 	for i := range results {
 		start := i * piece

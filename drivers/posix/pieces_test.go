@@ -10,6 +10,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // A read in pieces returns the same bytes as a single read, also around the end of the file.
@@ -66,14 +71,62 @@ func TestPiecesAreBounded(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		if got := inFlight.Load(); got <= maxPieces || got > maxPieces+reads {
-			t.Errorf("pieces in flight: got %d, want at most %d", got, maxPieces+reads)
+		if got := inFlight.Load(); got <= maxHelpers || got > maxHelpers+reads {
+			t.Errorf("pieces in flight: got %d, want at most %d", got, maxHelpers+reads)
 		}
 		close(hung)
 		readers.Wait()
-		if got := piecesInFlight.Load(); got != 0 {
-			t.Errorf("pieces in flight at the end: got %d", got)
+		if !helpers.TryAcquire(maxHelpers) {
+			t.Fatal("pieces are in flight at the end")
 		}
+		helpers.Release(maxHelpers)
+	})
+}
+
+// Where the threads are limited, a read and a listing are made by one goroutine until there are threads for
+// more.
+func TestHelpersNeedThreads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		defer func(before *drivers.CallLimit) { helpers = before }(helpers)
+		helpers = drivers.NewCallLimit(maxHelpers)
+		var enough atomic.Bool
+		LimitThreads(func(n int) int {
+			if !enough.Load() {
+				return 0
+			}
+			return n
+		})
+		want := func(reading, listing int64) {
+			t.Helper()
+			var inFlight, most atomic.Int64
+			slow := func() {
+				n := inFlight.Add(1)
+				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				}
+				time.Sleep(time.Second)
+				inFlight.Add(-1)
+			}
+			if n, err := readPieces(make([]byte, 8), 0, 1, func(p []byte, _ int64) (int, error) { slow(); return len(p), nil }); n != 8 || err != nil {
+				t.Errorf("read: %d, %v", n, err)
+			}
+			if most.Load() != reading {
+				t.Errorf("%d goroutines read, want %d", most.Load(), reading)
+			}
+			most.Store(0)
+			defer func(before func(int, string, *unix.Stat_t, int) error) { fstatat = before }(fstatat)
+			fstatat = func(int, string, *unix.Stat_t, int) error { slow(); return nil }
+			if _, err := statAll(t.Context(), -1, make([]entry, statAlone+8)); err != nil {
+				t.Errorf("listing: %v", err)
+			}
+			if most.Load() != listing {
+				t.Errorf("%d goroutines list, want %d", most.Load(), listing)
+			}
+		}
+		want(1, 1)
+		enough.Store(true)
+		time.Sleep(2 * time.Second)
+		want(1, 8) // the read makes the threads
+		want(8, 8)
 	})
 }
 
