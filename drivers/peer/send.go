@@ -83,6 +83,10 @@ func (t *transfer) send() error {
 	if sums == nil {
 		return t.sendBlocks(nil)
 	}
+	if !sending.TryAcquire(1) {
+		return t.sendBlocks(sums)
+	}
+	defer sending.Release(1)
 	f, release, err := openRange(t.obj, t.span)
 	if err != nil {
 		return t.sendBlocks(sums)

@@ -9,6 +9,18 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
+// maxSending bounds the ranges of files in the process that are being sent with sendfile(2). Each takes a
+// thread while the disk is read, and a Go program ends when it has 10,000.
+const maxSending = 1024
+
+// sending admits ranges of files. Others are sent by way of memory, and read through the tier.
+var sending = drivers.NewCallLimit(maxSending)
+
+// LimitThreads must be called before the first Server is made, where the threads of the process are limited.
+// Files are then sent with sendfile(2) only as far as more, which makes threads for up to n calls and returns
+// for how many, has made some.
+func LimitThreads(more func(n int) int) { sending.Lower(0, more) }
+
 // A fileRange is a range of a file that net/http sends. It is read at explicit offsets, so that
 // requests can share an open file: opening it again would take as long as authenticating a request.
 type fileRange struct {

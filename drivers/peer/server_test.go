@@ -559,14 +559,35 @@ func TestSecretFile(t *testing.T) {
 	}
 }
 
-// sendfileDir is the variable that makes the test binary read a copy from itself.
-const sendfileDir = "MILKWEED_PEER_TEST_DIR"
+const (
+	// sendfileDir is the variable that makes the test binary read a copy from itself.
+	sendfileDir = "MILKWEED_PEER_TEST_DIR"
+
+	// noThreads is the variable that lets it make no threads meanwhile.
+	noThreads = "MILKWEED_PEER_TEST_NO_THREADS"
+)
 
 // sendfileSize is the size of that copy.
 const sendfileSize = 5<<20 + 100
 
 // A copy is sent with sendfile(2): all of it, but for the bytes that net/http sends with the header.
 func TestSendfile(t *testing.T) {
+	if sent := bySendfile(t); sent < sendfileSize-1024 {
+		t.Errorf("sendfile has sent %d bytes, want at least %d", sent, sendfileSize-1024)
+	}
+}
+
+// Where there can be no more threads, a copy is read through its tier, which bounds the reads.
+func TestSendfileNeedsThreads(t *testing.T) {
+	t.Setenv(noThreads, "true")
+	if sent := bySendfile(t); sent != 0 {
+		t.Errorf("sendfile has sent %d bytes, want 0", sent)
+	}
+}
+
+// bySendfile returns how many bytes of a copy of sendfileSize bytes are sent with sendfile(2).
+func bySendfile(t *testing.T) (sent int) {
+	t.Helper()
 	drivertest.Need(t, "strace")
 	log := filepath.Join(t.TempDir(), "strace")
 	cmd := exec.Command("strace", "-f", "-qq", "-e", "trace=sendfile", "-o", log, os.Args[0])
@@ -578,14 +599,11 @@ func TestSendfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent := 0
 	for _, m := range regexp.MustCompile(`(?m)sendfile.*\) += (\d+)$`).FindAllSubmatch(calls, -1) {
 		n, _ := strconv.Atoi(string(m[1]))
 		sent += n
 	}
-	if want := sendfileSize - 1024; sent < want {
-		t.Errorf("sendfile has sent %d bytes, want at least %d:\n%s", sent, want, calls)
-	}
+	return sent
 }
 
 // A posixFiles serves the copies of a store.
@@ -618,6 +636,9 @@ func readCopyFromItself(dir string) {
 		if err != nil {
 			panic(err)
 		}
+	}
+	if os.Getenv(noThreads) != "" {
+		LimitThreads(func(int) int { return 0 })
 	}
 	all, err := roster.New([]roster.Node{{Name: "a"}, {Name: "b"}})
 	check(err)
