@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -336,5 +338,39 @@ func TestWaitScannedSkipsBrokenTiers(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The account does not have the files in a tier that Milkweed did not create. A copy that takes the
+// place of one therefore takes nothing off it, and a removal does not remove one.
+func TestAccountWithoutForeignFiles(t *testing.T) {
+	config := posix.StoreConfig{Tier: t.TempDir(), Dataset: "data", Source: "test"}
+	tier, stop := startFolder(t, config)
+	mustPlace(t, tier, "copy", 5000)
+	stop()
+	dir := filepath.Join(config.Tier, config.Dataset, "files")
+	for _, name := range []string{"replaced", "copy"} { // a name of its own, and the name of a copy whose record is lost
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path+".new", make([]byte, 10000), 0o600), os.Rename(path+".new", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tier, stop = startFolder(t, config)
+	defer stop()
+	for _, step := range []struct {
+		name  string
+		do    func()
+		bytes int64
+		files int64
+	}{
+		{"the scan", func() {}, 0, 0},
+		{"a removal", func() { tier.Remove(bg, "copy") }, 0, 0},
+		{"a commit", func() { mustPlace(t, tier, "replaced", 6000) }, Allocated(6000), 1},
+		{"a removal of a copy", func() { tier.Remove(bg, "replaced") }, 0, 0},
+	} {
+		step.do()
+		if got := tier.Stats(); got.Used != step.bytes || got.Files != step.files {
+			t.Errorf("%s: %d bytes in %d files, want %d in %d", step.name, got.Used, got.Files, step.bytes, step.files)
+		}
 	}
 }

@@ -36,7 +36,7 @@ type copyObject struct {
 var blockBuffers = sync.Pool{New: func() any { return new([drivers.ChecksumBlock]byte) }}
 
 // openCopy opens the copy of a name. The error matches drivers.ErrCorrupt if the file is not a
-// valid copy.
+// valid copy, and ENOENT if it is no copy at all.
 func (t *tree) openCopy(ctx context.Context, name string) (c *copyObject, err error) {
 	err = t.recheck(name, func() (inode uint64, err error) {
 		fd, err := t.files.openRead(t.root(), name, unix.O_NONBLOCK)
@@ -68,7 +68,11 @@ func (t *tree) recheck(name string, f func() (inode uint64, err error)) error {
 		if t.mayLeadTo(name, inode) {
 			damaged++
 		}
-		if damaged == damageChecks {
+		switch {
+		case damaged < damageChecks:
+		case errors.Is(err, errNotCreated):
+			return unix.ENOENT
+		default:
 			return err
 		}
 	}
@@ -115,7 +119,8 @@ func (t *tree) newCopy(ctx context.Context, fd int, name string) (*copyObject, e
 }
 
 // statCopy is Stat of a name that may have a copy. If that is damaged, statCopy returns an
-// error that matches drivers.ErrCorrupt, and the Info of the file.
+// error that matches drivers.ErrCorrupt, and the Info of the file. A file that Milkweed did not create
+// is missing, as for openCopy: Sweep does not list it, and the account of the tier does not have it.
 func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, err error) {
 	err = t.recheck(name, func() (uint64, error) {
 		err := t.files.withPath(ctx, "stat", name, func(fd int) error {
@@ -141,6 +146,9 @@ func (t *tree) statCopy(ctx context.Context, name string) (info drivers.Info, er
 	return info, err
 }
 
+// errNotCreated is the error of validate for a file that hasCreated does not know.
+var errNotCreated = fmt.Errorf("a file that Milkweed did not create: %w", drivers.ErrCorrupt)
+
 // validate returns the record of a file, which has the attributes info and is regular. The
 // error is ENOENT if another user owns the file, and matches drivers.ErrCorrupt if the file has
 // no valid record. If it has the record of other attributes or of another name, validate
@@ -153,7 +161,10 @@ func (t *tree) validate(ctx context.Context, name string, info drivers.Info) (co
 	if err == nil && !rec.describes(name, info) {
 		err = errNoRecord
 	}
-	if err == errNoRecord {
+	switch {
+	case err == errNoRecord && rec.name != nameHash(name) && !hasCopyMode(&info):
+		return rec, errNotCreated
+	case err == errNoRecord:
 		return rec, fmt.Errorf("the file is not the one that was written: %w", drivers.ErrCorrupt)
 	}
 	return rec, err

@@ -102,7 +102,7 @@ func TestDamagedCopies(t *testing.T) {
 				os.Rename(path, path+".old")
 				os.WriteFile(path, randomBytes(5000), 0o600)
 			})
-		}, drivers.ErrCorrupt},
+		}, fs.ErrNotExist},
 		"two copies exchanged": {func(t *testing.T, s *Store) {
 			a, b := copyPath(s, "file"), copyPath(s, "other")
 			if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil {
@@ -139,6 +139,9 @@ func TestDamagedCopies(t *testing.T) {
 			}
 			if _, err := s.Open(ctx, "file"); !errors.Is(err, test.want) {
 				t.Errorf("Open: got %v, want %v", err, test.want)
+			}
+			if _, err := s.Stat(ctx, "file"); !errors.Is(err, test.want) {
+				t.Errorf("Stat: got %v, want %v, as for Open", err, test.want)
 			}
 		})
 	}
