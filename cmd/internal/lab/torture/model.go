@@ -166,10 +166,15 @@ func (m Model) Diff(p []byte, file, newest int, off int64) Diff {
 	d := Diff{First: -1}
 	seen := make(map[int]bool)
 	flips := 0
+	likely := m.versionOf(p, file, newest, off)
 	for start := off; start < off+int64(len(p)); {
 		end := min(off+int64(len(p)), start-start%pageSize+pageSize)
 		part := p[start-off : end-off]
-		if v := m.Identify(part, file, newest, start); v >= 0 {
+		v := likely
+		if len(part) >= minRead || !m.equal(part, file, likely, start) {
+			v = m.Identify(part, file, newest, start)
+		}
+		if v >= 0 {
 			if !seen[v] {
 				seen[v] = true
 				d.Versions = append(d.Versions, v)
@@ -191,6 +196,18 @@ func (m Model) Diff(p []byte, file, newest int, off int64) Diff {
 	}
 	d.Flipped = d.Flipped && flips == 1 && len(d.Versions) == 1
 	return d
+}
+
+// versionOf returns the version of the first page in p of which enough is in p to tell it. A few bytes of a
+// page may be of several versions by chance.
+func (m Model) versionOf(p []byte, file, newest int, off int64) int {
+	for start := off; start < off+int64(len(p)); start += pageSize - start%pageSize {
+		part := p[start-off : min(int64(len(p)), start-start%pageSize+pageSize-off)]
+		if v := m.Identify(part, file, newest, start); v >= 0 && len(part) >= minRead {
+			return v
+		}
+	}
+	return newest
 }
 
 // flip returns the place of the only bit in which part, which lies in one page, differs

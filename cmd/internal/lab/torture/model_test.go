@@ -86,3 +86,18 @@ func TestDiff(t *testing.T) {
 		})
 	}
 }
+
+// A few bytes of a page at the begin or the end of a read are not taken for those of another version,
+// which they may be by chance.
+func TestDiffOfUnalignedRead(t *testing.T) {
+	f := large(t)
+	data := testModel.Content(f, 0)
+	data[2*pageSize+100] ^= 1
+	for cut := range pageSize {
+		off := pageSize - cut
+		got := testModel.Diff(data[off:3*pageSize+cut], f, 100, int64(off))
+		if !got.Flipped || !slices.Equal(got.Versions, []int{0}) {
+			t.Fatalf("%d bytes before and after whole pages: %+v", cut, got)
+		}
+	}
+}
