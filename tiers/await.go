@@ -16,12 +16,17 @@ var errTimeout = fmt.Errorf("no answer in time: %w", drivers.ErrAbandoned)
 // await calls f on a goroutine of its own and waits for its result until ctx is done
 // or, if timeout is not 0, until timeout has passed. If it stops waiting, the error
 // matches drivers.ErrAbandoned, and await passes a later result without an error to
-// late, which may be nil. A panic of f is an error.
+// late, which may be nil. A panic of f is an error. When f and late have returned, await
+// calls end, unless it is nil.
 //
 // The goroutine may outlive its caller, as those of closer may: a system call that hangs
 // in a broken device cannot be ended, only abandoned.
-func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
+func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error), late func(T), end func()) (T, error) {
+	if end == nil {
+		end = func() {}
+	}
 	if timeout == 0 && ctx.Done() == nil {
+		defer end()
 		return caught(f)
 	}
 	type result struct {
@@ -33,6 +38,7 @@ func await[T any](ctx context.Context, timeout time.Duration, f func() (T, error
 		abandoned atomic.Bool
 	)
 	go func() {
+		defer end()
 		v, err := caught(f)
 		done <- result{v, err}
 		if abandoned.Load() {

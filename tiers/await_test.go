@@ -19,7 +19,7 @@ import (
 func TestHandOver(t *testing.T) {
 	const rounds = 20_000
 	var waiters sync.WaitGroup
-	var lates, begun atomic.Int64
+	var lates, begun, ends atomic.Int64
 	var owners [4 * rounds]atomic.Int32
 	for w := range 4 {
 		waiters.Go(func() {
@@ -44,7 +44,7 @@ func TestHandOver(t *testing.T) {
 				}, func(id int) {
 					owners[id].Add(1)
 					lates.Add(1)
-				})
+				}, func() { ends.Add(1) })
 				switch {
 				case err == nil:
 					owners[got].Add(1)
@@ -65,10 +65,10 @@ func TestHandOver(t *testing.T) {
 				double++
 			}
 		}
-		if double > 0 || missing > 0 && time.Now().After(deadline) {
-			t.Fatalf("of %d results %d were lost and %d were received twice", len(owners), missing, double)
+		if double > 0 || time.Now().After(deadline) {
+			t.Fatalf("of %d results %d were lost and %d were received twice; %d operations have ended", len(owners), missing, double, ends.Load())
 		}
-		if missing == 0 {
+		if missing == 0 && ends.Load() == begun.Load() {
 			break
 		}
 	}

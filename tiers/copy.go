@@ -49,7 +49,7 @@ func (c *copyFile) close(k kind) error {
 	if !c.tier.health.readable() {
 		cancel()
 	}
-	_, err := bounded(ctx, c.tier, func() (struct{}, error) { return struct{}{}, c.release() }, nil)
+	_, err := boundedBy(ctx, c.tier, c.tier.opts.Timeout, func() (struct{}, error) { return struct{}{}, c.release() }, nil, func() { c.release() })
 	if err != nil && ctx.Err() == nil {
 		err = c.tier.note(k, err)
 	}
@@ -73,7 +73,7 @@ func (c *copyFile) doBy(ctx context.Context, timeout time.Duration, k kind, f fu
 	n, err := boundedBy(ctx, t, timeout, func() (int, error) {
 		defer c.release()
 		return f()
-	}, late)
+	}, late, func() { c.release() })
 	if err != nil && ctx.Err() != nil && !errors.Is(err, errTimeout) {
 		return n, err // the caller was cancelled
 	}
@@ -130,12 +130,13 @@ func (o *object) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	if o.tier.memory.Load() {
 		return o.readMemory(p, off, start)
 	}
-	queued := int(o.tier.inFlight.Load()) + 1
+	begun, inFlight := start, 0
 	n, err := o.do(reading, func() (int, error) {
+		begun, inFlight = time.Now(), int(o.tier.inFlight.Load()) // it has perhaps waited for others
 		return withoutEOF(o.obj.ReadAt(context.Background(), p, off))
 	}, nil)
 	if err == nil {
-		o.tier.speed.add(time.Since(start), queued)
+		o.tier.speed.add(time.Since(begun), inFlight)
 	}
 	return o.tier.answered(p, n, err, start)
 }

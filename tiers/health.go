@@ -145,7 +145,7 @@ func harmless(k kind, err error) bool {
 		return k < writing
 	}
 	for _, e := range [...]error{
-		drivers.ErrChanged, drivers.ErrCorrupt, drivers.ErrUnfit, errDown, errBusy, context.Canceled,
+		drivers.ErrChanged, drivers.ErrCorrupt, drivers.ErrUnfit, errDown, errBusy, errQueued, context.Canceled,
 		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.EFBIG, syscall.ELOOP, syscall.ENXIO,
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.EINTR,
 	} {
@@ -269,13 +269,17 @@ func (t *Tier) probe(ctx context.Context) error {
 	if slow != nil && t.sourceIsSlow(slow) {
 		return nil
 	}
+	if err := t.admit(ctx, t.opts.Timeout); err != nil { // no other operation could begin, either
+		return err
+	}
 	if !t.probing.CompareAndSwap(false, true) {
+		t.endCall()
 		return fmt.Errorf("earlier probe: %w", errTimeout)
 	}
 	_, err := await(ctx, t.opts.Timeout, func() (struct{}, error) {
 		defer t.probing.Store(false)
 		return struct{}{}, t.use(ctx, slow != nil)
-	}, nil)
+	}, nil, t.endCall)
 	return err
 }
 

@@ -158,7 +158,7 @@ func (t *Tier) openStore(ctx context.Context, s *lateStore, timeout time.Duratio
 	_, err := await(ctx, timeout, func() (struct{}, error) {
 		defer t.probing.Store(false)
 		return struct{}{}, s.Probe(ctx)
-	}, nil)
+	}, nil, nil)
 	switch {
 	case err == nil:
 		t.health.condition.Store(nil)

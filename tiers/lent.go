@@ -90,6 +90,7 @@ func (t *Tier) checkLent(ctx context.Context, p drivers.CopyProber) {
 	for _, name := range t.recent.pick(probedCopies) {
 		start, queued := time.Now(), 0
 		_, err := do(ctx, t, reading, func() (n int, err error) {
+			start = time.Now()
 			queued, err = p.ProbeCopy(ctx, name)
 			return 0, err
 		}, nil)

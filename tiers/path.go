@@ -28,7 +28,7 @@ func (t *Tier) checkPath(ctx context.Context) {
 	_, err := await(ctx, t.opts.Timeout, func() (struct{}, error) {
 		defer t.probing.Store(false)
 		return struct{}{}, c.CheckPath(ctx)
-	}, nil)
+	}, nil, nil)
 	if err != nil && !errors.Is(err, drivers.ErrAbandoned) {
 		t.health.note(writing, err)
 	}

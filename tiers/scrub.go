@@ -83,7 +83,7 @@ func (t *Tier) listCopies(ctx context.Context, dir string) ([]drivers.Info, erro
 			return s.Copies(ctx, dir)
 		}
 		return t.store.ReadDir(ctx, dir)
-	}, nil)
+	}, nil, nil)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // no failure of the tier
 		return nil, err

@@ -22,7 +22,8 @@ import (
 // answer.
 type Source struct {
 	driver   drivers.Driver
-	calls    chan struct{} // has an element for each operation in flight
+	calls    *drivers.CallLimit // of the operations
+	closing  *drivers.CallLimit // of the files that are being closed
 	scarcity *scarcity
 
 	namesInMemory bool // by the profile
@@ -38,12 +39,8 @@ type Source struct {
 var _ drivers.Driver = (*Source)(nil)
 
 func makeSource(driver drivers.Driver, s *scarcity) *Source {
-	return &Source{driver: driver, calls: make(chan struct{}, maxCalls), scarcity: s, namesInMemory: drivers.ProfileOf(driver).NamesInMemory}
+	return &Source{driver: driver, calls: drivers.NewCallLimit(maxSourceCalls), closing: drivers.NewCallLimit(maxSourceCalls), scarcity: s, namesInMemory: drivers.ProfileOf(driver).NamesInMemory}
 }
-
-// maxCalls bounds the operations in flight, abandoned ones included. Further ones wait. An
-// operation that hangs takes a thread, and a Go program ends when it has 10,000.
-const maxCalls = 4096
 
 // call counts one operation and performs it. It repeats the operation while no descriptor is left.
 func call[T any](ctx context.Context, s *Source, counter *int64, f func() (T, error), late func(T)) (T, error) {
@@ -66,18 +63,13 @@ func once[T any](ctx context.Context, s *Source, counter *int64, f func() (T, er
 	return v, err
 }
 
-// perform calls f, as await does, when fewer than maxCalls operations are in flight.
+// perform calls f, as await does, when it is admitted.
 func perform[T any](ctx context.Context, s *Source, f func() (T, error), late func(T)) (T, error) {
-	select {
-	case s.calls <- struct{}{}:
-	case <-ctx.Done():
+	if s.calls.Acquire(ctx) != nil {
 		var none T
 		return none, context.Cause(ctx)
 	}
-	return await(ctx, 0, func() (T, error) {
-		defer func() { <-s.calls }()
-		return f()
-	}, late)
+	return await(ctx, 0, f, late, func() { s.calls.Release(1) })
 }
 
 // failed counts err unless the caller was cancelled, the name or attribute is missing, or the source
@@ -386,7 +378,11 @@ func (o *sourceObject) release() error {
 	if !o.refs.Release() {
 		return nil
 	}
-	return o.source.closer.close(o.obj.Close)
+	return o.source.closer.close(func() error {
+		o.source.closing.Acquire(context.Background()) // no error: the context is never done
+		defer o.source.closing.Release(1)
+		return o.obj.Close()
+	})
 }
 
 // Close implements drivers.Object. It returns after at most closeTimeout.

@@ -46,7 +46,7 @@ func newSource(t *testing.T) (*Source, *drivertest.Faults) {
 	return h.Source(), faults
 }
 
-// At most maxCalls operations hang at the source, each in a thread of its own. Further ones wait,
+// At most maxSourceCalls operations hang at the source, each in a thread of its own. Further ones wait,
 // and end when their context is done.
 func TestHungOperationsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -60,15 +60,15 @@ func TestHungOperationsAreBounded(t *testing.T) {
 		for _, wait := range []time.Duration{time.Minute, time.Second} { // the second ones are abandoned first
 			ctx, cancel := context.WithTimeout(bg, wait)
 			defer cancel()
-			for range maxCalls / 2 {
+			for range maxSourceCalls / 2 {
 				callers.Go(func() { s.Stat(ctx, "f") })
 				callers.Go(func() { o.ReadAt(ctx, make([]byte, 7), 0) })
 			}
 			synctest.Wait()
 		}
 		callers.Wait()
-		if got := faults.Hung(); got != maxCalls {
-			t.Errorf("operations that hang: got %d, want %d", got, maxCalls)
+		if got := faults.Hung(); got != maxSourceCalls {
+			t.Errorf("operations that hang: got %d, want %d", got, maxSourceCalls)
 		}
 		if err := o.Close(); err != nil {
 			t.Error(err)

@@ -38,9 +38,10 @@ type Tier struct {
 	lending  lending
 	recent   recentCopies
 	probing  atomic.Bool
-	scanned  chan struct{} // closed after the first successful scan
-	tried    chan struct{} // closed after the first scan
-	inFlight atomic.Int64  // operations, with abandoned ones that have not returned
+	scanned  chan struct{}      // closed after the first successful scan
+	tried    chan struct{}      // closed after the first scan
+	inFlight atomic.Int64       // operations, with abandoned ones that have not returned
+	calls    *drivers.CallLimit // of the operations with a time-out
 
 	counters TierCounters // updated atomically
 	latency  Histogram
@@ -58,6 +59,7 @@ func newTier(l Level, c Config, source *Source, opts Options, log *slog.Logger) 
 		lending: lending{wake: make(chan struct{}, 1)},
 		scanned: make(chan struct{}),
 		tried:   make(chan struct{}),
+		calls:   drivers.NewCallLimit(maxTierCalls),
 	}
 	if c.Store == nil {
 		t.store = newLateStore(t, c.Open)
@@ -119,7 +121,7 @@ func (t *Tier) scan(ctx context.Context) error {
 		}
 		dir := dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
-		infos, err := await(ctx, 0, func() ([]drivers.Info, error) { return t.sweep(ctx, dir) }, nil)
+		infos, err := await(ctx, 0, func() ([]drivers.Info, error) { return t.sweep(ctx, dir) }, nil, nil)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -210,7 +212,7 @@ func (t *Tier) sync(ctx context.Context) {
 			return
 		case <-tick.C:
 			if t.health.readable() {
-				_, err := boundedBy(ctx, t, commitTimeouts*t.opts.Timeout, func() (struct{}, error) { return struct{}{}, s.Sync(ctx) }, nil)
+				_, err := boundedBy(ctx, t, commitTimeouts*t.opts.Timeout, func() (struct{}, error) { return struct{}{}, s.Sync(ctx) }, nil, nil)
 				t.note(writing, err)
 			}
 		}
@@ -364,19 +366,32 @@ func (t *Tier) note(k kind, err error) error {
 // bounded calls f with the tier's time-out. A tier in memory needs none, and the hand-over
 // to another goroutine and back would cost as much as a read from memory.
 func bounded[T any](ctx context.Context, t *Tier, f func() (T, error), late func(T)) (T, error) {
-	return boundedBy(ctx, t, t.opts.Timeout, f, late)
+	return boundedBy(ctx, t, t.opts.Timeout, f, late, nil)
 }
 
-// boundedBy is bounded with another time-out.
-func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f func() (T, error), late func(T)) (T, error) {
+// boundedBy is bounded with another time-out. If f is not admitted in time, it is not called; drop, which may
+// be nil, is called later.
+func boundedBy[T any](ctx context.Context, t *Tier, timeout time.Duration, f func() (T, error), late func(T), drop func()) (T, error) {
 	if t.memory.Load() {
 		return caught(f)
+	}
+	if err := t.admit(ctx, timeout); err != nil {
+		if drop != nil {
+			go func() {
+				defer panics.Contain()
+				t.calls.Acquire(context.Background()) // no error: the context is never done
+				defer t.endCall()
+				drop()
+			}()
+		}
+		var none T
+		return none, err
 	}
 	t.inFlight.Add(1)
 	return await(ctx, timeout, func() (T, error) {
 		defer t.inFlight.Add(-1)
 		return f()
-	}, late)
+	}, late, t.endCall)
 }
 
 // do performs one operation unless the tier is down, and records its result. It repeats the

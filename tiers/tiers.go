@@ -66,7 +66,8 @@ type Config struct {
 // Options are settings of a Hierarchy. Timeout and Probe are for tests. The zero value is for
 // production without peers.
 type Options struct {
-	Peers Peers // the other nodes of the job; nil: there are none
+	Peers   Peers    // the other nodes of the job; nil: there are none
+	Threads *Threads // nil: the threads of the process are not limited
 
 	Timeout time.Duration // of one operation on a tier; 0: 5 s
 	Probe   time.Duration // first interval between probes of a tier that is not healthy; 0: 1 s
@@ -101,6 +102,7 @@ func New(source drivers.Driver, tiers []Config, opts Options, log *slog.Logger) 
 		}
 		h.tiers = append(h.tiers, newTier(Level(i+1), c, h.source, opts, log.With("tier", c.Name)))
 	}
+	h.limitCalls(opts.Threads)
 	return h, nil
 }
 

@@ -63,6 +63,7 @@ type daemon struct {
 	dev        uint64              // device number of the mount; 0: not known, because another process has mounted it
 	how        mounting
 	memory     memoryPlan
+	threads    *tiers.Threads // nil: they are not limited
 
 	reloading
 
@@ -136,7 +137,7 @@ func serve(
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {
 		return err
 	}
-	reserveThreads(cfg.Placement.Workers, d.log)
+	d.threads = reserveThreads(cfg.Placement.Workers, d.log)
 	d.effective.Store(cfg)
 	listen := control.Listen
 	if d.adopts() {
@@ -272,7 +273,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.levels, err = tiers.New(driver, d.tierConfigs(), tiers.Options{Peers: d.peers.tiers()}, d.log); err != nil {
+	if d.levels, err = tiers.New(driver, d.tierConfigs(), tiers.Options{Peers: d.peers.tiers(), Threads: d.threads}, d.log); err != nil {
 		return err
 	}
 	if err := d.openTiers(ctx); err != nil {

@@ -128,8 +128,9 @@ func (s *site) hangable() (stop, resume func()) {
 func (s *site) overPFS(latency, bandwidth string) int {
 	s.t.Helper()
 	pfs := s.dir + "/pfs"
-	s.check(os.Mkdir(pfs, 0o755))
+	s.must("mkdir", pfs) // it is the user's
 	cmd := s.command(s.program, "demo", "pfs", s.source, pfs, "--latency", latency, "--bandwidth", bandwidth)
+	cmd.Stderr = s.t.Output()
 	stdin, err := cmd.StdinPipe()
 	s.check(err)
 	s.check(cmd.Start())
@@ -254,6 +255,7 @@ func TestCommandsWhileSourceHangs(t *testing.T) {
 	commands.Wait()
 	try(command{[]string{"umount", s.point}, exit.OK, ""})
 	heal()
+	s.eventually("the commands that hung in the source have ended", func() bool { return len(s.processes()) == 0 })
 	s.wantNothing()
 }
 

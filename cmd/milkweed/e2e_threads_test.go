@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bufio"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -63,4 +66,178 @@ finally:
 			s.wantNothing()
 		})
 	}
+}
+
+// While 300 calls of a job that has used up the processes of its user hang in the source, the daemon lives:
+// copies are read, and status, metrics and the log say that calls wait. When the user may have more
+// processes, no call waits for others. All end when the source answers.
+func TestThreadsWhileSourceHangs(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	for i := range 20 {
+		s.write(fmt.Sprintf("placed/%03d", i), 20_000)
+	}
+	for i := range 300 {
+		s.write(fmt.Sprintf("later/%03d", i), 5_000)
+	}
+	s.asUserOfOne("4000020")
+	copied := s.source
+	stop, resume := s.hangable()
+	s.wrapper = append(s.wrapper, "prlimit", "--nproc=1200:1200", "--")
+	s.mountWith("mode=cached,attr_timeout=10m", "64MiB")
+	s.must(python, "-c", "import sys; [open(sys.argv[1] + '/placed/%03d' % i, 'rb').read() for i in range(20)]", s.point)
+	s.settled()
+	const job = `import os, signal, sys, threading, time
+point, want, go = sys.argv[1:]
+def same(path):
+    with open(os.path.join(point, path), "rb") as a, open(os.path.join(want, path), "rb") as b:
+        os.posix_fadvise(a.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert a.read() == b.read(), path
+later = ["later/" + name for name in os.listdir(point + "/later")]
+for name in later:
+    os.stat(os.path.join(point, name))
+print("ready", flush=True)
+while not os.path.exists(go + "1"):
+    time.sleep(0.01)
+begin, good = threading.Event(), []
+def read(path):
+    begin.wait()
+    same(path)
+    good.append(path)
+threads = [threading.Thread(target=read, args=(path,)) for path in later]
+for t in threads:
+    t.start()
+pids = []
+try:
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        pids.append(pid)
+except BlockingIOError:
+    pass
+try:
+    assert len(pids) > 10, len(pids)
+    begin.set()
+    while not os.path.exists(go + "2"):
+        time.sleep(0.01)
+    for i in range(20):
+        same("placed/%03d" % i)
+    print("copies", flush=True)
+    while not os.path.exists(go + "3"):
+        time.sleep(0.01)
+finally:
+    for pid in pids:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+for t in threads:
+    t.join()
+print(len(good), flush=True)
+`
+	cmd := s.command(python, "-c", job, s.point, copied, s.dir+"/go")
+	cmd.Stderr = t.Output()
+	out, err := cmd.StdoutPipe()
+	s.check(err)
+	s.check(cmd.Start())
+	lines := bufio.NewScanner(out)
+	next := func(want string) {
+		t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			t.Fatalf("the job printed %q, want %q; the log:\n%s", lines.Text(), want, s.logs())
+		}
+	}
+	next("ready")
+	stop()
+	s.check(os.WriteFile(s.dir+"/go1", nil, 0o644))
+	s.eventually("calls wait", func() bool { return s.status().WaitingCalls > 0 })
+	s.check(os.WriteFile(s.dir+"/go2", nil, 0o644))
+	next("copies")
+	if !strings.Contains(s.get("/metrics"), "milkweed_calls_waiting ") {
+		t.Error("the metrics do not say how many calls wait")
+	}
+	if !strings.Contains(s.logs(), "there may be no more threads") {
+		t.Errorf("the log does not say that calls wait:\n%s", s.logs())
+	}
+	s.check(os.WriteFile(s.dir+"/go3", nil, 0o644))
+	s.eventually("no call waits for others", func() bool { return s.status().WaitingCalls == 0 })
+	resume()
+	next("300")
+	s.check(cmd.Wait())
+	s.umount()
+}
+
+// While reads of large files hang in the source, no read takes more than one thread if there can be no more.
+func TestThreadsOfLargeReads(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	for i := range 100 {
+		s.write(fmt.Sprintf("%03d", i), 0)
+		s.check(os.Truncate(fmt.Sprintf("%s/%03d", s.source, i), 1<<20))
+	}
+	s.asUserOfOne("4000021")
+	stop, resume := s.hangable()
+	s.wrapper = append(s.wrapper, "prlimit", "--nproc=1000:1000", "--")
+	s.mountWith("mode=cached,attr_timeout=10m", "4KiB") // no file gets a copy
+	const job = `import mmap, os, signal, sys, threading
+files = [os.open(os.path.join(sys.argv[1], name), os.O_RDONLY | os.O_DIRECT) for name in sorted(os.listdir(sys.argv[1]))]
+for f in files:
+    assert os.preadv(f, [mmap.mmap(-1, 4096)], 0) == 4096
+begin, good = threading.Event(), []
+def read(f):
+    begin.wait()
+    if os.preadv(f, [mmap.mmap(-1, 1 << 20)], 0) == 1 << 20:
+        good.append(f)
+threads = [threading.Thread(target=read, args=(f,)) for f in files]
+for t in threads:
+    t.start()
+pids = []
+try:
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        pids.append(pid)
+except BlockingIOError:
+    pass
+try:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin.set()
+    sys.stdin.readline()
+finally:
+    for pid in pids:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+for t in threads:
+    t.join()
+print(len(good), flush=True)
+`
+	cmd := s.command(python, "-c", job, s.point)
+	cmd.Stderr = t.Output()
+	in, err := cmd.StdinPipe()
+	s.check(err)
+	out, err := cmd.StdoutPipe()
+	s.check(err)
+	s.check(cmd.Start())
+	lines := bufio.NewScanner(out)
+	next := func(want string) {
+		t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			t.Fatalf("the job printed %q, want %q; the log:\n%s", lines.Text(), want, s.logs())
+		}
+	}
+	step := func() {
+		t.Helper()
+		_, err := in.Write([]byte("\n"))
+		s.check(err)
+	}
+	next("ready")
+	stop()
+	step()
+	s.eventually("calls wait", func() bool { return s.status().WaitingCalls > 0 })
+	step()
+	resume()
+	next("100")
+	s.check(cmd.Wait())
+	s.umount()
 }

@@ -118,3 +118,12 @@ func TestThreads(t *testing.T) {
 		}
 	}
 }
+
+// makeThreads makes as many threads as are missing, and they stay.
+func TestMakeThreads(t *testing.T) {
+	want := threadsNow() + 20
+	makeThreads(want)
+	if got := threadsNow(); got < want {
+		t.Errorf("%d threads, want at least %d", got, want)
+	}
+}

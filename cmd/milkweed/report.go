@@ -64,6 +64,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.GenerationGone = d.names.GenerationLost()
 	stuck := d.mount.Stuck(stuckAfter)
 	s.StuckRequests, s.OldestRequestSeconds = stuck.Requests, stuck.Oldest.Seconds()
+	s.WaitingCalls = int64(d.levels.WaitingCalls())
 	if s.Draining = d.draining.Load(); s.Draining {
 		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
 	}

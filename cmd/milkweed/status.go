@@ -258,6 +258,10 @@ func printStatus(w io.Writer, s control.Status) error {
 		fmt.Fprintf(w, "%s for more than a minute, the oldest for %v: see the log\n",
 			plural(s.StuckRequests, "request waits", "requests wait"), time.Duration(s.OldestRequestSeconds)*time.Second)
 	}
+	if s.WaitingCalls > 0 {
+		fmt.Fprintf(w, "%s for others to end, because the daemon may have no more threads\n",
+			plural(s.WaitingCalls, "call of the source or a tier waits", "calls of the source or a tier wait"))
+	}
 	for _, n := range s.Elsewhere {
 		fmt.Fprintf(w, "mounted in %s\n", text(n.String()))
 	}

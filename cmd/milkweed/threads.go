@@ -4,33 +4,124 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"runtime/metrics"
 	"sync"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/peer"
+	"github.com/milkweedfs/milkweed/drivers/posix"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // The Go runtime ends the process if it needs a thread and cannot make one: when the processes of a job
 // have reached a limit that they share with the daemon (ulimit -u, pids.max). It needs a thread for each
-// system call in progress that blocks. It keeps the threads that it has.
+// system call in progress that blocks. It keeps the threads that it has. Package tiers admits no more calls
+// than there are threads for.
+
+// A threadReserve makes threads, if the threads of the daemon are limited. Each takes about 50 KiB of memory.
+type threadReserve struct {
+	log *slog.Logger
+
+	mu      panics.Mutex // held while threads are made
+	refused time.Time    // when none could be made
+	told    time.Time    // when that was logged
+}
+
+const (
+	// minCalls is how many calls may block if there are not even threads for these.
+	minCalls = 8
+
+	// maxThreads is how many threads a daemon has at most. A Go program ends when it has 10,000.
+	maxThreads = 9000
+
+	// threadStep is how many threads are made before the limit is looked at again. Jobs use up threads
+	// meanwhile.
+	threadStep = 16
+
+	// threadMargin is how many threads a daemon leaves when it makes more of them while jobs run.
+	threadMargin = 128
+
+	// refusedPause is the time before more threads are made when there could be no more.
+	refusedPause = time.Second
+
+	// threadWarning is the time between two warnings of a threadReserve.
+	threadWarning = time.Minute
+)
 
 // reserveThreads makes the threads that a daemon with a number of background workers needs, while the
-// limits allow it. Each takes about 50 KiB of memory; without a limit, none is made.
-func reserveThreads(workers int, log *slog.Logger) {
+// limits allow it, and returns what they suffice for. Without a limit it makes none, and returns nil.
+func reserveThreads(workers int, log *slog.Logger) *tiers.Threads {
 	left, limit := config.ThreadsOf(os.Getpid())
 	if limit == "" {
-		return
+		return nil
 	}
-	n := int64(check.Threads(workers))
-	if left-check.SpareThreads < n {
-		log.Warn("there may not be enough threads; the daemon ends if it needs one more than it can have",
-			"limit", limit, "left", left, "wanted", n)
-		n = left - check.SpareThreads
+	r := &threadReserve{log: log}
+	want := check.Threads(workers)
+	r.add(want-threadsNow(), check.SpareThreads)
+	have := min(want, threadsNow())
+	calls := max(have-check.OtherThreads(), minCalls)
+	if have < want {
+		log.Warn("there may not be enough threads; calls of the source and the tiers wait for others, and the daemon ends if it needs one more than it can have",
+			"limit", limit, "left", left, "wanted", want, "calls", calls)
 	}
+	posix.LimitThreads(r.more)
+	peer.LimitThreads(r.more)
+	return &tiers.Threads{Calls: int64(calls), More: r.more}
+}
+
+// more implements tiers.Threads.
+func (r *threadReserve) more(n int) (made int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.refused) < refusedPause {
+		return 0
+	}
+	if made = r.add(n, threadMargin); made == n {
+		return made
+	}
+	now := time.Now()
+	if made == 0 {
+		r.refused = now
+	}
+	if now.Sub(r.told) > threadWarning {
+		r.told = now
+		left, limit := config.ThreadsOf(os.Getpid())
+		r.log.Warn("calls of the source or a tier may wait for others, because there may be no more threads", "limit", limit, "left", left)
+	}
+	return made
+}
+
+// add makes up to n threads while more than margin are left, and returns how many it has made.
+func (r *threadReserve) add(n, margin int) (made int) {
+	for made < n {
+		left, _ := config.ThreadsOf(os.Getpid())
+		now := threadsNow()
+		step := min(threadStep, n-made, maxThreads-now, int(min(left, maxThreads))-margin)
+		if step <= 0 {
+			break
+		}
+		makeThreads(now + step)
+		made += step
+	}
+	return made
+}
+
+// threadsNow returns how many threads the Go runtime has made. They stay.
+func threadsNow() int {
+	sample := []metrics.Sample{{Name: "/sched/threads/total:threads"}}
+	metrics.Read(sample)
+	return int(sample[0].Value.Uint64())
+}
+
+// makeThreads makes threads until there are n.
+func makeThreads(n int) {
 	var locked, ended sync.WaitGroup
 	release := make(chan struct{})
-	for range max(n, 0) {
+	// A thread without work is used before one is made: n goroutines that have a thread each suffice.
+	for made := 0; made < n && threadsNow() < n; made++ {
 		locked.Add(1)
 		ended.Go(func() {
 			defer panics.Contain()
@@ -39,8 +130,8 @@ func reserveThreads(workers int, log *slog.Logger) {
 			locked.Done()
 			<-release
 		})
+		locked.Wait()
 	}
-	locked.Wait()
 	close(release)
 	ended.Wait()
 }

@@ -191,7 +191,10 @@ func TestChecks(t *testing.T) {
 
 		{"no limit", "threads", user, OK, 0, "no limit", ""},
 		{"many", "threads", func(w *world) { w.tasks = func() (int64, string) { return 5000, "limit" } }, OK, 0, "5000 may be added", ""},
-		{"few", "threads", func(w *world) { w.tasks = func() (int64, string) { return 100, "the limit is 400" } }, Warning, 0, "the limit is 400, and 100 are left", "TasksMax="},
+		{"not enough", "threads", func(w *world) {
+			w.tasks = func() (int64, string) { return int64(OtherThreads() + SpareThreads), "the limit is 400" }
+		}, Warning, 0, "may wait for others", "TasksMax="},
+		{"few", "threads", func(w *world) { w.tasks = func() (int64, string) { return SpareThreads, "the limit is 400" } }, Warning, 0, "the daemon ends if it needs one more", "TasksMax="},
 		{"none", "threads", func(w *world) { w.tasks = func() (int64, string) { return 10, "the limit is 400" } }, Problem, exit.Failure, "the limit is 400, and 10 are left", "nproc"},
 
 		{"good", "allow_other", user, OK, 0, "/etc/fuse.conf permits it", ""},

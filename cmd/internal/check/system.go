@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -215,8 +216,13 @@ func (h host) openFiles() []Finding {
 }
 
 // Threads returns the number of threads that a daemon with a number of background workers makes at its
-// start: for calls of jobs that block, of the workers, and for the runtime.
-func Threads(workers int) int { return workers + 64 }
+// start: for calls of jobs and of the workers that block, and for all else.
+func Threads(workers int) int { return workers + 64 + OtherThreads() }
+
+// OtherThreads returns the number of threads that a daemon needs besides those for tiers.Threads.Calls: for
+// the requests of the kernel, files that are being closed and attributes that are requested in parallel, 16
+// each, for goroutines that run, and for single background tasks.
+func OtherThreads() int { return 3*16 + max(16, runtime.GOMAXPROCS(0)) + 16 }
 
 // SpareThreads is the number of threads that a daemon leaves of those that a limit allows.
 const SpareThreads = 32
@@ -232,7 +238,11 @@ func (h host) threads(c *config.Config) []Finding {
 	case left < SpareThreads:
 		return problem(exit.Failure, name, RaiseThreads, "%s, and %d are left; a daemon needs %d", limit, left, Threads(c.Placement.Workers))
 	case left-SpareThreads < int64(Threads(c.Placement.Workers)):
-		return warning(name, RaiseThreads, "%s, and %d are left; the daemon needs %d, and ends if it cannot have one more", limit, left, Threads(c.Placement.Workers))
+		then := "with fewer, calls of the source and the tiers may wait for others"
+		if left-SpareThreads < int64(OtherThreads()) {
+			then = "the daemon ends if it needs one more than it can have"
+		}
+		return warning(name, RaiseThreads, "%s, and %d are left; the daemon makes %d at its start; %s", limit, left, Threads(c.Placement.Workers), then)
 	case limit == "":
 		return ok(name, "no limit")
 	}

@@ -72,6 +72,7 @@ type Status struct {
 	Panics               int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
 	StuckRequests        int64                       `json:"stuck_requests" metric:"requests_stuck" help:"Requests of the kernel that have waited for more than a minute, such as for a source that hangs. The log has their stacks."`
 	OldestRequestSeconds float64                     `json:"oldest_request_seconds" metric:"request_oldest_seconds" help:"Age of the oldest request of the kernel in flight."`
+	WaitingCalls         int64                       `json:"waiting_calls" metric:"calls_waiting" help:"Calls of the source and the tiers that wait for others to end, because each may need a thread, and a limit of processes (ulimit -u, pids.max) permits no more. Cached names, and copies in tiers that answer, are read meanwhile."`
 	OpenHandles          int64                       `json:"open_handles" metric:"open_handles" help:"Handles of the mount that are open now."`
 	Warnings             []Warning                   `json:"warnings" help:"The last 16 different warnings and errors of the log, the latest last. They have no names of files; the log has."`
 	ReadLatency          map[string]Histogram        `json:"read_latency" metric:"read_duration_seconds" labels:"level" help:"Duration of reads in the daemon, by the level that served them."`

@@ -497,14 +497,19 @@ func descriptors(f *Facts) []Finding {
 		"the daemon may open %s (soft limit; the hard one is %s), and %d are open%s", plural(int64(min(p.Soft, math.MaxInt64)), "file", "files"), limit(p.Hard), p.Open, seen)
 }
 
-// threads reports on a limit of threads that is nearly reached, perhaps by a job.
+// threads reports on a limit of threads that makes calls wait, or is nearly reached, perhaps by a job.
 func threads(f *Facts) []Finding {
 	p := f.Process
+	if n := f.Status.WaitingCalls; n > 0 && p.ThreadLimit != "" {
+		return one(Problem, "threads", check.RaiseThreads, seeMount,
+			"%s, and %d are left; %s for others to end, since each may need a thread", p.ThreadLimit, p.Threads,
+			plural(n, "call of the source or a tier waits", "calls of the source or a tier wait"))
+	}
 	if !p.Known || p.Threads >= check.SpareThreads {
 		return nil
 	}
 	return one(Warning, "threads", check.RaiseThreads, seeMount,
-		"%s, and %d are left; the daemon ends if it needs one more than it can have", p.ThreadLimit, p.Threads)
+		"%s, and %d are left; calls of the source and the tiers wait for others if more of them block", p.ThreadLimit, p.Threads)
 }
 
 func limit(n uint64) string {

@@ -188,7 +188,10 @@ func TestExamine(t *testing.T) {
 
 		"few files": {func(f *Facts) { f.Process.Soft, f.Process.Hard = 1024, unix.RLIM_INFINITY }, Warning, "open files",
 			"may open 1,024 files (soft limit; the hard one is unlimited), and 60 are open", "LimitNOFILE="},
-		"few threads":     {func(f *Facts) { f.Process.Threads, f.Process.ThreadLimit = 3, "pids.max is 400" }, Warning, "threads", "pids.max is 400, and 3 are left", "TasksMax="},
+		"few threads": {func(f *Facts) { f.Process.Threads, f.Process.ThreadLimit = 3, "pids.max is 400" }, Warning, "threads", "pids.max is 400, and 3 are left", "TasksMax="},
+		"calls wait": {func(f *Facts) {
+			f.Process.Threads, f.Process.ThreadLimit, f.Status.WaitingCalls = 3, "pids.max is 400", 2
+		}, Problem, "threads", "pids.max is 400, and 3 are left; 2 calls of the source or a tier wait for others to end", "TasksMax="},
 		"many open files": {func(f *Facts) { f.Process.Open = 60000 }, Problem, "open files", "60000 are open; opens wait", "Raise the hard limit"},
 		"little memory":   {func(f *Facts) { f.Process.Memory, f.Process.MemoryLeft = 256*mib, 200*mib }, Warning, "memory", "permits 256 MiB", "memory.max"},
 		"no memory left":  {func(f *Facts) { f.Process.Memory, f.Process.MemoryLeft = 4*gib, 100*mib }, Problem, "memory", "100 MiB of the 4.0 GiB", "Raise the memory limit"},
