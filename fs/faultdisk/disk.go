@@ -149,7 +149,8 @@ func detach(device string) error {
 
 // Format formats a device with the file system of a type, ext4, xfs or btrfs. All
 // metadata is written at once: the file system has no background work left.
-func Format(ctx context.Context, device, fsType string) error {
+// options are arguments of its mkfs.
+func Format(ctx context.Context, device, fsType string, options ...string) error {
 	words := map[string][]string{
 		"ext4":  {"mkfs.ext4", "-q", "-F", "-J", "size=8", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"},
 		"xfs":   {"mkfs.xfs", "-q", "-f", "-K"},
@@ -158,7 +159,7 @@ func Format(ctx context.Context, device, fsType string) error {
 	if words == nil {
 		return fmt.Errorf("%q: not a file system for a fault disk", fsType)
 	}
-	_, err := command(ctx, append(words, device)...)
+	_, err := command(ctx, append(append(words, options...), device)...)
 	return err
 }
 

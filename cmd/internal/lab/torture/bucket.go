@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,20 +27,33 @@ var bucketUnfit = []string{"folder renamed", "folder exchanged", "access withdra
 
 // A bucketServer is an S3 server with the files of a folder as objects. They have one ETag, and times of whole
 // seconds: two versions of an object differ in these times.
-type bucketServer struct{ files fs.FS }
+type bucketServer struct {
+	files      fs.FS
+	gets, sent atomic.Int64 // requests for content, and its bytes
+	open       atomic.Int64 // connections
+}
 
 // serveBucket starts a server of the bucket on this machine, which ends with this process. It returns its URL.
-func serveBucket(folder string) (url string, err error) {
+func serveBucket(folder string) (b *bucketServer, url string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
-	go http.Serve(l, bucketServer{os.DirFS(folder)})
-	return "http://" + l.Addr().String(), nil
+	b = &bucketServer{files: os.DirFS(folder)}
+	server := &http.Server{Handler: b, ConnState: func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			b.open.Add(1)
+		case http.StateClosed:
+			b.open.Add(-1)
+		}
+	}}
+	go server.Serve(l)
+	return b, "http://" + l.Addr().String(), nil
 }
 
 // ServeHTTP implements http.Handler.
-func (b bucketServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (b *bucketServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	bucket, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	var err error
 	switch {
@@ -67,7 +81,7 @@ func fail(w http.ResponseWriter, code int, name string, err error) {
 	}{Code: name, Message: err.Error()})
 }
 
-func (b bucketServer) get(w http.ResponseWriter, r *http.Request, key string) error {
+func (b *bucketServer) get(w http.ResponseWriter, r *http.Request, key string) error {
 	f, err := b.files.Open(key)
 	if err != nil {
 		return err
@@ -82,8 +96,24 @@ func (b bucketServer) get(w http.ResponseWriter, r *http.Request, key string) er
 	}
 	w.Header().Set("ETag", repeatedETag)
 	w.Header().Set("Content-Type", "binary/octet-stream")
+	if r.Method == http.MethodGet {
+		b.gets.Add(1)
+		w = countedResponse{w, &b.sent}
+	}
 	http.ServeContent(w, r, "", info.ModTime(), f.(*os.File))
 	return nil
+}
+
+// A countedResponse counts the bytes that are written.
+type countedResponse struct {
+	http.ResponseWriter
+	bytes *atomic.Int64
+}
+
+// Write implements http.ResponseWriter.
+func (c countedResponse) Write(p []byte) (int, error) {
+	c.bytes.Add(int64(len(p))) // before the client can have them
+	return c.ResponseWriter.Write(p)
 }
 
 // A listing is a response to ListObjectsV2.
@@ -106,7 +136,7 @@ type object struct {
 type prefix struct{ Prefix string }
 
 // list handles ListObjectsV2. A continuation token is the last key of the page before.
-func (b bucketServer) list(w http.ResponseWriter, r *http.Request) error {
+func (b *bucketServer) list(w http.ResponseWriter, r *http.Request) error {
 	query := r.URL.Query()
 	objects, err := b.objects(query.Get("prefix"))
 	if err != nil {
@@ -144,7 +174,7 @@ func (b bucketServer) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 // objects returns the objects whose keys begin with a prefix, in the order of the keys.
-func (b bucketServer) objects(prefix string) (objects []object, err error) {
+func (b *bucketServer) objects(prefix string) (objects []object, err error) {
 	dir, _ := path.Split(prefix)
 	err = fs.WalkDir(b.files, path.Clean(dir), func(key string, d fs.DirEntry, err error) error {
 		var info fs.FileInfo

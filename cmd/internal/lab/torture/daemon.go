@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,6 +42,7 @@ type daemon struct {
 	disk    string // the folder of the second tier
 	scrubs  bool   // the program has the command scrub
 	pid     int    // 0 if none runs
+	pids    string // a control group with pids.max; "": there can be none
 }
 
 func (d *daemon) point() string { return filepath.Join(d.dir, "point") }
@@ -87,6 +89,16 @@ func (d *daemon) mount(ctx context.Context, c Cycle) error {
 	if c.Files > 0 {
 		words = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, c.Files), "sh"}, words...)
 	}
+	if c.Size > 0 {
+		words = append([]string{"prlimit", fmt.Sprintf("--fsize=%d", c.Size<<10), "--"}, words...)
+	}
+	if c.Threads > 0 && d.pids != "" {
+		limit := strconv.Itoa(c.Threads)
+		if err := os.WriteFile(filepath.Join(d.pids, "pids.max"), []byte(limit), 0o644); err != nil {
+			return err
+		}
+		words = append([]string{"sh", "-c", `echo 0 >"$1/cgroup.procs"; shift; exec "$@"`, "sh", d.pids}, words...)
+	}
 	if c.Denied {
 		words = append([]string{"setpriv", "--bounding-set", dacCapabilities, "--inh-caps", dacCapabilities}, words...)
 	}
@@ -97,13 +109,34 @@ func (d *daemon) mount(ctx context.Context, c Cycle) error {
 	if _, err := d.run(ctx, env, words...); err != nil {
 		return err
 	}
-	out, err := d.run(ctx, nil, d.program, "status", "--json", d.point())
-	if err != nil {
-		return err
-	}
-	s, err := control.DecodeStatus(out)
+	s, err := d.status(ctx)
 	d.pid = s.PID
 	return err
+}
+
+// status returns what the program says of the mount.
+func (d *daemon) status(ctx context.Context) (control.Status, error) {
+	out, err := d.run(ctx, nil, d.program, "status", "--json", d.point())
+	if err != nil {
+		return control.Status{}, err
+	}
+	return control.DecodeStatus(out)
+}
+
+// makeGroup makes a control group that limits processes, where this machine permits that, and returns its
+// folder.
+func makeGroup(name string) string {
+	for _, parent := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		dir := filepath.Join(parent, name)
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, "pids.max")); err == nil {
+			return dir
+		}
+		unix.Rmdir(dir)
+	}
+	return ""
 }
 
 // signal sends SIGKILL to the daemon. It ends when the disks that it waits for respond.

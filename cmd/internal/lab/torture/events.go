@@ -53,6 +53,8 @@ func (s *suite) do(ctx context.Context, e Event) error {
 		s.plant(rng, e.Name == "other user")
 	case e.Group == groupWriteBack:
 		err = s.failWriteBack(ctx, e)
+	case e.Group == groupLimits:
+		err = s.fillForLong(e)
 	case e.Group == groupTier:
 		err = s.failTier(ctx, e)
 	case e.Group == groupSource:
@@ -60,6 +62,7 @@ func (s *suite) do(ctx context.Context, e Event) error {
 	case e.Name == "chmod copies":
 		for _, path := range s.listCopies(s.daemon.disk) {
 			os.Chmod(path, 0o600)
+			s.setForeign(path)
 		}
 	case e.Group == groupClock:
 		err = s.shiftSource(ctx, e, rng)
@@ -139,6 +142,7 @@ func (s *suite) flipCopy(path string, file int, onDisk bool, rng *rand.Rand, run
 	off, bit := rng.Int64N(info.Size()), rng.IntN(8)
 	s.oracle.flip(file, off, bit, running) // before anyone reads it
 	s.damaged[file] = true
+	s.setForeign(path)
 	if onDisk {
 		place, ok, err := faultdisk.Locate(f, off)
 		if err != nil || !ok || s.tierDisk.disk.Flip(place, bit) != nil {
@@ -181,13 +185,14 @@ func (s *suite) plant(rng *rand.Rand, other bool) {
 	}
 	os.Chtimes(temp, time.Time{}, info.ModTime())
 	os.Rename(temp, path)
+	s.setForeign(path)
 }
 
 // failWriteBack lets writes to the disk of the tier fail for a while. A file system that
 // gives up stays mounted until the daemon ends, as it would on a real machine.
 func (s *suite) failWriteBack(ctx context.Context, e Event) error {
 	f := faultdisk.Faults{Seed: e.Seed}
-	s.lossy = s.cycleNumber
+	s.lossy, s.lost = s.cycleNumber, true
 	switch e.Name {
 	case "errors":
 		f.WriteError = 1

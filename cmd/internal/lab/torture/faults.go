@@ -66,23 +66,48 @@ func (s *suite) removeTier(tier string) {
 // fill takes all space of a file system for a while.
 func (s *suite) fill(ctx context.Context, point string, d time.Duration) error {
 	path := filepath.Join(point, "filler")
+	if !takeAll(path) {
+		return nil
+	}
+	sleep(ctx, d)
+	os.Remove(path)
+	return nil
+}
+
+// fillForLong takes all space of a file system until the daemon ends.
+func (s *suite) fillForLong(e Event) error {
+	point := s.tierDisk.point
+	if e.Name == "memory full of others" {
+		point = filepath.Dir(s.daemon.memory)
+	}
+	path := filepath.Join(point, "filler-for-long")
+	if !takeAll(path) {
+		return errNoEffect
+	}
+	s.endCycle = append(s.endCycle, func() {
+		os.Remove(path)
+		syncFS(point) // after a power cut, it must not be there again
+	})
+	return nil
+}
+
+// takeAll makes a file of all space of a file system, and reports whether that works.
+func takeAll(path string) bool {
 	f, err := os.Create(path)
 	if err != nil {
-		return nil // the file system does not work
+		return false // the file system does not work
 	}
-	defer os.Remove(path)
 	defer f.Close()
 	for size := int64(64 << 20); size >= 1<<12; {
 		info, err := f.Stat()
 		if err != nil {
-			return nil
+			return true
 		}
 		if unix.Fallocate(int(f.Fd()), 0, info.Size(), size) != nil {
 			size /= 2
 		}
 	}
-	sleep(ctx, d)
-	return nil
+	return true
 }
 
 // readOnly makes a file system read-only for a while. While files are open for writing, the kernel refuses.

@@ -256,6 +256,14 @@ func (o *oracle) refused(err error) {
 	o.report("mount", fmt.Sprintf("mount:%d", o.cycle), "%v", err)
 }
 
+// untrue records a status that is not what is found otherwise.
+func (o *oracle) untrue(format string, args ...any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.summary.Errors++
+	o.report("status", fmt.Sprintf("status:%d", o.cycle), format, args...)
+}
+
 // hang records a read that took longer than Deadline.
 func (o *oracle) hang(t task, start time.Time, where string) {
 	o.mu.Lock()

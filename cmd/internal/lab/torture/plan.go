@@ -51,9 +51,13 @@ type Cycle struct {
 	Memory string // GOMEMLIMIT of the daemon; "" is none
 	Denied bool   // the daemon has no capability to read what permissions deny
 	Fresh  bool   // the disk is formatted first
-	Down   []Event
-	Up     []Event
-	End    Event // kill, cut or umount
+	Odd    string // the kind of file system that it is formatted with; "" is the usual one
+	Size   int    // RLIMIT_FSIZE of the daemon, in KiB; 0 is none
+
+	Threads int // pids.max of the control group of the daemon; 0 is none
+	Down    []Event
+	Up      []Event
+	End     Event // kill, cut or umount
 }
 
 // The kinds of faults of each group, which a running daemon sees.
@@ -66,6 +70,7 @@ var (
 		"replaced", "replaced", "rewritten in place", "rewritten in place", "missing", "folder renamed",
 		"folder exchanged", "access withdrawn", "access withdrawn", "read errors", "hangs", "slow",
 	}
+	limitFaults      = []string{"disk full of others", "memory full of others"}
 	clockFaults      = []string{"same mtime", "coarse mtime", "future mtime"}
 	writeBackFaults  = []string{"errors", "some errors", "torn", "flush fails", "thin pool full"}
 	plants           = []string{"other user", "same user"}
@@ -122,6 +127,7 @@ func PlanCycle(seed uint64, n int, groups []string) Cycle {
 	}
 	rng.Shuffle(len(c.Up), func(i, j int) { c.Up[i], c.Up[j] = c.Up[j], c.Up[i] })
 	c.End = p.end()
+	p.limits(&c, rand.New(rand.NewPCG(^seed, uint64(n)))) // the rest of the plan does not depend on it
 	leftOut := func(e Event) bool { return !p.has(e.Group) }
 	c.Down, c.Up = slices.DeleteFunc(c.Down, leftOut), slices.DeleteFunc(c.Up, leftOut)
 	return c
@@ -137,6 +143,36 @@ func (p planner) chance(percent int) bool { return p.rng.IntN(100) < percent }
 func (p planner) has(group string) bool   { return group == "" || slices.Contains(p.groups, group) }
 func (p planner) between(a, b int) time.Duration {
 	return time.Duration(a+p.rng.IntN(b-a)) * milliseconds
+}
+
+// The kinds of odd file systems. They are those of ext4; others have the usual one.
+const (
+	fewInodes   = "few inodes"   // fewer than the dataset has files
+	coarseTimes = "coarse times" // with inodes of 128 bytes, it stores whole seconds
+)
+
+// limits adds limits of the daemon and of the disk, which last for the cycle.
+func (p planner) limits(c *Cycle, rng *rand.Rand) {
+	size, odd, full, threads := rng.IntN(100), rng.IntN(100), rng.IntN(100), rng.IntN(100)
+	e := Event{Group: groupLimits, Name: limitFaults[rng.IntN(len(limitFaults))], Wait: time.Duration(20+rng.IntN(230)) * milliseconds, Seed: rng.Uint64()}
+	if !p.has(groupLimits) {
+		return
+	}
+	if size < 10 {
+		c.Size = 512 // less than the largest files have
+	}
+	if odd < 10 {
+		c.Fresh, c.Odd = true, fewInodes
+		if odd < 5 {
+			c.Odd = coarseTimes
+		}
+	}
+	if full < 10 {
+		c.Up = slices.Insert(c.Up, rng.IntN(len(c.Up)+1), e)
+	}
+	if threads < 10 {
+		c.Threads = 120
+	}
 }
 
 // add adds an event.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,8 @@ type suite struct {
 	model       Model
 	tierDisk    *volume
 	source      *volume
+	bucket      *bucketServer // nil: the source is a folder
+	gets, sent  int64         // of the bucket when the daemon was started
 	daemon      *daemon
 	oracle      *oracle
 	pool        *pool
@@ -50,10 +53,12 @@ type suite struct {
 	mode        string // of the mount
 	start       time.Time
 
-	withdrawn []withdrawal // the oldest first
-	damaged   map[int]bool // files of which a copy may be damaged: flipped or planted since the last scrub
-	moved     int          // the last cycle in which the folder of a tier was removed or renamed; -1: none
-	lossy     int          // the last cycle in which the disk of the tier has lost writes; -1: none since it was formatted or verified
+	withdrawn []withdrawal      // the oldest first
+	foreign   map[string]uint64 // the inode numbers of files in tiers that the daemon may not count, by path
+	damaged   map[int]bool      // files of which a copy may be damaged: flipped or planted since the last scrub
+	lost      bool              // the power was cut, or writes have failed, since the last mount
+	moved     int               // the last cycle in which the folder of a tier was removed or renamed; -1: none
+	lossy     int               // the last cycle in which the disk of the tier has lost writes; -1: none since it was formatted or verified
 }
 
 // Run runs the suite in a mount namespace and a PID namespace of its own, which the caller
@@ -61,7 +66,7 @@ type suite struct {
 // suite itself; what was found is in the Summary.
 func Run(ctx context.Context, c Config) (summary *Summary, err error) {
 	s := &suite{Config: c, dir: c.Folder, model: Model{c.Seed, c.Files}, summary: newSummary(c.Seed, c.FileSystem), start: time.Now(),
-		damaged: make(map[int]bool), moved: -1, lossy: -1}
+		damaged: make(map[int]bool), foreign: make(map[string]uint64), moved: -1, lossy: -1}
 	s.oracle = newOracle(s.model, s.summary, s.logf)
 	readers, stopReaders := context.WithCancel(ctx)
 	defer func() {
@@ -136,10 +141,11 @@ func (s *suite) prepare(ctx context.Context) (err error) {
 	s.data = filepath.Join(s.source.point, "data")
 	source := s.data
 	if s.Bucket {
-		url, err := serveBucket(s.data)
+		bucket, url, err := serveBucket(s.data)
 		if err != nil {
 			return err
 		}
+		s.bucket = bucket
 		source = "s3://" + bucketName + "?endpoint=" + url
 	}
 	s.daemon = &daemon{
@@ -147,6 +153,7 @@ func (s *suite) prepare(ctx context.Context) (err error) {
 		memory: filepath.Join(memory, "tier"), disk: filepath.Join(s.tierDisk.point, "tier"),
 	}
 	s.daemon.scrubs = s.daemon.canScrub(ctx)
+	s.daemon.pids = makeGroup(filepath.Base(s.dir))
 	s.pool = &pool{model: s.model, oracle: s.oracle, point: s.daemon.point(), copies: s.daemon.copies(s.daemon.memory), seed: s.Seed}
 	s.outage()
 	return s.writeDataset(ctx)
@@ -203,6 +210,14 @@ func (s *suite) cycle(ctx context.Context, c Cycle) error {
 	s.verbosef("%v", c)
 	s.outage()
 	s.mode, s.cycleNumber = c.Mode, c.Number
+	if c.Fresh {
+		s.tierDisk.odd(c.Odd)
+	}
+	for what, on := range map[string]bool{c.Odd: c.Odd != "" && s.FileSystem == "ext4", "file size": c.Size > 0, "descriptors": c.Files > 0, "threads": c.Threads > 0 && s.daemon.pids != "", "memory": c.Memory != ""} {
+		if on {
+			s.summary.Events[groupLimits+": "+what]++
+		}
+	}
 	if err := s.repair(ctx, c.Fresh); err != nil {
 		return err
 	}
@@ -210,6 +225,10 @@ func (s *suite) cycle(ctx context.Context, c Cycle) error {
 		if err := s.do(ctx, e); err != nil {
 			return err
 		}
+	}
+	if s.lost {
+		s.setForeign(s.listCopies(s.daemon.disk)...)
+		s.lost = false
 	}
 	if err := s.mount(ctx, c); err != nil {
 		return err
@@ -221,6 +240,9 @@ func (s *suite) cycle(ctx context.Context, c Cycle) error {
 		}
 	}
 	sleep(ctx, c.End.Wait)
+	if !slices.ContainsFunc(c.Up, func(e Event) bool { return e.Group != groupSource && e.Group != groupLimits && e.Group != "" }) {
+		s.compareStatus(ctx)
+	}
 	return s.end(ctx, c.End)
 }
 
@@ -242,6 +264,12 @@ func (s *suite) last(ctx context.Context) error {
 // again.
 func (s *suite) mount(ctx context.Context, c Cycle) error {
 	s.oracle.mounting()
+	if s.bucket != nil {
+		for s.bucket.open.Load() > 0 && ctx.Err() == nil { // what the daemon before has sent
+			sleep(ctx, time.Millisecond)
+		}
+		s.gets, s.sent = s.bucket.gets.Load(), s.bucket.sent.Load()
+	}
 	err := s.daemon.mount(ctx, c)
 	if err != nil && ctx.Err() == nil {
 		s.oracle.refused(err)
@@ -305,6 +333,7 @@ func (s *suite) end(ctx context.Context, e Event) error {
 		}
 		return s.daemon.kill()
 	case groupCut:
+		s.lost = true
 		s.summary.Events["SIGKILL"]++
 		return s.cut(ctx, e, rng)
 	}
@@ -333,6 +362,9 @@ func (s *suite) remove() error {
 	}
 	if s.daemon != nil {
 		errs = append(errs, s.daemon.kill())
+		if s.daemon.pids != "" {
+			errs = append(errs, unix.Rmdir(s.daemon.pids))
+		}
 	}
 	if s.pool != nil {
 		s.pool.running.Wait()

@@ -12,7 +12,7 @@ const maxFindings = 200
 
 // A Finding is one thing that must not happen.
 type Finding struct {
-	Cause string `json:"cause"` // zeros, content, flip, planted, mixture, size, stale, denied, error, mount, hang, scrub or crash
+	Cause string `json:"cause"` // zeros, content, flip, planted, mixture, size, stale, denied, error, mount, hang, scrub, status or crash
 	Cycle int    `json:"cycle"` // in which it was found
 	Event string `json:"event"` // the last event before it
 	Mode  string `json:"mode"`  // of the mount

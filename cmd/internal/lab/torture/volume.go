@@ -21,6 +21,9 @@ type volume struct {
 	fsType string
 	point  string
 	mounts int // so far
+
+	options   []string // of mkfs
+	fewInodes bool     // the tier may use up the inodes
 }
 
 // newVolume makes a disk in the folder dir, which is in memory, formats it, and mounts it
@@ -52,8 +55,16 @@ func (v *volume) format(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = faultdisk.Format(ctx, device, v.fsType)
+	err = faultdisk.Format(ctx, device, v.fsType, v.options...)
 	return errors.Join(err, v.disk.Detach(), v.mount(ctx))
+}
+
+// odd lets the next format make a file system of an odd kind, or of the usual one if kind is "".
+func (v *volume) odd(kind string) {
+	v.options, v.fewInodes = nil, kind == fewInodes
+	if v.fsType == "ext4" {
+		v.options = map[string][]string{fewInodes: {"-N", "96"}, coarseTimes: {"-I", "128"}}[kind]
+	}
 }
 
 // mount mounts the disk. The kernel detaches the loop device when it is unmounted. Every
@@ -105,7 +116,7 @@ func (v *volume) cut(ctx context.Context, keep float64, seed uint64) error {
 func (v *volume) works() bool {
 	f, err := os.CreateTemp(v.point, "works-")
 	if err != nil {
-		return false
+		return v.fewInodes && errors.Is(err, unix.ENOSPC)
 	}
 	_, err = f.WriteString("x")
 	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name())) == nil
