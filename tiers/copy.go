@@ -299,7 +299,7 @@ const commitTimeouts = 12
 func (w *writer) Commit() error {
 	t := w.tier
 	_, err := w.doBy(w.ctx, commitTimeouts*t.opts.Timeout, committing, func() (int, error) {
-		return 0, t.change(context.Background(), w.name, w.w.Commit, func() { w.held = t.space.committed(w.name) })
+		return 0, t.change(context.Background(), w.name, func(bool) error { return w.w.Commit() }, func() { w.held = t.space.committed(w.name) })
 	}, func(int) { t.space.add(Allocated(w.size), 1) })
 	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
 	t.noteRefused(err, w.size)

@@ -364,7 +364,11 @@ func TestAccountWithoutForeignFiles(t *testing.T) {
 		files int64
 	}{
 		{"the scan", func() {}, 0, 0},
-		{"a removal", func() { tier.Remove(bg, "copy") }, 0, 0},
+		{"a removal", func() {
+			if err := errors.Join(tier.Remove(bg, "copy"), exists(filepath.Join(dir, "copy"))); err != nil {
+				t.Error(err)
+			}
+		}, 0, 0},
 		{"a commit", func() { mustPlace(t, tier, "replaced", 6000) }, Allocated(6000), 1},
 		{"a removal of a copy", func() { tier.Remove(bg, "replaced") }, 0, 0},
 	} {
@@ -373,4 +377,9 @@ func TestAccountWithoutForeignFiles(t *testing.T) {
 			t.Errorf("%s: %d bytes in %d files, want %d in %d", step.name, got.Used, got.Files, step.bytes, step.files)
 		}
 	}
+}
+
+func exists(path string) error {
+	_, err := os.Lstat(path)
+	return err
 }

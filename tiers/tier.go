@@ -484,7 +484,10 @@ func (t *Tier) Remove(ctx context.Context, name string) error {
 		return fmt.Errorf("tier %s: remove %q: %w", t.name, name, errNotScanned)
 	}
 	_, err := do(ctx, t, writing, func() (struct{}, error) {
-		return struct{}{}, t.change(ctx, name, func() error {
+		return struct{}{}, t.change(ctx, name, func(missing bool) error {
+			if missing { // the name may be that of a file that Milkweed did not create
+				return nil
+			}
 			err := t.store.Remove(ctx, name)
 			if errors.Is(err, fs.ErrNotExist) {
 				err = nil // the result is the same
@@ -495,10 +498,10 @@ func (t *Tier) Remove(ctx context.Context, name string) error {
 	return err
 }
 
-// change calls f, which commits or removes the copy of name, takes the copy that was there
-// before off the account, and calls done, which may be nil. Of two concurrent changes of
+// change calls f, which commits or removes the copy of name and learns whether there is none, takes
+// the copy that was there before off the account, and calls done, which may be nil. Of two concurrent changes of
 // one name the second fails, because the copy that it would replace is not determined.
-func (t *Tier) change(ctx context.Context, name string, f func() error, done func()) error {
+func (t *Tier) change(ctx context.Context, name string, f func(missing bool) error, done func()) error {
 	if !t.space.begin(name) {
 		return fmt.Errorf("%q: %w", name, errBusy)
 	}
@@ -514,7 +517,7 @@ func (t *Tier) change(ctx context.Context, name string, f func() error, done fun
 		defer t.sharing.Unlock()
 		old = t.statShared(ctx, name, old)
 	}
-	if err := f(); err != nil {
+	if err := f(errors.Is(err, fs.ErrNotExist)); err != nil {
 		return err
 	}
 	if exists {
@@ -560,7 +563,7 @@ func (t *Tier) Link(ctx context.Context, from, to string, info drivers.Info) err
 			return struct{}{}, fmt.Errorf("%q: %w", from, errBusy)
 		}
 		defer t.space.end(from)
-		return struct{}{}, t.change(ctx, to, func() error { return l.Link(ctx, from, to, info) }, func() { t.space.linked(to) })
+		return struct{}{}, t.change(ctx, to, func(bool) error { return l.Link(ctx, from, to, info) }, func() { t.space.linked(to) })
 	}, nil)
 	return err
 }
