@@ -225,6 +225,7 @@ func TestDeadDaemon(t *testing.T) {
 		t.Errorf("after another pod has ended, pod2 reads %q", got)
 	}
 	n.mounter.end(syscall.SIGKILL)
+	n.eventually("the daemons have ended", func() bool { return len(n.daemons()) == 0 })
 	for _, pod := range []string{"pod2", "pod3"} {
 		for _, c := range containers[pod] {
 			c.end()
