@@ -119,11 +119,21 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// makeThreads makes as many threads as are missing, and they stay.
+// makeThreads makes threads while there is room, and they stay.
 func TestMakeThreads(t *testing.T) {
-	want := threadsNow() + 20
-	makeThreads(want)
-	if got := threadsNow(); got < want {
-		t.Errorf("%d threads, want at least %d", got, want)
+	before := threadsNow()
+	if made := makeThreads(20, func() int { return 0 }); made != 0 {
+		t.Errorf("%d threads were made without room", made)
+	}
+	left := 10
+	room := func() int { return min(4, left-(threadsNow()-before)) }
+	makeThreads(20, room)
+	if made := threadsNow() - before; made < 10 || made >= 20 {
+		t.Errorf("%d threads were made with room for 10", made)
+	}
+	left = 1000
+	now := threadsNow()
+	if made := makeThreads(20, room); made != 20 || threadsNow() < now+20 {
+		t.Errorf("%d threads were made, and there are %d, want 20 more than %d", made, threadsNow(), now)
 	}
 }

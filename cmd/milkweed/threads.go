@@ -95,18 +95,11 @@ func (r *threadReserve) more(n int) (made int) {
 }
 
 // add makes up to n threads while more than margin are left, and returns how many it has made.
-func (r *threadReserve) add(n, margin int) (made int) {
-	for made < n {
+func (r *threadReserve) add(n, margin int) int {
+	return makeThreads(min(n, maxThreads-threadsNow()), func() int {
 		left, _ := config.ThreadsOf(os.Getpid())
-		now := threadsNow()
-		step := min(threadStep, n-made, maxThreads-now, int(min(left, maxThreads))-margin)
-		if step <= 0 {
-			break
-		}
-		makeThreads(now + step)
-		made += step
-	}
-	return made
+		return int(min(left, threadStep+int64(margin))) - margin
+	})
 }
 
 // threadsNow returns how many threads the Go runtime has made. They stay.
@@ -116,12 +109,19 @@ func threadsNow() int {
 	return int(sample[0].Value.Uint64())
 }
 
-// makeThreads makes threads until there are n.
-func makeThreads(n int) {
+// makeThreads makes up to n threads, and returns how many it has made. Before the first and after each room
+// threads, it asks again for how many there is room; it ends when there is none.
+func makeThreads(n int, room func() int) (made int) {
 	var locked, ended sync.WaitGroup
 	release := make(chan struct{})
-	// A thread without work is used before one is made: n goroutines that have a thread each suffice.
-	for made := 0; made < n && threadsNow() < n; made++ {
+	before, may := threadsNow(), 0
+	// A thread without work is used before one is made: before+n goroutines that have a thread each suffice.
+	for holding := 0; made < n && holding < before+n; holding++ {
+		if made >= may {
+			if may = made + room(); made >= may {
+				break
+			}
+		}
 		locked.Add(1)
 		ended.Go(func() {
 			defer panics.Contain()
@@ -131,7 +131,9 @@ func makeThreads(n int) {
 			<-release
 		})
 		locked.Wait()
+		made = threadsNow() - before
 	}
 	close(release)
 	ended.Wait()
+	return min(made, max(n, 0))
 }
