@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -20,6 +21,37 @@ func (s *site) asUserOfOne(uid string) {
 	s.giveTo(uid)
 }
 
+// withChildren begins a program in Python. use_up makes as many processes as the user may have, which wait, and
+// end_children ends them.
+const withChildren = `
+import os, signal
+pids = []
+def use_up():
+    try:
+        while True:
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+            pids.append(pid)
+    except BlockingIOError:
+        pass
+def end_children():
+    for pid in pids:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+`
+
+// printed returns a function that waits for the next line of a job, and compares it with want.
+func (s *site) printed(out io.Reader) (next func(want string)) {
+	lines := bufio.NewScanner(out)
+	return func(want string) {
+		s.t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			s.t.Fatalf("the job printed %q, want %q; the log:\n%s", lines.Text(), want, s.logs())
+		}
+	}
+}
+
 // A job that makes as many processes as its user may have does not end the daemon, which needs threads.
 func TestJobUsesUpProcesses(t *testing.T) {
 	parallel(t)
@@ -33,16 +65,8 @@ func TestJobUsesUpProcesses(t *testing.T) {
 			s.asUserOfOne(map[string]string{"cached": "4000018", "stateless": "4000019"}[mode])
 			s.wrapper = append(s.wrapper, "prlimit", "--nproc=600:600", "--")
 			s.mountWith("mode="+mode, "16MiB", "64MiB")
-			const job = `import os, signal, sys
-pids = []
-try:
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            signal.pause()
-        pids.append(pid)
-except BlockingIOError:
-    pass
+			const job = withChildren + `import os, sys
+use_up()
 try:
     assert len(pids) > 50, len(pids)
     for epoch in range(2):
@@ -54,9 +78,7 @@ try:
                     assert a.read() == b.read(), path
     print(len(pids), "children")
 finally:
-    for pid in pids:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
+    end_children()
 `
 			if got := s.must(python, "-c", job, s.point, s.source); !strings.HasSuffix(got, "children\n") {
 				t.Errorf("got %q", got)
@@ -87,7 +109,7 @@ func TestThreadsWhileSourceHangs(t *testing.T) {
 	s.mountWith("mode=cached,attr_timeout=10m", "64MiB")
 	s.must(python, "-c", "import sys; [open(sys.argv[1] + '/placed/%03d' % i, 'rb').read() for i in range(20)]", s.point)
 	s.settled()
-	const job = `import os, signal, sys, threading, time
+	const job = withChildren + `import os, sys, threading, time
 point, want, go = sys.argv[1:]
 def same(path):
     with open(os.path.join(point, path), "rb") as a, open(os.path.join(want, path), "rb") as b:
@@ -107,15 +129,7 @@ def read(path):
 threads = [threading.Thread(target=read, args=(path,)) for path in later]
 for t in threads:
     t.start()
-pids = []
-try:
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            signal.pause()
-        pids.append(pid)
-except BlockingIOError:
-    pass
+use_up()
 try:
     assert len(pids) > 10, len(pids)
     begin.set()
@@ -127,9 +141,7 @@ try:
     while not os.path.exists(go + "3"):
         time.sleep(0.01)
 finally:
-    for pid in pids:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
+    end_children()
 for t in threads:
     t.join()
 print(len(good), flush=True)
@@ -139,13 +151,7 @@ print(len(good), flush=True)
 	out, err := cmd.StdoutPipe()
 	s.check(err)
 	s.check(cmd.Start())
-	lines := bufio.NewScanner(out)
-	next := func(want string) {
-		t.Helper()
-		if !lines.Scan() || lines.Text() != want {
-			t.Fatalf("the job printed %q, want %q; the log:\n%s", lines.Text(), want, s.logs())
-		}
-	}
+	next := s.printed(out)
 	next("ready")
 	stop()
 	s.check(os.WriteFile(s.dir+"/go1", nil, 0o644))
@@ -178,7 +184,7 @@ func TestThreadsOfLargeReads(t *testing.T) {
 	stop, resume := s.hangable()
 	s.wrapper = append(s.wrapper, "prlimit", "--nproc=1000:1000", "--")
 	s.mountWith("mode=cached,attr_timeout=10m", "4KiB") // no file gets a copy
-	const job = `import mmap, os, signal, sys, threading
+	const job = withChildren + `import mmap, os, sys, threading
 files = [os.open(os.path.join(sys.argv[1], name), os.O_RDONLY | os.O_DIRECT) for name in sorted(os.listdir(sys.argv[1]))]
 for f in files:
     assert os.preadv(f, [mmap.mmap(-1, 4096)], 0) == 4096
@@ -190,24 +196,14 @@ def read(f):
 threads = [threading.Thread(target=read, args=(f,)) for f in files]
 for t in threads:
     t.start()
-pids = []
-try:
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            signal.pause()
-        pids.append(pid)
-except BlockingIOError:
-    pass
+use_up()
 try:
     print("ready", flush=True)
     sys.stdin.readline()
     begin.set()
     sys.stdin.readline()
 finally:
-    for pid in pids:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
+    end_children()
 for t in threads:
     t.join()
 print(len(good), flush=True)
@@ -219,13 +215,7 @@ print(len(good), flush=True)
 	out, err := cmd.StdoutPipe()
 	s.check(err)
 	s.check(cmd.Start())
-	lines := bufio.NewScanner(out)
-	next := func(want string) {
-		t.Helper()
-		if !lines.Scan() || lines.Text() != want {
-			t.Fatalf("the job printed %q, want %q; the log:\n%s", lines.Text(), want, s.logs())
-		}
-	}
+	next := s.printed(out)
 	step := func() {
 		t.Helper()
 		_, err := in.Write([]byte("\n"))
