@@ -97,6 +97,18 @@ func TestCallsAreLimited(t *testing.T) {
 	})
 }
 
+// occupy begins as many commits of 12 s in a tier as may be in flight.
+func occupy(t *testing.T, tier *Tier, store *drivertest.Faults) *sync.WaitGroup {
+	tier.calls.Lower(2, nil)
+	store.Add(drivertest.Rule{Op: drivertest.OpCommit, Delay: 12 * time.Second})
+	var commits sync.WaitGroup
+	for _, name := range []string{"a", "b"} {
+		commits.Go(func() { mustPlace(t, tier, name, 100) })
+	}
+	synctest.Wait()
+	return &commits
+}
+
 // An operation that waits for others too long fails, is not made later, and leaves the tier healthy: others
 // that take long have longer time-outs. What the operation holds is released.
 func TestQueuedOperation(t *testing.T) {
@@ -110,13 +122,7 @@ func TestQueuedOperation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tier.calls.Lower(2, nil)
-		store.Add(drivertest.Rule{Op: drivertest.OpCommit, Delay: 12 * time.Second})
-		var commits sync.WaitGroup
-		for _, name := range []string{"a", "b"} {
-			commits.Go(func() { mustPlace(t, tier, name, 100) })
-		}
-		synctest.Wait()
+		commits := occupy(t, tier, store)
 		start := time.Now()
 		if n, err := open.ReadAt(bg, make([]byte, 10), 0); n != 0 || !errors.Is(err, errQueued) {
 			t.Errorf("read while commits take long: %d, %v", n, err)
@@ -215,13 +221,7 @@ func TestQueuedProbe(t *testing.T) {
 		store := drivertest.NewFaults(drivertest.NewMem(0))
 		tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
 		defer stop()
-		tier.calls.Lower(2, nil)
-		store.Add(drivertest.Rule{Op: drivertest.OpCommit, Delay: 12 * time.Second})
-		var commits sync.WaitGroup
-		for _, name := range []string{"a", "b"} {
-			commits.Go(func() { mustPlace(t, tier, name, 100) })
-		}
-		synctest.Wait()
+		commits := occupy(t, tier, store)
 		tier.health.note(reading, syscall.EIO)
 		for range 11 {
 			time.Sleep(time.Second)
