@@ -237,7 +237,7 @@ func (c *Container) learn(e *Entry, info drivers.Info, requested uint32, copies 
 	// From here on, the size may be read without the lock.
 	e.change(func(s uint32) (uint32, bool) { return s&^unknown | bits, true })
 	e.parent.dir.ahead.unknown.Add(-1)
-	c.table.countFile(e, 1)
+	c.table.countBytes(e, 1)
 }
 
 // Complete requests the attributes of entries, which follow each other in the listing of dir, if

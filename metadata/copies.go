@@ -120,6 +120,9 @@ func (c *Container) addVersion(e, old *Entry, copies nameCopies) {
 		c.overtake()
 	}
 	e.setLevel(copies)
+	if old != nil && old.WasOpened() {
+		e.MarkOpened()
+	}
 	if old != nil || e.parent.dir.retired != copies.retired {
 		e.setBits(unverified)
 	}

@@ -37,6 +37,13 @@ func (c *Container) Top() *Entry {
 	return e
 }
 
+// IsShown reports whether e is the root of the mount or is below it: an entry of another generation is
+// not.
+func (c *Container) IsShown(e *Entry) bool {
+	top := c.Top()
+	return top == c.root || e.isIn(top)
+}
+
 // Generation returns the name of the current generation, or "" if there are none.
 func (c *Container) Generation() string {
 	if e := c.top.Load(); e != c.root {

@@ -45,6 +45,22 @@ func TestInside(t *testing.T) {
 	}
 }
 
+// Only the current generation is shown as the dataset.
+func TestIsShown(t *testing.T) {
+	w := newGenerations(t)
+	for name, want := range map[string]bool{".": false, "beside": false, "v1": true, "v1/d": true, "v1/d/f": true, "v2/d/f": false} {
+		if got := w.IsShown(w.get(t, name)); got != want {
+			t.Errorf("%s is shown: %v, want %v", name, got, want)
+		}
+	}
+	if _, err := w.Switch(bg, "v2"); err != nil || w.IsShown(w.get(t, "v1/d/f")) || !w.IsShown(w.get(t, "v2/d/f")) {
+		t.Errorf("after a switch, the old one is shown, or the new one is not: %v", err)
+	}
+	if plain := newGenerations(t); plain.useGeneration(bg, "") != nil || !plain.IsShown(plain.Root()) || !plain.IsShown(plain.get(t, "v2/d/f")) {
+		t.Error("without generations, something is not shown")
+	}
+}
+
 // Switch replaces Top, and only by a directory of the root.
 func TestSwitch(t *testing.T) {
 	w := newGenerations(t)

@@ -151,11 +151,8 @@ func (c *Container) Get(id uint64) *Entry { return c.table.get(id) }
 // Len returns the number of entries that are loaded.
 func (c *Container) Len() int { return int(c.table.live.Load()) }
 
-// Files returns the number of regular files that are loaded and whose attributes are known. Like
-// Len, it includes stale entries that the kernel has not forgotten.
-func (c *Container) Files() int64 { return c.table.files.Load() }
-
-// Bytes returns the total size of the files that Files counts.
+// Bytes returns the total size of the regular files that are loaded and whose attributes are known.
+// Like Len, it includes stale entries that the kernel has not forgotten.
 func (c *Container) Bytes() int64 { return c.table.bytes.Load() }
 
 // The container's clock counts ticks in 32 bits, which last 13 years. It starts a year before

@@ -30,6 +30,7 @@ const (
 	denied     = 0x40000  // see Permit; until the source has confirmed the attributes
 	lost       = 0x80000  // see isLost; until the source has confirmed the attributes
 	mismatched = 0x100000 // see Mismatch
+	opened     = 0x200000 // see MarkOpened
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -64,7 +65,7 @@ func (e *Entry) Claim() bool {
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
 	e.change(func(s uint32) (uint32, bool) {
-		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied) | uint32(l), true
+		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied|opened) | uint32(l), true
 	})
 }
 
@@ -129,6 +130,16 @@ func (e *Entry) Use() {
 func (e *Entry) takeUsed() bool {
 	return e.state.Load()&used != 0 && e.state.And(^uint32(used))&used != 0
 }
+
+// MarkOpened records that a reader has opened the file. A later version of it inherits that.
+func (e *Entry) MarkOpened() {
+	if !e.WasOpened() { // as in Use
+		e.setBits(opened)
+	}
+}
+
+// WasOpened reports whether MarkOpened was called.
+func (e *Entry) WasOpened() bool { return e.state.Load()&opened != 0 }
 
 func (e *Entry) setBits(bits uint32)   { e.state.Or(bits) }
 func (e *Entry) clearBits(bits uint32) { e.state.And(^bits) }

@@ -13,8 +13,7 @@ import (
 type table struct {
 	chunks atomic.Pointer[[]*chunk]
 	live   atomic.Int64 // number of entries
-	files  atomic.Int64 // regular files among them whose attributes are known
-	bytes  atomic.Int64 // total size of these files
+	bytes  atomic.Int64 // total size of the regular files among them whose attributes are known
 
 	mu     panics.Mutex // guards the following, and changes of chunks
 	last   uint64       // the highest ID
@@ -43,7 +42,7 @@ func (t *table) add(e *Entry) {
 	}
 	chunks[i][e.id%uint64(len(chunk{}))].Store(e)
 	t.live.Add(1)
-	t.countFile(e, 1)
+	t.countBytes(e, 1)
 	if e.IsDir() {
 		t.addDir(e)
 	}
@@ -115,14 +114,13 @@ func (t *table) get(id uint64) *Entry {
 func (t *table) remove(e *Entry) {
 	if t.slot(e.id).CompareAndSwap(e, nil) {
 		t.live.Add(-1)
-		t.countFile(e, -1)
+		t.countBytes(e, -1)
 	}
 }
 
-// countFile adds n times e to files and bytes.
-func (t *table) countFile(e *Entry, n int64) {
+// countBytes adds n times the size of e to bytes.
+func (t *table) countBytes(e *Entry, n int64) {
 	if e.IsRegular() && !e.Unknown() {
-		t.files.Add(n)
 		t.bytes.Add(n * e.size)
 	}
 }

@@ -130,6 +130,7 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			h.dropPieces(f.entry)
 		}
 	}
+	f.entry.MarkOpened()
 	h.predict(f.entry, missing)
 	return nil
 }

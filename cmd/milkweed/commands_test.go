@@ -89,6 +89,7 @@ LATENCY, BANDWIDTH, FILL and TIERS are times that readers waited, summed over th
 mixed: not recognizable as an epoch. Files were opened again before others were opened.
 
 opens      1,000, 90% from a tier; 5 open now
+complete   no: 910 of 1,000 known files (91 MiB) have no copy; 2 directories are not listed yet
 placed     90 files (100 MiB), 30 prefetched, 4 skipped, 1 failed
 in flight  2 files (8.0 MiB), 7 queued
 limit      3 blocks of at most 12 in flight in the background; requests take 1.2 × the time of an idle source

@@ -58,6 +58,7 @@ type daemon struct {
 	names      *metadata.Container
 	saved      snapshotKeeper
 	handler    *placement.Handler
+	survey     *placement.Survey // of handler
 	mount      *fs.Mount
 	connection *fusectl.Connection // of the mount; nil: not known
 	dev        uint64              // device number of the mount; 0: not known, because another process has mounted it
@@ -309,6 +310,7 @@ func (d *daemon) open(ctx context.Context) error {
 		Passthrough: d.service.Mode == config.Passthrough,
 		RacyWindow:  d.service.RacyWindow(d.cfg),
 	}, d.log)
+	d.survey = placement.NewSurvey(d.handler)
 	return nil
 }
 

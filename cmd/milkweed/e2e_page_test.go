@@ -30,7 +30,7 @@ func TestWebPage(t *testing.T) {
 	}
 	want := s.closed()
 	b.Eval(nil, `document.querySelector("#now").click()`)
-	placed := fmt.Sprintf("%s copies; 20 known files, %s", count(want.Tiers[0].Files+want.Tiers[1].Files), size(want.Names.Bytes))
+	placed := fmt.Sprintf("all 20 files, %s: another epoch reads no content from the source", size(want.Names.Bytes))
 	b.Eventually("the page shows "+placed, `return document.querySelector("#placed-more").textContent === arguments[0]`, placed)
 	for i, tier := range want.Tiers {
 		row := fmt.Sprintf("%s %s of %s (%s) %s %s", tier.Name, size(tier.UsedBytes), size(tier.QuotaBytes), percent(tier.UsedBytes, tier.QuotaBytes), count(tier.Files), tier.Health)

@@ -41,7 +41,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Since:         d.since,
 		UptimeSeconds: time.Since(d.since).Seconds(),
 		Ready:         true,
-		Names:         control.Names{Entries: int64(d.names.Len()), Files: d.names.Files(), Bytes: d.names.Bytes()},
+		Names:         control.Names{Entries: int64(d.names.Len()), Coverage: d.survey.Coverage()},
 		Peers:         d.peerStatus(),
 		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
@@ -67,6 +67,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.WaitingCalls = int64(d.levels.WaitingCalls())
 	if s.Draining = d.draining.Load(); s.Draining {
 		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
+		s.Names.Complete, s.Names.OpenedComplete = false, false // copies are not read
 	}
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()

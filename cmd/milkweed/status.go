@@ -283,6 +283,7 @@ func printStatus(w io.Writer, s control.Status) error {
 	printOpens(t, s)
 	printWaits(t, s)
 	fmt.Fprintf(t, "\nopens\t%s\n", opensLine(s))
+	fmt.Fprintf(t, "complete\t%s\n", completeLine(s))
 	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
@@ -400,6 +401,54 @@ func opensLine(s control.Status) string {
 		}
 	}
 	return fmt.Sprintf("%s, %s from a tier; %s open now", count(total), percent(local, total), count(s.OpenHandles))
+}
+
+// completeLine says whether the dataset is complete in the tiers: whether another epoch would read
+// content from the source.
+func completeLine(s control.Status) string {
+	n := s.Names
+	missing, known := n.Files-n.CopiedFiles, ""
+	if !n.NamesKnown() {
+		known = " known"
+	}
+	var answer string
+	switch {
+	case s.Draining:
+		return "no: copies are not read"
+	case n.Complete && n.Files == 0:
+		return "yes: the dataset has no files"
+	case n.Complete:
+		return fmt.Sprintf("yes: all %s (%s) have copies; another epoch reads no content from the source", files(n.Files), size(n.Bytes))
+	case missing > 0:
+		answer = fmt.Sprintf("no: %s of %s%s files (%s) %s no copy", count(missing), count(n.Files), known, size(n.Bytes-n.CopiedBytes), has(missing))
+	default:
+		answer = fmt.Sprintf("not known: %s of %s known files have copies", count(n.CopiedFiles), count(n.Files))
+	}
+	parts := []string{answer}
+	if d := n.UnlistedDirs; d > 0 {
+		parts = append(parts, plural(d, "directory is", "directories are")+" not listed yet")
+	}
+	if u := n.UnknownNames; u > 0 {
+		parts = append(parts, plural(u, "name has", "names have")+" no attributes yet")
+	}
+	switch {
+	case n.OpenedComplete:
+		parts = append(parts, fmt.Sprintf("another epoch over the %s opened reads no content from the source", files(n.OpenedFiles)))
+	case n.OpenedMissing > 0:
+		parts = append(parts, fmt.Sprintf("%s of the %s opened %s no copy", count(n.OpenedMissing), files(n.OpenedFiles), has(n.OpenedMissing)))
+	}
+	if s.Peers != nil {
+		parts = append(parts, "other nodes may have copies")
+	}
+	return strings.Join(parts, "; ")
+}
+
+// has returns the verb of a number of files.
+func has(n int64) string {
+	if n == 1 {
+		return "has"
+	}
+	return "have"
 }
 
 // The names of the source and of the other nodes as levels.

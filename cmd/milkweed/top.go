@@ -32,10 +32,10 @@ The kernel answers reads in mode passthrough, and reads from its page cache,
 without the daemon. Of passthrough, top shows the sizes of the files that were
 opened, in a column of its own. It shows nothing of the page cache.
 
-The hit ratio is the share of the opens that a tier served. The share of the
-dataset is that of the files that the daemon knows: all files, when all
-directories were listed, as by warmup. Waits are seconds that readers waited,
-per second, summed over the readers.
+The hit ratio is the share of the opens that a tier served. PLACED is the share
+of the files of the dataset that have a copy. Until all directories were listed,
+as by warmup, it is the share of the files known so far, as in "known:98%".
+Waits are seconds that readers waited, per second, summed over the readers.
 
 Keys:
   1 2 3 4 5, Tab     levels, waits and epochs, source, peers, warnings
@@ -47,9 +47,10 @@ Keys:
 With --lines, top prints one line every interval, as vmstat does. With --json,
 it prints one JSON object every interval: time, seconds (the length of the
 interval), levels, opens, local_opens (those that a tier served), waits by
-cause, operations of the source by kind, placed_files, known_files, filling,
-queued, background, slowdown, placed_per_second, peer_bytes and served_bytes.
-Rates are per second.`,
+cause, operations of the source by kind, placed_files, known_files, names_known
+(these are all files of the dataset), filling, queued, background, slowdown,
+placed_per_second, peer_bytes and served_bytes. Rates are per
+second.`,
 		Example: `  milkweed top /mnt/imagenet
   milkweed top --lines --interval 10s --count 6 /mnt/imagenet
   milkweed top --json /mnt/imagenet | jq -c '[.time, .local_opens, .opens]'`,
@@ -139,7 +140,7 @@ func printLine(w io.Writer, p rates.Point, header bool) error {
 	add("TIME", p.Time.Local().Format(time.TimeOnly))
 	add("OPENS/s", rateOf(float64(p.Opens)/p.Seconds))
 	add("HIT", share(p.HitRatio()))
-	add("PLACED", share(p.PlacedShare()))
+	add("    PLACED", placed(p)) // with room for "known:100%"
 	for _, l := range p.Levels {
 		if l.Name != fillLevel {
 			add(l.Name+"/s", bytesOf(l.Bytes))
@@ -193,6 +194,24 @@ func share(ratio float64, ok bool) string {
 		return "99%" // not all
 	}
 	return fmt.Sprintf("%.0f%%", 100*ratio)
+}
+
+// placed formats the share of the dataset that has copies as one word. If not all of its files are
+// known, it says that the share is one of the known files.
+func placed(p rates.Point) string {
+	text := share(p.PlacedShare())
+	if !p.NamesKnown && text != "-" {
+		return "known:" + text
+	}
+	return text
+}
+
+// placedOf says of how many files the share is.
+func placedOf(p rates.Point) string {
+	if p.NamesKnown {
+		return fmt.Sprintf("%s of %s", count(p.PlacedFiles), files(p.KnownFiles))
+	}
+	return fmt.Sprintf("%s of %s known files", count(p.PlacedFiles), count(p.KnownFiles))
 }
 
 // sum returns the sum of the values of a map.

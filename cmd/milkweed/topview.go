@@ -252,8 +252,8 @@ func (m *topModel) levelsView(g glyphs, width int) []row {
 	}
 	l.add("opens", rateOf(perSecond(p.Opens, p))+"/s", g.sparkline(m.series(func(p rates.Point) float64 { return perSecond(p.Opens, p) }), w, 0), first, "")
 	l.add("hit ratio", share(p.HitRatio()), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.HitRatio(); return orZero(r, ok) }), w, 1), second, "opens that a tier served")
-	l.add("placed", share(p.PlacedShare()), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.PlacedShare(); return orZero(r, ok) }), w, 1), second,
-		fmt.Sprintf("%s of %s known files", count(p.PlacedFiles), count(p.KnownFiles)))
+	l.add("placed", placed(p), g.sparkline(m.series(func(p rates.Point) float64 { r, ok := p.PlacedShare(); return orZero(r, ok) }), w, 1), second,
+		placedOf(p))
 	l.add("source", rateOf(sum(p.Operations))+" ops/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Operations) }), w, 0), first, "")
 	l.add("waits", waitOf(sum(p.Waits))+" s/s", g.sparkline(m.series(func(p rates.Point) float64 { return sum(p.Waits) }), w, 0), first, mainCause(p))
 	l.add("in flight", plural(s.Fills.InFlight, "copy", "copies"), g.sparkline(m.series(func(p rates.Point) float64 { return float64(p.Filling) }), w, 0), first,

@@ -52,7 +52,7 @@ type Status struct {
 	Draining  bool              `json:"draining" metric:"draining" help:"Whether the mount is unmounted where it was mounted, and is in use in other mount namespaces. The daemon then reads from the source only, and ends when the mount is idle."`
 	Elsewhere []procs.Namespace `json:"elsewhere,omitempty" help:"While draining: the mount namespaces in which it is still mounted."`
 
-	Names                Names                       `json:"names" help:"What the daemon knows of the dataset."`
+	Names                Names                       `json:"names" help:"What the daemon knows of the dataset, and what of it has copies on this node."`
 	Source               Source                      `json:"source" help:"The storage that holds the whole dataset."`
 	Tiers                []Tier                      `json:"tiers" help:"The tiers, the fastest first."`
 	Peers                *Peers                      `json:"peers,omitempty" help:"The nodes that share their tiers. Absent without peers."`
@@ -118,12 +118,12 @@ type Tier struct {
 	PassthroughReason string `json:"passthrough_reason,omitempty" help:"Why passthrough is off."`
 }
 
-// Names describe what the daemon knows of the dataset. It knows a directory once it is listed, and
-// forgets nothing that the source still has.
+// Names describe what the daemon knows of the dataset, and what of it has copies on this node. The
+// daemon knows a directory once it is listed, and forgets nothing that the source still has.
 type Names struct {
 	Entries int64 `json:"entries" metric:"names" help:"Names of files, directories and links that are loaded."`
-	Files   int64 `json:"files" metric:"known_files" help:"Regular files among them whose attributes are known. That is the whole dataset when all of its directories were listed."`
-	Bytes   int64 `json:"files_bytes" metric:"known_bytes" help:"Sizes of these files."`
+
+	placement.Coverage
 }
 
 // A Warning is a message in the log of the daemon, of level WARN or ERROR.

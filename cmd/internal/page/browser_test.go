@@ -18,6 +18,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/lab/browser"
 	"github.com/milkweedfs/milkweed/cmd/internal/page"
 	"github.com/milkweedfs/milkweed/cmd/internal/rates"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // busy returns the status of a daemon after half an hour of work on a dataset of a million files, and
@@ -25,7 +26,7 @@ import (
 func busy() (control.Status, []rates.Point) {
 	d := &controltest.Daemon{MountPoint: "/mnt/imagenet", Peered: true}
 	before, after := d.Status(context.Background()), d.Status(context.Background())
-	after.Names = control.Names{Entries: 1_010_000, Files: 1_000_000, Bytes: 150 << 30}
+	after.Names = control.Names{Entries: 1_010_000, Coverage: placement.Coverage{Files: 1_000_000, Bytes: 150 << 30}}
 	before.Names = after.Names
 	var points []rates.Point
 	end := time.Now()
@@ -40,6 +41,7 @@ func busy() (control.Status, []rates.Point) {
 		next.Tiers = slices.Clone(after.Tiers)
 		next.Tiers[0].UsedBytes, next.Tiers[0].Files = step(0, 120, 400<<20), step(0, 120, 200_000)
 		next.Tiers[1].UsedBytes, next.Tiers[1].Files = step(80, 340, 700<<20), step(80, 340, 400_000)
+		next.Names.CopiedFiles = next.Tiers[0].Files + next.Tiers[1].Files
 		next.Tiers[1].Bytes = step(90, 360, 45<<30)
 		next.Source.Bytes, next.Source.Reads = step(0, 150, 14<<30), step(0, 150, 200_000)
 		next.Source.Stats = step(0, 40, 90_000)
@@ -151,7 +153,7 @@ func TestPageShowsTheStatus(t *testing.T) {
 		"h1":                            "Milkweed /mnt/imagenet on ",
 		"#facts":                        "ready · mode passthrough · up 1 h 2 min · version 1.2.3 · dataset imagenet-0123456789ab",
 		"#problems":                     "Tier ssd is down: no space left on device. 1 of 2 other nodes are up.",
-		"#placed-more":                  "600,000 copies; 1,000,000 known files, 150 GiB",
+		"#placed-more":                  "600,000 of 1,000,000 files, 150 GiB",
 		"#tiers tbody tr:nth-child(1)":  "ram 400 MiB of 400 MiB (100%) 200,000 healthy",
 		"#peers tbody tr:nth-child(2)":  "node3 down 6.0 MiB 0 B 1",
 		"#epochs tbody tr:nth-child(4)": "6 ",

@@ -32,6 +32,9 @@ type State struct {
 
 	KnownFiles  int64 `json:"known_files"`
 	KnownBytes  int64 `json:"known_bytes"`
+	CopiedFiles int64 `json:"copied_files"`
+	NamesKnown  bool  `json:"names_known"`
+	Complete    bool  `json:"complete"`
 	OpenHandles int64 `json:"open_handles"`
 
 	Tiers  []Tier  `json:"tiers"`
@@ -130,7 +133,8 @@ func newState(s *control.Status, now time.Time) State {
 		Milkweed: s.Milkweed, Mode: s.Mode,
 		Ready: s.Ready, Draining: s.Draining, Elsewhere: len(s.Elsewhere),
 		Crashes: s.Crashes, Panics: s.Panics, Stuck: s.StuckRequests,
-		KnownFiles: s.Names.Files, KnownBytes: s.Names.Bytes, OpenHandles: s.OpenHandles,
+		KnownFiles: s.Names.Files, KnownBytes: s.Names.Bytes, CopiedFiles: s.Names.CopiedFiles,
+		NamesKnown: s.Names.NamesKnown(), Complete: s.Names.Complete, OpenHandles: s.OpenHandles,
 		Copies: Copies{
 			InFlight: s.Fills.InFlight, Queued: s.Fills.Queued,
 			Background: s.Fills.Background, Limit: s.Fills.BackgroundLimit, Slowdown: s.Fills.SourceSlowdown,

@@ -29,8 +29,9 @@ type Point struct {
 	Waits      map[string]float64 `json:"waits"`      // seconds that readers waited, per second, by cause
 	Operations map[string]float64 `json:"operations"` // operations at the source per second, by kind
 
-	PlacedFiles int64 `json:"placed_files"` // copies in all tiers
+	PlacedFiles int64 `json:"placed_files"` // files of the dataset that have a copy in a tier
 	KnownFiles  int64 `json:"known_files"`  // files of the dataset that the daemon knows
+	NamesKnown  bool  `json:"names_known"`  // these are all files of the dataset
 
 	Filling    int64   `json:"filling"`    // copies in flight
 	Queued     int64   `json:"queued"`     // copies that wait for a worker
@@ -63,10 +64,9 @@ func (p Point) HitRatio() (ratio float64, ok bool) {
 }
 
 // PlacedShare returns the share of the known files that have a copy in a tier. ok is false if no
-// file is known. Copies of an earlier mount, of files that are not known yet, count: the share is at
-// most 1.
+// file is known.
 func (p Point) PlacedShare() (share float64, ok bool) {
-	return min(1, float64(p.PlacedFiles)/float64(p.KnownFiles)), p.KnownFiles > 0
+	return float64(p.PlacedFiles) / float64(p.KnownFiles), p.KnownFiles > 0
 }
 
 // Bytes returns the bytes that jobs read per second through the daemon, and the sizes of the files
@@ -90,8 +90,8 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 	p := Point{
 		Time: to, Seconds: seconds,
 		Waits: make(map[string]float64), Operations: make(map[string]float64),
-		KnownFiles: after.Names.Files,
-		Filling:    after.Fills.InFlight, Queued: after.Fills.Queued,
+		PlacedFiles: after.Names.CopiedFiles, KnownFiles: after.Names.Files, NamesKnown: after.Names.NamesKnown(),
+		Filling: after.Fills.InFlight, Queued: after.Fills.Queued,
 		Background: after.Fills.Background, Slowdown: after.Fills.SourceSlowdown,
 		Placed: rate(before.Placement.Placed, after.Placement.Placed),
 	}
@@ -108,7 +108,6 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 		p.Opens += max(now.opens-was.opens, 0)
 		if now.tier {
 			p.LocalOpens += max(now.opens-was.opens, 0)
-			p.PlacedFiles += l.Files
 		}
 	}
 	for _, cause := range Causes {

@@ -83,7 +83,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 		Since:         time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		UptimeSeconds: 3723.5,
 		Ready:         true,
-		Names:         control.Names{Entries: 1010, Files: 1000, Bytes: 100 * mib},
+		Names:         control.Names{Entries: 1010, Coverage: placement.Coverage{Files: 1000, Bytes: 100 * mib, CopiedFiles: 90, CopiedBytes: 9 * mib, UnlistedDirs: 2}},
 		Warnings: []control.Warning{
 			{Time: time.Date(2026, 1, 2, 3, 10, 0, 0, time.UTC), Level: "WARN", Message: "tier is not healthy", Tier: "ssd", Count: 2},
 		},

@@ -298,15 +298,15 @@ function drawNumbers() {
 	const sum = f => recent.reduce((n, p) => n + f(p), 0);
 	const opens = s.levels.reduce((n, l) => n + l.opens, 0);
 	const local = s.levels.reduce((n, l) => n + (l.tier ? l.opens : 0), 0);
-	const placed = s.tiers.reduce((n, t) => n + t.files, 0);
 	const bytes = at < 0 ? 0 : points[at].levels.reduce((n, l) => n + l.bytes + l.passthrough, 0);
 	const waiting = at < 0 ? 0 : s.causes.reduce((n, c) => n + (points[at].waits[c] || 0), 0);
 	const number = (id, name, main, more) => el("div", {}, el("dt", {}, name), el("dd", { id }, main), el("dd", { id: `${id}-more` }, more));
 	$("numbers").replaceChildren(
 		number("hit", "Opens that a tier served", percent(share(sum(p => p.local_opens), sum(p => p.opens))),
 			`in the last minute; ${percent(share(local, opens))} of ${count(opens)} since the start`),
-		number("placed", "Files with a copy", percent(share(Math.min(placed, s.known_files), s.known_files)),
-			`${count(placed)} copies; ${count(s.known_files)} known files, ${size(s.known_bytes)}`),
+		number("placed", "Files with a copy", percent(share(s.copied_files, s.known_files)),
+			s.complete ? `all ${count(s.known_files)} files, ${size(s.known_bytes)}: another epoch reads no content from the source`
+				: `${count(s.copied_files)} of ${count(s.known_files)} ${s.names_known ? "files" : "known files"}, ${size(s.known_bytes)}`),
 		number("bytes", "Bytes read by jobs", rate(bytes), `${plural(s.open_handles, "file is", "files are")} open`),
 		number("waiting", "Readers that wait", few(waiting), `on average; ${count(s.copies.in_flight)} copies in flight`));
 }
@@ -343,7 +343,7 @@ function drawHits() {
 		label: "Hit ratio", format: percent, max: 1,
 		series: [
 			{ kind: "Share", name: "opens that a tier served", cls: "l1", value: p => share(p.local_opens, p.opens) },
-			{ kind: "Share", name: "known files with a copy", cls: "l2", dash: true, value: p => share(Math.min(p.placed_files, p.known_files), p.known_files) },
+			{ kind: "Share", name: "known files with a copy", cls: "l2", dash: true, value: p => share(p.placed_files, p.known_files) },
 		],
 	});
 }

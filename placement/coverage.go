@@ -1,0 +1,121 @@
+package placement
+
+import (
+	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// Coverage says which files of the dataset have a copy on this node, and so whether another epoch
+// would read content from the source. A copy counts if its tier is not down. An empty file needs none,
+// and one that is copied in pieces has a copy when all of them have.
+type Coverage struct {
+	Complete       bool `json:"complete" metric:"dataset_complete" help:"Whether every name of the dataset is known and every file has a copy in a tier: another epoch reads no content from the source."`
+	OpenedComplete bool `json:"opened_complete" metric:"opened_complete" help:"Whether every file that was opened since the daemon started has a copy in a tier: another epoch over these files reads no content from the source. False if none was opened."`
+
+	Files       int64 `json:"files" metric:"known_files" help:"Regular files of the dataset whose attributes are known. That is the whole dataset when all of its directories were listed."`
+	Bytes       int64 `json:"files_bytes" metric:"known_bytes" help:"Sizes of these files."`
+	CopiedFiles int64 `json:"copied_files" metric:"copied_files" help:"Those of these files that have a copy in a tier, or are empty."`
+	CopiedBytes int64 `json:"copied_bytes" metric:"copied_bytes" help:"Bytes of the dataset that have a copy in a tier."`
+
+	OpenedFiles   int64 `json:"opened_files" help:"Known files that were opened since the daemon started, and are not empty."`
+	OpenedMissing int64 `json:"opened_files_without_copy" help:"Those of them that have no copy."`
+
+	UnlistedDirs int64 `json:"unlisted_directories" help:"Known directories of the dataset that were not listed yet: not all names in them are known."`
+	UnknownNames int64 `json:"unknown_names" help:"Names that were listed without attributes, and may be files."`
+}
+
+// NamesKnown reports whether all files of the dataset are known.
+func (c *Coverage) NamesKnown() bool { return c.UnlistedDirs == 0 && c.UnknownNames == 0 }
+
+// A Survey counts the Coverage of a handler. Its method may be called concurrently.
+type Survey struct {
+	handler *Handler
+
+	mu    panics.Mutex // guards the following, and is held during a pass
+	until time.Time    // last is returned until then
+	last  Coverage
+}
+
+// NewSurvey returns a Survey of h.
+func NewSurvey(h *Handler) *Survey { return &Survey{handler: h} }
+
+// surveyShare bounds the time that surveys take, of one core: after a pass that took t, its result is
+// returned for surveyShare·t.
+const surveyShare = 20
+
+// Coverage returns the Coverage. It takes a pass over all entries, and asks neither the source nor a
+// tier. With millions of files, the result may be some seconds old.
+func (s *Survey) Coverage() Coverage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	began := time.Now()
+	if began.Before(s.until) {
+		return s.last
+	}
+	s.last = s.count()
+	ended := time.Now()
+	s.until = ended.Add(surveyShare * ended.Sub(began))
+	return s.last
+}
+
+// count makes a pass.
+func (s *Survey) count() (c Coverage) {
+	h := s.handler
+	var usable [tiers.MaxTiers + 1]bool // by level
+	for _, t := range h.levels.Tiers() {
+		usable[t.Level()] = t.Stats().Health != tiers.Down
+	}
+	for next := uint64(1); next != 0; {
+		next = h.names.Visit(next, censusStep, func(e *metadata.Entry) {
+			switch {
+			case !h.names.IsShown(e):
+			case e.IsDir():
+				if !h.names.IsListed(e) {
+					c.UnlistedDirs++
+				}
+			case !mayBeFile(e):
+			case e.Unknown():
+				c.UnknownNames++
+			default:
+				c.add(e, h.copiedBytes(e, &usable))
+			}
+		})
+	}
+	c.Complete = c.NamesKnown() && c.CopiedFiles == c.Files
+	c.OpenedComplete = c.OpenedFiles > 0 && c.OpenedMissing == 0
+	return c
+}
+
+// add counts a file, some bytes of which have copies.
+func (c *Coverage) add(e *metadata.Entry, copied int64) {
+	c.Files++
+	c.Bytes += e.Size()
+	c.CopiedBytes += copied
+	if copied == e.Size() {
+		c.CopiedFiles++
+	}
+	if e.WasOpened() {
+		c.OpenedFiles++
+		if copied < e.Size() {
+			c.OpenedMissing++
+		}
+	}
+}
+
+// copiedBytes returns how many bytes of a file have copies on usable levels.
+func (h *Handler) copiedBytes(e *metadata.Entry, usable *[tiers.MaxTiers + 1]bool) (n int64) {
+	if usable[e.Level()] {
+		return e.Size()
+	}
+	if h.names.HasPieces(e) {
+		for _, p := range h.names.CachedPieces(e) {
+			if usable[p.Level()] {
+				n += p.Size()
+			}
+		}
+	}
+	return n
+}
