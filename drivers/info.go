@@ -57,11 +57,12 @@ const MaxHoles = 4096
 
 // Statfs is the size of a file system in bytes and in files.
 type Statfs struct {
-	Total     int64 // bytes in total
-	Free      int64 // bytes not used
-	Available int64 // bytes that this process may still use
-	Files     int64 // files in total; 0 if unlimited
-	FilesFree int64 // files that can still be created
+	Total     int64  // bytes in total
+	Free      int64  // bytes not used
+	Available int64  // bytes that this process may still use
+	Files     int64  // files in total; 0 if unlimited
+	FilesFree int64  // files that can still be created
+	Device    uint64 // number of the device, by which stores on one device are recognized; 0: not known
 }
 
 // SameVersion reports whether i and j describe the same content, by type, size,

@@ -16,6 +16,10 @@ type Progress struct {
 
 	// Elsewhere is what other nodes are to place, and for which this one has no room to spare.
 	Elsewhere Amount
+
+	// Of an Estimate: what the copies that are missing take in the tiers, and what the tiers have for
+	// them, in bytes.
+	Needed, Room int64
 }
 
 // An Amount is a number of files and the sum of their sizes.
@@ -105,11 +109,9 @@ func (h *Handler) Warmup(
 			return nil
 		}
 		update(func() { progress.Found.add(e.Size()) })
-		units := []*metadata.Entry{e}
-		if h.names.HasPieces(e) && e.Level() == tiers.AtSource {
-			if units, err = h.names.Pieces(ctx, e); err != nil {
-				return err
-			}
+		units, err := h.unitsOf(ctx, e)
+		if err != nil {
+			return err
 		}
 		for _, u := range units {
 			if h.rank(u) != 0 {
@@ -136,6 +138,14 @@ func (h *Handler) Warmup(
 		err = ctx.Err()
 	}
 	return err
+}
+
+// unitsOf returns what of a file is placed by itself: its pieces, or the file. The error is ctx's.
+func (h *Handler) unitsOf(ctx context.Context, e *metadata.Entry) ([]*metadata.Entry, error) {
+	if h.names.HasPieces(e) && e.Level() == tiers.AtSource {
+		return h.names.Pieces(ctx, e)
+	}
+	return []*metadata.Entry{e}, nil
 }
 
 // chanOf returns a closed channel that holds the entries.

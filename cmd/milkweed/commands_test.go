@@ -249,6 +249,38 @@ func TestWarmupWithFailures(t *testing.T) {
 	}
 }
 
+// With --dry-run, warmup says what would be copied, and exits with 8 if there is no room.
+func TestWarmupDryRunOutput(t *testing.T) {
+	last := control.Progress{
+		FilesTotal: 1500, FilesDone: 1000, FilesSkipped: 10, FilesElsewhere: 100, BytesTotal: 9 << 20, BytesDone: 5 << 20, BytesSkipped: 1 << 20, BytesElsewhere: 1 << 20,
+		NeededBytes: 4 << 20, RoomBytes: 3 << 20,
+	}
+	d := &controltest.Daemon{Steps: []control.Progress{last}}
+	point := served(t, d)
+	out, _, err := runMilkweed(t, "warmup", "--dry-run", point)
+	wantCode(t, err, exit.Incomplete)
+	if want := "400 of 1,500 files (3.0 MiB of 9.0 MiB) to copy: this needs 4.0 MiB, and the tiers have 3.0 MiB; " +
+		"no room for 10 files (1.0 MiB); 100 files (1.0 MiB) for other nodes to copy\n"; out != want {
+		t.Errorf("got %q, want %q", out, want)
+	}
+	d.Steps[0] = control.Progress{FilesTotal: 3, FilesDone: 3}
+	out, _, err = runMilkweed(t, "warmup", "--dry-run", "--json", point)
+	wantCode(t, err, exit.OK)
+	var got map[string]any
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got["needed_bytes"] != 0.0 || got["room_bytes"] != 0.0 || got["files_done"] != 3.0 {
+		t.Errorf("got %s, %v", out, err)
+	}
+	d.Steps[0] = control.Progress{FilesTotal: 1, FilesFailed: 1, Errors: []control.FileError{{Path: "x", Error: "permission denied"}}}
+	_, stderr, err := runMilkweed(t, "warmup", "--dry-run", point)
+	wantCode(t, err, exit.Incomplete)
+	if stderr != "x: permission denied\n" {
+		t.Errorf("stderr: %q", stderr)
+	}
+	if d.Warmed.Load() != nil {
+		t.Error("a dry run has made a warm-up")
+	}
+}
+
 // onWrite is a writer that calls a function at each write.
 type onWrite func()
 

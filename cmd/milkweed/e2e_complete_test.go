@@ -1,11 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 // completeLine returns what the status of a site says about whether the dataset is complete.
@@ -85,5 +89,85 @@ func TestCompleteLineOfOddMounts(t *testing.T) {
 	s.Names.Files, s.Names.Bytes, s.Names.UnknownNames = 3, 3000, 1
 	if got, want := completeLine(s), "no: 3 of 3 known files (2.9 KiB) have no copy; 1 name has no attributes yet; other nodes may have copies"; got != want {
 		t.Errorf("with peers: got %q, want %q", got, want)
+	}
+}
+
+// warmup --dry-run says before whether the tiers have room, and a warm-up then does what it says.
+func TestWarmupDryRun(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	for i := range 10 {
+		s.write(fmt.Sprintf("a/%d", i), 100<<10)
+	}
+	s.write("a/empty", 0)
+	s.mountWith("mode=cached,clock_skew=0s", "256KiB", "300KiB")
+	r := s.try("warmup", "--dry-run", "--json", s.point)
+	var got control.Progress
+	s.check(json.Unmarshal([]byte(r.stdout), &got))
+	if r.code != exit.Incomplete || got.FilesTotal != 11 || got.FilesDone != 1 || got.FilesSkipped != 5 || got.BytesSkipped != 500<<10 ||
+		got.NeededBytes != 1000<<10 || got.RoomBytes != 556<<10 {
+		t.Errorf("exit code %d, got %+v\n%s", r.code, got, r.stderr)
+	}
+	if got := s.settled(); got.Placement.Placed != 0 || got.Source.Bytes != 0 {
+		t.Errorf("a dry run has copied %d files, and read %d bytes", got.Placement.Placed, got.Source.Bytes)
+	}
+	s.milkweed("warmup", s.point)
+	if got := s.settled(); got.Placement.Placed != 5 || got.Placement.Skipped != 5 {
+		t.Errorf("the warm-up: %+v", got.Placement)
+	}
+	s.umount()
+	s.emptyTiers()
+
+	s.mountWith("mode=cached,clock_skew=0s", "64MiB")
+	if got, want := s.milkweed("warmup", "--dry-run", s.point), "10 of 11 files (1000 KiB of 1000 KiB) to copy: this needs 1000 KiB, and the tiers have 64 MiB\n"; got != want {
+		t.Errorf("with room: got %q, want %q", got, want)
+	}
+	s.milkweed("warmup", s.point)
+	if got, want := s.milkweed("warmup", "--dry-run", s.point), "0 of 11 files (0 B of 1000 KiB) to copy: this needs 0 B, and the tiers have 63 MiB\n"; got != want {
+		t.Errorf("after a warm-up: got %q, want %q", got, want)
+	}
+}
+
+// check says before a mount whether the tiers have room for the dataset, also for that of a manifest. It
+// obeys the limit of operations at the source.
+func TestCheckOfRoom(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	for i := range 100 {
+		s.write(fmt.Sprintf("a/%d", i), 100<<10)
+	}
+	manifest := s.dir + "/m.mtree"
+	s.milkweed("manifest", "--output", manifest, s.source)
+	finding := func(args ...string) check.Finding {
+		t.Helper()
+		r := s.try(append([]string{"check", "--json"}, args...)...)
+		var report checkReport
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil {
+			t.Fatalf("%s: %v\n%s", r.stdout, err, r.stderr)
+		}
+		for _, f := range report.Findings {
+			if f.Name == "room" {
+				return f
+			}
+		}
+		t.Errorf("no finding about room: %s", r.stdout)
+		return check.Finding{}
+	}
+	tier := func(n int, quota string) string { return fmt.Sprintf("tier%d:%s:%s", n, s.tier(n), quota) }
+	if got := finding("--tier", tier(1, "4MiB"), "--tier", tier(2, "5MiB"), s.source); got.Status != check.Warning ||
+		got.Detail != "the dataset needs 9.8 MiB (100 files), and the tiers have 9.0 MiB" {
+		t.Errorf("too little room: %+v", got)
+	}
+	if got := finding("--tier", tier(1, "64MiB"), s.source); got.Status != check.OK || got.Detail != "the dataset needs 9.8 MiB (100 files), and the tiers have 64 MiB" {
+		t.Errorf("enough room: %+v", got)
+	}
+	if got := finding("--tier", tier(1, "64MiB"), "-o", "source_operations=10", s.source); got.Status != check.OK ||
+		!strings.HasPrefix(got.Detail, "the dataset needs at least ") || !strings.Contains(got.Detail, "warmup --dry-run") {
+		t.Errorf("with a limit of operations: %+v", got)
+	}
+	listed := s.dir + "/tiering.toml"
+	s.check(os.WriteFile(listed, fmt.Appendf(nil, "[source]\npath = %q\nmanifest = %q\n[[tier]]\nname = \"t\"\npath = %q\nquota = \"4MiB\"\n", s.source, manifest, s.tier(1)), 0o644))
+	if got := finding("-c", listed); got.Status != check.Warning || got.Detail != "the dataset needs 9.8 MiB (100 files), and the tiers have 4.0 MiB" {
+		t.Errorf("a manifest: %+v", got)
 	}
 }

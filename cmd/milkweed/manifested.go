@@ -88,7 +88,11 @@ func checkManifest(ctx context.Context, cfg *config.Config) []check.Finding {
 		return check.Manifest(place.String(), nil, place.ofOne())
 	}
 	m, err := place.load(ctx, shown)
-	return check.Manifest(place.String(), m, err)
+	findings := check.Manifest(place.String(), m, err)
+	if err == nil && len(cfg.Tiers) > 0 {
+		findings = append(findings, roomFor(ctx, cfg, needOf(m))...)
+	}
+	return findings
 }
 
 // ofOne is the error for a manifest that is not in the dataset, if the source has generations.

@@ -270,6 +270,20 @@ const maxErrors = 10
 
 // Warmup implements control.Daemon.
 func (d *daemon) Warmup(ctx context.Context, names []string, progress func(control.Progress)) error {
+	return d.warmUp(ctx, names, d.handler.Warmup, progress)
+}
+
+// Estimate implements control.Daemon.
+func (d *daemon) Estimate(ctx context.Context, names []string, progress func(control.Progress)) error {
+	return d.warmUp(ctx, names, d.handler.Estimate, progress)
+}
+
+// warmUp calls run, which is Warmup or Estimate of the handler, with the entries of names.
+func (d *daemon) warmUp(
+	ctx context.Context, names []string,
+	run func(context.Context, []*metadata.Entry, func(placement.Progress), func(*metadata.Entry, error)) error,
+	progress func(control.Progress),
+) error {
 	if d.draining.Load() {
 		return errDraining
 	}
@@ -286,7 +300,7 @@ func (d *daemon) Warmup(ctx context.Context, names []string, progress func(contr
 		failed  failures
 		updated time.Time
 	)
-	err := d.handler.Warmup(ctx, entries, func(p placement.Progress) {
+	err := run(ctx, entries, func(p placement.Progress) {
 		last = p
 		if time.Since(updated) >= 100*time.Millisecond {
 			updated = time.Now()
@@ -318,6 +332,7 @@ func warmupProgress(p placement.Progress, f failures) control.Progress {
 		FilesTotal: p.Found.Files, FilesDone: p.Placed.Files, FilesSkipped: p.Skipped.Files, FilesFailed: p.Failed.Files, FilesElsewhere: p.Elsewhere.Files,
 		BytesTotal: p.Found.Bytes, BytesDone: p.Placed.Bytes, BytesSkipped: p.Skipped.Bytes, BytesFailed: p.Failed.Bytes, BytesElsewhere: p.Elsewhere.Bytes,
 		Errors: f.first, FilesMismatched: f.mismatched,
+		NeededBytes: p.Needed, RoomBytes: p.Room,
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,7 +14,7 @@ import (
 )
 
 func newWarmup() *cobra.Command {
-	var asJSON bool
+	var asJSON, dryRun bool
 	c := &cobra.Command{
 		Use:   "warmup [PATH…]",
 		Short: "Copy files into the tiers before a job reads them",
@@ -28,6 +29,12 @@ The progress is a bar on a terminal. In a log it is a line every 10 seconds,
 with the rate; and with the share and the time left, when all directories are
 listed. With --json these lines are objects, on standard error.
 
+With --dry-run, warmup lists the directories and copies nothing. It says how
+many files are to be copied, what their copies need and what the tiers have
+left, as in "this needs 140 GiB, and the tiers have 96 GiB", and exits with 8 if
+there is no room for all. With --json, the object has needed_bytes and
+room_bytes, too; files_done are files that have copies already.
+
 Ctrl-C stops the warm-up. Complete copies stay.
 
 Warmup goes on after an error of the source. A name or a directory that the
@@ -41,6 +48,7 @@ that failed. With a manifest it has files_mismatched: of the failed files, those
 that the source does not have as in the manifest, and that cannot be read. With
 peers it has files_elsewhere and bytes_elsewhere, which are on other nodes.`,
 		Example: `  milkweed warmup
+  milkweed warmup --dry-run /mnt/imagenet
   milkweed warmup /mnt/imagenet/val /mnt/imagenet/train/n01440764`,
 		RunE: func(c *cobra.Command, args []string) error {
 			point, names, err := warmupNames(args)
@@ -48,26 +56,27 @@ peers it has files_elsewhere and bytes_elsewhere, which are on other nodes.`,
 				return err
 			}
 			d := newDisplay(c.ErrOrStderr(), asJSON)
+			run, print, ended := (*control.Client).Warmup, printWarmup, outcome
+			if dryRun {
+				run, print, ended = (*control.Client).Estimate, printEstimate, estimateOutcome
+			}
 			start := time.Now()
-			last, err := warmup(c.Context(), point, names, func(p control.Progress) { d.show(warmupStep(p)) })
+			last, err := warmup(c.Context(), point, names, run, func(p control.Progress) { d.show(warmupStep(p)) })
 			d.end()
 			if err != nil && !errors.Is(err, context.Canceled) {
 				return err
 			}
-			if asJSON {
-				if err := printJSON(c.OutOrStdout(), last); err != nil {
-					return err
-				}
-			} else {
-				fmt.Fprintln(c.OutOrStdout(), summary(last, time.Since(start)))
+			if err := print(c.OutOrStdout(), last, time.Since(start), asJSON); err != nil {
+				return err
 			}
 			for _, f := range last.Errors {
 				fmt.Fprintf(c.ErrOrStderr(), "%s: %s\n", text(f.Path), f.Error)
 			}
-			return outcome(last, err)
+			return ended(last, err)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be copied and whether there is room, and copy nothing")
 	return c
 }
 
@@ -109,13 +118,68 @@ func severalMounts(first, second string) error {
 	}
 }
 
-func warmup(ctx context.Context, point string, names []string, progress func(control.Progress)) (control.Progress, error) {
+// warmup calls run, a request that reports the progress of a warm-up.
+func warmup(
+	ctx context.Context, point string, names []string,
+	run func(*control.Client, context.Context, []string, func(control.Progress)) (control.Progress, error),
+	progress func(control.Progress),
+) (control.Progress, error) {
 	c, err := control.Dial(ctx, point)
 	if err != nil {
 		return control.Progress{}, err
 	}
 	defer c.Close()
-	return c.Warmup(ctx, names, progress)
+	return run(c, ctx, names, progress)
+}
+
+// printWarmup prints the result of a warm-up.
+func printWarmup(w io.Writer, p control.Progress, took time.Duration, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, p)
+	}
+	_, err := fmt.Fprintln(w, summary(p, took))
+	return err
+}
+
+// printEstimate prints what a warm-up would do.
+func printEstimate(w io.Writer, p control.Progress, _ time.Duration, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, struct {
+			control.Progress
+			Needed int64 `json:"needed_bytes"` // also 0
+			Room   int64 `json:"room_bytes"`
+		}{p, p.NeededBytes, p.RoomBytes})
+	}
+	line := fmt.Sprintf("%s of %s (%s of %s) to copy: this needs %s, and the tiers have %s",
+		count(p.FilesTotal-p.FilesDone-p.FilesElsewhere-p.FilesFailed), files(p.FilesTotal),
+		size(p.BytesTotal-p.BytesDone-p.BytesElsewhere-p.BytesFailed), size(p.BytesTotal), size(p.NeededBytes), size(p.RoomBytes))
+	if p.BytesSkipped > 0 {
+		line += fmt.Sprintf("; no room for %s (%s)", files(p.FilesSkipped), size(p.BytesSkipped))
+	}
+	if p.FilesElsewhere > 0 {
+		line += fmt.Sprintf("; %s (%s) for other nodes to copy", files(p.FilesElsewhere), size(p.BytesElsewhere))
+	}
+	_, err := fmt.Fprintln(w, line)
+	return err
+}
+
+// estimateOutcome is outcome for an estimate.
+func estimateOutcome(p control.Progress, err error) error {
+	e := &exit.Error{Code: exit.Incomplete}
+	switch {
+	case err != nil: // Ctrl-C
+		e.Err = errors.New("stopped before all files were counted")
+		e.Remedy = "Run it again to count all."
+	case p.BytesSkipped > 0:
+		e.Err = fmt.Errorf("the tiers have no room for %s", size(p.BytesSkipped))
+		e.Remedy = "It would be read from the source in every epoch. Raise a quota, add a tier, or make room with `milkweed evict`."
+	case p.FilesFailed > 0:
+		e.Err = fmt.Errorf("the source does not show %s", plural(p.FilesFailed, "name or directory", "names or directories"))
+		e.Remedy = "Run it again when the source works."
+	default:
+		return nil
+	}
+	return e
 }
 
 // summary returns the last line of the output.

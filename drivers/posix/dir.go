@@ -508,5 +508,7 @@ func (d *Dir) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	}
 	r := d.acquire()
 	defer r.release()
-	return statfs(r.fd)
+	st, err := statfs(r.fd)
+	st.Device = r.file.dev
+	return st, err
 }

@@ -172,12 +172,7 @@ const minQuota = 1 << 20
 // checkQuota compares the quota with the free space of the file system of dir. Dir is
 // the directory of the tier, or its nearest parent that exists.
 func (h host) checkQuota(name string, t config.Tier, dir, source string, st unix.Statfs_t) []Finding {
-	usable := available(st)
-	if _, err := h.stat(filepath.Join(t.Path, config.DatasetID(source))); err == nil {
-		// The space of existing copies counts as free. It takes long to add up their
-		// sizes, so all used space of the file system is taken as an upper bound.
-		usable += int64(st.Blocks-st.Bfree) * st.Bsize
-	}
+	usable, _ := h.usable(t, source, st)
 	quota := t.Quota.Of(usable)
 	switch {
 	case quota > usable && st.Blocks > 0:
@@ -188,6 +183,16 @@ func (h host) checkQuota(name string, t config.Tier, dir, source string, st unix
 			"the quota %s allows copies of %s", t.Quota, size(quota))
 	}
 	return nil
+}
+
+// usable returns the space on the file system of a tier that copies may take. The space of existing
+// copies counts as free. It takes long to add up their sizes: if there are some, all used space of the
+// file system is taken as an upper bound, and counted is false.
+func (h host) usable(t config.Tier, source string, st unix.Statfs_t) (bytes int64, counted bool) {
+	if _, err := h.stat(filepath.Join(t.Path, config.DatasetID(source))); err != nil {
+		return available(st), true
+	}
+	return available(st) + int64(st.Blocks-st.Bfree)*st.Bsize, false
 }
 
 // memoryNote returns a note for a tier that is memory, and whether the machine may

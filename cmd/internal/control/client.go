@@ -240,6 +240,17 @@ func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progr
 	return follow(ctx, r, "the warm-up", "Complete copies stay. ", progress)
 }
 
+// Estimate finds what Warmup would do, and copies nothing. It calls progress from time to time, and
+// returns the last Progress.
+func (c *Client) Estimate(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
+	r, err := c.stream(ctx, "/v1/estimate", makeNames(names))
+	if err != nil {
+		return Progress{}, err
+	}
+	defer r.Close()
+	return follow(ctx, r, "the estimate", "", progress)
+}
+
 // Refresh compares what is cached below the names with the source. It calls progress from time
 // to time, and returns the last Refreshed, when every later open sees the state of the source.
 func (c *Client) Refresh(ctx context.Context, names []string, opts RefreshOptions, progress func(Refreshed)) (Refreshed, error) {

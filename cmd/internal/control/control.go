@@ -8,6 +8,8 @@
 //	GET  /v1/where?path=NAME   responds with a Location; NAME is percent-encoded bytes
 //	GET  /v1/trace             responds with a stream of TraceLines of the opens and reads whose path
 //	                           matches path= (TraceFilter.Matches) and that took slow= or longer
+//	POST /v1/estimate          takes a NamesRequest; responds with a stream of WarmupEvents about
+//	                           what a warm-up would do
 //	POST /v1/warmup            takes a NamesRequest; responds with a stream of WarmupEvents,
 //	                           one line of JSON each; the last has End set
 //	POST /v1/refresh           takes a NamesRequest; responds with a stream of RefreshEvents
@@ -67,6 +69,10 @@ type Daemon interface {
 	// has them, until ctx is done or show returns an error. It calls show first with the mode, when
 	// the trace has begun. If too many traces are in progress, the error is an *exit.Error.
 	Trace(ctx context.Context, filter TraceFilter, show func(TraceLine) error) error
+
+	// Estimate finds what Warmup would do, as placement.Handler.Estimate does, and copies nothing. Its
+	// calls and its error are those of Warmup.
+	Estimate(ctx context.Context, names []string, progress func(Progress)) error
 
 	// Warmup places the files below the names, which have the form of drivers.ValidName. It
 	// returns when each file is placed, skipped or failed. It calls progress from time to
@@ -170,6 +176,9 @@ type Progress struct {
 	Errors         []FileError `json:"errors,omitempty"`          // of the first files that failed
 
 	FilesMismatched int64 `json:"files_mismatched,omitempty"` // of FilesFailed, files that the source does not have as in the manifest
+
+	NeededBytes int64 `json:"needed_bytes,omitempty"` // of an estimate: what the copies that are missing take in the tiers
+	RoomBytes   int64 `json:"room_bytes,omitempty"`   // of an estimate: what the tiers have for them
 }
 
 // A FileError describes a file that could not be copied, or a name that could not be compared.

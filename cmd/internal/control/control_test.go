@@ -102,6 +102,19 @@ func TestWarmup(t *testing.T) {
 	}
 }
 
+// An estimate is no warm-up.
+func TestEstimate(t *testing.T) {
+	last := control.Progress{FilesTotal: 4, FilesDone: 2, NeededBytes: 8192, RoomBytes: 1 << 20}
+	d := &controltest.Daemon{Steps: []control.Progress{last}}
+	got, err := dial(t, d).Estimate(t.Context(), []string{"."}, func(control.Progress) {})
+	if err != nil || !reflect.DeepEqual(got, last) {
+		t.Errorf("got %+v, %v, want %+v", got, err, last)
+	}
+	if d.Warmed.Load() != nil {
+		t.Error("the daemon was asked for a warm-up")
+	}
+}
+
 func TestWarmupFails(t *testing.T) {
 	d := &controltest.Daemon{
 		Steps:     []control.Progress{{FilesTotal: 3}},

@@ -78,7 +78,8 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/reload", s.reload)
 	mux.HandleFunc("GET /v1/where", s.where)
 	mux.HandleFunc("GET /v1/trace", s.trace)
-	mux.HandleFunc("POST /v1/warmup", s.warmup)
+	mux.HandleFunc("POST /v1/estimate", s.warmup(s.Daemon.Estimate))
+	mux.HandleFunc("POST /v1/warmup", s.warmup(s.Daemon.Warmup))
 	mux.HandleFunc("POST /v1/refresh", s.refresh)
 	mux.HandleFunc("POST /v1/evict", s.evict)
 	mux.HandleFunc("POST /v1/scrub", s.scrub)
@@ -128,15 +129,18 @@ func (s *Server) where(w http.ResponseWriter, r *http.Request) {
 	respond(w, loc)
 }
 
-func (s *Server) warmup(w http.ResponseWriter, r *http.Request) {
-	var req NamesRequest
-	names, ok := decodeNames(w, r, &req, &req)
-	if !ok {
-		return
+// warmup returns a handler that calls run with the names of a request.
+func (s *Server) warmup(run func(ctx context.Context, names []string, progress func(Progress)) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req NamesRequest
+		names, ok := decodeNames(w, r, &req, &req)
+		if !ok {
+			return
+		}
+		stream(w, r, Progress{Scanning: true}, func(ctx context.Context, progress func(Progress)) error {
+			return run(ctx, names, progress)
+		})
 	}
-	stream(w, r, Progress{Scanning: true}, func(ctx context.Context, progress func(Progress)) error {
-		return s.Daemon.Warmup(ctx, names, progress)
-	})
 }
 
 func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {

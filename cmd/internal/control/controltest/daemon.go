@@ -32,9 +32,9 @@ type Daemon struct {
 	Peered     bool                        // whether Status and Peers have nodes
 	Config     []config.Setting            // the result of Settings
 	Locations  map[string]control.Location // results of Where, by name
-	Steps      []control.Progress          // the progress that Warmup reports
+	Steps      []control.Progress          // the progress that Warmup and Estimate report
 	StepEvery  time.Duration               // the duration of each of Steps
-	WarmupErr  error                       // the result of Warmup
+	WarmupErr  error                       // the result of Warmup and Estimate
 	Refreshes  []control.Refreshed         // the progress that Refresh reports
 	RefreshErr error                       // the result of Refresh
 
@@ -223,10 +223,20 @@ func (d *Daemon) Trace(ctx context.Context, _ control.TraceFilter, show func(con
 	return ctx.Err()
 }
 
+// Estimate implements control.Daemon.
+func (d *Daemon) Estimate(ctx context.Context, names []string, progress func(control.Progress)) error {
+	return d.report(ctx, progress)
+}
+
 // Warmup implements control.Daemon.
 func (d *Daemon) Warmup(ctx context.Context, names []string, progress func(control.Progress)) error {
 	names = slices.Clone(names)
 	d.Warmed.Store(&names)
+	return d.report(ctx, progress)
+}
+
+// report reports Steps.
+func (d *Daemon) report(ctx context.Context, progress func(control.Progress)) error {
 	for _, p := range d.Steps {
 		progress(p)
 		select {

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/drivers/limit"
+	"github.com/milkweedfs/milkweed/drivers/manifest"
+	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
+)
+
+// countTime bounds how long check counts the files of a source.
+const countTime = 3 * time.Second
+
+// checkRoom compares what the copies of a dataset need with what the tiers of cfg have. It lists a
+// directory for that, for countTime. A bucket is not listed, because requests cost money; checkManifest
+// compares what a manifest says.
+func checkRoom(ctx context.Context, cfg *config.Config) []check.Finding {
+	if _, listed := placeOf(cfg.Source); listed || cfg.Source.URL != "" || len(cfg.Tiers) == 0 {
+		return nil
+	}
+	var need check.Need
+	err := atMost(countTime+endTime, func() (err error) {
+		need, err = countSource(ctx, cfg)
+		return err
+	})
+	if err != nil || need == (check.Need{}) {
+		return nil // the finding of the source says why, or there are no files
+	}
+	return roomFor(ctx, cfg, need)
+}
+
+// roomFor returns the finding about the room for a dataset, in tiers that a mount may use: those in
+// memory are also bounded by the control group.
+func roomFor(ctx context.Context, cfg *config.Config, need check.Need) []check.Finding {
+	bounded := *cfg
+	bounded.Tiers = slices.Clone(cfg.Tiers)
+	ram := memoryTiers(&bounded)
+	planMemory(config.MemoryLimit(), len(ram) > 0).bound(&bounded, ram, slog.New(slog.DiscardHandler))
+	return check.Room(ctx, &bounded, need)
+}
+
+// countSource counts the files of a source for countTime, with at most as many operations per second as
+// a mount may make.
+func countSource(ctx context.Context, cfg *config.Config) (need check.Need, err error) {
+	ctx, cancel := context.WithTimeout(ctx, countTime)
+	defer cancel()
+	s, _, err := openShown(ctx, cfg, nil)
+	if err != nil {
+		return need, err
+	}
+	defer s.Close()
+	log := slog.New(slog.DiscardHandler)
+	limited := limit.New(s, limit.Config{OpsPerSecond: cfg.Source.Operations, Transparent: true})
+	levels, err := tiers.New(limited, nil, tiers.Options{}, log)
+	if err != nil {
+		return need, err
+	}
+	names, err := metadata.New(ctx, levels, metadata.Options{TTL: time.Hour}, log)
+	if err != nil {
+		return need, err
+	}
+	defer names.Close()
+	var failed int64
+	err = names.Walk(ctx, []*metadata.Entry{names.Root()}, func(e *metadata.Entry, err error) error {
+		switch {
+		case err != nil:
+			failed++
+		case e.IsRegular():
+			need.Files++
+			need.Bytes += tiers.Allocated(e.Size())
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		need.Partial, err = "this was counted in "+countTime.String()+", and `milkweed warmup --dry-run` counts all after the mount", nil
+	case failed > 0:
+		need.Partial = plural(failed, "name", "names") + " cannot be read"
+	}
+	return need, err
+}
+
+// needOf returns what the files of a manifest need.
+func needOf(m *manifest.Manifest) (need check.Need) {
+	for e := range m.All() {
+		if e.IsRegular() {
+			need.Files++
+			need.Bytes += tiers.Allocated(e.Size)
+		}
+	}
+	return need
+}
