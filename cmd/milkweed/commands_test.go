@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/control/controltest"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -287,6 +289,23 @@ type onWrite func()
 func (f onWrite) Write(p []byte) (int, error) {
 	f()
 	return len(p), nil
+}
+
+// The nodes of a job may write to one file: their tables are not mixed line by line.
+func TestTablesAreWrittenAtOnce(t *testing.T) {
+	point := served(t, new(controltest.Daemon))
+	writes := 0
+	counted := onWrite(func() { writes++ })
+	wantCode(t, run(t.Context(), []string{"milkweed", "status", point}, counted, io.Discard), exit.OK)
+	if writes != 1 {
+		t.Errorf("status: %d writes", writes)
+	}
+	writes = 0
+	c := config.Default()
+	c.Source.Path = t.TempDir()
+	if err := setDefaultTiers(&c, counted); err != nil || writes != 1 {
+		t.Errorf("the default tiers: %v, %d writes", err, writes)
+	}
 }
 
 func TestWarmupInterrupted(t *testing.T) {

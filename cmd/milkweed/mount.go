@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -461,22 +462,25 @@ func (f *mountFlags) setTiers(c *config.Config) error {
 	return nil
 }
 
-// setDefaultTiers sets the default tiers, and prints them.
+// setDefaultTiers sets the default tiers, and prints them in one write, as printStatus does.
 func setDefaultTiers(c *config.Config, stderr io.Writer) error {
 	tiers, notes, err := config.DefaultTiers(c.Source.Name())
 	if err != nil {
 		return err
 	}
 	c.Tiers = tiers
+	var lines bytes.Buffer
 	for _, note := range notes {
-		fmt.Fprintf(stderr, "milkweed: %s\n", text(note))
+		fmt.Fprintf(&lines, "milkweed: %s\n", text(note))
 	}
-	fmt.Fprintln(stderr, "milkweed: no configuration file is used; copies go to")
-	t := tabwriter.NewWriter(stderr, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(&lines, "milkweed: no configuration file is used; copies go to")
+	t := tabwriter.NewWriter(&lines, 0, 0, 2, ' ', 0)
 	for _, tier := range tiers {
 		fmt.Fprintf(t, "  %s\t%s\tup to %s\n", tier.Name, text(tier.Path), describeQuota(tier.Quota))
 	}
-	return t.Flush()
+	t.Flush()
+	_, err = lines.WriteTo(stderr)
+	return err
 }
 
 func describeQuota(q config.Quota) string {

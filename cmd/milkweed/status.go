@@ -232,8 +232,9 @@ func statusOf(ctx context.Context, mountPoint string) (control.Status, error) {
 	return c.Status(ctx)
 }
 
-// printStatus prints a status in tables.
-func printStatus(w io.Writer, s control.Status) error {
+// printStatus prints a status in tables, in one write: the nodes of a job may write to one file.
+func printStatus(out io.Writer, s control.Status) error {
+	w := new(bytes.Buffer)
 	state := "ready"
 	switch {
 	case s.Draining:
@@ -331,7 +332,9 @@ func printStatus(w io.Writer, s control.Status) error {
 			fmt.Fprintf(t, "\t%s\n", text)
 		}
 	}
-	return t.Flush()
+	t.Flush()
+	_, err := w.WriteTo(out)
+	return err
 }
 
 // byKind lists the counters of a metric by the value of its last label, as in "20 open, 40
