@@ -77,6 +77,7 @@ type totals struct {
 	at     time.Time
 	waited Waits
 	opens  [tiers.MaxTiers + 1]Opens
+	direct [tiers.MaxTiers + 1]Opens // those of opens that are in passthrough
 	fills  Opens
 	peers  Opens
 }
@@ -89,6 +90,7 @@ type Epoch struct {
 	Mixed  bool                      // it is none: files were opened again before others were
 	Files  int64                     // files opened
 	Opens  [tiers.MaxTiers + 1]Opens // by level
+	Direct [tiers.MaxTiers + 1]Opens // those of them that were in passthrough
 	Fills  Opens                     // of files whose copies were in flight
 	Peers  Opens                     // of files that were read from other nodes without a copy
 	Waited Waits
@@ -180,6 +182,7 @@ func (p *pass) epoch(now totals, at time.Time) (Epoch, bool) {
 	}
 	for l := range epoch.Opens {
 		epoch.Opens[l] = now.opens[l].minus(p.began.opens[l])
+		epoch.Direct[l] = now.direct[l].minus(p.began.direct[l])
 	}
 	return epoch, true
 }
@@ -242,17 +245,17 @@ func (n openNumbers) forget(before uint32) {
 func (h *Handler) totals() totals {
 	t := totals{at: time.Now(), waited: h.waited(), fills: h.fillOpens.load(), peers: h.peerOpens()}
 	for l := range len(h.levels.Tiers()) + 1 {
-		t.opens[l] = h.opens[l].load()
+		t.opens[l], t.direct[l] = h.opens[l].load(), h.passthrough[l].load()
 	}
 	return t
 }
 
 // load returns the counters now.
 func (o *Opens) load() Opens {
-	return Opens{atomic.LoadInt64(&o.Files), atomic.LoadInt64(&o.Bytes)}
+	return Opens{atomic.LoadInt64(&o.Files), atomic.LoadInt64(&o.Bytes), atomic.LoadInt64(&o.Read)}
 }
 
 // minus returns the difference of two counts.
 func (o Opens) minus(earlier Opens) Opens {
-	return Opens{o.Files - earlier.Files, o.Bytes - earlier.Bytes}
+	return Opens{o.Files - earlier.Files, o.Bytes - earlier.Bytes, o.Read - earlier.Read}
 }

@@ -71,6 +71,9 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	defer v.leave()
 	n, err := f.readIn(ctx, v, p, off)
+	if err == nil || err == io.EOF { // otherwise the reader may repeat the read
+		f.countRead(v, n)
+	}
 	op.endRead(v, off, n, err)
 	return n, err
 }

@@ -26,6 +26,7 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	}
 	return fd, func(n int) {
 		done(n)
+		f.countRead(v, n)
 		op.endRead(v, -1, n, nil)
 		v.leave()
 	}, nil

@@ -50,16 +50,32 @@ type Stats struct {
 	EpochsEnded int64         // epochs that have ended, without those that were mixed
 }
 
-// Opens counts how often files were opened.
+// Opens counts how often files were opened, and what was read of them.
 type Opens struct {
 	Files int64 // opens
 	Bytes int64 // the sizes of the files
+	Read  int64 // bytes that readers got; reads in passthrough and from the page cache are missing
 }
 
 // add counts the open of a file of size bytes.
 func (o *Opens) add(size int64) {
 	atomic.AddInt64(&o.Files, 1)
 	atomic.AddInt64(&o.Bytes, size)
+}
+
+// countRead counts n bytes that a reader got in a view.
+func (f *file) countRead(v *view, n int) {
+	if n <= 0 || f.forPeer || v.inPieces { // the files of the pieces count them
+		return
+	}
+	o := &f.handler.opens[v.level]
+	switch {
+	case v.fill != nil:
+		o = &f.handler.fillOpens
+	case v.atPeers:
+		o = &f.handler.peers.opens
+	}
+	atomic.AddInt64(&o.Read, int64(n))
 }
 
 // Stats returns the counters and the present state.

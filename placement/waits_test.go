@@ -152,10 +152,10 @@ func TestEpochHasItsWaits(t *testing.T) {
 			t.Fatalf("got %d epochs, %d ended; want 3 and 2", len(s.Epochs), s.EpochsEnded)
 		}
 		first, second := s.Epochs[0], s.Epochs[1]
-		if first.Waited.Latency.Time != 2*n*latency || first.Fills != (Opens{n, n * 10_000}) {
+		if first.Waited.Latency.Time != 2*n*latency || first.Fills != (Opens{n, n * 10_000, n * 10_000}) {
 			t.Errorf("first: got %+v; want %d files copied, and %v of latency", first, n, 2*n*latency)
 		}
-		if second.Waited.Latency.Time != 0 || second.Opens[1] != (Opens{n, n * 10_000}) {
+		if second.Waited.Latency.Time != 0 || second.Opens[1] != (Opens{n, n * 10_000, n * 10_000}) {
 			t.Errorf("second: got %+v; want %d files from the tier, and no latency", second, n)
 		}
 	})

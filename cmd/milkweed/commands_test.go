@@ -74,19 +74,19 @@ ram     100 MiB  400 MiB  25%   90     1,000  900 MiB     0       0        healt
 ssd     0 B      800 MiB  0%    0      0      0 B         3       0        down: no space left on device  /local/milkweed
 source                                 400    300 MiB     0                -                              /lustre/imagenet
 
-LEVEL   MODE         OPENS  BYTES OPENED  PASSTHROUGH
-ram     cached       100    50 MiB        on
-        passthrough  800    6.8 GiB       
-ssd     -            0      0 B           off: it is stacked
-source  cached       100    300 MiB       off: the source has a cap
-READS and BYTES READ do not include reads in passthrough: the kernel does them directly.
+LEVEL   MODE         OPENS  BYTES READ      PASSTHROUGH
+ram     cached       100    30 MiB          on
+        passthrough  800    6.8 GiB opened  
+ssd     -            0      0 B             off: it is stacked
+source  cached       100    3.0 MiB         off: the source has a cap
+READS and BYTES READ do not include reads in passthrough, which the kernel does directly: "opened" means the sizes of the opened files.
 
-EPOCH   BEGAN     TOOK  FILES  BYTES OPENED             LATENCY  BANDWIDTH  FILL    TIERS
-5       ` + clock(6) + `  13s   900                             0s       0s         0s      0s
-mixed   ` + clock(7) + `  14s   700                             0s       0s         0s      0s
-6       ` + clock(8) + `  2m5s  1,000  20 MiB fill, 80 MiB ram  0s       1.5s       0s      0s
-7, now  ` + clock(11) + `  1s    20                              0s       0s         0s      0s
-all                                                     1m1.5s   0s         32.1ms  2.13s
+EPOCH   BEGAN     TOOK  FILES  BYTES READ                                       LATENCY  BANDWIDTH  FILL    TIERS
+5       ` + clock(6) + `  13s   900                                                     0s       0s         0s      0s
+mixed   ` + clock(7) + `  14s   700                                                     0s       0s         0s      0s
+6       ` + clock(8) + `  2m5s  1,000  2.0 MiB fill, 5.0 MiB ram, 70 MiB opened in ram  0s       1.5s       0s      0s
+7, now  ` + clock(11) + `  1s    20                                                      0s       0s         0s      0s
+all                                                                             1m1.5s   0s         32.1ms  2.13s
 LATENCY, BANDWIDTH, FILL and TIERS are times that readers waited, summed over the readers.
 mixed: not recognizable as an epoch. Files were opened again before others were opened.
 
@@ -113,7 +113,7 @@ func TestStatusOfABucket(t *testing.T) {
 		`
 source                                 400    300 MiB     0                -                              s3://bucket/imagenet
 `, `
-source  cached       100    300 MiB       off: the source is a bucket, which the kernel cannot read
+source  cached       100    3.0 MiB         off: the source is a bucket, which the kernel cannot read
 `, `
 source     3 idle handles, 523 operations: 0 acl, 0 holes, 100 open, 400 read, 3 readdir, 0 readlink, 20 stat, 0 xattr
 bucket     3,413 requests: 3,400 get, 12 list, 1 other; 320 MiB received

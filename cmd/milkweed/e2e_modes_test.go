@@ -182,3 +182,47 @@ func TestSourceIsOpenedOnce(t *testing.T) {
 	d.wait()
 	s.wantNothing()
 }
+
+// Bytes that are shown are bytes that were read, however large the opened files are. In passthrough, where
+// the daemon does not see reads, the column names the sizes of the opened files as that.
+func TestBytesShownAreBytesRead(t *testing.T) {
+	parallel(t)
+	const size, opens, part = 8 << 20, 20, 64 << 10
+	read := func(s *site) {
+		for range opens {
+			s.sh(`dd if="$1/a/f" of=/dev/null bs=64k count=1 iflag=direct 2>/dev/null`, s.point)
+		}
+	}
+	for _, mode := range []string{"cached", "stateless"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			s.write("a/f", size)
+			s.mountWith("mode="+mode, "64MiB")
+			read(s)
+			status, sum := s.settled(), int64(0)
+			for _, n := range status.ReadBytes {
+				sum += n
+			}
+			if sum != opens*part {
+				t.Errorf("bytes read: got %v, want %d", status.ReadBytes, opens*part)
+			}
+			if got := s.milkweed("status", s.point); strings.Contains(got, "opened\n") {
+				t.Errorf("sizes of opened files in mode %s:\n%s", mode, got)
+			}
+		})
+	}
+	t.Run("passthrough", func(t *testing.T) {
+		s := newSite(t)
+		s.write("a/f", size)
+		s.mountWith("mode=passthrough", "64MiB")
+		s.milkweed("warmup", s.point)
+		s.eventually("the copy is checked", func() bool { return s.status().Fills.Unchecked == 0 })
+		read(s)
+		if got := s.milkweed("status", s.point); !strings.Contains(got, "160 MiB opened") {
+			t.Errorf("no sizes of opened files:\n%s", got)
+		}
+		if got := s.status(); got.OpenedBytes["tier1"]["passthrough"] != opens*size || got.ReadBytes["tier1"] != 0 {
+			t.Errorf("got %v opened, %v read", got.OpenedBytes, got.ReadBytes)
+		}
+	})
+}

@@ -148,10 +148,10 @@ func (r profileReport) write(w io.Writer) error {
 		fmt.Fprintf(t, "%s more\n", count(int64(more)))
 	}
 	if len(r.Epochs) > 0 {
-		fmt.Fprintln(t, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES OPENED")
+		fmt.Fprintln(t, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES READ")
 		for i := max(0, len(r.Epochs)-shownEpochs); i < len(r.Epochs); i++ {
 			e := r.Epochs[i]
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", epochName(r.status, i), e.Began.Local().Format(time.TimeOnly), rounded(e.Seconds), count(e.Files), opened(e))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", epochName(r.status, i), e.Began.Local().Format(time.TimeOnly), rounded(e.Seconds), count(e.Files), bytesRead(e))
 		}
 	}
 	if err := t.Flush(); err != nil {

@@ -52,6 +52,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Scrub:         d.handler.ScrubStats(),
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),
+		ReadBytes:     make(map[string]int64),
 		ReadLatency:   make(map[string]control.Histogram),
 		Waits:         d.waits(placed.Waited),
 		Epochs:        []control.Epoch{},
@@ -112,6 +113,7 @@ func (d *daemon) Status(context.Context) control.Status {
 func (d *daemon) addOpens(s *control.Status, level string, all, passthrough placement.Opens) {
 	other := string(d.service.Mode)
 	s.Opens[level], s.OpenedBytes[level] = make(map[string]int64), make(map[string]int64)
+	s.ReadBytes[level] = all.Read
 	if d.service.Mode == config.Passthrough {
 		other = string(config.Cached)
 		s.Opens[level][string(config.Passthrough)] = passthrough.Files

@@ -45,9 +45,10 @@ are counted.
 A mode is passthrough, in which the kernel reads the file of the tier directly;
 stateless, in which the kernel opens files without a FUSE round trip; or cached.
 The daemon sees neither reads in passthrough nor reads from the page cache, and
-does not count them in reads and bytes_read. Opens, and the sizes of the files
-opened, are counted in every mode. In mode stateless, the first read of a file
-in some seconds counts as its open.
+does not count them in READS and BYTES READ. For opens in passthrough, BYTES
+READ has the sizes of the files, marked "opened". Opens, and these sizes, are
+counted in every mode. In mode stateless, the first read of a file in some
+seconds counts as its open.
 
 The table of epochs shows how long readers waited, summed over the readers: for
 the latency and the bandwidth of the source, for copies in flight, and for
@@ -353,11 +354,11 @@ func byKind(s *control.Status, metric string) (list string, total int64) {
 // printOpens prints the opens of each level by mode, the fastest level first, and whether the
 // kernel reads the files of the level directly.
 func printOpens(w io.Writer, s control.Status) {
-	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tBYTES OPENED\tPASSTHROUGH")
+	fmt.Fprintln(w, "\nLEVEL\tMODE\tOPENS\tBYTES READ\tPASSTHROUGH")
 	for _, level := range levels(s) {
 		name, on := level, passthrough(s, level)
 		for _, mode := range slices.Sorted(maps.Keys(s.Opens[level])) {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), size(s.OpenedBytes[level][mode]), on)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, mode, count(s.Opens[level][mode]), toReaders(s, level, mode), on)
 			name, on = "", "" // only on the first line of a level
 		}
 		if name != "" {
@@ -365,8 +366,17 @@ func printOpens(w io.Writer, s control.Status) {
 		}
 	}
 	if s.Mode == string(config.Passthrough) {
-		fmt.Fprintln(w, "READS and BYTES READ do not include reads in passthrough: the kernel does them directly.")
+		fmt.Fprintln(w, `READS and BYTES READ do not include reads in passthrough, which the kernel does directly: "opened" means the sizes of the opened files.`)
 	}
+}
+
+// toReaders returns what readers got from a level in a mode or, in passthrough, the sizes of the files
+// that they opened.
+func toReaders(s control.Status, level, mode string) string {
+	if mode == string(config.Passthrough) {
+		return size(s.OpenedBytes[level][mode]) + " opened"
+	}
+	return size(s.ReadBytes[level])
 }
 
 // passthrough returns the PASSTHROUGH column of a level.

@@ -55,7 +55,7 @@ func TestTopViews(t *testing.T) {
 	m := watched(&controltest.Daemon{MountPoint: "/mnt", Peered: true})
 	for i, wants := range [][]string{
 		{"ram     ███", "25%", "400 MiB", "90M", "down: no space left on device", "1 of 2 up", "hit ratio", "90%", "known:9%", "90 of 1,000 known files", "mostly for: latency (100%)", "20 ops/s", "2 copies", "7 queued", "plan ", "tier is not healthy (2 times)"},
-		{"latency", "1.50 s/s", "1m3s", "EPOCH", "7, now", "20 MiB fill, 80 MiB ram", "80%"},
+		{"latency", "1.50 s/s", "1m3s", "EPOCH", "7, now", "2.0 MiB fill, 5.0 MiB ram, 70 MiB opened in ram", "80%"},
 		{"read ", "20/s", "420", "3 blocks", "of at most 12", "3 idle handles"},
 		{"node2", "10.0.0.2:7440", "40 MiB", "node3", "down"},
 		{"2026-01-02", "ssd: tier is not healthy (2 times)", "scrub ", "1 corrupt"},

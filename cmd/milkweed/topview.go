@@ -370,7 +370,7 @@ func (m *topModel) waitsView(g glyphs, width int) []row {
 	}
 	rows := append(t.rows(), row{{"Seconds that readers waited, summed over the readers. The sparklines have one scale.", dim}}, nil)
 	e := grid{left: []int{7}}
-	e.header("EPOCH", "BEGAN", "TOOK", "FILES", "HIT", "WAITED", "", "BYTES OPENED")
+	e.header("EPOCH", "BEGAN", "TOOK", "FILES", "HIT", "WAITED", "", "BYTES READ")
 	longest := 0.0
 	shown := s.Epochs[max(0, len(s.Epochs)-12):]
 	for _, epoch := range shown {
@@ -387,7 +387,7 @@ func (m *topModel) waitsView(g glyphs, width int) []row {
 			bar = g.gauge(epoch.Seconds/longest, 16)
 		}
 		e.add(span{epochName(s, i), plain}, span{epoch.Began.Local().Format(time.TimeOnly), dim}, span{rounded(epoch.Seconds), plain}, span{count(epoch.Files), plain},
-			span{share(epochHits(s, epoch)), plain}, span{rounded(waited), plain}, span{bar, first}, span{opened(epoch), dim})
+			span{share(epochHits(s, epoch)), plain}, span{rounded(waited), plain}, span{bar, first}, span{bytesRead(epoch), dim})
 	}
 	if len(shown) == 0 {
 		return append(rows, row{{"No epoch yet: a job has to open 8 files.", dim}})

@@ -36,16 +36,16 @@ func wait(level, cause string, w placement.Wait) control.Wait {
 
 // epoch converts e.
 func (d *daemon) epoch(e placement.Epoch) control.Epoch {
-	all := control.Epoch{
-		Began: e.Began, Seconds: e.Took.Seconds(), Ended: e.Ended, Mixed: e.Mixed, Files: e.Files,
-		Opens: []control.EpochOpens{{Level: fillLevel, Opens: e.Fills.Files, Bytes: e.Fills.Bytes}},
+	all := control.Epoch{Began: e.Began, Seconds: e.Took.Seconds(), Ended: e.Ended, Mixed: e.Mixed, Files: e.Files}
+	add := func(level string, o, direct placement.Opens) {
+		all.Opens = append(all.Opens, control.EpochOpens{Level: level, Opens: o.Files, Bytes: o.Bytes, Read: o.Read, Passthrough: direct.Bytes})
 	}
+	add(fillLevel, e.Fills, placement.Opens{})
 	if d.peers.node != nil {
-		all.Opens = append(all.Opens, control.EpochOpens{Level: peersLevel, Opens: e.Peers.Files, Bytes: e.Peers.Bytes})
+		add(peersLevel, e.Peers, placement.Opens{})
 	}
 	for l := range len(d.levels.Tiers()) + 1 {
-		o := e.Opens[l]
-		all.Opens = append(all.Opens, control.EpochOpens{Level: d.levels.Name(tiers.Level(l)), Opens: o.Files, Bytes: o.Bytes})
+		add(d.levels.Name(tiers.Level(l)), e.Opens[l], e.Direct[l])
 	}
 	for _, w := range d.waits(e.Waited) {
 		all.Waits = append(all.Waits, control.EpochWait(w))
@@ -64,13 +64,13 @@ func printWaits(w io.Writer, s control.Status) {
 		causes = append(causes, control.PeersCause)
 		columns, words = columns+"\tPEERS", "LATENCY, BANDWIDTH, FILL, TIERS and PEERS"
 	}
-	fmt.Fprintln(w, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES OPENED\t"+columns)
+	fmt.Fprintln(w, "\nEPOCH\tBEGAN\tTOOK\tFILES\tBYTES READ\t"+columns)
 	mixed := false
 	for i := max(0, len(s.Epochs)-shownEpochs); i < len(s.Epochs); i++ {
 		e := s.Epochs[i]
 		mixed = mixed || e.Mixed
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", epochName(s, i), e.Began.Local().Format(time.TimeOnly),
-			rounded(e.Seconds), count(e.Files), opened(e), waited(e.Waits, causes))
+			rounded(e.Seconds), count(e.Files), bytesRead(e), waited(e.Waits, causes))
 	}
 	var all []control.EpochWait
 	for _, wait := range s.Waits {
@@ -95,12 +95,16 @@ func epochName(s control.Status, i int) string {
 	return name
 }
 
-// opened lists the sizes of the files that an epoch has opened, by level.
-func opened(e control.Epoch) string {
+// bytesRead lists what readers got from the daemon in an epoch, by level, and the sizes of the files that
+// they opened in passthrough.
+func bytesRead(e control.Epoch) string {
 	var parts []string
 	for _, o := range e.Opens {
-		if o.Opens > 0 {
-			parts = append(parts, size(o.Bytes)+" "+o.Level)
+		if o.Read > 0 {
+			parts = append(parts, size(o.Read)+" "+o.Level)
+		}
+		if o.Passthrough > 0 {
+			parts = append(parts, size(o.Passthrough)+" opened in "+o.Level)
 		}
 	}
 	return strings.Join(parts, ", ")

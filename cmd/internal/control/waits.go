@@ -63,6 +63,9 @@ type EpochOpens struct {
 	Level string `json:"level" help:"The tier that served the opens, source, or fill if the copies were in flight."`
 	Opens int64  `json:"opens" help:"Number of opens."`
 	Bytes int64  `json:"opened_bytes" help:"Sizes of the files opened."`
+	Read  int64  `json:"read_bytes" help:"Bytes that readers got from the daemon."`
+
+	Passthrough int64 `json:"passthrough_bytes" help:"Sizes of those of the files that were opened in passthrough. The daemon does not see their reads."`
 }
 
 // An EpochWait is a Wait within an epoch.

@@ -70,6 +70,7 @@ func sample(context.Context) control.Status {
 		Placement:   placement.Counters{Placed: 4, PlacedBytes: 80, Prefetched: 3, Skipped: 1, Failed: 2},
 		Opens:       map[string]map[string]int64{"ram": {"cached": 12, "passthrough": 7}, "source": {"cached": 3}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 1200, "passthrough": 7000}, "source": {"cached": 300}},
+		ReadBytes:   map[string]int64{"ram": 1100},
 		OpenHandles: 6,
 		ReadLatency: map[string]control.Histogram{
 			"ram": {LeSeconds: []float64{0.001, 0.1}, Counts: []uint64{3, 4}, SumSeconds: 1.5, Count: 5},

@@ -41,6 +41,7 @@ func busy() (control.Status, []rates.Point) {
 		next.Tiers = slices.Clone(after.Tiers)
 		next.Tiers[0].UsedBytes, next.Tiers[0].Files = step(0, 120, 400<<20), step(0, 120, 200_000)
 		next.Tiers[1].UsedBytes, next.Tiers[1].Files = step(80, 340, 700<<20), step(80, 340, 400_000)
+		next.ReadBytes = map[string]int64{"ssd": step(90, 360, 45<<30), "source": step(0, 150, 9<<30), "fill": step(0, 150, 5<<30)}
 		next.Names.CopiedFiles = next.Tiers[0].Files + next.Tiers[1].Files
 		next.Tiers[1].Bytes = step(90, 360, 45<<30)
 		next.Source.Bytes, next.Source.Reads = step(0, 150, 14<<30), step(0, 150, 200_000)
@@ -56,7 +57,7 @@ func busy() (control.Status, []rates.Point) {
 	}
 	before.Epochs = slices.Clone(before.Epochs)
 	for i := range 3 {
-		before.Epochs[i].Opens = []control.EpochOpens{{Level: "source", Opens: 800 - 300*int64(i), Bytes: 80 << 20}, {Level: "fill", Opens: 100, Bytes: 10 << 20}, {Level: "ram", Opens: 300 * int64(i), Bytes: int64(i) * 30 << 20}}
+		before.Epochs[i].Opens = []control.EpochOpens{{Level: "source", Opens: 800 - 300*int64(i), Read: 80 << 20}, {Level: "fill", Opens: 100, Read: 10 << 20}, {Level: "ram", Opens: 300 * int64(i), Read: int64(i) * 30 << 20}}
 	}
 	before.Tiers[1].Reason = "open /local/milkweed/secret.jpg: no space left on device"
 	return before, points

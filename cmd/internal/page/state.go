@@ -68,7 +68,8 @@ type Level struct {
 	Tier        bool   `json:"tier"`
 	Opens       int64  `json:"opens"`
 	Reads       int64  `json:"reads"`
-	Bytes       int64  `json:"bytes_read"`  // through the daemon
+	Bytes       int64  `json:"bytes_read"`  // through the daemon; of the source, also those for copies
+	Readers     int64  `json:"readers"`     // bytes that readers got through the daemon
 	Passthrough int64  `json:"passthrough"` // sizes of the files opened in passthrough
 }
 
@@ -101,7 +102,7 @@ type Epoch struct {
 	Files   int64            `json:"files"`
 	Opens   int64            `json:"opens"`
 	Local   int64            `json:"local_opens"` // of opens, those that a tier served
-	Bytes   map[string]int64 `json:"opened_bytes"`
+	Bytes   map[string]int64 `json:"bytes"`       // that readers got, by level; of files opened in passthrough, their sizes
 	Waited  float64          `json:"waited_seconds"`
 }
 
@@ -178,7 +179,7 @@ func epoch(s *control.Status, i int) Epoch {
 	}
 	shown.Local, shown.Opens = s.LocalOpens(e)
 	for _, o := range e.Opens {
-		shown.Bytes[o.Level] += o.Bytes
+		shown.Bytes[o.Level] += o.Read + o.Passthrough
 	}
 	for _, w := range e.Waits {
 		shown.Waited += w.Seconds

@@ -49,7 +49,8 @@ type Level struct {
 
 	Opens       float64 `json:"opens"`       // files opened per second
 	Reads       float64 `json:"reads"`       // reads through the daemon per second
-	Bytes       float64 `json:"bytes"`       // bytes of these reads per second
+	Bytes       float64 `json:"bytes"`       // bytes of these reads per second; of the source, also those for copies
+	Readers     float64 `json:"readers"`     // bytes that readers got from the level through the daemon, per second
 	Passthrough float64 `json:"passthrough"` // sizes of the files opened in passthrough, per second: the kernel reads them without the daemon
 
 	Used  int64 `json:"used_bytes"` // 0 unless it is a tier
@@ -73,7 +74,7 @@ func (p Point) PlacedShare() (share float64, ok bool) {
 // that they opened in passthrough, per second.
 func (p Point) Bytes() (read, passthrough float64) {
 	for _, l := range p.Levels {
-		read += l.Bytes
+		read += l.Readers
 		passthrough += l.Passthrough
 	}
 	return read, passthrough
@@ -103,7 +104,7 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 		}
 		l := now.Level
 		l.Opens, l.Reads = rate(was.opens, now.opens), rate(was.reads, now.reads)
-		l.Bytes, l.Passthrough = rate(was.bytes, now.bytes), rate(was.passthrough, now.passthrough)
+		l.Bytes, l.Passthrough, l.Readers = rate(was.bytes, now.bytes), rate(was.passthrough, now.passthrough), rate(was.readers, now.readers)
 		p.Levels = append(p.Levels, l)
 		p.Opens += max(now.opens-was.opens, 0)
 		if now.tier {
@@ -126,14 +127,15 @@ func Between(before, after *control.Status, from, to time.Time) (Point, bool) {
 // A level has the counters of a Level.
 type level struct {
 	Level
-	tier                             bool
-	opens, reads, bytes, passthrough int64
+	tier                                      bool
+	opens, reads, bytes, passthrough, readers int64
 }
 
 // levels returns those of a status, in the order of Point.Levels.
 func levels(s *control.Status) []level {
 	var all []level
 	add := func(l level) {
+		l.readers = s.ReadBytes[l.Name]
 		for mode, n := range s.Opens[l.Name] {
 			l.opens += n
 			if mode == string(config.Passthrough) {
@@ -162,7 +164,8 @@ type Total struct {
 	Tier        bool
 	Opens       int64 // files opened
 	Reads       int64 // reads through the daemon
-	Bytes       int64 // bytes of these reads
+	Bytes       int64 // bytes of these reads; of the source, also those for copies
+	Readers     int64 // bytes that readers got from the level through the daemon
 	Passthrough int64 // sizes of the files opened in passthrough
 }
 
@@ -170,7 +173,7 @@ type Total struct {
 func Totals(s *control.Status) []Total {
 	var all []Total
 	for _, l := range levels(s) {
-		all = append(all, Total{Name: l.Name, Tier: l.tier, Opens: l.opens, Reads: l.reads, Bytes: l.bytes, Passthrough: l.passthrough})
+		all = append(all, Total{Name: l.Name, Tier: l.tier, Opens: l.opens, Reads: l.reads, Bytes: l.bytes, Readers: l.readers, Passthrough: l.passthrough})
 	}
 	return all
 }

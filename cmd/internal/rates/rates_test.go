@@ -23,6 +23,7 @@ func later(d *controltest.Daemon) (before, after control.Status) {
 	before, after = d.Status(context.Background()), d.Status(context.Background())
 	after.Opens = map[string]map[string]int64{"ram": {"cached": 102, "passthrough": 816}, "source": {"cached": 103}, "fill": {"cached": 3}}
 	after.OpenedBytes = map[string]map[string]int64{"ram": {"cached": 60 << 20, "passthrough": 7040 << 20}, "source": {"cached": 300 << 20}}
+	after.ReadBytes = map[string]int64{"ram": 34 << 20, "source": 3 << 20, "fill": 2 << 20}
 	after.Tiers[0].Reads += 10
 	after.Tiers[0].Bytes += 2 << 20
 	after.Source.Reads += 4
@@ -45,10 +46,10 @@ func TestBetween(t *testing.T) {
 		t.Fatal("no point")
 	}
 	want := []rates.Level{
-		{Name: "ram", Opens: 9, Reads: 5, Bytes: 1 << 20, Passthrough: 20 << 20, Used: 100 << 20, Quota: 400 << 20, Files: 90},
+		{Name: "ram", Opens: 9, Reads: 5, Bytes: 1 << 20, Readers: 2 << 20, Passthrough: 20 << 20, Used: 100 << 20, Quota: 400 << 20, Files: 90},
 		{Name: "ssd", Quota: 800 << 20},
 		{Name: "peers", Bytes: 1 << 20},
-		{Name: "fill", Opens: 1.5},
+		{Name: "fill", Opens: 1.5, Readers: 1 << 20},
 		{Name: "source", Opens: 1.5, Reads: 2, Bytes: 2 << 20},
 	}
 	if !slices.Equal(p.Levels, want) {
@@ -60,7 +61,7 @@ func TestBetween(t *testing.T) {
 	if share, ok := p.PlacedShare(); !ok || share != 0.09 {
 		t.Errorf("placed: got %v, %v, want 90 of 1000", share, ok)
 	}
-	if read, passthrough := p.Bytes(); read != 4<<20 || passthrough != 20<<20 {
+	if read, passthrough := p.Bytes(); read != 3<<20 || passthrough != 20<<20 {
 		t.Errorf("bytes: got %v, %v", read, passthrough)
 	}
 	if w := map[string]float64{"latency": 1.5, "bandwidth": 0, "fill": 0, "tier": 0, "peers": 0}; !maps.Equal(p.Waits, w) {
@@ -77,8 +78,8 @@ func TestBetween(t *testing.T) {
 func TestTotals(t *testing.T) {
 	_, after := later(&controltest.Daemon{MountPoint: "/mnt", Peered: true})
 	want := []rates.Total{
-		{Name: "ram", Tier: true, Opens: 918, Reads: 1010, Bytes: 902 << 20, Passthrough: 7040 << 20}, {Name: "ssd", Tier: true},
-		{Name: "peers", Reads: 57, Bytes: 48 << 20}, {Name: "fill", Opens: 3}, {Name: "source", Opens: 103, Reads: 404, Bytes: 304 << 20},
+		{Name: "ram", Tier: true, Opens: 918, Reads: 1010, Bytes: 902 << 20, Readers: 34 << 20, Passthrough: 7040 << 20}, {Name: "ssd", Tier: true},
+		{Name: "peers", Reads: 57, Bytes: 48 << 20}, {Name: "fill", Opens: 3, Readers: 2 << 20}, {Name: "source", Opens: 103, Reads: 404, Bytes: 304 << 20, Readers: 3 << 20},
 	}
 	if got := rates.Totals(&after); !slices.Equal(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)

@@ -108,7 +108,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 			{Began: time.Date(2026, 1, 2, 3, 7, 0, 0, time.UTC), Seconds: 14, Ended: true, Files: 700, Mixed: true},
 			{
 				Began: time.Date(2026, 1, 2, 3, 8, 0, 0, time.UTC), Seconds: 125.1, Ended: true, Files: 1000,
-				Opens: []control.EpochOpens{{Level: "fill", Opens: 200, Bytes: 20 * mib}, {Level: "source"}, {Level: "ram", Opens: 800, Bytes: 80 * mib}},
+				Opens: []control.EpochOpens{{Level: "fill", Opens: 200, Bytes: 20 * mib, Read: 2 * mib}, {Level: "source"}, {Level: "ram", Opens: 800, Bytes: 80 * mib, Read: 5 * mib, Passthrough: 70 * mib}},
 				Waits: []control.EpochWait{{Level: "source", Cause: control.Bandwidth, Waits: 200, Seconds: 1.5}},
 			},
 			{Began: time.Date(2026, 1, 2, 3, 11, 0, 0, time.UTC), Seconds: 1, Files: 20},
@@ -133,6 +133,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 		},
 		Opens:       map[string]map[string]int64{"ram": {"cached": 100, "passthrough": 800}, "source": {"cached": 100}},
 		OpenedBytes: map[string]map[string]int64{"ram": {"cached": 50 * mib, "passthrough": 7000 * mib}, "source": {"cached": 300 * mib}},
+		ReadBytes:   map[string]int64{"ram": 30 * mib, "source": 3 * mib},
 		OpenHandles: 5,
 		Scrub: placement.ScrubStats{
 			ScrubCounters: placement.ScrubCounters{Scrubs: 1, Right: 89, Corrupt: 1, Bytes: 100 * mib, Refetched: 1},

@@ -298,7 +298,7 @@ function drawNumbers() {
 	const sum = f => recent.reduce((n, p) => n + f(p), 0);
 	const opens = s.levels.reduce((n, l) => n + l.opens, 0);
 	const local = s.levels.reduce((n, l) => n + (l.tier ? l.opens : 0), 0);
-	const bytes = at < 0 ? 0 : points[at].levels.reduce((n, l) => n + l.bytes + l.passthrough, 0);
+	const bytes = at < 0 ? 0 : points[at].levels.reduce((n, l) => n + l.readers + l.passthrough, 0);
 	const waiting = at < 0 ? 0 : s.causes.reduce((n, c) => n + (points[at].waits[c] || 0), 0);
 	const number = (id, name, main, more) => el("div", {}, el("dt", {}, name), el("dd", { id }, main), el("dd", { id: `${id}-more` }, more));
 	$("numbers").replaceChildren(
@@ -330,7 +330,7 @@ function drawTiers() {
 function drawThroughput() {
 	const series = [];
 	for (const l of state.levels) {
-		series.push({ kind: "Level", name: l.name, ...levelLook(l.name), value: p => value(p, l.name, "bytes") });
+		series.push({ kind: "Level", name: l.name, ...levelLook(l.name), value: p => value(p, l.name, "readers") });
 		if (l.passthrough > 0) {
 			series.push({ kind: "Level", name: `${l.name}, passthrough`, cls: levelLook(l.name).cls, pattern: "half", value: p => value(p, l.name, "passthrough") });
 		}
@@ -372,15 +372,15 @@ function drawEpochs() {
 	const all = state.epochs;
 	$("no-epochs").hidden = all.length > 0;
 	$("epochs-body").hidden = all.length === 0;
-	const levels = state.levels.map(l => l.name).filter(l => all.some(e => e.opened_bytes[l] > 0));
+	const levels = state.levels.map(l => l.name).filter(l => all.some(e => e.bytes[l] > 0));
 	const name = e => (e.number ? count(e.number) : "mixed") + (e.ended ? "" : ", now");
 	const longest = Math.max(...all.map(e => e.seconds), 0.001);
 	const bars = all.map(e => {
-		const total = levels.reduce((n, l) => n + (e.opened_bytes[l] || 0), 0) || 1;
+		const total = levels.reduce((n, l) => n + (e.bytes[l] || 0), 0) || 1;
 		const parts = [];
 		let x = 0;
 		for (const l of levels) {
-			const width = 600 * Math.max(e.seconds / longest, 0.01) * (e.opened_bytes[l] || 0) / total;
+			const width = 600 * Math.max(e.seconds / longest, 0.01) * (e.bytes[l] || 0) / total;
 			if (width > 0) parts.push(svg("rect", { x, width, height: 18, ...paint({ ...levelLook(l) }) }));
 			x += width;
 		}
@@ -388,12 +388,12 @@ function drawEpochs() {
 			svg("svg", { viewBox: "0 0 600 18", preserveAspectRatio: "none" }, ...parts), el("span", { class: "n" }, duration(e.seconds)));
 	});
 	$("epoch-bars").replaceChildren(
-		el("p", { class: "note" }, "The length of a bar is the duration; its parts are the bytes opened on each level."),
+		el("p", { class: "note" }, "The length of a bar is the duration; its parts are the bytes that jobs read from each level. Of files opened in passthrough, whose reads the daemon does not see, their sizes count."),
 		el("div", { "aria-hidden": "true" }, ...bars),
 		el("ul", { class: "legend" }, ...levels.map(l => el("li", {}, named({ name: l, ...levelLook(l) })))));
 	head("epochs", "Epoch", "Began", "Took", "Files", "Hit ratio", "Readers waited", ...levels);
 	body("epochs", all.map(e => row(name(e), ...[clock(e.began), duration(e.seconds), count(e.files), percent(share(e.local_opens, e.opens)),
-		duration(e.waited_seconds), ...levels.map(l => size(e.opened_bytes[l] || 0))].map(c => [c, "n"]))));
+		duration(e.waited_seconds), ...levels.map(l => size(e.bytes[l] || 0))].map(c => [c, "n"]))));
 }
 
 function drawCopies() {
