@@ -21,7 +21,8 @@ type Coverage struct {
 	CopiedBytes int64 `json:"copied_bytes" metric:"copied_bytes" help:"Bytes of the dataset that have a copy in a tier."`
 
 	OpenedFiles   int64 `json:"opened_files" help:"Known files that were opened since the daemon started, and are not empty."`
-	OpenedMissing int64 `json:"opened_files_without_copy" help:"Those of them that have no copy."`
+	OpenedBytes   int64 `json:"opened_files_bytes" help:"Sizes of these files."`
+	OpenedMissing int64 `json:"opened_files_without_copy" help:"Those of these files that have no copy."`
 
 	UnlistedDirs int64 `json:"unlisted_directories" help:"Known directories of the dataset that were not listed yet: not all names in them are known."`
 	UnknownNames int64 `json:"unknown_names" help:"Names that were listed without attributes, and may be files."`
@@ -99,6 +100,7 @@ func (c *Coverage) add(e *metadata.Entry, copied int64) {
 	}
 	if e.WasOpened() {
 		c.OpenedFiles++
+		c.OpenedBytes += e.Size()
 		if copied < e.Size() {
 			c.OpenedMissing++
 		}

@@ -32,7 +32,8 @@ type racyFiles struct {
 
 	mu       panics.Mutex // guards the following
 	until    map[*metadata.Entry]time.Time
-	settling int // files that settled has returned, and that are not settled yet
+	settling int   // files that settled has returned, and that are not settled yet
+	seen     int64 // files that were added to until
 }
 
 // MaxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
@@ -63,6 +64,7 @@ func (r *racyFiles) has(e *metadata.Entry, now time.Time) bool {
 		return false
 	}
 	r.until[e] = now.Add(r.window - age)
+	r.seen++
 	return true
 }
 
@@ -101,6 +103,22 @@ func (r *racyFiles) ageOfContent(mtime, now time.Time) time.Duration {
 		return r.window
 	}
 	return age
+}
+
+// total returns the number of files that were racy when they were to be copied.
+func (r *racyFiles) total() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seen
+}
+
+// ChangedRecently reports whether e was to be copied and is not copied yet because it changed recently.
+// wait is how long that remains so if it does not change again.
+func (h *Handler) ChangedRecently(e *metadata.Entry) (wait time.Duration, recently bool) {
+	h.racy.mu.Lock()
+	_, recently = h.racy.until[e.File()]
+	h.racy.mu.Unlock()
+	return max(0, h.racy.wait(e, time.Now())), recently
 }
 
 // wait returns how long e remains racy.

@@ -252,3 +252,53 @@ func TestDoctorOfADrainingMount(t *testing.T) {
 		s.wantFinding(r, doctor.Warning, "mount", []string{"drains", "in use by open files"}, "umount --force "+s.point)
 	}
 }
+
+// Doctor names what makes copies useless or missing without any fault: a job that reads a small part of a
+// file, a source that was renamed, and files that have just changed.
+func TestDoctorNamesOddUses(t *testing.T) {
+	parallel(t)
+	t.Run("a part of a file", func(t *testing.T) {
+		for _, mode := range []string{"stateless", "passthrough"} {
+			s := newSite(t)
+			s.write("a/f", 64<<20)
+			s.mountWith("mode="+mode, "1GiB")
+			s.sh(`dd if="$1/a/f" of=/dev/null bs=64k count=30 iflag=direct 2>/dev/null`, s.point)
+			s.closed()
+			s.wantFinding(s.examined(exit.OK), doctor.Warning, "copies", []string{"jobs have read 1.9 MiB so far, 3% of the files that they opened (64 MiB)"}, "split")
+			s.sh(`cat "$1/a/f" >/dev/null`, s.point)
+			s.settled()
+			for _, f := range s.examined(exit.OK).Findings {
+				if f.Subject == "copies" {
+					t.Errorf("the file was read: %+v", f)
+				}
+			}
+		}
+	})
+	t.Run("a renamed source", func(t *testing.T) {
+		s := newSite(t)
+		s.write("a/f", 20_000)
+		s.mount("64MiB")
+		s.check(os.Rename(s.source, s.source+".old"))
+		s.wantFinding(s.examined(exit.Incomplete), doctor.Problem, "source", []string{"does not exist any more", "renamed"}, "Move it back")
+		s.check(os.Rename(s.source+".old", s.source))
+		if r := s.examined(exit.OK); r.Problems != 0 {
+			t.Errorf("after the source is back: %+v", r)
+		}
+	})
+	t.Run("fresh files", func(t *testing.T) {
+		s := newSite(t)
+		s.write("a/f", 20_000)
+		read := func() { s.sh(`touch "$1"; cat "$2/a/f" >/dev/null`, s.source+"/a/f", s.point) }
+		s.mountWith("mode=cached,clock_skew=1h", "64MiB")
+		read()
+		if got := s.milkweed("where", s.point+"/a/f"); !strings.Contains(got, "not placed") || !strings.Contains(got, "it changed recently, and is copied in") {
+			t.Errorf("where: %s", got)
+		}
+		s.wantFinding(s.examined(exit.OK), doctor.Note, "fresh files", []string{"1 file changed less than", "read from the source"}, "source.clock_skew")
+		s.umount()
+		s.mountWith("mode=cached,clock_skew=3s", "64MiB")
+		read()
+		s.eventually("the file is copied", func() bool { return s.status().Placement.Placed == 1 })
+		s.wantFinding(s.examined(exit.OK), doctor.Note, "fresh files", []string{"1 file had changed less than"}, "source.clock_skew")
+	})
+}

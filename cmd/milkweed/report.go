@@ -87,6 +87,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		GranularitySeconds: d.service.Granularity.Seconds(),
 		RacyWindowSeconds:  d.service.RacyWindow(d.cfg).Seconds(),
 		RacyFiles:          placed.RacyFiles,
+		RacySeen:           placed.RacySeen,
 		ClockAheadSeconds:  placed.ClockAhead.Seconds(),
 	}
 	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
@@ -181,6 +182,7 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 	level := e.Level()
 	l.Level, l.State = d.levels.Name(level), control.AtSource
 	filled, filling := d.handler.Filling(e)
+	wait, recently := d.handler.ChangedRecently(e)
 	switch {
 	case level != tiers.AtSource:
 		l.State = control.Placed
@@ -189,6 +191,8 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:
 		l.State, l.Reason = control.NotPlaced, "empty"
+	case recently:
+		l.State, l.Reason = control.NotPlaced, fmt.Sprintf("it changed recently, and is copied in %v", wait.Round(time.Second))
 	case d.names.HasPieces(e):
 		here := 0
 		pieces := d.names.CachedPieces(e)

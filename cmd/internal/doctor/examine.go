@@ -37,7 +37,7 @@ func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
 		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, clock,
-		full, laterEpochs, storages, descriptors, threads, memory, waits, passthrough, mode, readAhead,
+		full, laterEpochs, partly, recent, gone, storages, descriptors, threads, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
 		all = append(all, rule(f)...)
@@ -200,6 +200,7 @@ func source(f *Facts) (all []Finding) {
 	case errors.Is(s.Err, ErrNoAnswer):
 		all = append(all, one(Problem, subject, "Check its server and the network; `dmesg` may name them. Files with a copy stay readable.", seeReads,
 			"it hangs: %s gives no answer within %v", path, Timeout)...)
+	case s.Gone: // rule gone reports it
 	case errors.Is(s.Err, unix.ENOENT), errors.Is(s.Err, unix.EACCES), errors.Is(s.Err, unix.EPERM):
 		// The daemon may have another mount namespace, or other rights.
 		all = append(all, one(Note, subject, "", "", "not measured: %v", s.Err)...)

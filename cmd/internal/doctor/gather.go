@@ -79,7 +79,11 @@ func Gather(ctx context.Context, c *control.Client, version string) (*Facts, err
 	})
 	gathering.Go(func() {
 		var err error
-		f.Source, err = within(ctx, func(ctx context.Context) (Source, error) { return measure(ctx, f.Status.Source.Path) })
+		f.Source, err = within(ctx, func(ctx context.Context) (Source, error) {
+			s, err := measure(ctx, f.Status.Source.Path)
+			s.Gone = errors.Is(err, unix.ENOENT) && isGone(f.Status.PID, f.Status.Source.Path)
+			return s, err
+		})
 		f.Source.Err = err
 	})
 	for i, t := range f.Status.Tiers {
@@ -210,6 +214,17 @@ func measure(ctx context.Context, path string) (Source, error) {
 	}
 	s.Files, s.Open, s.Read = len(opens), median(opens), median(reads)
 	return s, nil
+}
+
+// isGone reports whether a path does not exist in the mount namespace of the daemon. Doctor may run in
+// another one.
+func isGone(pid int, path string) bool {
+	root := filepath.Join("/proc", strconv.Itoa(pid), "root")
+	if _, err := os.Stat(root); err != nil {
+		return false // it is not visible from here
+	}
+	_, err := os.Lstat(filepath.Join(root, path))
+	return errors.Is(err, unix.ENOENT)
 }
 
 // newest returns by how much the latest change time of files is in the future, and the file that has
