@@ -243,9 +243,9 @@ func (n openNumbers) forget(before uint32) {
 
 // totals returns the counters now.
 func (h *Handler) totals() totals {
-	t := totals{at: time.Now(), waited: h.waited(), fills: h.fillOpens.load(), peers: h.peerOpens()}
+	t := totals{at: time.Now(), waited: h.waited(), fills: h.usage.fills.load(), peers: h.peerOpens()}
 	for l := range len(h.levels.Tiers()) + 1 {
-		t.opens[l], t.direct[l] = h.opens[l].load(), h.passthrough[l].load()
+		t.opens[l], t.direct[l] = h.usage.opens[l].load(), h.usage.passthrough[l].load()
 	}
 	return t
 }

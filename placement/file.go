@@ -29,6 +29,7 @@ type file struct {
 	stateless bool        // it is read without being opened; set before the first read
 	forPeer   bool        // another node reads it (shared.go); set before the first read
 
+	end    atomic.Int64  // where its last read ended
 	users  atomic.Int64  // handles, stateless reads, and one for recentFiles
 	closed bool          // guarded by shard.mu
 	idle   idleSlot      // guarded by idleCache.mu
@@ -72,7 +73,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	defer v.leave()
 	n, err := f.readIn(ctx, v, p, off)
 	if err == nil || err == io.EOF { // otherwise the reader may repeat the read
-		f.countRead(v, n)
+		f.handler.usage.read(f, v, off, n)
 	}
 	op.endRead(v, off, n, err)
 	return n, err

@@ -26,7 +26,7 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	}
 	return fd, func(n int) {
 		done(n)
-		f.countRead(v, n)
+		f.handler.usage.read(f, v, -1, n)
 		op.endRead(v, -1, n, nil)
 		v.leave()
 	}, nil
@@ -64,7 +64,7 @@ func (f *file) BackingFile(register func(fd uintptr) error) (release func(), err
 		return nil, err
 	}
 	if !f.forPeer {
-		f.handler.passthrough[v.level].add(f.entry.Size())
+		f.handler.usage.passthrough[v.level].add(f.entry.Size())
 	}
 	return func() {
 		done()

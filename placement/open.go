@@ -121,16 +121,16 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			h.fillPieces(o.file, o.pieces)
 		}
 	case v.fill != nil:
-		h.fillOpens.add(f.entry.Size())
+		h.usage.fills.add(f.entry.Size())
 	case v.atPeers:
 		h.peers.opens.add(f.entry.Size())
 	default:
-		h.opens[v.level].add(f.entry.Size())
+		h.usage.opens[v.level].add(f.entry.Size())
 		if fresh && h.names.HasPieces(f.entry) {
 			h.dropPieces(f.entry)
 		}
 	}
-	f.entry.MarkOpened()
+	h.usage.opened(f.entry)
 	h.predict(f.entry, missing)
 	return nil
 }

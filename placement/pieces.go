@@ -581,7 +581,7 @@ func (h *Handler) countPieced(o *pieced) (missing bool) {
 		atomic.AddInt64(&h.peers.spare.opens, int64(len(o.pieces)-1)) // each piece counts as a file
 		return true
 	}
-	h.opens[l].add(o.file.Size())
+	h.usage.opens[l].add(o.file.Size())
 	return false
 }
 

@@ -40,7 +40,7 @@ import (
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
 // Handler.mu; the lock of a predictor, then spare.mu; Handler.mu, then that of a block map.
-// controller.mu, stalls.mu and spare.mu are taken last. epochs.mu is held without any other lock of
+// controller.mu, stalls.mu, spare.mu and usage.mu are taken last. epochs.mu is held without any other lock of
 // this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
@@ -67,6 +67,7 @@ type Handler struct {
 	scrubs    scrubs
 	waits     waits
 	epochs    epochs
+	usage     usage
 	traces    traces
 
 	checksEarly bool // Config.Passthrough
@@ -86,11 +87,8 @@ type Handler struct {
 	backoffs map[*metadata.Entry]backoff // of the entries whose last copy failed
 
 	// Counters, updated atomically.
-	counters    Counters
-	opens       [tiers.MaxTiers + 1]Opens // by level
-	passthrough [tiers.MaxTiers + 1]Opens // by level
-	fillOpens   Opens
-	exchanged   ExchangeCounters
+	counters  Counters
+	exchanged ExchangeCounters
 }
 
 // A Config configures a Handler.

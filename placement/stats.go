@@ -45,6 +45,7 @@ type Stats struct {
 	Passthrough []Opens       // those of them that the kernel reads without the daemon
 	FillOpens   Opens         // opens of files whose copies were in flight
 	PeerOpens   Opens         // opens of files that were read from other nodes without a copy
+	Usage       Usage
 	Waits       tiers.Latency // how long readers waited for blocks in flight
 	Waited      Waits         // how long readers waited for anything
 	Epochs      []Epoch       // the last ones, the oldest first, and the one that goes on
@@ -64,21 +65,6 @@ func (o *Opens) add(size int64) {
 	atomic.AddInt64(&o.Bytes, size)
 }
 
-// countRead counts n bytes that a reader got in a view.
-func (f *file) countRead(v *view, n int) {
-	if n <= 0 || f.forPeer || v.inPieces { // the files of the pieces count them
-		return
-	}
-	o := &f.handler.opens[v.level]
-	switch {
-	case v.fill != nil:
-		o = &f.handler.fillOpens
-	case v.atPeers:
-		o = &f.handler.peers.opens
-	}
-	atomic.AddInt64(&o.Read, int64(n))
-}
-
 // Stats returns the counters and the present state.
 func (h *Handler) Stats() Stats {
 	n := len(h.levels.Tiers()) + 1
@@ -86,7 +72,7 @@ func (h *Handler) Stats() Stats {
 	if p := h.peers; p != nil {
 		queued, stalled, waits = queued+p.queue.len(), stalled+p.gate.stalled(), waits.Plus(p.gate.waits.Load())
 	}
-	opens, passthrough := drivers.Snapshot(&h.opens), drivers.Snapshot(&h.passthrough)
+	opens, passthrough := drivers.Snapshot(&h.usage.opens), drivers.Snapshot(&h.usage.passthrough)
 	s := Stats{
 		Fills: Fills{
 			Queued:          queued,
@@ -99,8 +85,9 @@ func (h *Handler) Stats() Stats {
 		ClockAhead:  h.racy.clockAhead(),
 		Opens:       opens[:n],
 		Passthrough: passthrough[:n],
-		FillOpens:   drivers.Snapshot(&h.fillOpens),
+		FillOpens:   drivers.Snapshot(&h.usage.fills),
 		PeerOpens:   h.peerOpens(),
+		Usage:       h.usage.now(),
 		Waits:       waits,
 		Waited:      h.waited(),
 	}

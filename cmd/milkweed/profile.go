@@ -22,17 +22,20 @@ func newProfile() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "profile [PATH]",
 		Short: "Show how jobs use a mount, and which settings would serve them better",
-		Long: `Profile watches a mount for the time of --duration, or until Ctrl-C, and then
-shows how jobs have used it: the sizes of files and of requests, sequential and
-random reads, directories, levels, what readers waited for, and the epochs that
-the daemon has recognized. At the end it says which settings would serve these
-accesses better. PATH is a mount point or a path below one. Without it, profile
-needs exactly one mount.
+		Long: `Profile shows how jobs have used a mount since it was mounted: the sizes of
+files and of requests, sequential and random reads, levels, what readers waited
+for, and the epochs that the daemon has recognized. At the end it says which
+settings would serve these accesses better. PATH is a mount point or a path
+below one. Without it, profile needs exactly one mount.
 
-It is made from a trace (milkweed trace): reads that the kernel answers alone
-are missing, which are those of the page cache and, in mode passthrough, of
-copies. If the daemon is faster than the trace, operations are dropped; profile
-shows how many, and all shares are those of the others.
+With --duration, profile watches the mount for that time, or until Ctrl-C, and
+shows what jobs do meanwhile, also by directory. This is made from a trace
+(milkweed trace). If the daemon is faster than the trace, operations are
+dropped; profile shows how many, and all shares are those of the others.
+
+Reads that the kernel answers alone are missing, which are those of the page
+cache and, in mode passthrough, of copies. Without --duration, seconds are those
+in which something was opened or read.
 
 A read is sequential if it begins a file, or begins within 2 MiB of the end of
 the last one of the file. Advice needs 100 opens.
@@ -41,12 +44,13 @@ With --json it prints one object: accesses, epochs and advice. accesses has
 seconds, dropped, opens, files, file_bytes, in_order, neighbors, reads,
 read_bytes, spliced, sequential, random, file_sizes, request_sizes, levels,
 waits and directories.`,
-		Example: `  milkweed profile --duration 1m /mnt/imagenet
-  milkweed profile --json /mnt/imagenet | jq .advice`,
+		Example: `  milkweed profile /mnt/imagenet
+  milkweed profile --json /mnt/imagenet | jq .advice
+  milkweed profile --duration 1m /mnt/imagenet`,
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeMounts,
 		RunE: func(c *cobra.Command, args []string) error {
-			if flags.duration <= 0 {
+			if flags.watches = c.Flags().Changed("duration"); flags.watches && flags.duration <= 0 {
 				return &exit.Error{Code: exit.Usage, Err: fmt.Errorf("--duration is %v", flags.duration), Remedy: "Use a duration such as 30s."}
 			}
 			client, err := dialOne(c.Context(), args)
@@ -57,13 +61,14 @@ waits and directories.`,
 			return flags.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), client)
 		},
 	}
-	c.Flags().DurationVar(&flags.duration, "duration", 30*time.Second, "how long to watch")
+	c.Flags().DurationVar(&flags.duration, "duration", 0, "watch for this time, such as 30s, instead of showing what was\nrecorded since the mount")
 	c.Flags().BoolVar(&flags.asJSON, "json", false, "print JSON")
 	return c
 }
 
 // profileFlags are the flags of the command profile.
 type profileFlags struct {
+	watches  bool // for duration
 	duration time.Duration
 	asJSON   bool
 }
@@ -74,18 +79,27 @@ type profileReport struct {
 	Epochs   []control.Epoch   `json:"epochs"`
 	Advice   []accesses.Advice `json:"advice"`
 
-	status control.Status
+	status  control.Status
+	watched bool // otherwise it is of the time since the mount
 }
 
 func (flags profileFlags) run(ctx context.Context, w, notes io.Writer, client *control.Client) error {
-	recorder := accesses.NewRecorder()
-	seconds, err := flags.record(ctx, client, notes, recorder)
-	if err != nil {
-		return err
+	r := profileReport{watched: flags.watches}
+	if flags.watches {
+		recorder := accesses.NewRecorder()
+		seconds, err := flags.record(ctx, client, notes, recorder)
+		if err != nil {
+			return err
+		}
+		r.Accesses = recorder.Summary(seconds)
 	}
-	r := profileReport{Accesses: recorder.Summary(seconds)}
+	var err error
 	if r.status, err = client.Status(context.WithoutCancel(ctx)); err != nil { // the client has a time-out
 		return err
+	}
+	if !flags.watches {
+		fmt.Fprintln(notes, "milkweed:", unseen(r.status.Mode))
+		r.Accesses = accesses.SinceMount(&r.status)
 	}
 	r.Epochs, r.Advice = r.status.Epochs, append([]accesses.Advice{}, accesses.Advise(r.Accesses, &r.status)...)
 	if flags.asJSON {
@@ -127,7 +141,11 @@ const shownDirs = 10
 func (r profileReport) write(w io.Writer) error {
 	a := r.Accesses
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "opens\t%s of %s in %v; %s on average\n", count(a.Opens), plural(a.Files, "file", "files"), rounded(a.Seconds), size(a.MeanFile()))
+	when := "in " + rounded(a.Seconds)
+	if !r.watched {
+		when = fmt.Sprintf("since the mount, %s ago, in %s with accesses", rounded(r.status.UptimeSeconds), rounded(a.Seconds))
+	}
+	fmt.Fprintf(t, "opens\t%s of %s %s; %s on average\n", count(a.Opens), plural(a.Files, "file", "files"), when, size(a.MeanFile()))
 	fmt.Fprintf(t, "order\t%s of %s opens in a directory follow the order of names\n", percent(a.InOrder, a.Neighbors), count(a.Neighbors))
 	fmt.Fprintf(t, "levels\t%s\n", cmp.Or(byName(a.Levels), "-"))
 	fmt.Fprintf(t, "reads\t%s of %s; %s sequential, %s random, %s spliced\n", count(a.Reads), size(a.ReadBytes),
@@ -140,7 +158,9 @@ func (r profileReport) write(w io.Writer) error {
 	}
 	writeSizes(t, "FILES UP TO", "OPENS", a.FileSizes, a.Opens)
 	writeSizes(t, "REQUESTS UP TO", "READS", a.RequestSizes, a.Reads)
-	fmt.Fprintln(t, "\nDIRECTORY\tOPENS\tMEAN FILE\tREADS\tSEQUENTIAL")
+	if r.watched {
+		fmt.Fprintln(t, "\nDIRECTORY\tOPENS\tMEAN FILE\tREADS\tSEQUENTIAL")
+	}
 	for _, d := range a.Dirs[:min(shownDirs, len(a.Dirs))] {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", text(d.Path), count(d.Opens), size(d.FileBytes/max(d.Opens, 1)), count(d.Reads), percent(d.Sequential, d.Sequential+d.Random))
 	}

@@ -72,3 +72,37 @@ func TestProfile(t *testing.T) {
 		t.Errorf("not mounted: %d %s", r.code, r.stderr)
 	}
 }
+
+// Without --duration, a profile has what was recorded since the mount, though nothing is read any more.
+func TestProfileSinceMount(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	for i := range 150 {
+		s.write(fmt.Sprintf("a/%03d", i), 20000)
+	}
+	s.write("b/large", 3<<20)
+	s.mountWith("mode=cached", "64MiB")
+	if got := s.milkweed("profile", s.point); !strings.Contains(got, "Advice needs 100 opens.") {
+		t.Errorf("before any access:\n%s", got)
+	}
+	s.sh(`cat "$1"/a/* >/dev/null; cat "$1"/a/* >/dev/null; dd if="$1"/b/large of=/dev/null bs=64k iflag=direct skip=44 count=2 2>/dev/null`, s.point)
+	s.settled()
+	var r profileReport
+	s.check(json.Unmarshal([]byte(s.milkweed("profile", "--json", s.point)), &r))
+	a := r.Accesses
+	if a.Opens != 301 || a.Files != 151 || a.FileBytes != 300*20000+3<<20 || a.InOrder != 298 || a.Neighbors != 299 || a.Random == 0 || a.Sequential+a.Spliced < 150 || a.Dropped != 0 || a.Seconds < 1 {
+		t.Errorf("got %+v", a)
+	}
+	if a.ReadBytes < 150*20000+128<<10 || a.ReadBytes > 300*20000+3<<20 {
+		t.Errorf("%d bytes read", a.ReadBytes)
+	}
+	if n := a.FileSizes[2]; n.UpTo != 64<<10 || n.Count != 300 {
+		t.Errorf("sizes of files: got %v", a.FileSizes)
+	}
+	if len(r.Advice) == 0 || !strings.Contains(r.Advice[0].Setting, "stateless") {
+		t.Errorf("advice: got %+v", r.Advice)
+	}
+	if got := s.milkweed("profile", s.point); !strings.Contains(got, "301 of 151 files since the mount") || strings.Contains(got, "DIRECTORY") {
+		t.Errorf("got\n%s", got)
+	}
+}

@@ -53,6 +53,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Opens:         make(map[string]map[string]int64),
 		OpenedBytes:   make(map[string]map[string]int64),
 		ReadBytes:     make(map[string]int64),
+		Usage:         placed.Usage,
 		ReadLatency:   make(map[string]control.Histogram),
 		Waits:         d.waits(placed.Waited),
 		Epochs:        []control.Epoch{},

@@ -1,5 +1,5 @@
 // Package accesses summarizes how jobs use a mount: the sizes of files and requests, their order, and
-// what readers wait for. It is made from the lines of a trace, and advises on settings.
+// what readers wait for. It is made from a status, or from the lines of a trace, and advises on settings.
 package accesses
 
 import (
@@ -9,6 +9,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // Bounds of the memory that a Recorder takes.
@@ -22,7 +23,7 @@ const Others = "(others)"
 
 // A Summary is how jobs have used a mount. Sizes are in bytes, times in seconds.
 type Summary struct {
-	Seconds float64 `json:"seconds"` // how long accesses were recorded
+	Seconds float64 `json:"seconds"` // how long accesses were recorded; since the mount: seconds with an access
 	Dropped int64   `json:"dropped"` // operations that were not recorded
 
 	Opens     int64 `json:"opens"`
@@ -74,28 +75,52 @@ func (d *Dir) UnmarshalJSON(p []byte) error {
 	return paths.Unmarshal(p, (*plain)(d))
 }
 
-// bounds are the bounds of the buckets.
-var bounds = []int64{4 << 10, 16 << 10, 64 << 10, 128 << 10, 512 << 10, 1 << 20, 8 << 20, 64 << 20, 1 << 30, 0}
-
-func newBuckets() []Bucket {
-	all := make([]Bucket, len(bounds))
-	for i, b := range bounds {
+// bucketsOf returns the buckets of counts.
+func bucketsOf(counts *placement.Sizes) []Bucket {
+	all := make([]Bucket, len(counts))
+	for i, n := range counts {
+		all[i].Count = n
+	}
+	for i, b := range placement.SizeBounds {
 		all[i].UpTo = b
 	}
 	return all
 }
 
-func count(buckets []Bucket, size int64) {
-	i := slices.IndexFunc(buckets, func(b Bucket) bool { return size <= b.UpTo || b.UpTo == 0 })
-	buckets[i].Count++
+// SinceMount returns how jobs have used the mount with a status since its daemon started. It has no Dirs.
+func SinceMount(s *control.Status) Summary {
+	u := &s.Usage
+	sum := Summary{
+		Seconds: float64(u.ActiveSeconds), Files: s.Names.OpenedFiles, InOrder: u.InOrder, Neighbors: u.Neighbors,
+		Spliced: u.Spliced, Sequential: u.Sequential, Random: u.Random, Reads: u.Spliced + u.Sequential + u.Random,
+		FileSizes: bucketsOf(&u.FileSizes), RequestSizes: bucketsOf(&u.RequestSizes),
+		Levels: make(map[string]int64), Waits: make(map[string]float64), Dirs: []Dir{},
+	}
+	for level, modes := range s.Opens {
+		for mode, n := range modes {
+			sum.Opens += n
+			sum.FileBytes += s.OpenedBytes[level][mode]
+			if n > 0 {
+				sum.Levels[level] += n
+			}
+		}
+		sum.ReadBytes += s.ReadBytes[level]
+	}
+	for _, w := range s.Waits {
+		if w.Seconds > 0 {
+			sum.Waits[w.Cause] += w.Seconds
+		}
+	}
+	return sum
 }
 
 // A Recorder makes a Summary.
 type Recorder struct {
-	all   Summary
-	files map[string]*position
-	dirs  map[string]*Dir
-	last  string // the path of the last open
+	all                 Summary
+	fileSizes, requests placement.Sizes
+	files               map[string]*position
+	dirs                map[string]*Dir
+	last                string // the path of the last open
 }
 
 // A position is where the last read of a file ended.
@@ -108,7 +133,6 @@ type position struct {
 func NewRecorder() *Recorder {
 	return &Recorder{
 		all: Summary{
-			FileSizes: newBuckets(), RequestSizes: newBuckets(),
 			Levels: make(map[string]int64), Waits: make(map[string]float64),
 		},
 		files: make(map[string]*position), dirs: make(map[string]*Dir),
@@ -137,7 +161,7 @@ func (r *Recorder) open(name string, size int64, level string, d *Dir, p *positi
 	r.all.Opens++
 	r.all.FileBytes += size
 	r.all.Levels[level]++
-	count(r.all.FileSizes, size)
+	r.fileSizes.Add(size)
 	d.Opens++
 	d.FileBytes += size
 	if p != nil && !p.opened {
@@ -160,7 +184,7 @@ const near = 2 << 20
 func (r *Recorder) read(offset *int64, size int64, d *Dir, p *position) {
 	r.all.Reads++
 	r.all.ReadBytes += size
-	count(r.all.RequestSizes, size)
+	r.requests.Add(size)
 	d.Reads++
 	switch {
 	case offset == nil:
@@ -204,7 +228,7 @@ func (r *Recorder) dir(name string) *Dir {
 // Summary returns what was recorded in a number of seconds.
 func (r *Recorder) Summary(seconds float64) Summary {
 	s := r.all
-	s.Seconds = seconds
+	s.Seconds, s.FileSizes, s.RequestSizes = seconds, bucketsOf(&r.fileSizes), bucketsOf(&r.requests)
 	s.Dirs = make([]Dir, 0, len(r.dirs))
 	for _, d := range r.dirs {
 		s.Dirs = append(s.Dirs, *d)

@@ -66,6 +66,7 @@ type Status struct {
 	Opens                map[string]map[string]int64 `json:"opens" metric:"opens_total" labels:"level,mode" help:"Opens of files, by level and mode. The level is the tier that served the open, source, or fill if the copy was in flight."`
 	OpenedBytes          map[string]map[string]int64 `json:"opened_bytes" metric:"opened_bytes_total" labels:"level,mode" help:"Sizes of the files opened, by level and mode. The daemon does not see the reads of mode passthrough, only the opens."`
 	ReadBytes            map[string]int64            `json:"read_bytes" metric:"reader_bytes_total" labels:"level" help:"Bytes that readers got from the daemon, by level. The reads of mode passthrough are missing: for them, opened_bytes has the sizes of the files."`
+	Usage                placement.Usage             `json:"usage" help:"How readers have used the mount since the daemon started. Reads in passthrough and from the page cache do not reach the daemon."`
 	Waits                []Wait                      `json:"waits" help:"How long readers have waited, by level and cause. Reads in passthrough and from the page cache do not reach the daemon."`
 	Epochs               []Epoch                     `json:"epochs" help:"The last 16 epochs, the oldest first, and the one that goes on. An epoch is recognized by its opens, from 8 files on."`
 	EpochsEnded          int64                       `json:"epochs_ended" metric:"epochs_total" help:"Epochs that have ended, without mixed ones."`
