@@ -193,7 +193,7 @@ func (c *Container) copiesOfNames(ctx context.Context, dir *Entry, infos []drive
 			continue
 		}
 		for i, info := range infos {
-			if e := makeEntry(dir, info, requested); e.placeable() {
+			if e := makeEntry(dir, info, requested); e.Placeable() {
 				all[i].examine(ctx, t, e)
 			}
 		}

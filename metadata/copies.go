@@ -75,7 +75,7 @@ func (c *Container) listCopies(ctx context.Context, dir *Entry) dirCopies {
 // findCopies looks for copies of e in every tier. The directory of e must not be locked.
 func (c *Container) findCopies(ctx context.Context, e *Entry) nameCopies {
 	n := nameCopies{retired: e.parent.dir.countRetired()}
-	if !e.placeable() {
+	if !e.Placeable() {
 		return n
 	}
 	for _, t := range c.levels.Tiers() {

@@ -141,8 +141,9 @@ func shortDev(dev uint64) uint32 {
 // Size returns the size of a regular file in bytes.
 func (e *Entry) Size() int64 { return e.size }
 
-// placeable reports whether the entry can have copies. An empty file has no content to copy.
-func (e *Entry) placeable() bool {
+// Placeable reports whether the entry can have copies. An empty file has no content to copy, and the
+// paths of the copies of pieces are reserved.
+func (e *Entry) Placeable() bool {
 	return e.IsRegular() && !e.Unknown() && e.size > 0 && !e.isReserved()
 }
 

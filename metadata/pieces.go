@@ -117,7 +117,7 @@ func (e *Entry) isReserved() bool {
 
 // HasPieces reports whether an entry is a file that is divided into pieces.
 func (c *Container) HasPieces(e *Entry) bool {
-	return c.pieceSize > 0 && e.placeable() && e.size > c.pieceSize && !e.IsPiece()
+	return c.pieceSize > 0 && e.Placeable() && e.size > c.pieceSize && !e.IsPiece()
 }
 
 // PieceSize returns Options.PieceSize.

@@ -57,7 +57,7 @@ func (e *Entry) Unverified() bool { return e.state.Load()&unverified != 0 }
 // if the entry has an owner or a copy, is stale, or cannot have copies. The owner ends the
 // claim with Publish or Release.
 func (e *Entry) Claim() bool {
-	return e.placeable() && e.change(func(s uint32) (uint32, bool) {
+	return e.Placeable() && e.change(func(s uint32) (uint32, bool) {
 		return s | claimed, s&(levelMask|claimed|stale) == 0
 	})
 }
@@ -131,7 +131,8 @@ func (e *Entry) takeUsed() bool {
 	return e.state.Load()&used != 0 && e.state.And(^uint32(used))&used != 0
 }
 
-// MarkOpened records that a reader has opened the file. A later version of it inherits that.
+// MarkOpened records that a reader has opened the file. The version that replaces the entry inherits
+// that, but not one that is found after the entry was removed.
 func (e *Entry) MarkOpened() {
 	if !e.WasOpened() { // as in Use
 		e.setBits(opened)

@@ -80,8 +80,11 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 		return h.placePieces(ctx, pieces)
 	}
 	for {
-		if copied(e).Level() != tiers.AtSource || e.Size() == 0 {
+		switch {
+		case copied(e).Level() != tiers.AtSource || e.Size() == 0:
 			return Placed, nil
+		case !e.Placeable():
+			return Failed, errReserved
 		}
 		f, err := h.join(ctx, e, forBackground)
 		switch {
@@ -121,6 +124,9 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 		return Placed, nil
 	}
 }
+
+// errReserved is the error for a file of the source that can have no copy.
+var errReserved = errors.New("its path is reserved for copies; it is read from the source")
 
 // claimPoll is the interval at which Place examines an entry that has another owner.
 const claimPoll = 10 * time.Millisecond
