@@ -20,6 +20,7 @@ type directory struct {
 	shared      bool           // sorted was returned to a caller and must not be modified
 	everListed  bool           // all names were known at some time
 	listedAhead bool           // ListAhead has found all names at some time
+	denied      bool           // the source has denied the last listing
 	manyMissing bool           // there were more than maxMissing names in missing; it may be any name
 	version     uint32         // counts changes of the set of entries
 	retired     uint32         // counts entries that have lost their name

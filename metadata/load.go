@@ -2,6 +2,8 @@ package metadata
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"time"
 )
 
@@ -56,6 +58,7 @@ func (d *directory) startLoad(ctx context.Context, loaded func() bool) (bool, er
 // endLoad ends the load in flight and wakes the goroutines that wait for it; d.mu must be
 // held.
 func (d *directory) endLoad(err error) {
+	d.denied = errors.Is(err, fs.ErrPermission)
 	d.inFlight.ended, d.inFlight.err = true, err
 	close(d.inFlight.updated)
 	d.inFlight = nil

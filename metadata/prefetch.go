@@ -106,6 +106,14 @@ func (c *Container) Visit(first uint64, n int, f func(*Entry)) (next uint64) {
 	return next
 }
 
+// IsDenied reports whether the source has denied the last listing of a directory.
+func (c *Container) IsDenied(dir *Entry) bool {
+	d := dir.dir
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.denied
+}
+
 // IsListed reports whether all names of a directory were known at some time.
 func (c *Container) IsListed(dir *Entry) bool {
 	d := dir.dir

@@ -25,13 +25,20 @@ type Coverage struct {
 	OpenedMissing int64 `json:"opened_files_without_copy" help:"Those of these files that have no copy."`
 
 	UnlistedDirs int64 `json:"unlisted_directories" help:"Known directories of the dataset that were not listed yet: not all names in them are known."`
+	DeniedDirs   int64 `json:"denied_directories" help:"Known directories of the dataset that the source does not let the daemon list. Jobs cannot list them either: they do not count as unlisted."`
 	UnknownNames int64 `json:"unknown_names" help:"Names that were listed without attributes, and may be files."`
+	UnknownFiles int64 `json:"unknown_files" help:"Files that are copied in pieces, of which it is not known yet which have copies: they were not opened since the daemon started."`
 }
 
-// NamesKnown reports whether all files of the dataset are known.
-func (c *Coverage) NamesKnown() bool { return c.UnlistedDirs == 0 && c.UnknownNames == 0 }
+// NamesKnown reports whether all files of the dataset are known, and whether they have copies.
+func (c *Coverage) NamesKnown() bool {
+	return c.UnlistedDirs == 0 && c.UnknownNames == 0 && c.UnknownFiles == 0
+}
 
-// A Survey counts the Coverage of a handler. Its method may be called concurrently.
+// Missing returns the number of known files without a copy.
+func (c *Coverage) Missing() int64 { return c.Files - c.CopiedFiles - c.UnknownFiles }
+
+// A Survey counts the Coverage of a handler. Its methods may be called concurrently.
 type Survey struct {
 	handler *Handler
 
@@ -45,10 +52,10 @@ func NewSurvey(h *Handler) *Survey { return &Survey{handler: h} }
 
 // surveyShare bounds the time that surveys take, of one core: after a pass that took t, its result is
 // returned for surveyShare·t.
-const surveyShare = 20
+const surveyShare = 10
 
 // Coverage returns the Coverage. It takes a pass over all entries, and asks neither the source nor a
-// tier. With millions of files, the result may be some seconds old.
+// tier. With millions of files, the result may be some seconds old, but not older than the last Forget.
 func (s *Survey) Coverage() Coverage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,6 +67,13 @@ func (s *Survey) Coverage() Coverage {
 	ended := time.Now()
 	s.until = ended.Add(surveyShare * ended.Sub(began))
 	return s.last
+}
+
+// Forget makes the next call of Coverage count anew. What has changed many copies calls it.
+func (s *Survey) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.until = time.Time{}
 }
 
 // count makes a pass.
@@ -74,14 +88,19 @@ func (s *Survey) count() (c Coverage) {
 			switch {
 			case !h.names.IsShown(e):
 			case e.IsDir():
-				if !h.names.IsListed(e) {
+				switch {
+				case h.names.IsListed(e):
+				case h.names.IsDenied(e):
+					c.DeniedDirs++
+				default:
 					c.UnlistedDirs++
 				}
 			case !mayBeFile(e):
 			case e.Unknown():
 				c.UnknownNames++
 			default:
-				c.add(e, h.copiedBytes(e, &usable))
+				copied, known := h.copiedBytes(e, &usable)
+				c.add(e, copied, known)
 			}
 		})
 	}
@@ -90,12 +109,15 @@ func (s *Survey) count() (c Coverage) {
 	return c
 }
 
-// add counts a file, some bytes of which have copies.
-func (c *Coverage) add(e *metadata.Entry, copied int64) {
+// add counts a file, some bytes of which have copies. If that is not known, the bytes are those that are.
+func (c *Coverage) add(e *metadata.Entry, copied int64, known bool) {
 	c.Files++
 	c.Bytes += e.Size()
 	c.CopiedBytes += copied
-	if copied == e.Size() {
+	switch {
+	case !known:
+		c.UnknownFiles++
+	case copied == e.Size():
 		c.CopiedFiles++
 	}
 	if e.WasOpened() {
@@ -107,17 +129,19 @@ func (c *Coverage) add(e *metadata.Entry, copied int64) {
 	}
 }
 
-// copiedBytes returns how many bytes of a file have copies on usable levels.
-func (h *Handler) copiedBytes(e *metadata.Entry, usable *[tiers.MaxTiers + 1]bool) (n int64) {
+// copiedBytes returns how many bytes of a file have copies on usable levels, if that is known.
+func (h *Handler) copiedBytes(e *metadata.Entry, usable *[tiers.MaxTiers + 1]bool) (n int64, known bool) {
 	if usable[e.Level()] {
-		return e.Size()
+		return e.Size(), true
 	}
-	if h.names.HasPieces(e) {
-		for _, p := range h.names.CachedPieces(e) {
-			if usable[p.Level()] {
-				n += p.Size()
-			}
+	if !h.names.HasPieces(e) {
+		return 0, true
+	}
+	pieces := h.names.CachedPieces(e)
+	for _, p := range pieces {
+		if usable[p.Level()] {
+			n += p.Size()
 		}
 	}
-	return n
+	return n, pieces != nil || e.Level() != tiers.AtSource
 }

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,7 +106,43 @@ func TestCoverageOfPieces(t *testing.T) {
 	n.covers("without a piece", Coverage{Files: 1, Bytes: size, CopiedBytes: size - testPiece, OpenedFiles: 1, OpenedBytes: size, OpenedMissing: 1}, false, false)
 }
 
-// The result of a long pass is returned for a while.
+// After a restart, nothing is known of the pieces of a file until it is opened.
+func TestCoverageOfPiecesAfterRestart(t *testing.T) {
+	const size = 3*testPiece - 1
+	c := newCluster(t, divided(1, 1<<30)...)
+	c.put(1, func(int) int { return size })
+	n := c.nodes[0]
+	c.epoch(1)
+	c.settle()
+	names, err := metadata.New(n.ctx, n.levels, metadata.Options{TTL: time.Hour, PieceSize: testPiece}, n.handler.log)
+	n.check(err)
+	defer names.Close()
+	n.check(names.Walk(n.ctx, []*metadata.Entry{names.Root()}, func(_ *metadata.Entry, err error) error { return err }))
+	s := NewSurvey(New(n.levels, names, Config{Workers: 1}, n.handler.log))
+	got := s.Coverage()
+	if want := (Coverage{Files: 1, Bytes: size, UnknownFiles: 1}); got != want || got.NamesKnown() || got.Missing() != 0 {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// A directory that the source does not let the daemon list does not make the dataset incomplete.
+func TestCoverageOfDeniedDirectory(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 20}})
+		r.put("denied/f", 1000)
+		remove := r.from.Add(drivertest.Rule{Op: drivertest.OpReadDir, Name: "denied", Err: syscall.EACCES})
+		list := func() {
+			r.names.Walk(r.ctx, []*metadata.Entry{r.names.Root()}, func(*metadata.Entry, error) error { return nil })
+		}
+		list()
+		r.covers("while it is denied", Coverage{DeniedDirs: 1}, true, false)
+		remove()
+		list()
+		r.covers("afterwards", Coverage{Files: 1, Bytes: 1000}, false, false)
+	})
+}
+
+// The result of a long pass is returned for a while, or until Forget.
 func TestSurveyIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 20}, idle: true})
@@ -120,6 +157,13 @@ func TestSurveyIsBounded(t *testing.T) {
 		time.Sleep(time.Second)
 		if got := s.Coverage(); got.Files != 1 {
 			t.Errorf("after it: %+v", got)
+		}
+		r.mem.Delete("f")
+		r.names.Changed(r.entry("f"))
+		s.until = time.Now().Add(time.Hour)
+		s.Forget()
+		if got := s.Coverage(); got.Files != 0 {
+			t.Errorf("after Forget: %+v", got)
 		}
 	})
 }

@@ -15,6 +15,7 @@ func (d *daemon) Scrub(ctx context.Context, req control.ScrubRequest, progress f
 	if d.draining.Load() {
 		return errDraining
 	}
+	defer d.survey.Forget()
 	var updated time.Time
 	name := string(req.Name)
 	if name != "." { // which has the copies of all generations

@@ -420,7 +420,7 @@ func opensLine(s control.Status) string {
 // content from the source.
 func completeLine(s control.Status) string {
 	n := s.Names
-	missing, known := n.Files-n.CopiedFiles, ""
+	missing, known := n.Missing(), ""
 	if !n.NamesKnown() {
 		known = " known"
 	}
@@ -431,7 +431,7 @@ func completeLine(s control.Status) string {
 	case n.Complete && n.Files == 0:
 		return "yes: the dataset has no files"
 	case n.Complete:
-		return fmt.Sprintf("yes: all %s (%s) have copies; another epoch reads no content from the source", files(n.Files), size(n.Bytes))
+		answer = fmt.Sprintf("yes: all %s (%s) have copies; another epoch reads no content from the source", files(n.Files), size(n.Bytes))
 	case missing > 0:
 		answer = fmt.Sprintf("no: %s of %s%s files (%s) %s no copy", count(missing), count(n.Files), known, size(n.Bytes-n.CopiedBytes), has(missing))
 	default:
@@ -444,13 +444,20 @@ func completeLine(s control.Status) string {
 	if u := n.UnknownNames; u > 0 {
 		parts = append(parts, plural(u, "name has", "names have")+" no attributes yet")
 	}
+	if u := n.UnknownFiles; u > 0 {
+		parts = append(parts, "the pieces of "+files(u)+" were not looked for yet")
+	}
+	if d := n.DeniedDirs; d > 0 {
+		parts = append(parts, plural(d, "directory", "directories")+" cannot be listed: permission denied")
+	}
 	switch {
+	case n.Complete:
 	case n.OpenedComplete:
 		parts = append(parts, fmt.Sprintf("another epoch over the %s opened reads no content from the source", files(n.OpenedFiles)))
 	case n.OpenedMissing > 0:
 		parts = append(parts, fmt.Sprintf("%s of the %s opened %s no copy", count(n.OpenedMissing), files(n.OpenedFiles), has(n.OpenedMissing)))
 	}
-	if s.Peers != nil {
+	if s.Peers != nil && !n.Complete {
 		parts = append(parts, "other nodes may have copies")
 	}
 	return strings.Join(parts, "; ")

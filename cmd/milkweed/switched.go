@@ -120,6 +120,7 @@ func (d *daemon) Switch(ctx context.Context, req control.SwitchRequest, progress
 	if d.draining.Load() {
 		return errDraining
 	}
+	defer d.survey.Forget()
 	if !d.names.HasGenerations() {
 		return errNoGenerations
 	}
