@@ -3,11 +3,14 @@ package placement
 import (
 	"context"
 	"fmt"
+	"math"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/metadata"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // A warm is what Warmup or Estimate does.
@@ -35,7 +38,7 @@ func TestEstimate(t *testing.T) {
 		got, failed := r.warmed(r.handler.Estimate)
 		want := Progress{
 			Found: Amount{13, 180_000 + 101<<10}, Placed: Amount{Files: 1}, Failed: Amount{Files: 1},
-			Skipped: Amount{3, 36_000 + 101<<10}, Needed: 304 << 10, Room: 164 << 10,
+			Skipped: Amount{3, 36_000 + 101<<10}, Needed: 304 << 10, Room: 164 << 10, Inodes: math.MaxInt64,
 		}
 		if got != want || failed != 1 {
 			t.Errorf("got %+v, %d failed, want %+v", got, failed, want)
@@ -65,8 +68,8 @@ func TestEstimateWithPeers(t *testing.T) {
 			t.Errorf("got %+v, %d failed", p, failed)
 		}
 		own := p.Found.Bytes - p.Elsewhere.Bytes
-		if p.Needed < own || p.Needed > own+100*4096 {
-			t.Errorf("%d bytes are needed for %d", p.Needed, own)
+		if n := p.Needed; n < own || n > own+100*4096 {
+			t.Errorf("%d bytes are needed for %d", n, own)
 		}
 		sum.Found.Bytes = p.Found.Bytes
 		sum.Elsewhere.Bytes += p.Elsewhere.Bytes
@@ -74,4 +77,68 @@ func TestEstimateWithPeers(t *testing.T) {
 	if sum.Elsewhere.Bytes != sum.Found.Bytes {
 		t.Errorf("of %d bytes, the nodes leave %d to each other", sum.Found.Bytes, sum.Elsewhere.Bytes)
 	}
+}
+
+// The copies of changed files are replaced: what they take is room for the new ones.
+func TestEstimateOfChangedFiles(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{100 << 10}, ttl: time.Second})
+		r.put("d/a", 60_000)
+		r.put("d/b", 10_000)
+		r.warmed(r.handler.Warmup)
+		r.put("d/a", 61_000)
+		time.Sleep(2 * time.Second)
+		got, _ := r.warmed(r.handler.Estimate)
+		want := Progress{
+			Found: Amount{2, 71_000}, Placed: Amount{1, 10_000},
+			Needed: 60 << 10, Room: 88 << 10, Inodes: math.MaxInt64,
+		}
+		if got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		if did, _ := r.warmed(r.handler.Warmup); did.Placed.Files != 2 {
+			t.Errorf("the warm-up: %+v", did)
+		}
+	})
+}
+
+// A file that can have no copy, because its path is that of the copies of pieces, fails, and does not keep
+// a warm-up from ending.
+func TestReservedPaths(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 20}})
+		r.put(".milkweed-pieces/y", 10_000)
+		r.put("d/z", 10_000)
+		for _, do := range []warm{r.handler.Estimate, r.handler.Warmup} {
+			if p, failed := r.warmed(do); p.Failed != (Amount{1, 10_000}) || failed != 1 || p.Found.Files != 2 {
+				t.Errorf("got %+v, %d failed", p, failed)
+			}
+		}
+		if r.entry("d/z").Level() == tiers.AtSource {
+			t.Error("the other file has no copy")
+		}
+	})
+}
+
+// A copy takes an inode, and tiers on one device share theirs.
+func TestEstimateOfInodes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared, more, unlimited := int64(3), int64(2), []tiers.Room{{Bytes: 1 << 20}}
+		r := newRig(t, rigOptions{quotas: []int64{1 << 20, 1 << 20, 1 << 20}})
+		for i := range 8 {
+			r.put(fmt.Sprint(i), 1000)
+		}
+		e := estimate{handler: r.handler, left: []tiers.Room{{Bytes: 8 << 10, Inodes: &shared}, {Bytes: 1 << 20, Inodes: &shared}, {Bytes: 1 << 20, Inodes: &more}}}
+		e.countRoom()
+		for i := range 8 {
+			r.check(e.add(r.ctx, r.entry(fmt.Sprint(i))))
+		}
+		if p := e.progress; p.Inodes != 5 || p.Skipped.Files != 3 || e.left[0].Bytes != 0 || e.left[1].Bytes != 1<<20-4096 {
+			t.Errorf("got %+v, %+v", p, e.left)
+		}
+		e = estimate{left: append(unlimited, tiers.Room{Bytes: 1, Inodes: &more})}
+		if e.countRoom(); e.progress.Inodes != math.MaxInt64 {
+			t.Errorf("%d inodes", e.progress.Inodes)
+		}
+	})
 }

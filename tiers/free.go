@@ -6,38 +6,46 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// Free returns how many bytes further copies outside of the window may take in each tier, in the order
-// of Tiers: what its quota leaves, and no more than its device has. What several tiers on one device
-// have together is the faster one's first. It is 0 for a tier that does not accept copies now, or does
-// not say in time what its device has.
-func (h *Hierarchy) Free(ctx context.Context) []int64 {
-	free := make([]int64, len(h.tiers))
+// Room is what further copies may take in a tier.
+type Room struct {
+	Bytes  int64
+	Inodes *int64 // those of the tier's device, for all tiers on it together; nil: they are not limited
+}
+
+// Free returns the room outside of the window in each tier, in the order of Tiers: what its quota leaves,
+// and no more than its device has. What several tiers on one device have together is the faster one's
+// first. A tier that does not accept copies now, or does not say in time what its device has, has none.
+func (h *Hierarchy) Free(ctx context.Context) []Room {
+	rooms := make([]Room, len(h.tiers))
 	devices := make([]drivers.Statfs, len(h.tiers))
-	left := make(map[uint64]int64) // by device
+	left := make(map[uint64]Room) // by device
 	for i, t := range h.tiers {
 		device, err := t.device(ctx)
 		if err != nil || !t.Accepts() {
 			continue
 		}
-		var promised int64
-		free[i], promised = t.space.free()
-		if device.Device != 0 {
-			if _, known := left[device.Device]; !known {
-				left[device.Device] = device.Available
+		bytes, promised := t.space.free()
+		onDevice, known := left[device.Device]
+		if !known || device.Device == 0 {
+			onDevice = Room{Bytes: device.Available}
+			if device.Files > 0 {
+				onDevice.Inodes = &device.FilesFree
 			}
-			left[device.Device] -= promised
-		} else {
-			free[i] = min(free[i], max(device.Available-promised, 0))
 		}
+		onDevice.Bytes -= promised
+		left[device.Device] = onDevice
+		rooms[i] = Room{min(bytes, max(onDevice.Bytes, 0)), onDevice.Inodes}
 		devices[i] = device
 	}
 	for i, d := range devices {
 		if d.Device != 0 {
-			free[i] = min(free[i], max(left[d.Device], 0))
-			left[d.Device] -= free[i]
+			onDevice := left[d.Device]
+			rooms[i].Bytes = min(rooms[i].Bytes, max(onDevice.Bytes, 0))
+			onDevice.Bytes -= rooms[i].Bytes
+			left[d.Device] = onDevice
 		}
 	}
-	return free
+	return rooms
 }
 
 // free returns the bytes that the quota leaves outside of the window, and those that are reserved and

@@ -16,10 +16,15 @@ type onDevice struct {
 	*drivertest.Mem
 	number    uint64
 	available *atomic.Int64
+	inodes    int64 // that are free, of 1000; 0: they are not limited
 }
 
 func (s onDevice) Statfs(context.Context) (drivers.Statfs, error) {
-	return drivers.Statfs{Total: 1 << 40, Available: s.available.Load(), Device: s.number}, nil
+	st := drivers.Statfs{Total: 1 << 40, Available: s.available.Load(), Device: s.number}
+	if s.inodes > 0 {
+		st.Files, st.FilesFree = 1000, s.inodes
+	}
+	return st, nil
 }
 
 // What is free in a tier is what its quota leaves, and no more than its device has. Tiers on one device
@@ -29,7 +34,7 @@ func TestFree(t *testing.T) {
 	disk.Store(100 << 20)
 	other.Store(30 << 20)
 	store := func(number uint64, available *atomic.Int64) onDevice {
-		return onDevice{drivertest.NewMem(0), number, available}
+		return onDevice{drivertest.NewMem(0), number, available, 0}
 	}
 	failing := drivertest.NewFaults(store(0, &other))
 	h, stop := start(t, Options{},
@@ -44,9 +49,12 @@ func TestFree(t *testing.T) {
 	failing.Add(drivertest.Rule{Op: drivertest.OpStatfs, Err: syscall.EIO})
 	want := func(when string, mib ...int64) {
 		t.Helper()
-		got := h.Free(bg)
-		for i := range got {
-			got[i] >>= 20
+		var got []int64
+		for _, room := range h.Free(bg) {
+			if room.Inodes != nil {
+				t.Errorf("%s: %d inodes", when, *room.Inodes)
+			}
+			got = append(got, room.Bytes>>20)
 		}
 		if !slices.Equal(got, mib) {
 			t.Errorf("%s: got %v MiB, want %v", when, got, mib)
@@ -65,4 +73,22 @@ func TestFree(t *testing.T) {
 	want("on a disk that others have filled", 30, 10, 0, 0, 5)
 	r.Return()
 	want("when it has ended", 30, 20, 0, 0, 5)
+}
+
+// The inodes of a device are those of all its tiers.
+func TestFreeInodes(t *testing.T) {
+	var disk atomic.Int64
+	disk.Store(1 << 30)
+	h, stop := start(t, Options{},
+		Config{Name: "ram", Store: onDevice{drivertest.NewMem(0), 1, &disk, 30}, Quota: Quota{Bytes: 1 << 20}},
+		Config{Name: "fast", Store: onDevice{drivertest.NewMem(0), 2, &disk, 50}, Quota: Quota{Bytes: 2 << 20}},
+		Config{Name: "slow", Store: onDevice{drivertest.NewMem(0), 2, &disk, 50}, Quota: Quota{Bytes: 3 << 20}},
+		Config{Name: "large", Store: onDevice{drivertest.NewMem(0), 3, &disk, 0}, Quota: Quota{Bytes: 4 << 20}},
+	)
+	defer stop()
+	h.WaitScanned(bg)
+	got := h.Free(bg)
+	if *got[0].Inodes != 30 || *got[1].Inodes != 50 || got[1].Inodes != got[2].Inodes || got[3].Inodes != nil {
+		t.Errorf("got %v", got)
+	}
 }

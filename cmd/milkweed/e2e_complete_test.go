@@ -10,6 +10,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/placement"
 )
 
 // completeLine returns what the status of a site says about whether the dataset is complete.
@@ -90,6 +91,14 @@ func TestCompleteLineOfOddMounts(t *testing.T) {
 	if got, want := completeLine(s), "no: 3 of 3 known files (2.9 KiB) have no copy; 1 name has no attributes yet; other nodes may have copies"; got != want {
 		t.Errorf("with peers: got %q, want %q", got, want)
 	}
+	s.Names = control.Names{Coverage: placement.Coverage{Files: 3, CopiedFiles: 1, UnknownFiles: 2}}
+	if got, want := completeLine(s), "not known: 1 of 3 known files have copies; the pieces of 2 files were not looked for yet; other nodes may have copies"; got != want {
+		t.Errorf("pieces: got %q, want %q", got, want)
+	}
+	s.Names = control.Names{Coverage: placement.Coverage{Complete: true, Files: 3, Bytes: 3000, CopiedFiles: 3, DeniedDirs: 1}}
+	if got, want := completeLine(s), "yes: all 3 files (2.9 KiB) have copies; another epoch reads no content from the source; 1 directory cannot be listed: permission denied"; got != want {
+		t.Errorf("a denied directory: got %q, want %q", got, want)
+	}
 }
 
 // warmup --dry-run says before whether the tiers have room, and a warm-up then does what it says.
@@ -162,7 +171,7 @@ func TestCheckOfRoom(t *testing.T) {
 		t.Errorf("enough room: %+v", got)
 	}
 	if got := finding("--tier", tier(1, "64MiB"), "-o", "source_operations=10", s.source); got.Status != check.OK ||
-		!strings.HasPrefix(got.Detail, "the dataset needs at least ") || !strings.Contains(got.Detail, "warmup --dry-run") {
+		!strings.Contains(got.Detail, "not all files were counted") || !strings.Contains(got.Detail, "warmup --dry-run") {
 		t.Errorf("with a limit of operations: %+v", got)
 	}
 	listed := s.dir + "/tiering.toml"

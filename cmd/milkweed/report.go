@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -294,6 +295,7 @@ func (d *daemon) warmUp(
 	if d.draining.Load() {
 		return errDraining
 	}
+	defer d.survey.Forget()
 	var entries []*metadata.Entry
 	for _, name := range names {
 		e, err := d.resolve(ctx, d.names.Inside(name), warmupTimeout)
@@ -334,12 +336,16 @@ func (f *failures) add(path string, err error) {
 }
 
 func warmupProgress(p placement.Progress, f failures) control.Progress {
+	var roomFiles *int64
+	if p.Inodes < math.MaxInt64 {
+		roomFiles = &p.Inodes
+	}
 	return control.Progress{
 		Scanning:   p.Walking,
 		FilesTotal: p.Found.Files, FilesDone: p.Placed.Files, FilesSkipped: p.Skipped.Files, FilesFailed: p.Failed.Files, FilesElsewhere: p.Elsewhere.Files,
 		BytesTotal: p.Found.Bytes, BytesDone: p.Placed.Bytes, BytesSkipped: p.Skipped.Bytes, BytesFailed: p.Failed.Bytes, BytesElsewhere: p.Elsewhere.Bytes,
 		Errors: f.first, FilesMismatched: f.mismatched,
-		NeededBytes: p.Needed, RoomBytes: p.Room,
+		NeededBytes: p.Needed, RoomBytes: p.Room, RoomFiles: roomFiles,
 	}
 }
 
@@ -348,6 +354,7 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 	if d.draining.Load() {
 		return errDraining
 	}
+	defer d.survey.Forget()
 	var r control.Refreshed
 	var updated time.Time
 	inside := make([]string, len(names))
@@ -406,6 +413,7 @@ func (d *daemon) Evict(ctx context.Context, names []string, progress func(placem
 	if d.draining.Load() {
 		return errDraining
 	}
+	defer d.survey.Forget()
 	inside := make([]string, len(names))
 	for i, name := range names {
 		inside[i] = d.names.Inside(name)

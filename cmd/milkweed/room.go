@@ -18,6 +18,9 @@ import (
 // countTime bounds how long check counts the files of a source.
 const countTime = 3 * time.Second
 
+// notCounted says why not all files were counted.
+const notCounted = "not all files were counted, which `milkweed warmup --dry-run` does after the mount"
+
 // checkRoom compares what the copies of a dataset need with what the tiers of cfg have. It lists a
 // directory for that, for countTime. A bucket is not listed, because requests cost money; checkManifest
 // compares what a manifest says.
@@ -30,7 +33,10 @@ func checkRoom(ctx context.Context, cfg *config.Config) []check.Finding {
 		need, err = countSource(ctx, cfg)
 		return err
 	})
-	if err != nil || need == (check.Need{}) {
+	switch {
+	case errors.Is(err, errLeftBehind):
+		need = check.Need{Partial: notCounted}
+	case err != nil || need == (check.Need{}):
 		return nil // the finding of the source says why, or there are no files
 	}
 	return roomFor(ctx, cfg, need)
@@ -80,7 +86,7 @@ func countSource(ctx context.Context, cfg *config.Config) (need check.Need, err 
 	})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		need.Partial, err = "this was counted in "+countTime.String()+", and `milkweed warmup --dry-run` counts all after the mount", nil
+		need.Partial, err = notCounted, nil
 	case failed > 0:
 		need.Partial = plural(failed, "name", "names") + " cannot be read"
 	}

@@ -3,9 +3,11 @@ package check
 import (
 	"context"
 	"fmt"
+	"math"
 	"syscall"
 
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 )
@@ -26,7 +28,7 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 	const name = "room"
 	onTimeout := warning(name, "See the findings of the tiers.", "a tier did not respond within %s", h.timeout)
 	return h.withTimeout(ctx, onTimeout, func() []Finding {
-		room, atMost := h.room(c)
+		room, inodes, atMost := h.room(c)
 		atLeast, have, tail := "", "have", ""
 		if need.Partial != "" {
 			atLeast, tail = "at least ", "; "+need.Partial
@@ -37,19 +39,24 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 		text := fmt.Sprintf("the dataset needs %s%s (%s files), and the tiers %s %s%s",
 			atLeast, size(need.Bytes), humanize.Comma(need.Files), have, size(room), tail)
 		switch {
+		case need.Files == 0 && need.Partial != "":
+			return ok(name, "not known: no file was found; %s", need.Partial)
 		case c.Peers.Roster != "":
 			return ok(name, "%s; it is divided among the nodes", text)
 		case need.Bytes > room:
 			return warning(name, "Raise a quota, add a tier, or share the tiers of several nodes with --peers. What does not fit is read from the source in every epoch.", "%s", text)
+		case need.Files > inodes:
+			return warning(name, "Put a tier on a file system with more inodes, or pack the files. What does not fit is read from the source in every epoch.",
+				"%s; their file systems have inodes for %s", text, humanize.Comma(inodes))
 		}
 		return ok(name, "%s", text)
 	})
 }
 
-// room returns how many bytes copies in the tiers of c may take, with those that are there. Tiers that
-// cannot be examined have none: they have findings of their own. atMost means that it may be less: what
-// copies of earlier mounts take is not known.
-func (h host) room(c *config.Config) (bytes int64, atMost bool) {
+// room returns how many bytes copies in the tiers of c may take, with those that are there, and how many
+// files their file systems may have. Tiers that cannot be examined have none: they have findings of their
+// own. atMost means that it may be less: what copies of earlier mounts take is not known.
+func (h host) room(c *config.Config) (bytes, inodes int64, atMost bool) {
 	left := make(map[uint64]int64) // by device
 	for i, t := range c.Tiers {
 		dir, info, err := h.nearestExisting(t.Path)
@@ -62,12 +69,14 @@ func (h host) room(c *config.Config) (bytes int64, atMost bool) {
 		}
 		usable, counted := h.usable(t, c.Source.Name(), st)
 		quota := t.Quota.Of(usable)
-		if s, ok := info.Sys().(*syscall.Stat_t); ok && st.Blocks > 0 {
-			if _, known := left[s.Dev]; !known {
-				left[s.Dev] = usable
-			}
-			quota = min(quota, left[s.Dev])
-			left[s.Dev] -= quota
+		device := info.Sys().(*syscall.Stat_t).Dev
+		if _, known := left[device]; !known {
+			left[device] = usable
+			inodes = addInodes(inodes, st, counted)
+		}
+		if st.Blocks > 0 {
+			quota = min(quota, left[device])
+			left[device] -= quota
 			atMost = atMost || !counted && (t.Quota.Percent > 0 || quota > available(st))
 		}
 		if i == 0 {
@@ -75,5 +84,17 @@ func (h host) room(c *config.Config) (bytes int64, atMost bool) {
 		}
 		bytes += max(0, quota)
 	}
-	return bytes, atMost
+	return bytes, inodes, atMost
+}
+
+// addInodes adds those that copies on a file system may have to n. If some are there already, all files of
+// it are taken for copies.
+func addInodes(n int64, st unix.Statfs_t, counted bool) int64 {
+	switch {
+	case st.Files == 0 || n == math.MaxInt64: // not limited
+		return math.MaxInt64
+	case counted:
+		return n + int64(st.Ffree)
+	}
+	return n + int64(st.Files)
 }

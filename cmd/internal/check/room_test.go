@@ -43,6 +43,12 @@ func TestRoom(t *testing.T) {
 			"the dataset needs 30 GiB (1,000 files), and the tiers have at most 90 GiB"},
 		{"peers", func(w *world) { w.config.Peers.Roster = "a,b"; quota(config.Quota{Bytes: gib})(w) }, need, OK,
 			"the dataset needs 30 GiB (1,000 files), and the tiers have 1.0 GiB; it is divided among the nodes"},
+		{"few inodes", func(w *world) {
+			st := disk(unix.TMPFS_MAGIC, 100*gib, 40*gib)
+			st.Files, st.Ffree = 2000, 999
+			w.fileSystem(w.path("ssd"), st)
+		}, need, Warning, "the dataset needs 30 GiB (1,000 files), and the tiers have 36 GiB; their file systems have inodes for 999"},
+		{"no file in time", func(*world) {}, Need{Partial: "there are more"}, OK, "not known: no file was found; there are more"},
 		{"some files", func(*world) {}, Need{Files: 1000, Bytes: 30 * gib, Partial: "there are more"}, OK,
 			"the dataset needs at least 30 GiB (1,000 files), and the tiers have 36 GiB; there are more"},
 	} {
