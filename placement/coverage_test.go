@@ -142,6 +142,29 @@ func TestCoverageOfDeniedDirectory(t *testing.T) {
 	})
 }
 
+// Only the current generation is the dataset.
+func TestCoverageOfGenerations(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 20}})
+		r.put("v1/f", 1000)
+		r.put("v2/d/g", 2000)
+		names, err := metadata.New(r.ctx, r.levels, metadata.Options{TTL: time.Hour, Generation: "v1"}, r.handler.log)
+		r.check(err)
+		defer names.Close()
+		r.check(names.Walk(r.ctx, []*metadata.Entry{names.Root()}, func(_ *metadata.Entry, err error) error { return err }))
+		s := NewSurvey(New(r.levels, names, Config{Workers: 1}, r.handler.log))
+		if got, want := s.Coverage(), (Coverage{Files: 1, Bytes: 1000}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		_, err = names.Switch(r.ctx, "v2")
+		r.check(err)
+		s.Forget()
+		if got, want := s.Coverage(), (Coverage{Files: 1, Bytes: 2000}); got != want {
+			t.Errorf("after a switch: got %+v, want %+v", got, want)
+		}
+	})
+}
+
 // The result of a long pass is returned for a while, or until Forget.
 func TestSurveyIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/doctor"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -236,20 +237,25 @@ func TestDoctorOfADrainingMount(t *testing.T) {
 	s := newSite(t)
 	s.inNamespace("true") // without a mount point, doctor finds the mounts of all sites
 	s.write("f", 10)
-	s.mountWith("mode=cached", "64MiB") // the daemon sees the file open
+	s.mountWith("mode=cached,clock_skew=0s", "64MiB") // the daemon sees the file open
 	held := s.command("sh", "-c", `exec sleep 120 < "$1"`, "sh", s.point+"/f")
 	s.check(held.Start())
 	defer func() {
 		held.Process.Kill()
 		held.Wait()
 	}()
-	s.eventually("the file is open", func() bool { return s.status().OpenHandles == 1 })
+	s.eventually("the file is open, and has a copy", func() bool { got := s.status(); return got.OpenHandles == 1 && got.Names.OpenedComplete })
 	s.milkweed("umount", "--lazy", s.point)
 	for _, words := range [][]string{{"doctor", "--json", s.point}, {"doctor", "--json"}} {
 		got := s.try(words...)
 		var r doctorReport
 		s.check(json.Unmarshal([]byte(got.stdout), &r))
 		s.wantFinding(r, doctor.Warning, "mount", []string{"drains", "in use by open files"}, "umount --force "+s.point)
+	}
+	var status control.Status
+	s.check(json.Unmarshal([]byte(s.try("status", "--json").stdout), &status))
+	if !status.Draining || status.Names.CopiedFiles != 0 || status.Names.OpenedComplete {
+		t.Errorf("copies are not read any more: got %+v", status.Names)
 	}
 }
 

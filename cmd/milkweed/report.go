@@ -70,7 +70,6 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.WaitingCalls = int64(d.levels.WaitingCalls())
 	if s.Draining = d.draining.Load(); s.Draining {
 		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
-		s.Names.Complete, s.Names.OpenedComplete = false, false // copies are not read
 	}
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()
