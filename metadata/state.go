@@ -131,12 +131,10 @@ func (e *Entry) takeUsed() bool {
 	return e.state.Load()&used != 0 && e.state.And(^uint32(used))&used != 0
 }
 
-// MarkOpened records that a reader has opened the file. The version that replaces the entry inherits
-// that, but not one that is found after the entry was removed.
-func (e *Entry) MarkOpened() {
-	if !e.WasOpened() { // as in Use
-		e.setBits(opened)
-	}
+// MarkOpened records that a reader has opened the file, and reports whether that is the first time. The
+// version that replaces the entry inherits that, but not one that is found after the entry was removed.
+func (e *Entry) MarkOpened() (first bool) {
+	return !e.WasOpened() && e.state.Or(opened)&opened == 0 // as in Use
 }
 
 // WasOpened reports whether MarkOpened was called.

@@ -22,17 +22,18 @@ type Coverage struct {
 
 	OpenedFiles   int64 `json:"opened_files" help:"Known files that were opened since the daemon started, and are not empty."`
 	OpenedBytes   int64 `json:"opened_files_bytes" help:"Sizes of these files."`
+	OpenedCopied  int64 `json:"opened_files_copied_bytes" help:"Bytes of these files that have a copy in a tier."`
 	OpenedMissing int64 `json:"opened_files_without_copy" help:"Those of these files that have no copy."`
 
 	UnlistedDirs int64 `json:"unlisted_directories" help:"Known directories of the dataset that were not listed yet: not all names in them are known."`
-	DeniedDirs   int64 `json:"denied_directories" help:"Known directories of the dataset that the source does not let the daemon list. Jobs cannot list them either: they do not count as unlisted."`
+	DeniedDirs   int64 `json:"denied_directories" help:"Known directories of the dataset that the source does not let the daemon list: the names in them are not known."`
 	UnknownNames int64 `json:"unknown_names" help:"Names that were listed without attributes, and may be files."`
 	UnknownFiles int64 `json:"unknown_files" help:"Files that are copied in pieces, of which it is not known yet which have copies: they were not opened since the daemon started."`
 }
 
 // NamesKnown reports whether all files of the dataset are known, and whether they have copies.
 func (c *Coverage) NamesKnown() bool {
-	return c.UnlistedDirs == 0 && c.UnknownNames == 0 && c.UnknownFiles == 0
+	return c.UnlistedDirs == 0 && c.DeniedDirs == 0 && c.UnknownNames == 0 && c.UnknownFiles == 0
 }
 
 // Missing returns the number of known files without a copy.
@@ -123,6 +124,7 @@ func (c *Coverage) add(e *metadata.Entry, copied int64, known bool) {
 	if e.WasOpened() {
 		c.OpenedFiles++
 		c.OpenedBytes += e.Size()
+		c.OpenedCopied += copied
 		if copied < e.Size() {
 			c.OpenedMissing++
 		}

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"context"
-	"math"
 
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
@@ -18,8 +17,7 @@ func (h *Handler) Estimate(
 	ctx context.Context, entries []*metadata.Entry, report func(Progress), failed func(*metadata.Entry, error),
 ) error {
 	h.levels.WaitScanned(ctx) // before that, no room is known
-	e := estimate{handler: h, progress: Progress{Walking: true}, left: h.levels.Free(ctx)}
-	e.countRoom()
+	e := newEstimate(h, h.levels.Free(ctx))
 	err := h.names.Walk(ctx, entries, func(file *metadata.Entry, err error) error {
 		bytes := int64(0)
 		if err == nil {
@@ -48,24 +46,27 @@ func (h *Handler) Estimate(
 type estimate struct {
 	handler  *Handler
 	progress Progress
-	left     []tiers.Room
+	room     []int64                    // bytes of each tier, with those of outdated copies; negative if it holds more than it may
+	left     []tiers.Room               // of room, what the copies so far leave
+	dirs     []map[*metadata.Entry]bool // of each tier: whether directories are there, or are made for these copies
 }
 
-// countRoom sets the Room and the Inodes of the progress.
+// newEstimate returns an estimate for tiers that have left some room.
+func newEstimate(h *Handler, left []tiers.Room) *estimate {
+	e := &estimate{handler: h, progress: Progress{Walking: true}, left: left}
+	for _, room := range left {
+		e.room = append(e.room, room.Bytes)
+		e.dirs = append(e.dirs, make(map[*metadata.Entry]bool))
+	}
+	e.countRoom()
+	return e
+}
+
+// countRoom sets the Room of the progress.
 func (e *estimate) countRoom() {
-	counted := make(map[*int64]bool)
-	for _, room := range e.left {
-		e.progress.Room += room.Bytes
-		switch {
-		case room.Bytes == 0 || counted[room.Inodes]:
-			continue
-		case room.Inodes == nil:
-			e.progress.Inodes = math.MaxInt64
-			continue
-		case e.progress.Inodes < math.MaxInt64:
-			e.progress.Inodes += *room.Inodes
-		}
-		counted[room.Inodes] = true
+	e.progress.Room = 0
+	for _, bytes := range e.room {
+		e.progress.Room += max(bytes, 0)
 	}
 }
 
@@ -86,7 +87,7 @@ func (e *estimate) add(ctx context.Context, file *metadata.Entry) error {
 			p.Elsewhere.addUnit(u)
 		default:
 			p.Needed += tiers.Allocated(u.Size())
-			if !e.place(u) {
+			if !e.place(ctx, u) {
 				p.Skipped.addUnit(u)
 			}
 		}
@@ -108,11 +109,11 @@ func (e *estimate) examine(ctx context.Context, u *metadata.Entry) bool {
 			return true
 		case t.Accepts():
 			bytes := tiers.Allocated(info.Size)
+			e.room[i] += bytes
 			e.left[i].Bytes += bytes
-			e.progress.Room += bytes
+			e.countRoom()
 			if inodes := e.left[i].Inodes; inodes != nil {
 				*inodes++
-				e.progress.Inodes = min(e.progress.Inodes, math.MaxInt64-1) + 1
 			}
 		}
 	}
@@ -120,18 +121,47 @@ func (e *estimate) examine(ctx context.Context, u *metadata.Entry) bool {
 }
 
 // place takes room for a copy, and reports whether a tier has it.
-func (e *estimate) place(u *metadata.Entry) bool {
-	bytes := tiers.Allocated(u.Size())
+func (e *estimate) place(ctx context.Context, u *metadata.Entry) bool {
+	bytes, lacksInodes := tiers.Allocated(u.Size()), false
 	for i, t := range e.handler.levels.Tiers() {
 		left := &e.left[i]
-		if bytes > left.Bytes || left.Inodes != nil && *left.Inodes <= 0 || t.Lacks(u.Size()) != nil {
+		if bytes > left.Bytes || t.Lacks(u.Size()) != nil {
 			continue
 		}
-		left.Bytes -= bytes
 		if left.Inodes != nil {
-			*left.Inodes--
+			dirs := e.missingDirs(ctx, i, u.File().Parent())
+			needed := 1 + int64(len(dirs))
+			if needed > *left.Inodes {
+				lacksInodes = true
+				continue
+			}
+			*left.Inodes -= needed
+			for _, dir := range dirs {
+				e.dirs[i][dir] = true
+			}
 		}
+		left.Bytes -= bytes
 		return true
 	}
+	if lacksInodes {
+		e.progress.NoInodes++
+	}
 	return false
+}
+
+// missingDirs returns the directories that a copy in dir needs in a tier and that are not there.
+func (e *estimate) missingDirs(ctx context.Context, tier int, dir *metadata.Entry) (missing []*metadata.Entry) {
+	for ; dir.Parent() != dir; dir = dir.Parent() {
+		there, known := e.dirs[tier][dir]
+		if !known {
+			_, err := e.handler.levels.Tiers()[tier].Stat(ctx, dir.CopyName())
+			there = err == nil
+			e.dirs[tier][dir] = there
+		}
+		if there {
+			break
+		}
+		missing = append(missing, dir)
+	}
+	return missing
 }

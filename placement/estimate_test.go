@@ -3,7 +3,6 @@ package placement
 import (
 	"context"
 	"fmt"
-	"math"
 	"syscall"
 	"testing"
 	"time"
@@ -38,7 +37,7 @@ func TestEstimate(t *testing.T) {
 		got, failed := r.warmed(r.handler.Estimate)
 		want := Progress{
 			Found: Amount{13, 180_000 + 101<<10}, Placed: Amount{Files: 1}, Failed: Amount{Files: 1},
-			Skipped: Amount{3, 36_000 + 101<<10}, Needed: 304 << 10, Room: 164 << 10, Inodes: math.MaxInt64,
+			Skipped: Amount{3, 36_000 + 101<<10}, Needed: 304 << 10, Room: 164 << 10,
 		}
 		if got != want || failed != 1 {
 			t.Errorf("got %+v, %d failed, want %+v", got, failed, want)
@@ -91,7 +90,7 @@ func TestEstimateOfChangedFiles(t *testing.T) {
 		got, _ := r.warmed(r.handler.Estimate)
 		want := Progress{
 			Found: Amount{2, 71_000}, Placed: Amount{1, 10_000},
-			Needed: 60 << 10, Room: 88 << 10, Inodes: math.MaxInt64,
+			Needed: 60 << 10, Room: 88 << 10,
 		}
 		if got != want {
 			t.Errorf("got %+v, want %+v", got, want)
@@ -120,25 +119,44 @@ func TestReservedPaths(t *testing.T) {
 	})
 }
 
-// A copy takes an inode, and tiers on one device share theirs.
+// A copy takes an inode, as does each directory that is not there yet, and tiers on one device share
+// theirs.
 func TestEstimateOfInodes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		shared, more, unlimited := int64(3), int64(2), []tiers.Room{{Bytes: 1 << 20}}
+		shared, more := int64(5), int64(2)
 		r := newRig(t, rigOptions{quotas: []int64{1 << 20, 1 << 20, 1 << 20}})
-		for i := range 8 {
-			r.put(fmt.Sprint(i), 1000)
+		for i := range 6 {
+			r.put(fmt.Sprintf("d/e/%d", i), 1000)
 		}
-		e := estimate{handler: r.handler, left: []tiers.Room{{Bytes: 8 << 10, Inodes: &shared}, {Bytes: 1 << 20, Inodes: &shared}, {Bytes: 1 << 20, Inodes: &more}}}
-		e.countRoom()
-		for i := range 8 {
-			r.check(e.add(r.ctx, r.entry(fmt.Sprint(i))))
+		r.put("f", 1000)
+		e := newEstimate(r.handler, []tiers.Room{{Bytes: 8 << 10, Inodes: &shared}, {Bytes: 1 << 20, Inodes: &shared}, {Bytes: 1 << 20, Inodes: &more}})
+		for i := range 6 {
+			r.check(e.add(r.ctx, r.entry(fmt.Sprintf("d/e/%d", i))))
 		}
-		if p := e.progress; p.Inodes != 5 || p.Skipped.Files != 3 || e.left[0].Bytes != 0 || e.left[1].Bytes != 1<<20-4096 {
-			t.Errorf("got %+v, %+v", p, e.left)
+		// The first tier has d and e, and 2 files. In the others, these directories have no inodes.
+		if p := e.progress; p.Skipped.Files != 4 || p.NoInodes != 4 || e.left[0].Bytes != 0 || shared != 1 || more != 2 {
+			t.Errorf("got %+v, %+v; %d and %d inodes are left", p, e.left, shared, more)
 		}
-		e = estimate{left: append(unlimited, tiers.Room{Bytes: 1, Inodes: &more})}
-		if e.countRoom(); e.progress.Inodes != math.MaxInt64 {
-			t.Errorf("%d inodes", e.progress.Inodes)
+		r.check(e.add(r.ctx, r.entry("f")))
+		if shared != 0 || more != 2 || e.progress.Skipped.Files != 4 {
+			t.Errorf("got %+v; %d and %d inodes are left", e.progress, shared, more)
+		}
+	})
+}
+
+// A tier whose quota was lowered below what it holds has no room for the new version of a file.
+func TestEstimateOfFullTier(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{100 << 10}, ttl: time.Second})
+		r.put("a", 40_000)
+		r.put("b", 40_000)
+		r.warmed(r.handler.Warmup)
+		r.check(r.levels.Tiers()[0].Resize(r.ctx, tiers.Quota{Bytes: 30 << 10}))
+		r.put("a", 41_000)
+		time.Sleep(2 * time.Second)
+		got, _ := r.warmed(r.handler.Estimate)
+		if did, _ := r.warmed(r.handler.Warmup); got.Skipped.Files != 1 || did.Skipped != got.Skipped || got.Room != 0 {
+			t.Errorf("got %+v, the warm-up %+v", got, did)
 		}
 	})
 }

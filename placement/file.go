@@ -64,6 +64,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off >= f.entry.Size() {
 		return 0, io.EOF
 	}
+	began := time.Now()
 	ctx, op := f.trace(ctx)
 	v, err := f.enterView(ctx)
 	if err != nil {
@@ -73,7 +74,7 @@ func (f *file) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	defer v.leave()
 	n, err := f.readIn(ctx, v, p, off)
 	if err == nil || err == io.EOF { // otherwise the reader may repeat the read
-		f.handler.usage.read(f, v, off, n)
+		f.handler.usage.read(f, v, off, n, began)
 	}
 	op.endRead(v, off, n, err)
 	return n, err

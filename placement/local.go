@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 )
@@ -26,7 +27,7 @@ func (f *file) SpliceDescriptor() (fd uintptr, release func(n int), err error) {
 	}
 	return fd, func(n int) {
 		done(n)
-		f.handler.usage.read(f, v, -1, n)
+		f.handler.usage.read(f, v, -1, n, time.Now())
 		op.endRead(v, -1, n, nil)
 		v.leave()
 	}, nil

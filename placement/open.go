@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/metadata"
@@ -94,6 +95,7 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 	if f.entry.Size() == 0 {
 		return h.names.Permit(ctx, f.entry)
 	}
+	began := time.Now()
 	h.epochs.opened(f.entry.ID(), off > 0)
 	if !fresh {
 		f.leaveFailed()
@@ -130,7 +132,7 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			h.dropPieces(f.entry)
 		}
 	}
-	h.usage.opened(f.entry)
+	h.usage.opened(f.entry, began)
 	h.predict(f.entry, missing)
 	return nil
 }

@@ -33,7 +33,7 @@ type racyFiles struct {
 	mu       panics.Mutex // guards the following
 	until    map[*metadata.Entry]time.Time
 	settling int   // files that settled has returned, and that are not settled yet
-	seen     int64 // files that were added to until
+	seen     int64 // versions that were added to until
 }
 
 // MaxClockAhead bounds how far the clock of the source may be ahead. A change time that is further in
@@ -53,7 +53,7 @@ func (r *racyFiles) has(e *metadata.Entry, now time.Time) bool {
 	if info.Version != "" {
 		return false
 	}
-	age := min(r.ageOfChange(info.Ctime, now), r.ageOfContent(info.Mtime, now))
+	age := r.age(info, now)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	until, known := r.until[e]
@@ -105,20 +105,39 @@ func (r *racyFiles) ageOfContent(mtime, now time.Time) time.Duration {
 	return age
 }
 
-// total returns the number of files that were racy when they were to be copied.
+// total returns the number of versions of files that were racy when they were to be copied.
 func (r *racyFiles) total() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.seen
 }
 
-// ChangedRecently reports whether e was to be copied and is not copied yet because it changed recently.
-// wait is how long that remains so if it does not change again.
+// ChangedRecently reports whether e cannot be copied yet because it changed recently, or was not settled
+// since. wait is how long that remains so at least, if it does not change again.
 func (h *Handler) ChangedRecently(e *metadata.Entry) (wait time.Duration, recently bool) {
-	h.racy.mu.Lock()
-	_, recently = h.racy.until[e.File()]
-	h.racy.mu.Unlock()
-	return max(0, h.racy.wait(e, time.Now())), recently
+	return h.racy.left(e, time.Now())
+}
+
+// left is ChangedRecently. It remembers nothing.
+func (r *racyFiles) left(e *metadata.Entry, now time.Time) (wait time.Duration, recently bool) {
+	e = e.File()
+	info := e.Info()
+	if r.window == 0 || info.Version != "" {
+		return 0, false
+	}
+	r.mu.Lock()
+	until, known := r.until[e]
+	r.mu.Unlock()
+	if known {
+		return max(0, until.Sub(now)), true
+	}
+	wait = r.window - r.age(info, now)
+	return max(0, wait), wait > 0
+}
+
+// age returns the age of the times of a file, by the clock of the source.
+func (r *racyFiles) age(info drivers.Info, now time.Time) time.Duration {
+	return min(r.ageOfChange(info.Ctime, now), r.ageOfContent(info.Mtime, now))
 }
 
 // wait returns how long e remains racy.
@@ -129,10 +148,15 @@ func (r *racyFiles) wait(e *metadata.Entry, now time.Time) time.Duration {
 }
 
 // len returns the number of files that were read while they were racy, and were not settled yet.
-func (r *racyFiles) len() int64 {
+func (r *racyFiles) len() (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return int64(len(r.until) + r.settling)
+	for e := range r.until {
+		if !e.Stale() { // otherwise the file has another version
+			n++
+		}
+	}
+	return n + int64(r.settling)
 }
 
 // settled removes and returns the files that are not racy any more, or none while those that it has

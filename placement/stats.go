@@ -39,7 +39,7 @@ type Stats struct {
 
 	IdleHandles int64         // files of the source in the idle-handle cache
 	RacyFiles   int64         // files that were opened while they were racy, and are not settled yet
-	RacySeen    int64         // files that were racy when they were to be copied, since the start
+	RacySeen    int64         // versions of files that were racy when they were to be copied, since the start
 	ClockAhead  time.Duration // by how much the change time of a file was in the future when it was opened, at most
 	Opens       []Opens       // opens by level; Opens[0] at the source
 	Passthrough []Opens       // those of them that the kernel reads without the daemon

@@ -35,8 +35,9 @@ func (s *Sizes) load() (now Sizes) {
 // Usage is how readers have used the mount since the daemon started. Of reads in passthrough, and of
 // reads from the page cache, the daemon knows nothing.
 type Usage struct {
-	ActiveSeconds int64 `json:"active_seconds" help:"Seconds in which readers opened or read something."`
+	ActiveSeconds int64 `json:"active_seconds" help:"Seconds in which readers opened or read something, or waited for that."`
 
+	Files     int64 `json:"files" help:"Different files that were opened."`
 	InOrder   int64 `json:"in_order" help:"Opens whose name follows that of the open before, in the same directory."`
 	Neighbors int64 `json:"neighbors" help:"Opens in the directory of the open before, of another file."`
 
@@ -54,28 +55,34 @@ type usage struct {
 	passthrough [tiers.MaxTiers + 1]Opens // those that the kernel reads without the daemon; by level
 	fills       Opens                     // of files whose copies are in flight
 
+	files                       int64 // different ones
 	spliced, sequential, random int64
 	fileSizes, requestSizes     Sizes
 
-	lastActive, activeSeconds atomic.Int64 // in seconds since 1970; the number of different values of it
+	lastActive, activeSeconds atomic.Int64 // the last active second, since 1970; the number of active ones
 
 	mu                 panics.Mutex    // guards the following
 	last               *metadata.Entry // of the last open
 	neighbors, inOrder int64
 }
 
-// active records that there is a reader now.
-func (u *usage) active() {
+// active records that there was a reader from a time on until now.
+func (u *usage) active(from time.Time) {
 	now := time.Now().Unix()
-	if last := u.lastActive.Load(); last != now && u.lastActive.CompareAndSwap(last, now) {
-		u.activeSeconds.Add(1)
+	for last := u.lastActive.Load(); last < now; last = u.lastActive.Load() {
+		if u.lastActive.CompareAndSwap(last, now) {
+			u.activeSeconds.Add(now - max(last, from.Unix()-1))
+			return
+		}
 	}
 }
 
-// opened records an open of e by a reader.
-func (u *usage) opened(e *metadata.Entry) {
-	e.MarkOpened()
-	u.active()
+// opened records an open of e by a reader, which has begun at a time.
+func (u *usage) opened(e *metadata.Entry, began time.Time) {
+	if e.MarkOpened() {
+		atomic.AddInt64(&u.files, 1)
+	}
+	u.active(began)
 	u.fileSizes.Add(e.Size())
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -92,8 +99,9 @@ func (u *usage) opened(e *metadata.Entry) {
 // the requests of its read-ahead in parallel, and they arrive out of order.
 const near = 2 << 20
 
-// read records that a reader got n bytes of f in a view. off is -1 if they were spliced.
-func (u *usage) read(f *file, v *view, off int64, n int) {
+// read records that a reader got n bytes of f in a view, by a read that has begun at a time. off is -1 if
+// they were spliced.
+func (u *usage) read(f *file, v *view, off int64, n int, began time.Time) {
 	if n <= 0 || f.forPeer {
 		return
 	}
@@ -103,7 +111,7 @@ func (u *usage) read(f *file, v *view, off int64, n int) {
 	if f.entry.IsPiece() {
 		return
 	}
-	u.active()
+	u.active(began)
 	u.requestSizes.Add(int64(n))
 	kind := &u.random
 	switch end := f.end.Load(); {
@@ -134,7 +142,7 @@ func (u *usage) now() Usage {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return Usage{
-		ActiveSeconds: u.activeSeconds.Load(), InOrder: u.inOrder, Neighbors: u.neighbors,
+		ActiveSeconds: u.activeSeconds.Load(), Files: atomic.LoadInt64(&u.files), InOrder: u.inOrder, Neighbors: u.neighbors,
 		Spliced: atomic.LoadInt64(&u.spliced), Sequential: atomic.LoadInt64(&u.sequential), Random: atomic.LoadInt64(&u.random),
 		FileSizes: u.fileSizes.load(), RequestSizes: u.requestSizes.load(),
 	}

@@ -28,11 +28,28 @@ func TestUsage(t *testing.T) {
 		r.settled()
 		got := r.handler.Stats().Usage
 		want := Usage{
-			ActiveSeconds: 2, InOrder: 2, Neighbors: 3, Sequential: 6, Random: 1,
+			ActiveSeconds: 2, Files: 3, InOrder: 2, Neighbors: 3, Sequential: 6, Random: 1,
 			FileSizes: Sizes{0: 4, 7: 1}, RequestSizes: Sizes{0: 7},
 		}
 		if got != want {
 			t.Errorf("got %+v, want %+v", got, want)
+		}
+	})
+}
+
+// The seconds in which a reader waits are active, each once.
+func TestActiveSeconds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var u usage
+		began := time.Now()
+		time.Sleep(46 * time.Second)
+		u.active(began)
+		u.active(began.Add(40 * time.Second))
+		time.Sleep(10 * time.Second)
+		u.active(time.Now())
+		u.active(time.Now())
+		if got := u.activeSeconds.Load(); got != 47+1 {
+			t.Errorf("%d seconds", got)
 		}
 	})
 }

@@ -17,9 +17,9 @@ type Progress struct {
 	// Elsewhere is what other nodes are to place, and for which this one has no room to spare.
 	Elsewhere Amount
 
-	// Of an Estimate: the bytes that the copies that are missing take in the tiers, the bytes that the
-	// tiers have for them, and the inodes, which are math.MaxInt64 if they are not limited.
-	Needed, Room, Inodes int64
+	// Of an Estimate: the bytes that the copies that are missing take in the tiers, and the bytes that the
+	// tiers have for them; and how many copies have no room for lack of inodes alone.
+	Needed, Room, NoInodes int64
 }
 
 // An Amount is a number of files and the sum of their sizes.

@@ -8,13 +8,14 @@ import (
 
 // Room is what further copies may take in a tier.
 type Room struct {
-	Bytes  int64
+	Bytes  int64  // negative if the tier holds more than it may
 	Inodes *int64 // those of the tier's device, for all tiers on it together; nil: they are not limited
 }
 
 // Free returns the room outside of the window in each tier, in the order of Tiers: what its quota leaves,
 // and no more than its device has. What several tiers on one device have together is the faster one's
-// first. A tier that does not accept copies now, or does not say in time what its device has, has none.
+// first. A tier that does not accept copies now, or does not say in time what its device has, has no room
+// and no inodes.
 func (h *Hierarchy) Free(ctx context.Context) []Room {
 	rooms := make([]Room, len(h.tiers))
 	devices := make([]drivers.Statfs, len(h.tiers))
@@ -22,6 +23,7 @@ func (h *Hierarchy) Free(ctx context.Context) []Room {
 	for i, t := range h.tiers {
 		device, err := t.device(ctx)
 		if err != nil || !t.Accepts() {
+			rooms[i].Inodes = new(int64)
 			continue
 		}
 		bytes, promised := t.space.free()
@@ -41,17 +43,18 @@ func (h *Hierarchy) Free(ctx context.Context) []Room {
 		if d.Device != 0 {
 			onDevice := left[d.Device]
 			rooms[i].Bytes = min(rooms[i].Bytes, max(onDevice.Bytes, 0))
-			onDevice.Bytes -= rooms[i].Bytes
+			onDevice.Bytes -= max(rooms[i].Bytes, 0)
 			left[d.Device] = onDevice
 		}
 	}
 	return rooms
 }
 
-// free returns the bytes that the quota leaves outside of the window, and those that are reserved and
+// free returns the bytes that the quota leaves outside of the window, which are negative if it was lowered,
+// and those that are reserved and
 // not written: the device has them, and they are not free.
 func (s *space) free() (bytes, promised int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return max(s.left(false), 0), s.reserved - s.written
+	return s.left(false), s.reserved - s.written
 }

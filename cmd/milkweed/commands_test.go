@@ -265,11 +265,10 @@ func TestWarmupDryRunOutput(t *testing.T) {
 		"no room for 10 files (1.0 MiB); 100 files (1.0 MiB) for other nodes to copy\n"; out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
-	inodes := int64(52)
-	d.Steps[0] = control.Progress{FilesTotal: 200, FilesSkipped: 148, BytesSkipped: 100, NeededBytes: 800 << 10, RoomBytes: 40 << 20, RoomFiles: &inodes}
+	d.Steps[0] = control.Progress{FilesTotal: 200, FilesSkipped: 148, BytesSkipped: 592 << 10, NeededBytes: 800 << 10, RoomBytes: 40 << 20, FilesNoInode: 140}
 	out, _, err = runMilkweed(t, "warmup", "--dry-run", point)
 	wantCode(t, err, exit.Incomplete)
-	if want := "and the tiers have 40 MiB and inodes for 52 files; no room for 148 files"; !strings.Contains(out, want) {
+	if want := "and the tiers have 40 MiB; no room for 148 files (592 KiB), for 140 of them because there are too few inodes"; !strings.Contains(out, want) {
 		t.Errorf("got %q, without %q", out, want)
 	}
 	if e, ok := errors.AsType[*exit.Error](err); !ok || !strings.Contains(e.Remedy, "inodes") {

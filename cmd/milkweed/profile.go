@@ -61,7 +61,7 @@ waits and directories.`,
 			return flags.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), client)
 		},
 	}
-	c.Flags().DurationVar(&flags.duration, "duration", 0, "watch for this time, such as 30s, instead of showing what was\nrecorded since the mount")
+	c.Flags().DurationVar(&flags.duration, "duration", 0, "watch for this time, such as 30s, instead of showing what was recorded")
 	c.Flags().BoolVar(&flags.asJSON, "json", false, "print JSON")
 	return c
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -192,8 +191,10 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 		l.State, l.FilledBytes = control.Filling, filled
 	case e.Size() == 0:
 		l.State, l.Reason = control.NotPlaced, "empty"
+	case !e.Placeable():
+		l.State, l.Reason = control.NotPlaced, "its path is reserved for copies"
 	case recently:
-		l.State, l.Reason = control.NotPlaced, fmt.Sprintf("it changed recently, and is copied in %v", wait.Round(time.Second))
+		l.State, l.Reason = control.NotPlaced, fmt.Sprintf("it changed recently, and can be copied in %v", max(wait, time.Second).Round(time.Second))
 	case d.names.HasPieces(e):
 		here := 0
 		pieces := d.names.CachedPieces(e)
@@ -335,16 +336,12 @@ func (f *failures) add(path string, err error) {
 }
 
 func warmupProgress(p placement.Progress, f failures) control.Progress {
-	var roomFiles *int64
-	if p.Inodes < math.MaxInt64 {
-		roomFiles = &p.Inodes
-	}
 	return control.Progress{
 		Scanning:   p.Walking,
 		FilesTotal: p.Found.Files, FilesDone: p.Placed.Files, FilesSkipped: p.Skipped.Files, FilesFailed: p.Failed.Files, FilesElsewhere: p.Elsewhere.Files,
 		BytesTotal: p.Found.Bytes, BytesDone: p.Placed.Bytes, BytesSkipped: p.Skipped.Bytes, BytesFailed: p.Failed.Bytes, BytesElsewhere: p.Elsewhere.Bytes,
 		Errors: f.first, FilesMismatched: f.mismatched,
-		NeededBytes: p.Needed, RoomBytes: p.Room, RoomFiles: roomFiles,
+		NeededBytes: p.Needed, RoomBytes: p.Room, FilesNoInode: p.NoInodes,
 	}
 }
 

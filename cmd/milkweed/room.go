@@ -78,7 +78,9 @@ func countSource(ctx context.Context, cfg *config.Config) (need check.Need, err 
 		switch {
 		case err != nil:
 			failed++
-		case e.IsRegular():
+		case e.IsDir():
+			need.Dirs++
+		case e.IsRegular() && e.Size() > 0:
 			need.Files++
 			need.Bytes += tiers.Allocated(e.Size())
 		}
@@ -96,7 +98,10 @@ func countSource(ctx context.Context, cfg *config.Config) (need check.Need, err 
 // needOf returns what the files of a manifest need.
 func needOf(m *manifest.Manifest) (need check.Need) {
 	for e := range m.All() {
-		if e.IsRegular() {
+		switch {
+		case e.IsDir():
+			need.Dirs++
+		case e.IsRegular() && e.Size > 0:
 			need.Files++
 			need.Bytes += tiers.Allocated(e.Size)
 		}

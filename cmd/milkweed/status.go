@@ -431,7 +431,7 @@ func completeLine(s control.Status) string {
 	case n.Complete && n.Files == 0:
 		return "yes: the dataset has no files"
 	case n.Complete:
-		answer = fmt.Sprintf("yes: all %s (%s) have copies; another epoch reads no content from the source", files(n.Files), size(n.Bytes))
+		return fmt.Sprintf("yes: all %s (%s) have copies; another epoch reads no content from the source", files(n.Files), size(n.Bytes))
 	case missing > 0:
 		answer = fmt.Sprintf("no: %s of %s%s files (%s) %s no copy", count(missing), count(n.Files), known, size(n.Bytes-n.CopiedBytes), has(missing))
 	default:
@@ -451,13 +451,12 @@ func completeLine(s control.Status) string {
 		parts = append(parts, plural(d, "directory", "directories")+" cannot be listed: permission denied")
 	}
 	switch {
-	case n.Complete:
 	case n.OpenedComplete:
 		parts = append(parts, fmt.Sprintf("another epoch over the %s opened reads no content from the source", files(n.OpenedFiles)))
 	case n.OpenedMissing > 0:
 		parts = append(parts, fmt.Sprintf("%s of the %s opened %s no copy", count(n.OpenedMissing), files(n.OpenedFiles), has(n.OpenedMissing)))
 	}
-	if s.Peers != nil && !n.Complete {
+	if s.Peers != nil {
 		parts = append(parts, "other nodes may have copies")
 	}
 	return strings.Join(parts, "; ")

@@ -32,10 +32,9 @@ listed. With --json these lines are objects, on standard error.
 With --dry-run, warmup lists the directories and copies nothing. It says how
 many files are to be copied, what their copies need and what the tiers have
 left, as in "this needs 140 GiB, and the tiers have 96 GiB". It exits with 8 if
-there is no room for all, or the source does not show a name or a directory.
-With --json, the object has needed_bytes and room_bytes, too, and room_files if
-the inodes of the tiers are limited; files_done are files that have copies
-already.
+there is no room for all, or a name cannot be copied or listed.
+With --json, the object has needed_bytes and room_bytes, too, and
+files_without_inodes; files_done are files that have copies already.
 
 Ctrl-C stops the warm-up. Complete copies stay.
 
@@ -152,14 +151,13 @@ func printEstimate(w io.Writer, p control.Progress, _ time.Duration, asJSON bool
 			Room   int64 `json:"room_bytes"`
 		}{p, p.NeededBytes, p.RoomBytes})
 	}
-	missing := p.FilesTotal - p.FilesDone - p.FilesElsewhere - p.FilesFailed
-	line := fmt.Sprintf("%s of %s (%s of %s) to copy: this needs %s, and the tiers have %s", count(missing), files(p.FilesTotal),
+	line := fmt.Sprintf("%s of %s (%s of %s) to copy: this needs %s, and the tiers have %s", count(p.FilesTotal-p.FilesDone-p.FilesElsewhere-p.FilesFailed), files(p.FilesTotal),
 		size(p.BytesTotal-p.BytesDone-p.BytesElsewhere-p.BytesFailed), size(p.BytesTotal), size(p.NeededBytes), size(p.RoomBytes))
-	if n := p.RoomFiles; n != nil && *n < missing {
-		line += " and inodes for " + files(*n)
-	}
 	if p.BytesSkipped > 0 {
 		line += fmt.Sprintf("; no room for %s (%s)", files(p.FilesSkipped), size(p.BytesSkipped))
+	}
+	if p.FilesNoInode > 0 {
+		line += fmt.Sprintf(", for %s of them because there are too few inodes", count(p.FilesNoInode))
 	}
 	if p.FilesElsewhere > 0 {
 		line += fmt.Sprintf("; %s (%s) for other nodes to copy", files(p.FilesElsewhere), size(p.BytesElsewhere))
@@ -178,12 +176,12 @@ func estimateOutcome(p control.Progress, err error) error {
 	case p.BytesSkipped > 0:
 		e.Err = fmt.Errorf("the tiers have no room for %s", size(p.BytesSkipped))
 		e.Remedy = "It would be read from the source in every epoch. Raise a quota, add a tier, or make room with `milkweed evict`."
-		if n := p.RoomFiles; n != nil && p.RoomBytes >= p.NeededBytes {
+		if p.FilesNoInode > 0 {
 			e.Remedy = "It would be read from the source in every epoch. Put a tier on a file system with more inodes, or pack the files."
 		}
 	case p.FilesFailed > 0:
-		e.Err = fmt.Errorf("the source does not show %s", plural(p.FilesFailed, "name or directory", "names or directories"))
-		e.Remedy = "Give the user of the mount the permission to read them, or run it again when the source works."
+		e.Err = fmt.Errorf("%s cannot be copied or listed", plural(p.FilesFailed, "name", "names"))
+		e.Remedy = "The lines above say why. If the source has failed, run it again when it works."
 	default:
 		return nil
 	}

@@ -91,7 +91,7 @@ func bucketsOf(counts *placement.Sizes) []Bucket {
 func SinceMount(s *control.Status) Summary {
 	u := &s.Usage
 	sum := Summary{
-		Seconds: float64(u.ActiveSeconds), Files: s.Names.OpenedFiles, InOrder: u.InOrder, Neighbors: u.Neighbors,
+		Seconds: float64(u.ActiveSeconds), Files: u.Files, InOrder: u.InOrder, Neighbors: u.Neighbors,
 		Spliced: u.Spliced, Sequential: u.Sequential, Random: u.Random, Reads: u.Spliced + u.Sequential + u.Random,
 		FileSizes: bucketsOf(&u.FileSizes), RequestSizes: bucketsOf(&u.RequestSizes),
 		Levels: make(map[string]int64), Waits: make(map[string]float64), Dirs: []Dir{},

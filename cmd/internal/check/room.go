@@ -14,7 +14,8 @@ import (
 
 // A Need is what the copies of a dataset take.
 type Need struct {
-	Files   int64
+	Files   int64  // that are not empty
+	Dirs    int64  // directories: each takes an inode in a tier, as each file does
 	Bytes   int64  // in the tiers, where a copy takes whole blocks
 	Partial string // why there may be more files; "": these are all
 }
@@ -45,9 +46,9 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 			return ok(name, "%s; it is divided among the nodes", text)
 		case need.Bytes > room:
 			return warning(name, "Raise a quota, add a tier, or share the tiers of several nodes with --peers. What does not fit is read from the source in every epoch.", "%s", text)
-		case need.Files > inodes:
+		case need.Files+need.Dirs > inodes:
 			return warning(name, "Put a tier on a file system with more inodes, or pack the files. What does not fit is read from the source in every epoch.",
-				"%s; their file systems have inodes for %s", text, humanize.Comma(inodes))
+				"%s; it needs %s inodes, and their file systems have %s", text, humanize.Comma(need.Files+need.Dirs), humanize.Comma(inodes))
 		}
 		return ok(name, "%s", text)
 	})

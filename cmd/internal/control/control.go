@@ -177,9 +177,9 @@ type Progress struct {
 
 	FilesMismatched int64 `json:"files_mismatched,omitempty"` // of FilesFailed, files that the source does not have as in the manifest
 
-	NeededBytes int64  `json:"needed_bytes,omitempty"` // of an estimate: what the copies that are missing take in the tiers
-	RoomBytes   int64  `json:"room_bytes,omitempty"`   // of an estimate: what the tiers have for them
-	RoomFiles   *int64 `json:"room_files,omitempty"`   // of an estimate: how many more files the tiers may have, by their inodes; nil: not limited
+	NeededBytes  int64 `json:"needed_bytes,omitempty"`         // of an estimate: what the copies that are missing take in the tiers
+	RoomBytes    int64 `json:"room_bytes,omitempty"`           // of an estimate: what the tiers have for them
+	FilesNoInode int64 `json:"files_without_inodes,omitempty"` // of an estimate: of FilesSkipped, files for which a tier has bytes and no inode
 }
 
 // A FileError describes a file that could not be copied, or a name that could not be compared.

@@ -150,7 +150,7 @@ type Source struct {
 	GranularitySeconds float64 `json:"granularity_seconds" metric:"source_granularity_seconds" help:"Granularity of the times of the source. 0: versions identify the content of files."`
 	RacyWindowSeconds  float64 `json:"racy_window_seconds" metric:"source_racy_window_seconds" help:"Files that changed more recently are not copied yet: the granularity and source.clock_skew."`
 	RacyFiles          int64   `json:"racy_files" metric:"source_racy_files" help:"Files that were opened, and are not copied yet because they changed recently."`
-	RacySeen           int64   `json:"racy_files_seen" metric:"source_racy_files_seen_total" help:"Files that had changed recently when they were to be copied, since the daemon started. They were read from the source for a time."`
+	RacySeen           int64   `json:"racy_files_seen" metric:"source_racy_files_seen_total" help:"Versions of files that had changed recently when they were to be copied, since the daemon started. They were read from the source for a time."`
 	ClockAheadSeconds  float64 `json:"clock_ahead_seconds" metric:"source_clock_ahead_seconds" help:"By how much the change time of a file was in the future when it was opened, at most: the clock of the source is ahead of that of this machine. 0 if none was."`
 
 	Requests *blob.Stats `json:"requests,omitempty" help:"Requests to the object store. Absent unless the source is a bucket."`

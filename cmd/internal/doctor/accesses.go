@@ -27,13 +27,16 @@ func partly(f *Facts) []Finding {
 	for _, n := range s.ReadBytes {
 		read += n
 	}
-	copied := min(opened, s.Placement.PlacedBytes+s.Fills.InFlightBytes)
+	copied := s.Names.OpenedCopied
 	if float64(read) >= partRead*float64(opened) || copied-read < partUnread {
 		return nil
 	}
 	severity, now := Warning, ""
-	if s.OpenHandles > 0 {
+	switch {
+	case s.OpenHandles > 0:
 		severity, now = Note, "; "+files(s.OpenHandles)+" "+isOrAre(s.OpenHandles)+" open now"
+	case s.Mode == string(config.Stateless): // the daemon does not know what is open
+		severity = Note
 	}
 	return one(severity, "copies", "If no job reads the rest, split the files, so that what is not read is not copied. `milkweed evict PATH` gives the room of a copy back.", seeSlow,
 		"jobs have read %s so far, %.0f%% of the files that they opened (%s), and files are copied as a whole: %s%s",
@@ -50,7 +53,8 @@ func recent(f *Facts) []Finding {
 	case s.RacyFiles > 0:
 		what = fmt.Sprintf("%s changed less than %s ago: for that time, they are read from the source and not copied", files(s.RacyFiles), window)
 	case s.RacySeen > 0:
-		what = fmt.Sprintf("%s had changed less than %s before a copy was to be made: until then, reads went to the source", files(s.RacySeen), window)
+		what = fmt.Sprintf("%s had changed less than %s before a copy was to be made: until then, reads went to the source",
+			plural(s.RacySeen, "version of a file", "versions of files"), window)
 	default:
 		return nil
 	}

@@ -87,10 +87,10 @@ func TestExamine(t *testing.T) {
 	for what, change := range map[string]func(*control.Status){
 		"most of what was copied": func(s *control.Status) { s.ReadBytes = map[string]int64{"ram": 300 * mib} },
 		"passthrough":             func(s *control.Status) { s.Opens["ram"]["passthrough"] = 1 },
-		"copies of before":        func(s *control.Status) { s.Placement.PlacedBytes = 7 * mib },
+		"files without copies":    func(s *control.Status) { s.Names.OpenedCopied, s.Placement.PlacedBytes = 7*mib, gib },
 	} {
 		read := healthy()
-		read.Status.Names.OpenedBytes, read.Status.Placement.PlacedBytes = gib, gib
+		read.Status.Names.OpenedBytes, read.Status.Names.OpenedCopied = gib, gib
 		change(&read.Status)
 		if got := partly(read); len(got) > 0 {
 			t.Errorf("%s: %+v", what, got)
@@ -140,15 +140,16 @@ func TestExamine(t *testing.T) {
 		"hung source":    {func(f *Facts) { f.Source = Source{Err: ErrNoAnswer} }, Problem, "source", "hangs: /lustre/data", "Check its server"},
 		"renamed source": {func(f *Facts) { f.Source = Source{Gone: true, Err: unix.ENOENT} }, Problem, "source", "/lustre/data does not exist any more: it was renamed or removed", "Move it back"},
 		"a small part read": {func(f *Facts) {
-			f.Status.Names.OpenedBytes, f.Status.ReadBytes, f.Status.Placement.PlacedBytes = gib, map[string]int64{"fill": 20 * mib, "ram": 10 * mib}, gib
+			f.Status.Mode, f.Status.Names.OpenedBytes, f.Status.Names.OpenedCopied = "cached", gib, gib
+			f.Status.ReadBytes = map[string]int64{"fill": 20 * mib, "ram": 10 * mib}
 		}, Warning, "copies", "jobs have read 30 MiB so far, 3% of the files that they opened (1.0 GiB)", "split the files"},
 		"a small part read yet": {func(f *Facts) {
-			f.Status.Names.OpenedBytes, f.Status.ReadBytes, f.Status.Fills.InFlightBytes, f.Status.OpenHandles = gib, map[string]int64{"fill": 20 * mib}, gib, 2
+			f.Status.Names.OpenedBytes, f.Status.Names.OpenedCopied, f.Status.ReadBytes, f.Status.OpenHandles = gib, gib, map[string]int64{"fill": 20 * mib}, 2
 		}, Note, "copies", "copied as a whole: 1.0 GiB; 2 files are open now", "split the files"},
 		"fresh files": {func(f *Facts) { f.Status.Source.RacyFiles, f.Status.Source.RacyWindowSeconds = 3, 5 }, Note, "fresh files",
 			"3 files changed less than 5s ago", "source.clock_skew"},
 		"files that were fresh": {func(f *Facts) { f.Status.Source.RacySeen, f.Status.Source.RacyWindowSeconds = 3, 5 }, Note, "fresh files",
-			"3 files had changed less than 5s before", "source.clock_skew"},
+			"3 versions of files had changed less than 5s before", "source.clock_skew"},
 		"dead source":        {func(f *Facts) { f.Source = Source{Err: unix.ESTALE} }, Problem, "source", "stale", "Check its server"},
 		"unreachable source": {func(f *Facts) { f.Source = Source{Err: unix.EACCES} }, Note, "source", "not measured: permission denied", ""},
 		"source errors":      {func(f *Facts) { f.Status.Source.Errors = 5 }, Warning, "source", "5 operations failed", "dd"},

@@ -219,11 +219,18 @@ func measure(ctx context.Context, path string) (Source, error) {
 // isGone reports whether a path does not exist in the mount namespace of the daemon. Doctor may run in
 // another one.
 func isGone(pid int, path string) bool {
-	root := filepath.Join("/proc", strconv.Itoa(pid), "root")
-	if _, err := os.Stat(root); err != nil {
-		return false // it is not visible from here
+	if _, err := processOf(pid); err != nil {
+		return false // in this PID namespace, the number is that of no process, or of another one
 	}
-	_, err := os.Lstat(filepath.Join(root, path))
+	root, err := unix.Open(filepath.Join("/proc", strconv.Itoa(pid), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	if err == nil {
+		unix.Close(fd)
+	}
 	return errors.Is(err, unix.ENOENT)
 }
 
