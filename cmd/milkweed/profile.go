@@ -35,7 +35,7 @@ dropped; profile shows how many, and all shares are those of the others.
 
 Reads that the kernel answers alone are missing, which are those of the page
 cache and, in mode passthrough, of copies. Without --duration, seconds are those
-in which something was opened or read.
+in which a reader opened or read something, or waited for that.
 
 A read is sequential if it begins a file, or begins within 2 MiB of the end of
 the last one of the file. Advice needs 100 opens.

@@ -28,18 +28,18 @@ func checkRoom(ctx context.Context, cfg *config.Config) []check.Finding {
 	if _, listed := placeOf(cfg.Source); listed || cfg.Source.URL != "" || len(cfg.Tiers) == 0 {
 		return nil
 	}
-	var need check.Need
+	var counted check.Need // the function may set it later, after errLeftBehind
 	err := atMost(countTime+endTime, func() (err error) {
-		need, err = countSource(ctx, cfg)
+		counted, err = countSource(ctx, cfg)
 		return err
 	})
 	switch {
 	case errors.Is(err, errLeftBehind):
-		need = check.Need{Partial: notCounted}
-	case err != nil || need == (check.Need{}):
+		return roomFor(ctx, cfg, check.Need{Partial: notCounted})
+	case err != nil || counted.Files == 0 && counted.Partial == "":
 		return nil // the finding of the source says why, or there are no files
 	}
-	return roomFor(ctx, cfg, need)
+	return roomFor(ctx, cfg, counted)
 }
 
 // roomFor returns the finding about the room for a dataset, in tiers that a mount may use: those in
