@@ -232,47 +232,33 @@ func (c *Client) Where(ctx context.Context, name string) (Location, error) {
 // Warmup places the files below the names. It calls progress from time to time, and returns
 // the last Progress. When ctx is done, the warm-up ends. Copies that were complete stay.
 func (c *Client) Warmup(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
-	r, err := c.stream(ctx, "/v1/warmup", makeNames(names))
-	if err != nil {
-		return Progress{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the warm-up", "Complete copies stay. ", progress)
+	return post(ctx, c, "/v1/warmup", makeNames(names), "the warm-up", "Complete copies stay. ", progress)
 }
 
 // Estimate finds what Warmup would do, and copies nothing. It calls progress from time to time, and
 // returns the last Progress.
 func (c *Client) Estimate(ctx context.Context, names []string, progress func(Progress)) (Progress, error) {
-	r, err := c.stream(ctx, "/v1/estimate", makeNames(names))
-	if err != nil {
-		return Progress{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the estimate", "", progress)
+	return post(ctx, c, "/v1/estimate", makeNames(names), "the estimate", "", progress)
 }
 
 // Refresh compares what is cached below the names with the source. It calls progress from time
 // to time, and returns the last Refreshed, when every later open sees the state of the source.
 func (c *Client) Refresh(ctx context.Context, names []string, opts RefreshOptions, progress func(Refreshed)) (Refreshed, error) {
-	r, err := c.stream(ctx, "/v1/refresh", RefreshRequest{makeNames(names), opts})
-	if err != nil {
-		return Refreshed{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the refresh", "", progress)
+	return post(ctx, c, "/v1/refresh", RefreshRequest{makeNames(names), opts}, "the refresh", "", progress)
 }
 
-// stream sends a request whose response is a stream. The caller closes the stream.
-func (c *Client) stream(ctx context.Context, path string, req any) (io.ReadCloser, error) {
+// post sends a request whose response is a stream of events, and follows it.
+func post[P any](ctx context.Context, c *Client, path string, req any, work, remedy string, progress func(P)) (last P, err error) {
 	body, err := json.Marshal(req)
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	resp, err := c.do(ctx, http.MethodPost, path, body)
 	if err != nil {
-		return nil, err
+		return last, err
 	}
-	return resp.Body, nil
+	defer resp.Body.Close()
+	return follow(ctx, resp.Body, work, remedy, progress)
 }
 
 // follow reads the events of a stream until the last, and returns its progress. work and remedy
@@ -304,12 +290,7 @@ func follow[P any](ctx context.Context, r io.Reader, work, remedy string, progre
 // Evict removes the copies of the files at and below the names. It calls progress from time to time, and
 // returns the last report.
 func (c *Client) Evict(ctx context.Context, names []string, progress func(placement.DropReport)) (placement.DropReport, error) {
-	r, err := c.stream(ctx, "/v1/evict", makeNames(names))
-	if err != nil {
-		return placement.DropReport{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the removal of copies", "", progress)
+	return post(ctx, c, "/v1/evict", makeNames(names), "the removal of copies", "", progress)
 }
 
 // Shutdown starts the shutdown of the daemon, and does not wait for its end.

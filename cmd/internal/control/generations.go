@@ -153,32 +153,17 @@ func (c *Client) Generations(ctx context.Context) (g Generations, err error) {
 // Switch makes another generation the current one. It calls progress from time to time. When ctx is
 // done before the switch, there is none.
 func (c *Client) Switch(ctx context.Context, req SwitchRequest, progress func(Switched)) (Switched, error) {
-	r, err := c.stream(ctx, "/v1/generations/switch", req)
-	if err != nil {
-		return Switched{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the switch", "", progress)
+	return post(ctx, c, "/v1/generations/switch", req, "the switch", "", progress)
 }
 
 // Prepare fills the tiers with the files of a generation. It calls progress from time to time, and
 // returns the last Prepared. When ctx is done, it ends. Copies that were complete stay.
 func (c *Client) Prepare(ctx context.Context, req PrepareRequest, progress func(Prepared)) (Prepared, error) {
-	r, err := c.stream(ctx, "/v1/generations/prepare", req)
-	if err != nil {
-		return Prepared{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the preparation", "Run it again; complete copies stay. ", progress)
+	return post(ctx, c, "/v1/generations/prepare", req, "the preparation", "Run it again; complete copies stay. ", progress)
 }
 
 // DropGeneration removes the copies of a generation that is not the current one. It calls progress from
 // time to time, and returns the last report.
 func (c *Client) DropGeneration(ctx context.Context, generation string, progress func(placement.DropReport)) (placement.DropReport, error) {
-	r, err := c.stream(ctx, "/v1/generations/drop", DropRequest{generation})
-	if err != nil {
-		return placement.DropReport{}, err
-	}
-	defer r.Close()
-	return follow(ctx, r, "the removal of copies", "", progress)
+	return post(ctx, c, "/v1/generations/drop", DropRequest{generation}, "the removal of copies", "", progress)
 }

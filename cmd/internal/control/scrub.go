@@ -57,12 +57,7 @@ func (s *Server) scrub(w http.ResponseWriter, r *http.Request) {
 // ctx is done, the scrub ends. Scrub ignores Background.
 func (c *Client) Scrub(ctx context.Context, req ScrubRequest, progress func(placement.ScrubReport)) (placement.ScrubReport, error) {
 	req.Background = false
-	resp, err := c.postScrub(ctx, req)
-	if err != nil {
-		return placement.ScrubReport{}, err
-	}
-	defer resp.Body.Close()
-	return follow(ctx, resp.Body, "the scrub", "", progress)
+	return post(ctx, c, "/v1/scrub", req, "the scrub", "", progress)
 }
 
 // StartScrub starts a scrub in the background, and does not wait for its end.
@@ -70,17 +65,13 @@ func (c *Client) StartScrub(ctx context.Context, req ScrubRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
 	defer cancel()
 	req.Background = true
-	resp, err := c.postScrub(ctx, req)
+	body, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	resp, err := c.do(ctx, http.MethodPost, "/v1/scrub", body)
 	if err != nil {
 		return err
 	}
 	return resp.Body.Close()
-}
-
-func (c *Client) postScrub(ctx context.Context, req ScrubRequest) (*http.Response, error) {
-	body, err := json.Marshal(req)
-	if err != nil {
-		return nil, err
-	}
-	return c.do(ctx, http.MethodPost, "/v1/scrub", body)
 }
