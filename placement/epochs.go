@@ -3,9 +3,9 @@ package placement
 import (
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/tiers"
 )
@@ -243,16 +243,9 @@ func (n openNumbers) forget(before uint32) {
 
 // totals returns the counters now.
 func (h *Handler) totals() totals {
-	t := totals{at: time.Now(), waited: h.waited(), fills: h.usage.fills.load(), peers: h.peerOpens()}
-	for l := range len(h.levels.Tiers()) + 1 {
-		t.opens[l], t.direct[l] = h.usage.opens[l].load(), h.usage.passthrough[l].load()
-	}
+	t := totals{at: time.Now(), waited: h.waited(), fills: drivers.Snapshot(&h.usage.fills), peers: h.peerOpens()}
+	t.opens, t.direct = drivers.Snapshot(&h.usage.opens), drivers.Snapshot(&h.usage.passthrough)
 	return t
-}
-
-// load returns the counters now.
-func (o *Opens) load() Opens {
-	return Opens{atomic.LoadInt64(&o.Files), atomic.LoadInt64(&o.Bytes), atomic.LoadInt64(&o.Read)}
 }
 
 // minus returns the difference of two counts.

@@ -116,19 +116,14 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 		}
 	}
 	missing := v.fill != nil || v.level == tiers.AtSource
-	switch {
-	case v.inPieces:
+	if v.inPieces {
 		o := v.Object.(*pieced)
 		if missing = h.countPieced(o); missing && fresh {
 			h.fillPieces(o.file, o.pieces)
 		}
-	case v.fill != nil:
-		h.usage.fills.add(f.entry.Size())
-	case v.atPeers:
-		h.peers.opens.add(f.entry.Size())
-	default:
-		h.usage.opens[v.level].add(f.entry.Size())
-		if fresh && h.names.HasPieces(f.entry) {
+	} else {
+		h.usage.at(h, v).add(f.entry.Size())
+		if fresh && v.fill == nil && !v.atPeers && h.names.HasPieces(f.entry) {
 			h.dropPieces(f.entry)
 		}
 	}

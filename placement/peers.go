@@ -275,5 +275,5 @@ func (h *Handler) peerOpens() Opens {
 	if h.peers == nil {
 		return Opens{}
 	}
-	return h.peers.opens.load()
+	return drivers.Snapshot(&h.peers.opens)
 }

@@ -87,7 +87,7 @@ func (h *Handler) Stats() Stats {
 		Passthrough: passthrough[:n],
 		FillOpens:   drivers.Snapshot(&h.usage.fills),
 		PeerOpens:   h.peerOpens(),
-		Usage:       h.usage.now(),
+		Usage:       drivers.Snapshot(&h.usage.counts),
 		Waits:       waits,
 		Waited:      h.waited(),
 	}

@@ -24,14 +24,6 @@ func (s *Sizes) Add(size int64) {
 	atomic.AddInt64(&s[i], 1)
 }
 
-// load returns the counters now.
-func (s *Sizes) load() (now Sizes) {
-	for i := range s {
-		now[i] = atomic.LoadInt64(&s[i])
-	}
-	return now
-}
-
 // Usage is how readers have used the mount since the daemon started. Of reads in passthrough, and of
 // reads from the page cache, the daemon knows nothing.
 type Usage struct {
@@ -49,21 +41,17 @@ type Usage struct {
 	RequestSizes Sizes `json:"request_sizes" help:"Reads by the number of bytes, in the same steps."`
 }
 
-// usage records how readers use the mount.
+// usage records how readers use the mount. Its counters are updated atomically.
 type usage struct {
-	opens       [tiers.MaxTiers + 1]Opens // by level; updated atomically, as all counters here are
+	opens       [tiers.MaxTiers + 1]Opens // by level
 	passthrough [tiers.MaxTiers + 1]Opens // those that the kernel reads without the daemon; by level
 	fills       Opens                     // of files whose copies are in flight
+	counts      Usage
 
-	files                       int64 // different ones
-	spliced, sequential, random int64
-	fileSizes, requestSizes     Sizes
+	lastActive atomic.Int64 // the last second that ActiveSeconds has, since 1970
 
-	lastActive, activeSeconds atomic.Int64 // the last active second, since 1970; the number of active ones
-
-	mu                 panics.Mutex    // guards the following
-	last               *metadata.Entry // of the last open
-	neighbors, inOrder int64
+	mu   panics.Mutex    // guards the following
+	last *metadata.Entry // of the last open
 }
 
 // active records that there was a reader from a time on until now.
@@ -71,7 +59,7 @@ func (u *usage) active(from time.Time) {
 	now := time.Now().Unix()
 	for last := u.lastActive.Load(); last < now; last = u.lastActive.Load() {
 		if u.lastActive.CompareAndSwap(last, now) {
-			u.activeSeconds.Add(now - max(last, from.Unix()-1))
+			atomic.AddInt64(&u.counts.ActiveSeconds, now-max(last, from.Unix()-1))
 			return
 		}
 	}
@@ -80,16 +68,16 @@ func (u *usage) active(from time.Time) {
 // opened records an open of e by a reader, which has begun at a time.
 func (u *usage) opened(e *metadata.Entry, began time.Time) {
 	if e.MarkOpened() {
-		atomic.AddInt64(&u.files, 1)
+		atomic.AddInt64(&u.counts.Files, 1)
 	}
 	u.active(began)
-	u.fileSizes.Add(e.Size())
+	u.counts.FileSizes.Add(e.Size())
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if last := u.last; last != nil && last != e && last.Parent() == e.Parent() {
-		u.neighbors++
+		atomic.AddInt64(&u.counts.Neighbors, 1)
 		if last.Name() < e.Name() {
-			u.inOrder++
+			atomic.AddInt64(&u.counts.InOrder, 1)
 		}
 	}
 	u.last = e
@@ -98,6 +86,10 @@ func (u *usage) opened(e *metadata.Entry, began time.Time) {
 // near is the distance from the end of the last read within which a read is sequential: the kernel sends
 // the requests of its read-ahead in parallel, and they arrive out of order.
 const near = 2 << 20
+
+// IsSequential reports whether a read at an offset begins a file, or goes on near the end of the last read
+// of it.
+func IsSequential(off, end int64) bool { return off == 0 || off >= end-near && off <= end+near }
 
 // read records that a reader got n bytes of f in a view, by a read that has begun at a time. off is -1 if
 // they were spliced.
@@ -112,13 +104,13 @@ func (u *usage) read(f *file, v *view, off int64, n int, began time.Time) {
 		return
 	}
 	u.active(began)
-	u.requestSizes.Add(int64(n))
-	kind := &u.random
-	switch end := f.end.Load(); {
+	u.counts.RequestSizes.Add(int64(n))
+	kind := &u.counts.Random
+	switch {
 	case off < 0:
-		kind = &u.spliced
-	case off == 0, off >= end-near && off <= end+near:
-		kind = &u.sequential
+		kind = &u.counts.Spliced
+	case IsSequential(off, f.end.Load()):
+		kind = &u.counts.Sequential
 	}
 	atomic.AddInt64(kind, 1)
 	if off >= 0 {
@@ -135,15 +127,4 @@ func (u *usage) at(h *Handler, v *view) *Opens {
 		return &h.peers.opens
 	}
 	return &u.opens[v.level]
-}
-
-// now returns the Usage.
-func (u *usage) now() Usage {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return Usage{
-		ActiveSeconds: u.activeSeconds.Load(), Files: atomic.LoadInt64(&u.files), InOrder: u.inOrder, Neighbors: u.neighbors,
-		Spliced: atomic.LoadInt64(&u.spliced), Sequential: atomic.LoadInt64(&u.sequential), Random: atomic.LoadInt64(&u.random),
-		FileSizes: u.fileSizes.load(), RequestSizes: u.requestSizes.load(),
-	}
 }

@@ -48,7 +48,7 @@ func TestActiveSeconds(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		u.active(time.Now())
 		u.active(time.Now())
-		if got := u.activeSeconds.Load(); got != 47+1 {
+		if got := u.counts.ActiveSeconds; got != 47+1 {
 			t.Errorf("%d seconds", got)
 		}
 	})
@@ -60,7 +60,7 @@ func TestSizeBuckets(t *testing.T) {
 	for _, n := range []int64{0, 4096, 4097, 1 << 30, 1<<30 + 1} {
 		s.Add(n)
 	}
-	if want := (Sizes{0: 2, 1: 1, 8: 1, 9: 1}); s.load() != want {
+	if want := (Sizes{0: 2, 1: 1, 8: 1, 9: 1}); s != want {
 		t.Errorf("got %v, want %v", s, want)
 	}
 }

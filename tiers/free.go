@@ -50,9 +50,8 @@ func (h *Hierarchy) Free(ctx context.Context) []Room {
 	return rooms
 }
 
-// free returns the bytes that the quota leaves outside of the window, which are negative if it was lowered,
-// and those that are reserved and
-// not written: the device has them, and they are not free.
+// free returns the bytes that the quota leaves outside of the window, which are negative if it was
+// lowered, and those that are reserved and not written: the device has them, and they are not free.
 func (s *space) free() (bytes, promised int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

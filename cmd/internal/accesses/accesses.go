@@ -177,10 +177,6 @@ func (r *Recorder) open(name string, size int64, level string, d *Dir, p *positi
 	r.last = name
 }
 
-// near is the distance from the end of the last read within which a read is sequential: the kernel sends
-// the requests of its read-ahead in parallel, and they arrive out of order.
-const near = 2 << 20
-
 func (r *Recorder) read(offset *int64, size int64, d *Dir, p *position) {
 	r.all.Reads++
 	r.all.ReadBytes += size
@@ -190,7 +186,7 @@ func (r *Recorder) read(offset *int64, size int64, d *Dir, p *position) {
 	case offset == nil:
 		r.all.Spliced++
 		return
-	case *offset == 0, p != nil && *offset >= p.end-near && *offset <= p.end+near:
+	case *offset == 0, p != nil && placement.IsSequential(*offset, p.end):
 		r.all.Sequential++
 		d.Sequential++
 	default:
