@@ -49,8 +49,7 @@ it prints one JSON object every interval: time, seconds (the length of the
 interval), levels, opens, local_opens (those that a tier served), waits by
 cause, operations of the source by kind, placed_files, known_files, names_known
 (these are all files of the dataset), filling, queued, background, slowdown,
-placed_per_second, peer_bytes and served_bytes. Rates are per
-second.`,
+placed_per_second, peer_bytes and served_bytes. Rates are per second.`,
 		Example: `  milkweed top /mnt/imagenet
   milkweed top --lines --interval 10s --count 6 /mnt/imagenet
   milkweed top --json /mnt/imagenet | jq -c '[.time, .local_opens, .opens]'`,

@@ -32,9 +32,9 @@ listed. With --json these lines are objects, on standard error.
 With --dry-run, warmup lists the directories and copies nothing. It says how
 many files are to be copied, what their copies need and what the tiers have
 left, as in "this needs 140 GiB, and the tiers have 96 GiB". It exits with 8 if
-there is no room for all, or a name cannot be copied or listed.
-With --json, the object has needed_bytes and room_bytes, too, and
-files_without_inodes; files_done are files that have copies already.
+there is no room for all, or a name cannot be copied or listed. With --json, the
+object has needed_bytes, room_bytes and files_without_inodes, too; files_done
+are files that have copies already.
 
 Ctrl-C stops the warm-up. Complete copies stay.
 
