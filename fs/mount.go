@@ -60,7 +60,6 @@ type Config struct {
 	InvalidateOnOpen bool          // each open of a file drops its page cache
 	MaxRequest       int           // the largest read of the kernel in bytes; 0 is MaxRequest
 	MaxBackground    int           // requests of the page cache in flight; 0 is MaxBackground
-	ReadAhead        int           // read-ahead in bytes, if root mounts; 0 is the kernel's 128 KiB
 	Mode             Mode          // how the kernel reads the content of files
 	StackDepth       int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
 }
@@ -120,11 +119,6 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
 	}
 	f.epochs.Store(f.conn.nextEpoch() == nil)
-	if cfg.ReadAhead > 0 && !m.adopted {
-		if err := setReadAhead(cfg.Point, cfg.ReadAhead); err != nil {
-			log.Debug("read-ahead is unchanged", "err", err)
-		}
-	}
 	return m, nil
 }
 

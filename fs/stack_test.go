@@ -497,17 +497,16 @@ func (s *stack) start() {
 		s.running.Go(func() { s.names.Sweep(ctx, s.opts.window) })
 	}
 	s.levels.WaitScanned(ctx)
-	readAhead := fs.MaxRequest
-	if s.opts.user {
-		readAhead = 0
-	}
 	var opener fs.Opener = s.handler
 	if s.opts.wrap != nil {
 		opener = s.opts.wrap(opener)
 	}
-	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Xattrs: s.opts.xattrs, NegativeTTL: timeout, ReadAhead: readAhead, Mode: s.opts.mode}, log)
+	s.mount, err = fs.New(s.names, opener, fs.Config{Point: s.point, Source: s.source, AllowOther: s.opts.allow, Xattrs: s.opts.xattrs, NegativeTTL: timeout, Mode: s.opts.mode}, log)
 	s.check(err)
 	s.control, _ = fusectl.Open(s.device())
+	if !s.opts.user && os.Geteuid() == 0 {
+		s.check(fusectl.SetReadAhead(s.device(), fs.MaxRequest))
+	}
 	s.running.Go(func() { s.mount.Wait(); source.Close() })
 }
 

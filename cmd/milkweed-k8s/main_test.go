@@ -233,14 +233,15 @@ func (c *container) end() {
 	c.cmd.Wait()
 }
 
-// start starts a command of milkweed-k8s in a mount namespace of its own, as in a pod. Mounts in the
-// folder of kubelet propagate in both directions if the user uid is 0. Any other user has no capability,
-// and sees no mounts.
+// start starts a command of milkweed-k8s in a mount namespace of its own, as in a pod. If the user uid is 0,
+// mounts in the folder of kubelet propagate in both directions, and the sysfs of its network namespace is
+// read-only. Any other user has no capability, and sees no mounts.
 func (n *node) start(name string, uid int, words ...string) *process {
 	n.t.Helper()
 	words = append([]string{programs + "/milkweed-k8s"}, words...)
 	if uid == 0 {
-		words = append([]string{"unshare", "--mount", "--propagation", "unchanged", "--"}, words...)
+		words = append([]string{"unshare", "--mount", "--net", "--propagation", "unchanged", "--",
+			"sh", "-ec", `mount -t sysfs -o ro none /sys; exec "$@"`, "sh"}, words...)
 	} else {
 		id := fmt.Sprint(uid)
 		var namespace []string

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -309,10 +308,4 @@ func (p *plugin) unmount(target string, flags int) error {
 	default:
 		return status.Errorf(codes.Internal, "unmount %s: %v", target, err)
 	}
-}
-
-// setReadAhead sets how much the kernel reads ahead on a file system to the size of a request.
-func setReadAhead(dev uint64) error {
-	path := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(dev), unix.Minor(dev))
-	return os.WriteFile(path, []byte(strconv.Itoa(maxRequest>>10)), 0)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
 // GetPluginInfo implements csi.IdentityServer.
@@ -193,7 +194,7 @@ func (p *plugin) attach(ctx context.Context, target, key string, v volume) error
 		device.Close()
 		return errors.Join(withRemedy(err), p.unmount(target, unix.MNT_DETACH)) // a container may use it already
 	}
-	if err := setReadAhead(dev); err != nil {
+	if err := fusectl.SetReadAhead(dev, maxRequest); err != nil {
 		p.log.Info("the read-ahead of the kernel is unchanged", "target", target, "err", err)
 	}
 	p.log.Info("mounted", "target", target, "source", v.name())

@@ -32,6 +32,12 @@ func TestPublish(t *testing.T) {
 	n.startMounter()
 	n.check(n.publish(n.inline("pod1", map[string]string{sourceKey: n.source, optionsKey: "attr_timeout=10s,noexec"})))
 	n.read("pod1")
+	m, err := mountAt(n.target("pod1"))
+	n.check(err)
+	readAhead, err := os.ReadFile(fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(m.Dev), unix.Minor(m.Dev)))
+	if err != nil || string(readAhead) != "1024\n" {
+		t.Errorf("the kernel reads ahead %q KiB, %v", readAhead, err)
+	}
 	n.check(n.publish(n.persistent("pod2", map[string]string{sourceKey: n.source, configurationKey: "[mount]\nmode = \"cached\"\n[[tier]]\nname = \"other\"\npath = \"" + n.dir + "/home/tier\"\nquota = \"64MiB\"\n"})))
 	n.read("pod2")
 	if !exists(n.dir + "/home/tier") {

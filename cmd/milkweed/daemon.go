@@ -217,7 +217,6 @@ func (d *daemon) mountFS(socket string) (err error) {
 		NoExec:        d.how.noExec,
 		MaxRequest:    d.memory.request,
 		MaxBackground: d.memory.reads,
-		ReadAhead:     d.memory.request,
 		Mode:          modes[d.service.Mode],
 		StackDepth:    d.tiers.stackDepth(),
 	}, d.log)
@@ -242,6 +241,9 @@ func (d *daemon) mountFS(socket string) (err error) {
 	if err != nil {
 		d.unmount()
 		return fmt.Errorf("mount %s: %w", d.cfg.Mount.Point, err)
+	}
+	if err := fusectl.SetReadAhead(m.Dev, d.memory.request); err != nil {
+		d.log.Debug("the read-ahead of the kernel is unchanged", "err", err)
 	}
 	connection, err := mounts.Connection(m.Dev, m.Point)
 	d.mounted(m.Dev, connection, err)

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // mountWith mounts the source with options and tiers of these quotas.
@@ -56,6 +58,25 @@ func TestModes(t *testing.T) {
 			s.wantNothing()
 		})
 	}
+}
+
+// A daemon of root raises the read-ahead of the kernel, also where /sys is read-only, as in containers.
+func TestReadAhead(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	drivertest.Need(t, "root")
+	s.write("f", 10)
+	s.inNamespace("mount -o remount,bind,ro /sys")
+	s.mount("64MiB")
+	table, err := mounts.Read(s.table)
+	s.check(err)
+	m, _ := table.At(s.point)
+	got, err := os.ReadFile(fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(m.Dev), unix.Minor(m.Dev)))
+	if err != nil || string(got) != "1024\n" {
+		t.Errorf("the kernel reads ahead %q KiB, %v", got, err)
+	}
+	s.umount()
+	s.wantNothing()
 }
 
 // Mode auto chooses the mode by the sizes of the files, and the status has the reason. A user

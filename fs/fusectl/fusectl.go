@@ -1,4 +1,4 @@
-// Package fusectl controls connections of FUSE file systems, also those of other processes. See
+// Package fusectl controls FUSE file systems through files of the kernel, also those of other processes. See
 // Documentation/filesystems/fuse.rst of the kernel.
 package fusectl
 
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +28,7 @@ var ErrNone = errors.New("the FUSE connection cannot be controlled")
 // of fusectl, another user needs it on /sys/fs/fuse/connections.
 func Open(dev uint64) (*Connection, error) {
 	const connections = "/sys/fs/fuse/connections" // read-only in many containers
-	root, mountErr := mount()
+	root, mountErr := mountNowhere("fusectl")
 	if mountErr != nil {
 		var err error
 		if root, err = unix.Open(connections, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
@@ -102,10 +103,63 @@ func (c *Connection) open(file string, flags int) (int, error) {
 	return fd, nil
 }
 
-// mount mounts the file system that controls FUSE connections, at no path, and returns its root.
-// The mount ends with the descriptor.
-func mount() (int, error) {
-	config, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
+// SetReadAhead sets how many bytes the kernel reads ahead of a sequential reader on the FUSE file system with a
+// device number, which must be mounted; the kernel's default is 128 KiB. Only root may set it. In a container whose
+// /sys is read-only, or missing, that requires CAP_SYS_ADMIN.
+func SetReadAhead(dev uint64, size int) error {
+	name := fmt.Sprintf("class/bdi/%d:%d/read_ahead_kb", unix.Major(dev), unix.Minor(dev))
+	text := []byte(strconv.Itoa(size >> 10))
+	err := write(unix.AT_FDCWD, "/sys/"+name, text)
+	if err == nil || !errors.Is(err, unix.EROFS) && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	sys, mountErr := mountSys()
+	if mountErr != nil {
+		return errors.Join(err, fmt.Errorf("mount sysfs: %w", mountErr))
+	}
+	defer unix.Close(sys)
+	return write(sys, name, text)
+}
+
+// write writes to a file of the kernel, whose path is relative to the directory dir.
+func write(dir int, path string, text []byte) error {
+	fd, err := unix.Openat(dir, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		_, err = unix.Write(fd, text)
+	}
+	if err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+// mountSys mounts a sysfs that can be written to, and returns its root. There is one sysfs for each network
+// namespace, and a container runtime has mounted that of a pod read-only. So mountSys makes another namespace,
+// which ends with the descriptor. Block devices and file systems are in all of them.
+func mountSys() (root int, err error) {
+	runtime.LockOSThread() // a namespace is that of a thread
+	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return -1, err
+	}
+	defer unix.Close(own)
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return -1, err
+	}
+	root, err = mountNowhere("sysfs")
+	if unix.Setns(own, unix.CLONE_NEWNET) == nil { // otherwise no other goroutine gets the thread
+		runtime.UnlockOSThread()
+	}
+	return root, err
+}
+
+// mountNowhere mounts a file system of the kernel at no path, and returns its root. The mount ends with the
+// descriptor.
+func mountNowhere(fsType string) (root int, err error) {
+	config, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, err
 	}
@@ -113,5 +167,5 @@ func mount() (int, error) {
 	if err := unix.FsconfigCreate(config); err != nil {
 		return -1, err
 	}
-	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
+	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 }

@@ -681,11 +681,11 @@ func mode(f *Facts) []Finding {
 func readAhead(f *Facts) []Finding {
 	mean, known := f.meanSize()
 	if f.ReadAhead == 0 || f.ReadAhead >= fs.MaxRequest || !known || mean <= f.ReadAhead || f.Status.Mode == string(config.Passthrough) ||
-		f.Process.Root || f.Process.Memory < config.SmallMemory {
+		f.Process.Memory < config.SmallMemory {
 		return nil
 	}
 	return one(Note, "read-ahead", fmt.Sprintf("As root: `echo %d > %s`.", fs.MaxRequest>>10, f.ReadAheadFile), "",
-		"the kernel requests %s at a time, because only root may change that; files are %s on average", size(f.ReadAhead), size(mean))
+		"the kernel requests %s at a time, because its daemon may not change that; files are %s on average", size(f.ReadAhead), size(mean))
 }
 
 // plan reports on a plan that does not match what the job does.

@@ -51,7 +51,7 @@ func healthy() *Facts {
 			"mount.mode": "auto", "mount.consistency": "1m0s", "source.clock_skew": "5s", "source.bandwidth": "", "source.operations": "0",
 			"scrub.interval": "0s", "placement.window": "0", "log.file": "/var/lib/milkweed/data.log",
 		},
-		Process:   Process{Known: true, Root: true, Open: 60, Soft: 65536, Hard: 65536, Threads: math.MaxInt64, Memory: math.MaxInt64, MemoryLeft: math.MaxInt64},
+		Process:   Process{Known: true, Open: 60, Soft: 65536, Hard: 65536, Threads: math.MaxInt64, Memory: math.MaxInt64, MemoryLeft: math.MaxInt64},
 		Tiers:     []Storage{{Known: true, Device: 1, Size: gib, Available: 500 * mib}, {Known: true, Device: 2, Size: 100 * gib, Available: 50 * gib}},
 		Source:    Source{Files: 8, Open: 400 * time.Microsecond, Read: 900 * time.Microsecond},
 		ReadAhead: fs.MaxRequest, ReadAheadFile: "/sys/class/bdi/0:42/read_ahead_kb",
@@ -249,7 +249,7 @@ func TestExamine(t *testing.T) {
 			f.Status.Mode, f.Settings["mount.mode"] = "passthrough", "passthrough"
 			f.Status.Tiers[0].Passthrough, f.Status.Tiers[1].Passthrough = true, true
 		}, Warning, "mode", "102 KiB on average, for which stateless is faster", `mount.mode = "auto" instead of "passthrough"`},
-		"read-ahead": {func(f *Facts) { reads(f, 300<<10); f.Process.Root, f.ReadAhead = false, 128<<10 }, Note, "read-ahead",
+		"read-ahead": {func(f *Facts) { reads(f, 300<<10); f.ReadAhead = 128 << 10 }, Note, "read-ahead",
 			"128 KiB at a time", "echo 1024 > /sys/class/bdi/0:42/read_ahead_kb"},
 
 		"plan suspended": {func(f *Facts) {

@@ -33,7 +33,6 @@ type Missing struct {
 // A Process is the daemon as its kernel sees it. It is the zero value if it is not known.
 type Process struct {
 	Known       bool
-	Root        bool   // it runs as root
 	Open        int    // descriptors that are open
 	Soft, Hard  uint64 // limits of open descriptors
 	Threads     int64  // that it may still make; math.MaxInt64: no limit

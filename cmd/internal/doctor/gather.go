@@ -154,7 +154,7 @@ func processOf(pid int) (Process, error) {
 	if err := unix.Stat(dir, &st); err != nil {
 		return Process{}, &os.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	p := Process{Known: true, Root: st.Uid == 0, Open: len(open), Soft: limit.Cur, Hard: limit.Max}
+	p := Process{Known: true, Open: len(open), Soft: limit.Cur, Hard: limit.Max}
 	p.Memory, p.MemoryLeft = config.MemoryOf(pid)
 	p.Threads, p.ThreadLimit = config.ThreadsOf(pid)
 	return p, nil
