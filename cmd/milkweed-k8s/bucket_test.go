@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -43,7 +44,17 @@ func TestBucket(t *testing.T) {
 	wrong.Secrets["AWS_SECRET_ACCESS_KEY"] = "wrong"
 	wantCode(t, n.publish(wrong), codes.FailedPrecondition, "source")
 	none := n.inline("pod3", map[string]string{sourceKey: url + "&anonymous=true"})
-	wantCode(t, n.publish(none), codes.FailedPrecondition, "source")
+	err := n.publish(none)
+	wantCode(t, err, codes.FailedPrecondition, "nodePublishSecretRef names one.")
+	if strings.Contains(fmt.Sprint(err), "..") || strings.Contains(fmt.Sprint(err), ".;") {
+		t.Errorf("the sentences of the message: %v", err)
+	}
+	if !testing.Short() { // it is tried for seconds
+		gone := n.inline("pod4", map[string]string{sourceKey: server.BucketURL("datasets", "set", "http://127.0.0.1:1") + "&anonymous=true"})
+		if err := n.publish(gone); err == nil || strings.Contains(err.Error(), "nodePublishSecretRef") {
+			t.Errorf("a store that does not answer: %v", err)
+		}
+	}
 	if got := n.mounts(); len(got) != 1 {
 		t.Errorf("mounted: %q", got)
 	}

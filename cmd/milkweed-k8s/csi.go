@@ -190,11 +190,20 @@ func code(err error) codes.Code {
 
 // oneLine returns the text of an error and its remedy on one line, as events of Kubernetes show it.
 func oneLine(err error) string {
-	var words []string
+	var b strings.Builder
 	for line := range strings.Lines(err.Error()) {
-		words = append(words, strings.TrimSpace(line))
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "":
+			continue
+		case b.Len() > 0 && !strings.ContainsAny(b.String()[b.Len()-1:], ".?!:"):
+			b.WriteString(". ")
+		case b.Len() > 0:
+			b.WriteString(" ")
+		}
+		b.WriteString(line)
 	}
-	return strings.Join(words, ". ")
+	return b.String()
 }
 
 // locks has a lock for each of any number of names.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -284,12 +285,19 @@ func (m *mounter) remove(d *daemon) {
 }
 
 // explain returns err, the error of a daemon. If another daemon uses the same tiers for the same source,
-// it says how pods can share that one.
+// it says how pods can share that one. If a bucket refuses a volume without a secret, it says where to name one.
 func (m *mounter) explain(err error, r request) error {
+	e, ok := errors.AsType[*exit.Error](err)
+	if !ok {
+		return err
+	}
+	if e.Code == exit.Source && errors.Is(err, fs.ErrPermission) && strings.Contains(r.Volume.Source, "://") && len(r.Volume.Secrets) == 0 {
+		return &exit.Error{Code: e.Code, Err: e.Err, Remedy: e.Remedy + " The volume has no secret with credentials: nodePublishSecretRef names one."}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key, d := range m.daemons {
-		if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Tier && key != r.Key && d.source == r.Volume.Source {
+		if e.Code == exit.Tier && key != r.Key && d.source == r.Volume.Source {
 			return &exit.Error{Code: e.Code, Err: e.Err, Remedy: "Another volume on this node has the same source with other options, configuration or secrets. Make them the same, or configure other tiers."}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"time"
@@ -55,15 +56,17 @@ type failure struct {
 	Code    exit.Code `json:"code"`
 	Message string    `json:"message"`
 	Remedy  string    `json:"remedy,omitempty"`
+	Denied  bool      `json:"denied,omitempty"` // it matches fs.ErrPermission
 }
 
-func (f *failure) err() error {
-	return &exit.Error{Code: f.Code, Err: errors.New(f.Message), Remedy: f.Remedy}
-}
+func (f *failure) err() error { return &exit.Error{Code: f.Code, Err: f, Remedy: f.Remedy} }
+
+func (f *failure) Error() string        { return f.Message }
+func (f *failure) Is(target error) bool { return target == fs.ErrPermission && f.Denied }
 
 // fail returns the failure for an error.
 func fail(err error) *failure {
-	f := &failure{Code: exit.Of(err), Message: err.Error()}
+	f := &failure{Code: exit.Of(err), Message: err.Error(), Denied: errors.Is(err, fs.ErrPermission)}
 	if e, ok := errors.AsType[*exit.Error](err); ok {
 		f.Message, f.Remedy = e.Err.Error(), e.Remedy
 	}

@@ -230,6 +230,10 @@ func message(t *trace, code, text string, err error) string {
 			text = e.Err.Error()
 		}
 	}
+	text = strings.Join(strings.Fields(text), " ")
+	if !strings.HasSuffix(text, "..") {
+		text = strings.TrimSuffix(text, ".") // it is a part of a sentence
+	}
 	if code != "" {
 		text = code + ": " + text
 	}
@@ -239,7 +243,7 @@ func message(t *trace, code, text string, err error) string {
 	if r := region(t); r != "" && wrongRegion(t, code) {
 		text += fmt.Sprintf(" (the bucket is in %s: add region=%s to the URL)", r, r)
 	}
-	text = urlQuery.ReplaceAllString(strings.Join(strings.Fields(text), " "), "?...")
+	text = urlQuery.ReplaceAllString(text, "?...")
 	if len(text) > maxMessage {
 		text = strings.ToValidUTF8(text[:maxMessage], "") + "..."
 	}

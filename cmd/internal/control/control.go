@@ -219,11 +219,12 @@ type Failure struct {
 	Message  string    `json:"message"`             // one line
 	Remedy   string    `json:"remedy,omitempty"`    // a sentence: how to repair it
 	NotExist bool      `json:"not_exist,omitempty"` // the error matches fs.ErrNotExist
+	Denied   bool      `json:"denied,omitempty"`    // the error matches fs.ErrPermission
 }
 
 // Fail returns the Failure for err.
 func Fail(err error) Failure {
-	f := Failure{Code: exit.Of(err), Message: err.Error(), NotExist: errors.Is(err, fs.ErrNotExist)}
+	f := Failure{Code: exit.Of(err), Message: err.Error(), NotExist: errors.Is(err, fs.ErrNotExist), Denied: errors.Is(err, fs.ErrPermission)}
 	// The remedy is the end of the text, and can be split off, unless another error has
 	// wrapped this one and added text.
 	if e, ok := errors.AsType[*exit.Error](err); ok && e.Error() == f.Message {
@@ -251,4 +252,6 @@ func (e remoteError) Error() string {
 	return e.f.Message
 }
 
-func (e remoteError) Is(target error) bool { return target == fs.ErrNotExist && e.f.NotExist }
+func (e remoteError) Is(target error) bool {
+	return target == fs.ErrNotExist && e.f.NotExist || target == fs.ErrPermission && e.f.Denied
+}
