@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -75,15 +76,19 @@ type Container struct {
 	ReadOnly   bool // whether the image is read-only
 	Env        []string
 	Volumes    map[string]string // by path in the container: the folder
+
+	// Propagation has the propagation of mounts in volumes, by path in the container: "rshared" for
+	// Bidirectional, "rslave" for HostToContainer, and "rprivate" for those that are missing. Unless it is
+	// empty, all mounts of the test must be private, except those of such volumes, which are shared.
+	Propagation map[string]string
 }
 
 // runContainer is what a container engine does: namespaces, /proc, /dev/fuse for root, volumes,
 // capabilities. Its arguments are the folder of the image, the user, "ro" or "rw", the capabilities as
-// setpriv has them, and pairs of a folder and its path in the container; after "--" comes the command. The folder is covered by a tmpfs with a copy of the
-// image, so that the image stays as it is.
+// setpriv has them, and for each volume its folder, its path in the container and its propagation; after "--"
+// comes the command. The folder is covered by a tmpfs with a copy of the image, so that the image stays as it is.
 const runContainer = `set -e
 image=$1 user=$2 access=$3 capabilities=$4; shift 4
-mount --make-rprivate /
 new=$(mktemp -d)
 mount -t tmpfs none "$new"
 cp -a "$image/." "$new"
@@ -97,8 +102,9 @@ if [ "$user" = 0 ]; then
 fi
 while [ "$1" != -- ]; do
 	mkdir -p "$new$2"
-	mount --bind "$1" "$new$2"
-	shift 2
+	mount --rbind "$1" "$new$2"
+	mount "--make-$3" "$new$2"
+	shift 3
 done
 shift
 [ "$access" = rw ] || mount -o remount,ro "$new"
@@ -116,9 +122,13 @@ func (c Container) Command(t *testing.T, args ...string) *exec.Cmd {
 	if c.Privileged {
 		capabilities = "+all"
 	}
-	words := []string{"--mount", "--pid", "--fork", "--kill-child", "sh", "-c", runContainer, "sh", c.Image.root, strconv.Itoa(c.User), access, capabilities}
+	others := "private"
+	if len(c.Propagation) > 0 {
+		others = "unchanged"
+	}
+	words := []string{"--mount", "--propagation", others, "--pid", "--fork", "--kill-child", "sh", "-c", runContainer, "sh", c.Image.root, strconv.Itoa(c.User), access, capabilities}
 	for path, folder := range c.Volumes {
-		words = append(words, folder, path)
+		words = append(words, folder, path, cmp.Or(c.Propagation[path], "rprivate"))
 	}
 	cmd := exec.Command("unshare", slices.Concat(words, []string{"--"}, args)...)
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}, c.Env...)
@@ -128,6 +138,7 @@ func (c Container) Command(t *testing.T, args ...string) *exec.Cmd {
 // A Running is a container that runs.
 type Running struct {
 	pid   int      // of the command
+	user  int      // of the container
 	env   []string // of the container
 	log   *os.File
 	ended chan error
@@ -145,7 +156,7 @@ func (c Container) Start(t *testing.T, args ...string) *Running {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &Running{env: cmd.Env, log: log, ended: make(chan error, 1)}
+	p := &Running{user: c.User, env: cmd.Env, log: log, ended: make(chan error, 1)}
 	done := make(chan struct{})
 	go func() { p.ended <- cmd.Wait(); close(done) }()
 	t.Cleanup(func() {
@@ -165,9 +176,10 @@ func (c Container) Start(t *testing.T, args ...string) *Running {
 // Path returns a path of the container for processes outside.
 func (p *Running) Path(path string) string { return fmt.Sprintf("/proc/%d/root%s", p.pid, path) }
 
-// Exec returns a command that runs in the container, as kubectl exec does.
+// Exec returns a command that runs in the container as its user, as kubectl exec does.
 func (p *Running) Exec(args ...string) *exec.Cmd {
-	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(p.pid), "--mount", "--pid", "--root", "--wdns=/"}, args...)...)
+	user := strconv.Itoa(p.user)
+	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(p.pid), "--mount", "--pid", "--root", "--wdns=/", "--setuid", user, "--setgid", user}, args...)...)
 	cmd.Env = p.env
 	return cmd
 }
@@ -184,13 +196,16 @@ func (p *Running) Log() string {
 // Wait waits for the end of the container, and returns an error unless its exit code is 0.
 func (p *Running) Wait() error { return <-p.ended }
 
-// Await waits until ok returns true, and fails the test if the container ends before.
+// Await waits until ok returns true, and fails the test if the container ends before, or if it takes a minute.
 func (p *Running) Await(t *testing.T, ok func() bool) {
 	t.Helper()
+	late := time.After(time.Minute)
 	for !ok() {
 		select {
 		case err := <-p.ended:
 			t.Fatalf("the container ended: %v\n%s", err, p.Log())
+		case <-late:
+			t.Fatalf("the container has not done it in a minute:\n%s", p.Log())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -207,6 +222,15 @@ func (p *Running) Stop(t *testing.T) {
 	}
 }
 
+// Kill ends the container by SIGKILL.
+func (p *Running) Kill(t *testing.T) {
+	t.Helper()
+	if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.Wait()
+}
+
 // PodContainer returns a container of the pods of an object, and its command line. node is a folder that
 // has the files of the node, in which the folders of hostPath volumes are; those of emptyDir volumes are
 // made in it.
@@ -218,7 +242,7 @@ func PodContainer(t *testing.T, image Image, o Object, name, node string) (Conta
 		t.Fatalf("%v has no container %s", o.ID(), name)
 	}
 	given := spec.list("containers")[i]
-	c := Container{Image: image, Volumes: make(map[string]string)}
+	c := Container{Image: image, Volumes: make(map[string]string), Propagation: make(map[string]string)}
 	for _, context := range []Object{spec, given} { // that of the container overrides
 		if user, ok := context.Get("securityContext", "runAsUser").(int); ok {
 			c.User = user
@@ -252,6 +276,12 @@ func PodContainer(t *testing.T, image Image, o Object, name, node string) (Conta
 		for _, m := range given.list("volumeMounts") {
 			if m.text("name") == v.text("name") {
 				c.Volumes[m.text("mountPath")] = folder
+				switch m.text("mountPropagation") {
+				case "Bidirectional":
+					c.Propagation[m.text("mountPath")] = "rshared"
+				case "HostToContainer":
+					c.Propagation[m.text("mountPath")] = "rslave"
+				}
 			}
 		}
 	}
