@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -362,40 +361,33 @@ func TestUmountBusy(t *testing.T) {
 	wantCode(t, err, exit.OK)
 }
 
-// Umount returns after the daemon has ended.
+// Umount ends a daemon, also one whose mount was removed by another program, and returns when it has released
+// the mount point.
 func TestUmountWaits(t *testing.T) {
-	process := exec.Command("sleep", "0.5")
-	start := time.Now()
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer process.Wait()
-	point := served(t, &controltest.Daemon{PID: process.Process.Pid})
-	_, _, err := runMilkweed(t, "umount", point)
-	wantCode(t, err, exit.OK)
-	if took := time.Since(start); took < 500*time.Millisecond {
-		t.Errorf("umount took %v, but the daemon ended after 500ms", took)
-	}
-}
-
-// Umount ends a daemon whose mount was removed by another program.
-func TestUmountLeftOver(t *testing.T) {
-	process := exec.Command("true")
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer process.Wait()
-	point, err := filepath.EvalSymlinks(t.TempDir())
+	leftOver, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &controltest.Daemon{MountPoint: point, PID: process.Process.Pid}
-	controltest.Folder(t)
-	controltest.Serve(t, d)
-	_, _, err = runMilkweed(t, "umount", point)
-	wantCode(t, err, exit.OK)
-	if got := d.Shutdowns.Load(); got != 1 {
-		t.Errorf("Shutdown was called %d times, want 1", got)
+	for _, point := range []string{deadMount(t), leftOver} {
+		d := &controltest.Daemon{MountPoint: point}
+		controltest.Folder(t)
+		stop := controltest.Serve(t, d)
+		released := make(chan struct{})
+		go func() {
+			for d.Shutdowns.Load() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(100 * time.Millisecond) // an umount that does not wait has ended
+			close(released)
+			stop()
+		}()
+		_, _, err = runMilkweed(t, "umount", point)
+		wantCode(t, err, exit.OK)
+		select {
+		case <-released:
+		default:
+			t.Error("umount has returned, and the daemon serves the mount point")
+		}
 	}
 }
 

@@ -63,6 +63,7 @@ type daemon struct {
 	connection *fusectl.Connection // of the mount; nil: not known
 	dev        uint64              // device number of the mount; 0: not known, because another process has mounted it
 	how        mounting
+	control    *control.Server
 	memory     memoryPlan
 	threads    *tiers.Threads // nil: they are not limited
 
@@ -148,11 +149,8 @@ func serve(
 	if err != nil {
 		return err
 	}
-	defer listener.Close() // last: umount waits for it
+	defer listener.Close()
 	defer func() { err = errors.Join(err, atMost(endTime, d.close)) }()
-	if err := d.open(ctx); err != nil {
-		return err
-	}
 
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
@@ -166,6 +164,15 @@ func serve(
 		}
 	})
 	defer d.stopWork()
+	d.control = &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
+	d.starts("opening the source")
+	defer d.serveControl(context.WithoutCancel(ctx), listener)()
+	if err := d.open(ctx); err != nil {
+		if ctx.Err() != nil && signal.Err() == nil {
+			return &exit.Error{Code: exit.NotMounted, Err: fmt.Errorf("%s was unmounted before its daemon was ready", text(cfg.Mount.Point))}
+		}
+		return err
+	}
 	d.start(d.levels.Run)
 	d.start(d.handler.Run)
 	d.awaitScan(ctx)
@@ -173,11 +180,12 @@ func serve(
 		return err
 	}
 
+	d.starts("") // the kernel shows the mount before mountFS returns
 	if err := d.mountFS(listener.Addr().String()); err != nil {
 		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
-	defer d.serveControl(context.WithoutCancel(ctx), listener)()
+	d.control.Started()
 	d.start(d.scheduleScrubs)
 	d.start(d.awaitHangups)
 	d.start(d.saveOften)
@@ -269,9 +277,14 @@ func (d *daemon) open(ctx context.Context) error {
 		return check.SourceError(d.cfg.Source, err)
 	}
 	d.dataset = config.DatasetID(d.cfg.Source.Name())
-	if d.peers, err = openPeers(ctx, d.cfg.Peers, d.dataset, d.about, d.log); err != nil {
+	waits := func(cause error) { d.starts(fmt.Sprintf("waiting for the other nodes: %v", cause)) }
+	if d.cfg.Peers.Roster != "" {
+		d.starts("looking up the other nodes")
+	}
+	if d.peers, err = openPeers(ctx, d.cfg.Peers, d.dataset, d.about, waits, d.log); err != nil {
 		return err
 	}
+	d.starts("opening the source")
 	driver, err := d.withManifest(ctx, d.limited())
 	if err != nil {
 		return err
@@ -279,9 +292,11 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.levels, err = tiers.New(driver, d.tierConfigs(), tiers.Options{Peers: d.peers.tiers(), Threads: d.threads}, d.log); err != nil {
 		return err
 	}
+	d.starts("opening the tiers")
 	if err := d.openTiers(ctx); err != nil {
 		return err
 	}
+	d.starts("reading the source")
 	var passthrough []error
 	for i := range d.cfg.Tiers {
 		passthrough = append(passthrough, d.tiers.get(i).passthrough)
@@ -386,14 +401,16 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	return nil
 }
 
+// starts says what the mount waits for.
+func (d *daemon) starts(cause string) { d.control.Starting(text(d.cfg.Mount.Point), cause) }
+
 // serveControl serves the control socket, until stop is called.
 func (d *daemon) serveControl(ctx context.Context, l net.Listener) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	server := &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		defer panics.Contain()
-		if err := server.Serve(ctx, l); err != nil {
+		if err := d.control.Serve(ctx, l); err != nil {
 			d.log.Error("control socket", "err", err)
 		}
 	})

@@ -138,7 +138,7 @@ func dialOne(ctx context.Context, args []string) (*control.Client, error) {
 		if c := drainingOf(ctx, ""); c != nil {
 			return c, nil
 		}
-		return nil, errNotMounted
+		return nil, notMounted()
 	}
 	for i, p := range points {
 		points[i] = text(p)

@@ -56,8 +56,10 @@ func peersError(err error, remedy string) error {
 }
 
 // openPeers makes the peers of a configuration, which may have none. It waits for a roster that is
-// not complete yet, for peers.wait at most. about describes this node to others.
-func openPeers(ctx context.Context, c config.Peers, dataset string, about func() peer.About, log *slog.Logger) (p *peering, err error) {
+// not complete yet, for peers.wait at most, and tells waits what is missing. about describes this node to others.
+func openPeers(
+	ctx context.Context, c config.Peers, dataset string, about func() peer.About, waits func(cause error), log *slog.Logger,
+) (p *peering, err error) {
 	p = &peering{config: c, dataset: dataset}
 	if c.Roster == "" {
 		return p, nil
@@ -73,7 +75,7 @@ func openPeers(ctx context.Context, c config.Peers, dataset string, about func()
 			return p, peersError(fmt.Errorf("peers: %w", err), "Correct peers.tls_cert, peers.tls_key and peers.tls_ca.")
 		}
 	}
-	all, err := resolveRoster(ctx, c, log)
+	all, err := resolveRoster(ctx, c, waits, log)
 	if err != nil {
 		return p, err
 	}
@@ -97,15 +99,25 @@ func openPeers(ctx context.Context, c config.Peers, dataset string, about func()
 	return p, nil
 }
 
-// resolveRoster resolves the roster. If that takes long, it says so.
-func resolveRoster(ctx context.Context, c config.Peers, log *slog.Logger) (*roster.Roster, error) {
+// Messages about what a roster waits for come after a pause, and then again and again.
+const (
+	firstWaiting = time.Second
+	nextWaiting  = time.Minute
+)
+
+// resolveRoster resolves the roster. If that takes long, it logs why.
+func resolveRoster(ctx context.Context, c config.Peers, waits func(cause error), log *slog.Logger) (*roster.Roster, error) {
 	bounded, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
-	defer time.AfterFunc(time.Second, func() {
-		defer panics.Contain()
-		log.Warn("waiting for the other nodes", "roster", c.Roster, "nodes", c.Min, "at_most", c.Wait)
-	}).Stop()
-	r, err := roster.Resolve(bounded, c.Roster, roster.Options{Port: portOf(c.Listen), Min: c.Min})
+	next := time.Now().Add(firstWaiting)
+	waiting := func(cause error) {
+		waits(cause)
+		if now := time.Now(); now.After(next) {
+			log.Warn("waiting for the other nodes", "cause", cause, "roster", c.Roster, "at_most", c.Wait)
+			next = now.Add(nextWaiting)
+		}
+	}
+	r, err := roster.Resolve(bounded, c.Roster, roster.Options{Port: portOf(c.Listen), Min: c.Min, Waiting: waiting})
 	switch {
 	case err == nil:
 		return r, nil
@@ -293,7 +305,7 @@ func checkPeers(ctx context.Context, cfg *config.Config) []check.Finding {
 	c := cfg.Peers
 	c.Wait = min(c.Wait, checkWait)
 	quiet := slog.New(slog.DiscardHandler)
-	p, err := openPeers(ctx, c, config.DatasetID(cfg.Source.Name()), nil, quiet)
+	p, err := openPeers(ctx, c, config.DatasetID(cfg.Source.Name()), nil, func(error) {}, quiet)
 	if err != nil {
 		return check.PeersError(err)
 	}

@@ -97,7 +97,7 @@ func TestGroupsOfPeers(t *testing.T) {
 	open := func(name string, serve bool) *peering {
 		t.Helper()
 		c := config.Peers{Roster: strings.Join(list, ","), Name: name, Serve: serve, Group: size, Wait: time.Second}
-		p, err := openPeers(t.Context(), c, "dataset", nil, slog.New(slog.DiscardHandler))
+		p, err := openPeers(t.Context(), c, "dataset", nil, func(error) {}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

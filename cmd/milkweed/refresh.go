@@ -130,7 +130,7 @@ func refreshTargets(paths []string) ([]refreshTarget, error) {
 		switch {
 		case err != nil:
 		case len(points) == 0:
-			err = errNotMounted
+			err = notMounted()
 		default:
 			err = &exit.Error{Code: exit.NotMounted, Err: errors.New("this user has no mount"), Remedy: "`milkweed status` shows all mounts."}
 		}

@@ -34,7 +34,8 @@ operations on the source, and the copies in flight.
 
 PATH is a mount point or a path below one. Without PATH, status shows every
 mount of Milkweed that this user may inspect, and each daemon that is draining:
-its mount was unmounted, and is in use in other mount namespaces.
+its mount was unmounted, and is in use in other mount namespaces. Of a daemon
+that has no mount yet, status says what it waits for, and exits with 7.
 
 A level is the name of a tier, "peers" or "source". Opens of files whose copies
 were in flight have the level "fill". Health is healthy, degraded, down, full or
@@ -184,16 +185,29 @@ func mountPoints() ([]string, error) {
 	return points, err
 }
 
-// errNotMounted is the error of a command without a path if nothing is mounted.
+// errNotMounted is the error of a command without a path if nothing is mounted, and nothing is about to be.
 var errNotMounted = &exit.Error{
 	Code:   exit.NotMounted,
 	Err:    errors.New("no Milkweed is mounted"),
 	Remedy: "`milkweed mount SOURCE MOUNTPOINT` mounts a dataset.",
 }
 
+// notMounted returns the error of a command without a path if nothing is mounted.
+func notMounted() error { return cmp.Or(starting(context.Background()), error(errNotMounted)) }
+
+// starting returns the errors of the daemons that have no mount yet, or nil if there are none.
+func starting(ctx context.Context) error {
+	var errs []error
+	for _, s := range control.AllStarting(ctx) {
+		errs = append(errs, s.Err)
+		s.Close()
+	}
+	return errors.Join(errs...)
+}
+
 // showEvery calls show with the status of every mount and of every daemon that drains. It goes on
-// after an error. An error of the mount of another user, whose daemon may be inaccessible or dead,
-// is not one of the command.
+// after an error; a daemon that has no mount yet is one. An error of the mount of another user,
+// whose daemon may be inaccessible or dead, is not one of the command.
 func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.Status) error) error {
 	mounts, err := control.Mounts()
 	if err != nil {
@@ -218,6 +232,7 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, starting(ctx))
 	if err := errors.Join(errs...); err != nil || shown > 0 {
 		return err
 	}

@@ -120,7 +120,7 @@ func (s *supervisor) run() error {
 		start := time.Now()
 		served, err := s.serve(crashes, cause)
 		switch {
-		case s.stopped, served && err == nil, crashes == 0 && !served:
+		case s.stopped, served && err == nil, crashes == 0 && !served, !served && exit.Of(err) == exit.NotMounted: // the last by umount
 			return err
 		case served && !s.mounted():
 			return fmt.Errorf("the mount was unmounted, and then its daemon failed: %w", err)

@@ -50,7 +50,8 @@ with ENOTCONN. Umount --force also ends a daemon that drains, and one that
 serves a mount in another mount namespace (mount --fuse-fd).
 
 Umount also removes the mount of a daemon that has died, or was killed and
-cannot end.
+cannot end, and ends a daemon that has no mount yet: status says what that waits
+for.
 
 With --all, umount does this for all mounts of the user, or as root for all
 mounts. One that is in use does not keep the others mounted.
@@ -73,6 +74,9 @@ mounts, and exits with 4 if there are any.`,
 			run := func(path string) error { return umount(c.Context(), c.ErrOrStderr(), path, lazy, force) }
 			if dryRun {
 				run = checkUnused
+			}
+			if all && !dryRun { // first: a mount that is about to be there is in the table then
+				return errors.Join(endStarting(c.Context()), forAll(run))
 			}
 			if all {
 				return forAll(run)
@@ -97,6 +101,20 @@ func forAll(f func(point string) error) error {
 	for _, m := range slices.Backward(all) {
 		if m.UID == os.Geteuid() || os.Geteuid() == 0 {
 			errs = append(errs, f(m.Point))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// endStarting ends the daemons that have no mount yet.
+func endStarting(ctx context.Context) error {
+	var errs []error
+	for _, s := range control.AllStarting(ctx) {
+		if errors.Is(s.Err, control.ErrStarting) {
+			errs = append(errs, endDaemon(ctx, s.Client, false))
+		} else {
+			errs = append(errs, s.Err)
+			s.Close()
 		}
 	}
 	return errors.Join(errs...)
@@ -130,7 +148,15 @@ func inUse(m control.Mount) error {
 func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool) error {
 	m, name, err := control.Find(path)
 	if err != nil {
-		return endLeftOver(ctx, path, force, err)
+		s := control.StartingAt(ctx, path)
+		switch {
+		case s == nil:
+			return endLeftOver(ctx, path, force, err)
+		case !errors.Is(s.Err, control.ErrStarting):
+			s.Close()
+			return s.Err
+		}
+		return endDaemon(ctx, s.Client, force)
 	}
 	if name != "." {
 		return &exit.Error{
@@ -237,10 +263,15 @@ func endLeftOver(ctx context.Context, path string, force bool, notFound error) e
 	if err != nil {
 		return endDraining(ctx, point, force, notFound)
 	}
+	return endDaemon(ctx, c, force)
+}
+
+// endDaemon ends the daemon whose client is c, and closes c.
+func endDaemon(ctx context.Context, c *control.Client, force bool) error {
 	defer c.Close()
-	d := processOf(ctx, c, point)
+	d := processOf(ctx, c)
 	defer d.close()
-	if err := c.Shutdown(ctx, force); err != nil {
+	if err := c.Shutdown(ctx, force); err != nil && exit.Of(err) != exit.NotMounted { // it has just ended
 		return err
 	}
 	return d.wait(ctx)
@@ -289,7 +320,6 @@ func unmount(ctx context.Context, m control.Mount, lazy bool) error {
 // the process ID again.
 type process struct {
 	client *control.Client
-	point  string
 	pid    int
 	pidfd  int // -1 if there is no daemon; then the other fields are zero
 }
@@ -301,17 +331,17 @@ func daemonOf(ctx context.Context, m control.Mount) (process, error) {
 	if err != nil {
 		return process{pidfd: -1}, endKilled(m, err)
 	}
-	return processOf(ctx, c, m.Point), nil
+	return processOf(ctx, c), nil
 }
 
-// processOf returns the daemon of the mount at point, whose client is c, with the pidfd -1 if it does not
-// answer. The caller closes it, which closes c, too.
-func processOf(ctx context.Context, c *control.Client, point string) process {
-	s, err := c.Status(ctx)
+// processOf returns the daemon whose client is c, with the pidfd -1 if it has ended. The caller closes it, which
+// closes c, too.
+func processOf(ctx context.Context, c *control.Client) process {
+	pid, err := c.PID(ctx)
 	if err == nil {
 		var fd int
-		if fd, err = unix.PidfdOpen(s.PID, 0); err == nil {
-			return process{c, point, s.PID, fd}
+		if fd, err = unix.PidfdOpen(pid, 0); err == nil {
+			return process{c, pid, fd}
 		}
 	}
 	c.Close()
@@ -371,7 +401,7 @@ func (d process) wait(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, endTimeout, &exit.Error{
 		Code:   exit.Failure,
-		Err:    fmt.Errorf("the mount is unmounted, but its daemon (process %d) has not released it after %v", d.pid, endTimeout),
+		Err:    fmt.Errorf("the daemon (process %d) has not released the mount point after %v", d.pid, endTimeout),
 		Remedy: "The log of the daemon has the reason.",
 	})
 	defer cancel()
@@ -379,8 +409,7 @@ func (d process) wait(ctx context.Context) error {
 		if ended, err := d.ended(20 * time.Millisecond); ended || err != nil {
 			return err
 		}
-		if c, err := control.Dial(ctx, d.point); err == nil {
-			c.Close()
+		if pid, err := d.client.PID(ctx); err == nil && pid == d.pid {
 			continue
 		}
 		if ctx.Err() == nil { // the socket has gone
@@ -417,8 +446,8 @@ func (d process) ended(within time.Duration) (bool, error) {
 // drains reports whether the daemon serves other mount namespaces.
 func (d process) drains(ctx context.Context) (found bool) {
 	for _, c := range control.Draining(ctx) {
-		s, err := c.Status(ctx)
-		found = found || err == nil && s.PID == d.pid && d.pidfd >= 0
+		pid, err := c.PID(ctx)
+		found = found || err == nil && pid == d.pid && d.pidfd >= 0
 		c.Close()
 	}
 	return found

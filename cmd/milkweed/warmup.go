@@ -87,7 +87,7 @@ func warmupNames(paths []string) (point string, names []string, err error) {
 	if len(paths) == 0 {
 		points, err := mountPoints()
 		if err == nil && len(points) == 0 {
-			err = errNotMounted
+			err = notMounted()
 		}
 		if err != nil {
 			return "", nil, err

@@ -37,6 +37,7 @@ const (
 // A Client sends requests to one daemon. Its methods may be called concurrently.
 type Client struct {
 	mountPoint string
+	socket     string
 	http       *http.Client
 }
 
@@ -52,7 +53,7 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 				continue
 			}
 			for _, path := range []string{namedPath(folder, mountPoint), socketPath(folder, mountPoint)} {
-				err := probe(ctx, path)
+				_, err := probe(ctx, path)
 				if err == nil {
 					return newClient(mountPoint, path), nil
 				}
@@ -63,8 +64,10 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 			}
 		}
 	}
-	if path := toldSocket(mountPoint); path != "" && probe(ctx, path) == nil {
-		return newClient(mountPoint, path), nil
+	if path := toldSocket(mountPoint); path != "" {
+		if _, err := probe(ctx, path); err == nil {
+			return newClient(mountPoint, path), nil
+		}
 	}
 	return nil, notAnswering(mountPoint, errors.Join(errs...))
 }
@@ -110,8 +113,8 @@ func ownClients(ctx context.Context, suffix string) (clients []*Client) {
 		}
 		sockets, _ := filepath.Glob(filepath.Join(folder, "*"+suffix))
 		for _, path := range sockets {
-			if err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {
-				os.Remove(path) // of a daemon that was killed
+			if _, err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {
+				removeDead(ctx, path)
 			} else if err == nil {
 				clients = append(clients, newClient("", path))
 			}
@@ -124,6 +127,7 @@ func newClient(mountPoint, socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialSocket(ctx, socket) }
 	return &Client{
 		mountPoint: mountPoint,
+		socket:     socket,
 		http:       &http.Client{Transport: &http.Transport{DialContext: dial}},
 	}
 }
@@ -137,18 +141,21 @@ func (e *KilledError) Error() string {
 	return fmt.Sprintf("the daemon (process %d) was killed, and has not ended", e.PID)
 }
 
-// probe returns an error if no daemon listens on socket. It is a *KilledError if the daemon was killed.
-func probe(ctx context.Context, socket string) error {
+// PID returns the process ID of the daemon. The error matches a *KilledError if the daemon was killed.
+func (c *Client) PID(ctx context.Context) (int, error) { return probe(ctx, c.socket) }
+
+// probe returns the process that listens on socket. The error is a *KilledError if that was killed.
+func probe(ctx context.Context, socket string) (pid int, err error) {
 	conn, err := dialSocket(ctx, socket)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer conn.Close()
-	pid, err := procs.Listener(conn.(*net.UnixConn))
+	pid, err = procs.Listener(conn.(*net.UnixConn))
 	if err == nil && procs.Dying(pid) {
-		return &KilledError{pid}
+		return 0, &KilledError{pid}
 	}
-	return err
+	return pid, err
 }
 
 // owners lists the users who may own the daemon of a mount point: the user of this process, and

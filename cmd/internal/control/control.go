@@ -1,6 +1,7 @@
 // Package control is the control interface of a daemon: HTTP on a Unix socket, one for each
 // mount. The daemon serves it. The subcommands are clients, and so is curl:
 //
+//	GET  /v1/ready             responds with status 200 when the daemon has a mount
 //	GET  /v1/status            responds with a Status
 //	GET  /v1/config            responds with an array of config.Setting
 //	POST /v1/reload            reads the configuration again; responds with a Reloaded; with
@@ -31,7 +32,8 @@
 //	GET  /metrics              responds with the metrics, for Prometheus
 //	GET  /debug/pprof/         responds with profiles of the daemon, as net/http/pprof does
 //
-// The body of a response with a status other than 2xx is a Failure. The mode of the socket is
+// The body of a response with a status other than 2xx is a Failure. Before the daemon has a mount, that of all
+// requests but those for a shutdown and for profiles has the status 503 and says what the mount waits for. The mode of the socket is
 // 0600, in a directory of mode 0700: only its owner and root can connect. The requests of other
 // users are refused, too. The extended attribute user.milkweed.socket of the root of the mount is
 // the path of the socket.
@@ -220,11 +222,12 @@ type Failure struct {
 	Remedy   string    `json:"remedy,omitempty"`    // a sentence: how to repair it
 	NotExist bool      `json:"not_exist,omitempty"` // the error matches fs.ErrNotExist
 	Denied   bool      `json:"denied,omitempty"`    // the error matches fs.ErrPermission
+	Starting bool      `json:"starting,omitempty"`  // the error matches ErrStarting
 }
 
 // Fail returns the Failure for err.
 func Fail(err error) Failure {
-	f := Failure{Code: exit.Of(err), Message: err.Error(), NotExist: errors.Is(err, fs.ErrNotExist), Denied: errors.Is(err, fs.ErrPermission)}
+	f := Failure{Code: exit.Of(err), Message: err.Error(), NotExist: errors.Is(err, fs.ErrNotExist), Denied: errors.Is(err, fs.ErrPermission), Starting: errors.Is(err, ErrStarting)}
 	// The remedy is the end of the text, and can be split off, unless another error has
 	// wrapped this one and added text.
 	if e, ok := errors.AsType[*exit.Error](err); ok && e.Error() == f.Message {
@@ -253,5 +256,5 @@ func (e remoteError) Error() string {
 }
 
 func (e remoteError) Is(target error) bool {
-	return target == fs.ErrNotExist && e.f.NotExist || target == fs.ErrPermission && e.f.Denied
+	return target == fs.ErrNotExist && e.f.NotExist || target == fs.ErrPermission && e.f.Denied || target == ErrStarting && e.f.Starting
 }

@@ -60,8 +60,26 @@ func named() (all []Mount) {
 
 // Find returns the mount that path is in, and the name of path below the mount point in the
 // form of drivers.ValidName. The path need not exist, and the daemon may be dead. If path is
-// in no mount of Milkweed, the error is an *exit.Error with the code NotMounted.
+// in no mount of Milkweed, the error is an *exit.Error with the code NotMounted. It matches ErrStarting
+// if a daemon is to mount there, and has not yet.
 func Find(path string) (Mount, string, error) {
+	m, name, err := findMount(path)
+	if exit.Of(err) != exit.NotMounted {
+		return m, name, err
+	}
+	s, mounted := startingIn(path)
+	switch {
+	case s != nil:
+		s.Close()
+		return Mount{}, "", s.Err
+	case mounted: // since findMount has looked
+		return findMount(path)
+	}
+	return m, name, err
+}
+
+// findMount is Find for the mounts that are there.
+func findMount(path string) (Mount, string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return Mount{}, "", err

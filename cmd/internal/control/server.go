@@ -33,6 +33,8 @@ type Server struct {
 	Daemon  Daemon
 	Metrics http.Handler // for /metrics; may be nil
 	Log     *slog.Logger // for errors of connections; may be nil
+
+	start start
 }
 
 // Serve serves on l until ctx is done. The contexts of the requests in flight are then done
@@ -73,6 +75,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/ready", func(http.ResponseWriter, *http.Request) {}) // see whenStarted
 	mux.HandleFunc("GET /v1/status", s.status)
 	mux.HandleFunc("GET /v1/config", s.config)
 	mux.HandleFunc("POST /v1/reload", s.reload)
@@ -104,7 +107,7 @@ func (s *Server) handler() http.Handler {
 	all.HandleFunc("POST /v1/plan", s.addPlan) // these have limits of their own
 	all.HandleFunc("POST /v1/exchange", s.startExchange)
 	all.Handle("/", http.MaxBytesHandler(mux, maxRequest))
-	return ownersOnly(all)
+	return ownersOnly(s.whenStarted(all))
 }
 
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
@@ -253,6 +256,8 @@ func respondError(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, placement.ErrNoExchange):
 		status = http.StatusNotFound
+	case errors.Is(err, ErrStarting):
+		status = http.StatusServiceUnavailable
 	case exit.Of(err) == exit.Usage:
 		status = http.StatusBadRequest
 	}

@@ -70,13 +70,20 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
 		}
 	}
-	l, err := replaceSocket(ctx, folder, path)
+	l, err := replaceSocket(ctx, path)
 	if errors.Is(err, errInUse) {
-		return nil, &exit.Error{
+		e := &exit.Error{
 			Code:   exit.MountPoint,
 			Err:    fmt.Errorf("%s: a Milkweed is mounted there already, or its daemon has not ended yet", mountPoint),
 			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it and waits for its end.", mountPoint),
 		}
+		if s, _ := startingAt(ctx, []string{mountPoint}); s != nil {
+			s.Close()
+			if starting, ok := errors.AsType[*exit.Error](s.Err); ok {
+				e.Err, e.Remedy = starting.Err, starting.Remedy
+			}
+		}
+		return nil, e
 	}
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -116,22 +123,44 @@ const drainSuffix = ".drain"
 
 // drainPath returns the name of the socket at path after Drain. It has at most longestTail bytes.
 func drainPath(path string, pid int) string {
-	hash := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], ".sock")
+	hash := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], socketSuffix)
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%.8s-%d%s", hash, pid, drainSuffix))
 }
 
-// replaceSocket listens on path, and removes a socket there on which no daemon listens. The
-// lock on the directory prevents a race: two daemons could find the same dead socket, and the
-// second would remove the new socket of the first.
-func replaceSocket(ctx context.Context, folder, path string) (*net.UnixListener, error) {
+// lockFolder locks the directory of a socket, and returns the function that unlocks it. Without the lock, two
+// daemons could find the same dead socket, and the second would remove the new socket of the first.
+func lockFolder(socket string) (unlock func() error, err error) {
+	folder := filepath.Dir(socket)
 	lock, err := os.Open(folder)
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Close()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		lock.Close()
 		return nil, &fs.PathError{Op: "flock", Path: folder, Err: err}
 	}
+	return lock.Close, nil
+}
+
+// removeDead removes the socket of a daemon that was killed.
+func removeDead(ctx context.Context, path string) {
+	unlock, err := lockFolder(path)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if _, err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {
+		os.Remove(path)
+	}
+}
+
+// replaceSocket listens on path, and removes a socket there on which no daemon listens.
+func replaceSocket(ctx context.Context, path string) (*net.UnixListener, error) {
+	unlock, err := lockFolder(path)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	conn, err := dialSocket(ctx, path)
 	switch {
 	case err == nil:
@@ -221,18 +250,21 @@ func checkFolder(dir string, uid int) error {
 // a hash, which makes it unique.
 func socketPath(folder, mountPoint string) string {
 	sum := sha256.Sum256([]byte(mountPoint))
-	tail := "-" + hex.EncodeToString(sum[:8]) + ".sock"
+	tail := "-" + hex.EncodeToString(sum[:8]) + socketSuffix
 	readable := strings.Map(plain, filepath.Base(mountPoint))
 	room := maxSocketPath - len(folder) - len("/") - len(tail)
 	return filepath.Join(folder, readable[:min(len(readable), max(room, 0), 32)]+tail)
 }
+
+// socketSuffix ends the name of a socket.
+const socketSuffix = ".sock"
 
 // namedSuffix ends the name of the socket of ListenNamed.
 const namedSuffix = ".name"
 
 // namedPath returns the path of the socket of a file system that another process has mounted.
 func namedPath(folder, name string) string {
-	return strings.TrimSuffix(socketPath(folder, name), ".sock") + namedSuffix
+	return strings.TrimSuffix(socketPath(folder, name), socketSuffix) + namedSuffix
 }
 
 // plain replaces each character that a shell may require to be quoted.

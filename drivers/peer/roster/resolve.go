@@ -20,6 +20,8 @@ type Options struct {
 	Port int // of nodes whose entry has none
 	Min  int // dns: the number of nodes to wait for, at least 1
 
+	Waiting func(cause error) // dns: called after each request that did not bring Min addresses; may be nil
+
 	Getenv func(name string) string                                     // nil: os.Getenv
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error) // nil: net.DefaultResolver
 }
@@ -147,13 +149,20 @@ func lookup(ctx context.Context, text string, o Options) ([]Node, error) {
 		if len(addrs) >= want {
 			return nodesAt(addrs, port), nil
 		}
+		cause := fmt.Errorf("dns: %s has %d of %d addresses", host, len(addrs), want)
+		if err != nil {
+			cause = fmt.Errorf("%w: %w", cause, err)
+		}
+		if o.Waiting != nil {
+			o.Waiting(cause)
+		}
 		// All nodes of a job start at the same time; the server should not get their requests so.
 		timer := time.NewTimer(pause/2 + rand.N(pause/2))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, errors.Join(fmt.Errorf("dns: %s has %d of %d addresses: %w", host, len(addrs), want, ctx.Err()), err)
+			return nil, fmt.Errorf("%w: %w", cause, ctx.Err())
 		}
 	}
 }

@@ -134,7 +134,12 @@ func TestDNS(t *testing.T) {
 			}
 			return addrs, nil
 		}}
+		var causes []string
+		o.Waiting = func(cause error) { causes = append(causes, cause.Error()) }
 		got := resolved(t, "dns:milkweed.jobs.svc", o)
+		if len(causes) != 4 || causes[1] != "dns: milkweed.jobs.svc has 1 of 3 addresses" || !strings.Contains(causes[2], "has 0 of 3 addresses: lookup : server misbehaving") {
+			t.Errorf("waited for %q", causes)
+		}
 		if want := "10.0.0.1=10.0.0.1:7440 10.0.0.2=10.0.0.2:7440 10.0.0.3=10.0.0.3:7440"; got != want || requests != 5 {
 			t.Errorf("got %s after %d requests", got, requests)
 		}

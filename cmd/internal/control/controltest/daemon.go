@@ -3,7 +3,6 @@
 package controltest
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -26,7 +25,6 @@ import (
 
 // A Daemon answers requests with the values of its fields.
 type Daemon struct {
-	PID        int                         // of Status; 0 is that of this process
 	Bucket     bool                        // whether the source of Status is a bucket
 	MountPoint string                      // of Status
 	Peered     bool                        // whether Status and Peers have nodes
@@ -75,7 +73,7 @@ func (d *Daemon) Status(context.Context) control.Status {
 		Version:       control.StatusVersion,
 		Milkweed:      "1.2.3",
 		GoVersion:     "go1.99",
-		PID:           cmp.Or(d.PID, os.Getpid()),
+		PID:           os.Getpid(),
 		MountPoint:    d.MountPoint,
 		DatasetID:     "imagenet-0123456789ab",
 		Mode:          "passthrough",

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
+)
+
+// A waitingSite is a site whose mounts wait for two nodes, of which one is missing.
+type waitingSite struct {
+	*site
+	words []string // of mount
+	hosts string   // the file /etc/hosts
+}
+
+func newWaitingSite(t *testing.T) *waitingSite {
+	t.Helper()
+	s := &waitingSite{site: newSite(t)}
+	s.hosts = s.dir + "/hosts"
+	s.nodes("127.0.0.1")
+	s.write("f", 10)
+	s.inNamespace(`mount --bind "$2" /etc/hosts`, s.hosts)
+	s.words = append([]string{"mount", "--peers", "dns:nodes.test", "-o", "peers_min=2,peers_serve=false"}, s.mountWords("64MiB")[1:]...)
+	return s
+}
+
+// nodes sets the addresses of the nodes.
+func (s *waitingSite) nodes(addresses ...string) {
+	s.t.Helper()
+	s.check(os.WriteFile(s.hosts, []byte(strings.Join(addresses, " nodes.test\n")+" nodes.test\n"), 0o644))
+}
+
+// waits waits until status says what the mount waits for.
+func (s *waitingSite) waits() {
+	s.t.Helper()
+	s.eventually("status names what the mount waits for", func() bool {
+		r := s.try("status", s.point)
+		return r.code == exit.NotMounted && strings.Contains(r.stderr, s.point+" is not mounted yet: its daemon is waiting for the other nodes: dns: nodes.test has 1 of 2 addresses\n")
+	})
+}
+
+// While a mount waits for the addresses of other nodes, the log and the commands that a readiness probe runs say
+// so. It ends by umount, and when it was killed, nothing is said of it.
+func TestMountWaits(t *testing.T) {
+	parallel(t)
+	s := newWaitingSite(t)
+	for name, end := range map[string]func(waiting *exec.Cmd){
+		"umount":       func(*exec.Cmd) { s.milkweed("umount", s.point) },
+		"umount --all": func(*exec.Cmd) { s.milkweed("umount", "--all") },
+		"SIGKILL":      func(waiting *exec.Cmd) { s.check(waiting.Process.Kill()) },
+	} {
+		waiting := s.command(s.site.words(append(s.words, "--foreground"))...)
+		log, err := os.Create(s.dir + "/stderr")
+		s.check(err)
+		defer log.Close()
+		waiting.Stderr = log
+		s.check(waiting.Start())
+		s.waits()
+		for _, words := range [][]string{{"status"}, {"peers"}, {"peers", s.point}, {"doctor"}, {"warmup"}, {"where", s.point + "/f"}} {
+			if r := s.try(words...); r.code != exit.NotMounted || !strings.Contains(r.stderr, s.point+" is not mounted yet") {
+				t.Errorf("%q: exit code %d, %s", words, r.code, r.stderr)
+			}
+		}
+		if r := s.try(s.words...); r.code != exit.MountPoint || !strings.Contains(r.stderr, "not mounted yet") {
+			t.Errorf("a second mount: exit code %d, %s", r.code, r.stderr)
+		}
+		s.eventually("the log has the cause", func() bool {
+			text, err := os.ReadFile(log.Name())
+			return err == nil && strings.Contains(string(text), "nodes.test has 1 of 2 addresses")
+		})
+		end(waiting)
+		waiting.Wait()
+		if got := waiting.ProcessState.ExitCode(); name != "SIGKILL" && got != int(exit.NotMounted) {
+			t.Errorf("%s: the mount ended with exit code %d", name, got)
+		}
+		for _, words := range [][]string{{"status"}, {"status", s.point}} {
+			if r := s.try(words...); r.code != exit.NotMounted || strings.Contains(r.stderr, "yet") {
+				t.Errorf("%q after %s: exit code %d, %s", words, name, r.code, r.stderr)
+			}
+		}
+	}
+	s.nodes("127.0.0.1", "127.0.0.2")
+	s.milkweed(s.words...)
+	s.milkweed("status", s.point)
+	s.umount()
+	s.wantNothing()
+}
+
+// Umount ends a daemon that serves a descriptor and waits, under a name that is no path here.
+func TestNamedMountWaits(t *testing.T) {
+	parallel(t)
+	drivertest.Need(t, "root")
+	s := newWaitingSite(t)
+	device := mountDevice(s.site, s.point)
+	defer device.Close()
+	name := s.dir + "/elsewhere/mount"
+	waiting := s.command(s.site.words(append(s.words[:len(s.words)-1], name, "--foreground", "--fuse-fd", "3"))...)
+	waiting.ExtraFiles = []*os.File{device}
+	s.check(waiting.Start())
+	s.eventually("status names what the mount waits for", func() bool {
+		r := s.try("status", name)
+		return r.code == exit.NotMounted && strings.Contains(r.stderr, name+" is not mounted yet")
+	})
+	s.milkweed("umount", name)
+	waiting.Wait()
+	if got := waiting.ProcessState.ExitCode(); got != int(exit.NotMounted) {
+		t.Errorf("the mount ended with exit code %d", got)
+	}
+	s.check(unix.Unmount(s.point, unix.MNT_DETACH))
+	s.wantNothing()
+}
+
+// If a daemon that was killed is started again and waits, status says so beside the other mounts, and umount
+// ends its supervisor, too.
+func TestSupervisedMountWaits(t *testing.T) {
+	parallel(t)
+	s := newWaitingSite(t)
+	s.nodes("127.0.0.1", "127.0.0.2")
+	s.milkweed(append(s.words, "--supervise")...)
+	pid := s.status().PID
+	s.nodes("127.0.0.1")
+	s.check(unix.Kill(pid, unix.SIGKILL))
+	s.waits()
+	other := s.dir + "/other"
+	s.check(os.Mkdir(other, 0o755))
+	s.milkweed("mount", "--tier", "other:"+s.tier(1)+":64MiB", s.source, other)
+	if r := s.try("status"); r.code != exit.NotMounted || !strings.Contains(r.stdout, other+": ready") || !strings.Contains(r.stderr, s.point+" is not mounted yet") {
+		t.Errorf("status: exit code %d\n%s\n%s", r.code, r.stdout, r.stderr)
+	}
+	s.milkweed("umount", other)
+	s.check(os.Remove(other))
+	s.milkweed("umount", s.point)
+	s.eventually("the supervisor has ended", func() bool { return len(s.processes()) == 0 })
+	s.wantNothing()
+}
