@@ -47,12 +47,8 @@ type Client struct {
 func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 	var errs []error
 	for _, uid := range owners(mountPoint) {
-		for _, folder := range folders(uid) {
-			if err := checkFolder(folder, uid); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			for _, path := range []string{namedPath(folder, mountPoint), socketPath(folder, mountPoint)} {
+		for _, folder := range usableFolders(uid) {
+			for _, path := range socketPaths(folder, mountPoint) {
 				_, err := probe(ctx, path)
 				if err == nil {
 					return newClient(mountPoint, path), nil
@@ -89,10 +85,8 @@ func toldSocket(mountPoint string) string {
 	select {
 	case path := <-told:
 		for _, uid := range owners(mountPoint) {
-			for _, folder := range folders(uid) {
-				if filepath.Dir(path) == folder && checkFolder(folder, uid) == nil {
-					return path
-				}
+			if slices.Contains(usableFolders(uid), filepath.Dir(path)) {
+				return path
 			}
 		}
 	case <-time.After(resolveTimeout):
@@ -106,11 +100,7 @@ func Draining(ctx context.Context) (clients []*Client) { return ownClients(ctx, 
 
 // ownClients returns a client of each daemon of this user whose socket has a name with a suffix.
 func ownClients(ctx context.Context, suffix string) (clients []*Client) {
-	uid := os.Geteuid()
-	for _, folder := range folders(uid) {
-		if checkFolder(folder, uid) != nil {
-			continue
-		}
+	for _, folder := range usableFolders(os.Geteuid()) {
 		sockets, _ := filepath.Glob(filepath.Join(folder, "*"+suffix))
 		for _, path := range sockets {
 			if _, err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -212,6 +213,11 @@ func folders(uid int) []string {
 	return list
 }
 
+// usableFolders lists those of folders in which no other user can make sockets.
+func usableFolders(uid int) []string {
+	return slices.DeleteFunc(folders(uid), func(folder string) bool { return checkFolder(folder, uid) != nil })
+}
+
 // makeFolder makes, or finds, the first usable directory for the sockets of a user.
 func makeFolder(uid int) (string, error) {
 	var errs []error
@@ -265,6 +271,11 @@ const namedSuffix = ".name"
 // namedPath returns the path of the socket of a file system that another process has mounted.
 func namedPath(folder, name string) string {
 	return strings.TrimSuffix(socketPath(folder, name), socketSuffix) + namedSuffix
+}
+
+// socketPaths lists the paths that the socket of a mount point may have in a directory.
+func socketPaths(folder, mountPoint string) []string {
+	return []string{namedPath(folder, mountPoint), socketPath(folder, mountPoint)}
 }
 
 // plain replaces each character that a shell may require to be quoted.

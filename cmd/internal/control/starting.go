@@ -43,9 +43,9 @@ type waiting struct {
 	next chan struct{} // closed when the start waits for something else, or has arrived
 }
 
-// Starting makes the server refuse requests until Started is called: the daemon has no mount at point yet, which
-// is a text. The error says that it is "opening the tiers", for instance. If cause is "", the mount is about to be
-// there, and requests wait. Requests for a shutdown and for profiles are served. Starting may be called again, with
+// Starting makes the server refuse requests until Started is called: the daemon has no mount yet. The error says so
+// of the mount point, as users read it, with a cause such as "opening the tiers". If cause is "", the mount is about
+// to be there, and requests wait. Requests for a shutdown and for profiles are served. Starting may be called again, with
 // another cause.
 func (s *Server) Starting(point, cause string) {
 	w := &waiting{next: make(chan struct{})}
@@ -120,7 +120,7 @@ func AllStarting(ctx context.Context) []Starting {
 	eachFolder(func(folder string) {
 		var others []string // sockets of daemons that have a mount
 		for _, m := range reachable(table) {
-			others = append(others, socketPath(folder, m.Point), namedPath(folder, m.Point))
+			others = append(others, socketPaths(folder, m.Point)...)
 		}
 		sockets, _ := filepath.Glob(filepath.Join(folder, "*"))
 		for _, path := range sockets {
@@ -175,7 +175,7 @@ func startingAt(ctx context.Context, points []string) (s *Starting, ready bool) 
 	points = slices.Compact(points)
 	eachFolder(func(folder string) {
 		for _, point := range points {
-			for _, path := range []string{namedPath(folder, point), socketPath(folder, point)} {
+			for _, path := range socketPaths(folder, point) {
 				if s == nil && !ready {
 					s, ready = ask(ctx, point, path)
 				}
@@ -202,10 +202,8 @@ func eachFolder(f func(folder string)) {
 	}
 	slices.Sort(uids)
 	for _, uid := range slices.Compact(uids) {
-		for _, folder := range folders(uid) {
-			if checkFolder(folder, uid) == nil {
-				f(folder)
-			}
+		for _, folder := range usableFolders(uid) {
+			f(folder)
 		}
 	}
 }
