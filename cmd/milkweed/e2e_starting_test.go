@@ -36,12 +36,12 @@ func (s *waitingSite) nodes(addresses ...string) {
 	s.check(os.WriteFile(s.hosts, []byte(strings.Join(addresses, " nodes.test\n")+" nodes.test\n"), 0o644))
 }
 
-// waits waits until status says what the mount waits for.
-func (s *waitingSite) waits() {
+// waits waits until status says what the mount at point waits for.
+func (s *waitingSite) waits(point string) {
 	s.t.Helper()
 	s.eventually("status names what the mount waits for", func() bool {
-		r := s.try("status", s.point)
-		return r.code == exit.NotMounted && strings.Contains(r.stderr, s.point+" is not mounted yet: its daemon is waiting for the other nodes: dns: nodes.test has 1 of 2 addresses\n")
+		r := s.try("status", point)
+		return r.code == exit.NotMounted && strings.Contains(r.stderr, point+" is not mounted yet: its daemon is waiting for the other nodes: dns: nodes.test has 1 of 2 addresses\n")
 	})
 }
 
@@ -61,7 +61,7 @@ func TestMountWaits(t *testing.T) {
 		defer log.Close()
 		waiting.Stderr = log
 		s.check(waiting.Start())
-		s.waits()
+		s.waits(s.point)
 		for _, words := range [][]string{{"status"}, {"peers"}, {"peers", s.point}, {"doctor"}, {"warmup"}, {"where", s.point + "/f"}} {
 			if r := s.try(words...); r.code != exit.NotMounted || !strings.Contains(r.stderr, s.point+" is not mounted yet") {
 				t.Errorf("%q: exit code %d, %s", words, r.code, r.stderr)
@@ -103,10 +103,7 @@ func TestNamedMountWaits(t *testing.T) {
 	waiting := s.command(s.site.words(append(s.words[:len(s.words)-1], name, "--foreground", "--fuse-fd", "3"))...)
 	waiting.ExtraFiles = []*os.File{device}
 	s.check(waiting.Start())
-	s.eventually("status names what the mount waits for", func() bool {
-		r := s.try("status", name)
-		return r.code == exit.NotMounted && strings.Contains(r.stderr, name+" is not mounted yet")
-	})
+	s.waits(name)
 	s.milkweed("umount", name)
 	waiting.Wait()
 	if got := waiting.ProcessState.ExitCode(); got != int(exit.NotMounted) {
@@ -116,8 +113,8 @@ func TestNamedMountWaits(t *testing.T) {
 	s.wantNothing()
 }
 
-// If a daemon that was killed is started again and waits, status says so beside the other mounts, and umount
-// ends its supervisor, too.
+// A daemon was killed, and the next one waits. Status says so, also while another dataset is mounted. Umount ends
+// the supervisor, too.
 func TestSupervisedMountWaits(t *testing.T) {
 	parallel(t)
 	s := newWaitingSite(t)
@@ -126,7 +123,7 @@ func TestSupervisedMountWaits(t *testing.T) {
 	pid := s.status().PID
 	s.nodes("127.0.0.1")
 	s.check(unix.Kill(pid, unix.SIGKILL))
-	s.waits()
+	s.waits(s.point)
 	other := s.dir + "/other"
 	s.check(os.Mkdir(other, 0o755))
 	s.milkweed("mount", "--tier", "other:"+s.tier(1)+":64MiB", s.source, other)

@@ -75,13 +75,14 @@ mounts, and exits with 4 if there are any.`,
 			if dryRun {
 				run = checkUnused
 			}
-			if all && !dryRun { // first: a mount that is about to be there is in the table then
-				return errors.Join(endStarting(c.Context()), forAll(run))
+			if !all {
+				return run(args[0])
 			}
-			if all {
-				return forAll(run)
+			var err error
+			if !dryRun {
+				err = endStarting(c.Context()) // first: a mount that is about to be there is in the table then
 			}
-			return run(args[0])
+			return errors.Join(err, forAll(run))
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "unmount all mounts")

@@ -685,7 +685,7 @@ func readAhead(f *Facts) []Finding {
 		return nil
 	}
 	return one(Note, "read-ahead", fmt.Sprintf("As root: `echo %d > %s`.", fs.MaxRequest>>10, f.ReadAheadFile), "",
-		"the kernel requests %s at a time, because its daemon may not change that; files are %s on average", size(f.ReadAhead), size(mean))
+		"the kernel requests %s at a time, because the daemon may not change that; files are %s on average", size(f.ReadAhead), size(mean))
 }
 
 // plan reports on a plan that does not match what the job does.
