@@ -46,7 +46,7 @@ func TestIdleHandles(t *testing.T) {
 			t.Errorf("open at the source: got %d, of which %d are idle; want 3", got, idle)
 		}
 		want[4] = r.put("f4", 2<<20)
-		time.Sleep(2 * time.Second) // longer than the TTL of names
+		time.Sleep(2*time.Second + recentAge/4) // longer than the TTL of names, and between two sweeps
 		r.wantFile("f4", want[4])
 		time.Sleep(2 * recentAge)               // until the sweep finds the other version
 		if got := r.source.opened(); got != 2 { // f3 and the new f4, which has replaced f2
