@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -27,6 +28,7 @@ type request struct {
 	began  time.Time
 	table  *handles[*request] // has the request until end
 	id     uint64             // in table
+	user   uint32             // who has made it, for an OPEN or a READ; 0 for others
 
 	waits *tiers.Histogram // observes the request if it has waited; nil for an OPEN or a READ
 
@@ -54,6 +56,14 @@ func (f *fileSystem) newNameRequest(cancel <-chan struct{}) *request {
 	r := f.newRequest(cancel)
 	r.waits = f.names.Waits()
 	return r
+}
+
+// Value implements context.Context.
+func (r *request) Value(key any) any {
+	if key == (metadata.CallerKey{}) {
+		return r.user
+	}
+	return r.Context.Value(key)
 }
 
 // Done implements context.Context.

@@ -320,8 +320,8 @@ func (x *exchanger) keep(ctx context.Context, t *turn) {
 	share, _ := t.held(x.cfg.Node)
 	left := slices.Clone(share)
 	for {
-		// A plan knows the order in which the job needs the files.
-		may := func(*metadata.Entry) bool { return !x.handler.plan.active.Load() }
+		// The plan of the owner, who has begun the exchange, knows the order in which the job needs the files.
+		may := func(*metadata.Entry) bool { return !x.handler.plans.of(nil).active.Load() }
 		left = x.place(ctx, left, may, func(*metadata.Entry, error) {})
 		x.mu.Lock()
 		x.missing = int64(len(left))

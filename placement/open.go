@@ -128,6 +128,6 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 		}
 	}
 	h.usage.opened(f.entry, began)
-	h.predict(f.entry, missing)
+	h.predict(ctx, f.entry, missing)
 	return nil
 }

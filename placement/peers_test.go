@@ -950,7 +950,7 @@ func TestRequestsLeaveTheWindow(t *testing.T) {
 	c.mem.Put(name, data)
 	owner, second := c.nodes[0], c.nodes[1]
 	owner.hang.Store(true)
-	_, err := second.handler.Plan(PlanPart{Lead: 4}, []string{name})
+	_, err := second.handler.Plan(nil, PlanPart{Lead: 4}, []string{name})
 	second.check(err)
 	second.eventually("a copy is in the window", func() bool { return second.handler.WindowStats().Files == 1 })
 	_, err = second.serve(context.Background(), name, second.entry(name).Info(), 1, 0, len(data))
@@ -1103,10 +1103,10 @@ func TestPlanIsNoCensus(t *testing.T) {
 			foreign = append(foreign, name)
 		}
 	}
-	_, err := n.handler.Plan(PlanPart{}, foreign)
+	_, err := n.handler.Plan(nil, PlanPart{}, foreign)
 	n.check(err)
 	n.eventually("the plan was looked up", func() bool {
-		return n.handler.PlanStreams()[0].Lead == int64(len(foreign))
+		return n.handler.PlanStreams(nil)[0].Lead == int64(len(foreign))
 	})
 	(&census{handler: n.handler}).run(context.Background())
 	if n.handler.peers.spare.isKnown() {
@@ -1154,7 +1154,7 @@ func TestWindowHoldsFilesOfPeers(t *testing.T) {
 		c.put(files, func(i int) int { return size - i })
 		n := c.nodes[0]
 		names := c.names()
-		_, err := n.handler.Plan(PlanPart{Lead: 4}, names)
+		_, err := n.handler.Plan(nil, PlanPart{Lead: 4}, names)
 		n.check(err)
 		time.Sleep(time.Second)
 		for _, name := range names {

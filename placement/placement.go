@@ -54,7 +54,7 @@ type Handler struct {
 	peers     *peers     // nil: there are none
 	inOrder   *inOrder   // of files that are about to be opened
 	scattered *scattered // of files that may be opened at some time
-	plan      *plan
+	plans     *plans
 	pieces    pieceFeed
 	window    *planWindow
 	files     *table
@@ -128,7 +128,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		gate:        newGate(cfg.Workers, source),
 		bad:         badCopies{ttl: sourceTTL},
 		inOrder:     newInOrder(names),
-		plan:        newPlan(),
+		plans:       newPlans(),
 		files:       newTable(cfg.IdleHandles),
 		ahead:       readahead.NewPool(ahead, source),
 		racy:        newRacyFiles(cfg.RacyWindow),
@@ -199,8 +199,8 @@ func (h *Handler) sweep() {
 			})
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
-			h.plan.prune(now)
-			if h.plan.active.Load() { // a tier may have been scanned, or may work again
+			h.plans.prune(now)
+			if h.plans.active() { // a tier may have been scanned, or may work again
 				h.queue.feedPlanned()
 			}
 			h.pruneBackoffs(now)

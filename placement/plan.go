@@ -9,13 +9,11 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/metadata"
 )
 
-// Bounds of the plan of a mount. What exceeds them is refused.
+// Bounds of a plan. What exceeds them is refused.
 const (
-	maxPlanned     = 1_000_000 // entries of all streams
-	maxPlanMemory  = 14 << 20  // bytes that the entries take
-	maxPlanStreams = 256
 	maxPlanEpochs  = 64 // of a stream
 	maxPlanLead    = 1 << 16
 	maxStreamName  = 128  // bytes
@@ -47,6 +45,8 @@ const (
 // Opens of the job move the position of a stream (opened), and workers take the entries that
 // follow it (next). The plan knows no files, only names.
 type plan struct {
+	user   atomic.Pointer[metadata.User] // who has handed it over; nil: the owner of the mount
+	limit  planLimit                     // of that of the owner it does not change; of others, plans.mu guards it
 	seed   maphash.Seed
 	active atomic.Bool          // there is a stream
 	need   atomic.Pointer[need] // nil: there is room for all planned files, as far as is known
@@ -70,8 +70,16 @@ type plan struct {
 // A budget is a number of entries and of bytes.
 type budget struct{ entries, bytes int64 }
 
+// A planLimit bounds one plan. What exceeds it is refused.
+type planLimit struct {
+	entries int // of all streams
+	memory  int // bytes that they take
+	streams int
+}
+
 // A planStream is the order in which one reader opens files.
 type planStream struct {
+	plan   *plan
 	name   string
 	lead   int64        // files that the loader requests before the job uses them
 	epochs []*planEpoch // ascending
@@ -113,34 +121,43 @@ type use struct {
 	run int // of the stream
 }
 
-func newPlan() *plan {
-	return &plan{seed: maphash.MakeSeed(), streams: make(map[string]*planStream), missing: make(map[uint32]struct{}), hung: make(map[string]time.Time)}
+// newPlan returns an empty plan of a user, or of the owner of the mount if u is nil.
+func newPlan(u *metadata.User, limit planLimit) *plan {
+	p := &plan{limit: limit, seed: maphash.MakeSeed(), streams: make(map[string]*planStream), missing: make(map[uint32]struct{}), hung: make(map[string]time.Time)}
+	p.user.Store(u)
+	return p
 }
 
 // hash returns the hash of a path, which is not 0.
 func (p *plan) hash(path string) uint32 { return uint32(maphash.String(p.seed, path)) | 1 }
 
-// through reports whether the stream of u does not need the file any more: the job has opened a
+// ofOwner reports whether u is of the plan of the owner of the mount.
+func (u use) ofOwner() bool { return u.stream.plan.user.Load() == nil }
+
+// through reports whether the stream does not need the file any more: the job has opened a
 // file that is at least the lead after u, or has started again, or the stream is gone.
-func (p *plan) through(u use) bool {
+func (u use) through() bool {
+	p := u.stream.plan
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.streams[u.stream.name] != u.stream || u.run != u.stream.run || u.stream.distance(u.place, u.stream.at) > u.stream.lead
 }
 
 // ahead returns how many entries the job opens before u. It is negative if it has passed u.
-func (p *plan) ahead(u use) int64 {
+func (u use) ahead() int64 {
+	p := u.stream.plan
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return u.stream.distance(u.stream.at, u.place)
 }
 
-// hold makes next return u again, unless the job has passed it by then, and nothing else of its
+// hold makes plan.next return u again, unless the job has passed it by then, and nothing else of its
 // stream, after the next call of release: there is no room for the file now.
-func (p *plan) hold(u use) {
+func (u use) hold() {
+	s := u.stream
+	p := s.plan
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := u.stream
 	if s.next.compare(u.place) > 0 {
 		s.next = u.place
 	}

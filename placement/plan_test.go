@@ -35,7 +35,7 @@ func newPlanned(t testing.TB, opts rigOptions, n, size int) (r *rig, names []str
 // plan adds entries to the plan of r.
 func (r *rig) plan(part PlanPart, paths ...string) PlanResult {
 	r.t.Helper()
-	res, err := r.handler.Plan(part, paths)
+	res, err := r.handler.Plan(nil, part, paths)
 	r.check(err)
 	return res
 }
@@ -106,7 +106,7 @@ func (r *rig) job(names ...string) {
 
 // stream returns the state of a stream.
 func (r *rig) stream(name string) (s PlanStream) {
-	for _, s := range r.handler.PlanStreams() {
+	for _, s := range r.handler.PlanStreams(nil) {
 		if s.Name == name {
 			return s
 		}
@@ -136,13 +136,13 @@ func TestWrongPlanIsSuspended(t *testing.T) {
 		if got := r.handler.Stats().Placed - int64(len(others)); got != untestedEntries {
 			t.Errorf("planned files copied: got %d, want %d", got, untestedEntries)
 		}
-		st := r.handler.PlanStats()
+		st := r.handler.PlanStats(nil)
 		if !st.Suspended || st.Opens != int64(len(others)) || st.Correct != 0 {
 			t.Errorf("got %+v, want a plan that is suspended", st)
 		}
 		r.job(planned[:100]...)
 		r.settled()
-		if st := r.handler.PlanStats(); st.Suspended || st.Correct != 100 {
+		if st := r.handler.PlanStats(nil); st.Suspended || st.Correct != 100 {
 			t.Errorf("got %+v, want a plan that is followed", st)
 		}
 		if got := r.handler.Stats().Placed; got <= untestedEntries+int64(len(others)) {
@@ -153,7 +153,7 @@ func TestWrongPlanIsSuspended(t *testing.T) {
 
 // The copies of a plan before the job has opened any of its files are bounded in bytes, too.
 func TestWrongPlanIsBoundedInBytes(t *testing.T) {
-	p := newPlan()
+	p := newPlan(nil, userLimit)
 	_, err := p.add(PlanPart{}, []string{"a", "b", "c"})
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestRejectedPaths(t *testing.T) {
 		if s := r.stream(""); s.Position != int64(4+len(bad)) || s.Correct != 4 {
 			t.Errorf("got %+v", s)
 		}
-		if got := r.handler.PlanStats().Rejected; got != int64(len(bad)) {
+		if got := r.handler.PlanStats(nil).Rejected; got != int64(len(bad)) {
 			t.Errorf("rejected: got %d, want %d", got, len(bad))
 		}
 	})
@@ -235,7 +235,7 @@ func TestPlanBeforeScan(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { h.Run(ctx) })
-		if _, err := h.Plan(PlanPart{}, []string{"a"}); err != nil {
+		if _, err := h.Plan(nil, PlanPart{}, []string{"a"}); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(10 * time.Second)
@@ -263,7 +263,7 @@ func TestPlannedStreams(t *testing.T) {
 		}
 		var got []string
 		for range 10 {
-			name, _, _ := r.handler.plan.next()
+			name, _, _ := r.handler.plans.next()
 			got = append(got, name)
 		}
 		slices.Sort(got)
@@ -280,7 +280,7 @@ func TestPlannedStreams(t *testing.T) {
 // An entry is passed when the job has opened files that are more than the lead after it, in
 // whatever order within the lead, and in the next epoch.
 func TestPlanPositions(t *testing.T) {
-	p := newPlan()
+	p := newPlan(nil, userLimit)
 	names := make([]string, 100)
 	for i := range names {
 		names[i] = fmt.Sprint(i)
@@ -309,26 +309,26 @@ func TestPlanPositions(t *testing.T) {
 		}
 	}
 	at(3, 57)
-	if p.through(u) || p.ahead(u) != -6 || p.ahead(use{stream: s, place: place{4, 2}}) != 45 {
-		t.Errorf("through %v, ahead %d and %d", p.through(u), p.ahead(u), p.ahead(use{stream: s, place: place{4, 2}}))
+	if u.through() || u.ahead() != -6 || (use{stream: s, place: place{4, 2}}).ahead() != 45 {
+		t.Errorf("through %v, ahead %d and %d", u.through(), u.ahead(), (use{stream: s, place: place{4, 2}}).ahead())
 	}
 	for i := 57; i < 100; i++ {
 		p.opened(first[i], 1)
 	}
 	at(3, 100)
-	if !p.through(u) {
+	if !u.through() {
 		t.Error("not through")
 	}
 	u = use{stream: s, place: place{3, 99}}
 	for i := range 10 {
-		if p.through(u) {
+		if u.through() {
 			t.Errorf("through after %d", i)
 		}
 		p.opened(second[i], 1)
 	}
 	p.opened(second[10], 1)
 	at(4, 11)
-	if !p.through(u) {
+	if !u.through() {
 		t.Error("not through")
 	}
 	if correct, _ := p.opened("other", 1); correct {
@@ -361,7 +361,7 @@ func TestPlanPositions(t *testing.T) {
 // A job that resumes in the middle of a plan, or whose opens are not seen for a while, is found
 // again. A single file that it opens out of order does not move the position.
 func TestPlanFindsTheJobAgain(t *testing.T) {
-	p := newPlan()
+	p := newPlan(nil, userLimit)
 	names := make([]string, 5000)
 	for i := range names {
 		names[i] = fmt.Sprint(i)
@@ -393,7 +393,7 @@ func TestPlanFindsTheJobAgain(t *testing.T) {
 
 // hold returns the entry again after release, and stops only its stream.
 func TestPlanHold(t *testing.T) {
-	p := newPlan()
+	p := newPlan(nil, userLimit)
 	p.add(PlanPart{Stream: "a"}, []string{"a0", "a1", "a2"})
 	p.add(PlanPart{Stream: "b", From: 10}, []string{"b0"})
 	next := func(want string) use {
@@ -411,7 +411,7 @@ func TestPlanHold(t *testing.T) {
 		}
 	}
 	next("a1")
-	p.hold(u)
+	u.hold()
 	next("")
 	p.release()
 	next("a0")
@@ -420,7 +420,7 @@ func TestPlanHold(t *testing.T) {
 	next("")
 	p.opened("a0", 1)
 	p.opened("a1", 1)
-	p.hold(u)
+	u.hold()
 	p.release()
 	next("a2")
 }
@@ -442,17 +442,17 @@ func TestPlanMemory(t *testing.T) {
 		path     func(i int) string
 		accepted int64 // at least
 	}{
-		{"ImageNet in 64 streams", 64, imagenet, maxPlanned},
-		{"random", 1, func(int) string { return fmt.Sprintf("%016x%016x", rng.Uint64(), rng.Uint64()) }, maxPlanned / 2},
+		{"ImageNet in 64 streams", 64, imagenet, int64(userLimit.entries)},
+		{"random", 1, func(int) string { return fmt.Sprintf("%016x%016x", rng.Uint64(), rng.Uint64()) }, int64(userLimit.entries) / 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			perm := rng.Perm(maxPlanned + 1000)
-			p := newPlan()
+			perm := rng.Perm(userLimit.entries + 1000)
+			p := newPlan(nil, userLimit)
 			before := heapSize()
 			var all PlanResult
 			for stream := range c.streams {
 				part := PlanPart{Stream: fmt.Sprint(stream)}
-				for len(perm) > (c.streams-1-stream)*(maxPlanned/c.streams) {
+				for len(perm) > (c.streams-1-stream)*(userLimit.entries/c.streams) {
 					batch := perm[:min(len(perm), 1000)]
 					perm = perm[len(batch):]
 					paths := make([]string, len(batch))
@@ -492,7 +492,7 @@ func heapSize() int64 {
 
 // Parts of a plan that contradict the bounds are refused.
 func TestPlanBounds(t *testing.T) {
-	p := newPlan()
+	p := newPlan(nil, userLimit)
 	for _, part := range []PlanPart{
 		{Stream: strings.Repeat("x", maxStreamName+1)}, {Epoch: -1}, {From: -1}, {From: 1 << 60}, {Lead: -1}, {Lead: maxPlanLead + 1},
 	} {
@@ -505,8 +505,8 @@ func TestPlanBounds(t *testing.T) {
 			t.Errorf("epoch %d: got %v", i, err)
 		}
 	}
-	for i := range maxPlanStreams {
-		if _, err := p.add(PlanPart{Stream: fmt.Sprint(i)}, []string{"a"}); (i == maxPlanStreams-1) != errors.Is(err, ErrPlanFull) {
+	for i := range userLimit.streams {
+		if _, err := p.add(PlanPart{Stream: fmt.Sprint(i)}, []string{"a"}); (i == userLimit.streams-1) != errors.Is(err, ErrPlanFull) {
 			t.Errorf("stream %d: got %v", i, err)
 		}
 	}
@@ -533,9 +533,13 @@ func TestPlannedEpoch(t *testing.T) {
 				return
 			default:
 			}
-			s.handler.Plan(PlanPart{Stream: "other"}, []string{s.names[n%len(s.names)], "missing", "../x"})
-			s.handler.PlanStreams()
-			s.handler.DropPlan("other")
+			s.handler.Plan(nil, PlanPart{Stream: "other"}, []string{s.names[n%len(s.names)], "missing", "../x"})
+			s.handler.PlanStreams(nil)
+			s.handler.DropPlan(nil, "other")
+			s.planBy(uint32(n%maxPlanners), PlanPart{}, s.names[n%len(s.names)])
+			s.handler.PlanStreams(userOf(uint32(n % 3)))
+			s.handler.DropPlans(userOf(uint32(n % 5)))
+			s.handler.plans.prune(time.Now())
 		}
 	})
 	var opened [streams]atomic.Int64
@@ -555,11 +559,11 @@ func TestPlannedEpoch(t *testing.T) {
 	if got := len(s.source.spans()); got != len(s.names) {
 		t.Errorf("reads at the source: got %d, want %d", got, len(s.names))
 	}
-	if st := s.handler.PlanStats(); st.Opens != int64(len(s.names)) || st.Correct < st.Opens*9/10 {
+	if st := s.handler.PlanStats(nil); st.Opens != int64(len(s.names)) || st.Correct < st.Opens*9/10 {
 		t.Errorf("got %+v, want %d opens, nearly all predicted", st, len(s.names))
 	}
-	s.handler.DropPlans()
-	if st := s.handler.PlanStats(); st.Entries != 0 || st.StreamCount != 0 || st.Memory != 0 {
+	s.handler.DropPlans(nil)
+	if st := s.handler.PlanStats(nil); st.Entries != 0 || st.StreamCount != 0 || st.Memory != 0 {
 		t.Errorf("after the end: %+v", st)
 	}
 }
@@ -651,7 +655,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add([]byte("\x00\x10\x00\x01abc\x02\x03"))
 	f.Add([]byte{0, 255, 1, 0, 7, 2, 0, 0, 3, 0, 0, 4, 0, 0, 1, 1, 1})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		p := newPlan()
+		p := newPlan(nil, userLimit)
 		var last use
 		for ; len(in) >= 3; in = in[3:] {
 			op, a, b := in[0]%7, int64(in[1]), int64(in[2])
@@ -671,9 +675,9 @@ func FuzzPlan(f *testing.F) {
 				}
 			case 4:
 				if last.stream != nil {
-					p.through(last)
-					p.ahead(last)
-					p.hold(last)
+					last.through()
+					last.ahead()
+					last.hold()
 				}
 			case 5:
 				p.release()

@@ -51,38 +51,46 @@ func (r *PlanResult) reject(reason error) {
 	}
 }
 
-// Plan tells the handler in which order a reader will open files. Paths are relative to the root.
+// Plan tells the handler in which order a reader of a user will open files. The user is the owner of the mount
+// if by is nil. Only files that another user may read are looked up and copied for that user, and only opens of
+// that user follow the plan. Paths are relative to the root.
 // The entries of the stream and epoch from part.From on are replaced. A path that is refused keeps
 // its number. The job need not follow the plan, and the files need not exist. Earlier entries of a
 // stream are forgotten when the job has opened later ones, and a stream when its last entry was
 // opened or after an hour without use.
 //
 // The error matches ErrPlanPart or ErrPlanFull, and means that no path was accepted.
-func (h *Handler) Plan(part PlanPart, paths []string) (PlanResult, error) {
-	r, err := h.plan.add(part, paths)
+func (h *Handler) Plan(by *metadata.User, part PlanPart, paths []string) (PlanResult, error) {
+	r, err := h.plans.add(by, part, paths)
 	if err == nil {
 		h.queue.feedPlanned()
 	}
 	return r, err
 }
 
-// DropPlan forgets a stream, and reports whether there was one.
-func (h *Handler) DropPlan(stream string) bool {
-	h.plan.mu.Lock()
-	defer h.plan.mu.Unlock()
-	s := h.plan.streams[stream]
+// DropPlan forgets a stream of a user, or of the owner if by is nil, and reports whether there was one.
+func (h *Handler) DropPlan(by *metadata.User, stream string) bool { return h.plans.drop(by, stream) }
+
+// DropPlans forgets all streams of a user, or of all users if by is nil.
+func (h *Handler) DropPlans(by *metadata.User) { h.plans.dropAll(by) }
+
+// drop forgets a stream, and reports whether there was one.
+func (p *plan) drop(stream string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.streams[stream]
 	if s != nil {
-		h.plan.remove(s)
+		p.remove(s)
 	}
 	return s != nil
 }
 
-// DropPlans forgets all streams.
-func (h *Handler) DropPlans() {
-	h.plan.mu.Lock()
-	defer h.plan.mu.Unlock()
-	for _, s := range h.plan.sorted() {
-		h.plan.remove(s)
+// dropAll forgets all streams.
+func (p *plan) dropAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.sorted() {
+		p.remove(s)
 	}
 }
 
@@ -116,7 +124,7 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 		s.next = from
 	}
 	for n, path := range paths {
-		if p.planned == maxPlanned || p.memory > maxPlanMemory {
+		if p.planned == p.limit.entries || p.memory > p.limit.memory {
 			r.Rejected += int64(len(paths) - n - 1)
 			r.reject(fmt.Errorf("%w: it has %d entries, which take %d KiB", ErrPlanFull, p.planned, p.memory>>10))
 			break
@@ -142,11 +150,11 @@ func (p *plan) add(part PlanPart, paths []string) (r PlanResult, err error) {
 func (p *plan) open(part PlanPart) (*planStream, *planEpoch, error) {
 	s := p.streams[part.Stream]
 	if s == nil {
-		if len(p.streams) == maxPlanStreams {
-			return nil, nil, fmt.Errorf("%w: it has %d streams", ErrPlanFull, maxPlanStreams)
+		if len(p.streams) == p.limit.streams {
+			return nil, nil, fmt.Errorf("%w: it has %d streams", ErrPlanFull, p.limit.streams)
 		}
 		from := place{part.Epoch, part.From}
-		s = &planStream{name: part.Stream, lead: planLead, at: from, next: from}
+		s = &planStream{plan: p, name: part.Stream, lead: planLead, at: from, next: from}
 	}
 	e := s.epoch(part.Epoch)
 	if e == nil {
@@ -190,34 +198,40 @@ func ListedName(given string) (string, error) {
 	return name, nil
 }
 
-// planned passes an open to the plan, and reports whether the plan has predicted it.
-func (h *Handler) planned(e *metadata.Entry) bool {
-	if !h.plan.active.Load() {
-		return false
+// planned passes an open to the plans, and reports whether one has predicted it.
+func (h *Handler) planned(ctx context.Context, e *metadata.Entry) (predicted bool) {
+	for _, p := range h.plans.all() {
+		if !p.active.Load() || !p.concerns(ctx) {
+			continue
+		}
+		hit, more := p.opened(e.Path(), e.Size())
+		predicted = predicted || hit
+		if more {
+			h.queue.feedPlanned()
+		}
+		h.window.moved()
 	}
-	predicted, more := h.plan.opened(e.Path(), e.Size())
-	if more {
-		h.queue.feedPlanned()
-	}
-	h.window.moved()
 	return predicted
 }
 
-// nextPlanned returns a prediction for the next entry of the plan that may have to be copied, or nil.
+// nextPlanned returns a prediction for the next entry of a plan that may have to be copied, or nil.
 func (h *Handler) nextPlanned() prediction {
 	for h.ctx.Err() == nil && slices.ContainsFunc(h.levels.Tiers(), (*tiers.Tier).Accepts) { // otherwise later
-		path, u, ok := h.plan.next()
+		path, u, ok := h.plans.next()
 		switch {
 		case !ok:
 			return nil
 		case path == "":
 			continue
 		}
-		if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && h.hasCopy(e, u) {
-			h.saw(u, e)
-			continue
+		p := u.stream.plan
+		if u.ofOwner() { // another user may not be permitted to read it
+			if e := h.names.CachedCopy(h.names.CopyName(path)); e != nil && h.hasCopy(e, u) {
+				h.saw(u, e)
+				continue
+			}
 		}
-		h.plan.spend(budget{entries: 1})
+		p.spend(budget{entries: 1})
 		return func() *fill { return h.beginPlanned(path, u) }
 	}
 	return nil
@@ -229,7 +243,7 @@ func (h *Handler) hasCopy(e *metadata.Entry, u use) bool {
 	if h.names.HasPieces(e) {
 		return e.Level() != tiers.AtSource || !h.mayPrefetch(e)
 	}
-	return e.Level() != tiers.AtSource || h.window.again(e, u) || e.Claimed()
+	return e.Level() != tiers.AtSource || u.ofOwner() && h.window.again(e, u) || e.Claimed()
 }
 
 // beginPlanned looks up a file of the plan, so that a lookup of the job is answered from memory, and
@@ -237,18 +251,19 @@ func (h *Handler) hasCopy(e *metadata.Entry, u use) bool {
 func (h *Handler) beginPlanned(path string, u use) *fill {
 	ctx, cancel := context.WithTimeout(drivers.Background(h.ctx), predictTimeout)
 	defer cancel()
-	e, err := h.names.Resolve(ctx, path)
+	p := u.stream.plan
+	e, err := h.resolveFor(ctx, p.user.Load(), path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		h.plan.miss(path)
+		p.miss(path)
 		return nil
 	case err != nil && ctx.Err() != nil && h.ctx.Err() == nil:
-		h.plan.hang(path)
+		p.hang(path)
 		return nil
 	case err != nil || !e.IsRegular():
 		return nil
 	}
-	if !h.names.HasPieces(e) && !h.hasCopy(e, u) && h.mayCopy(e, h.rank(e), forBackground) != nil {
+	if u.ofOwner() && !h.names.HasPieces(e) && !h.hasCopy(e, u) && h.mayCopy(e, h.rank(e), forBackground) != nil {
 		f, held := h.withoutRoom(e, u)
 		if !held { // otherwise it is looked up again
 			h.saw(u, e)
@@ -261,16 +276,24 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	}
 	f := h.prefetch(e, nil)
 	if f != nil {
-		h.plan.spend(budget{bytes: e.Size()})
+		p.spend(budget{bytes: e.Size()})
 	}
 	return f
+}
+
+// resolveFor returns the entry of a path that a user may read, or that the daemon may read if u is nil.
+func (h *Handler) resolveFor(ctx context.Context, u *metadata.User, path string) (*metadata.Entry, error) {
+	if u == nil {
+		return h.names.Resolve(ctx, path)
+	}
+	return h.names.ResolveAs(ctx, *u, path)
 }
 
 // saw records a planned file: the plan does not return this use again.
 func (h *Handler) saw(u use, e *metadata.Entry) {
 	h.window.settled(u)
 	quota, _ := h.room()
-	h.plan.saw(u, e.Size(), quota, h.ownedBytes(e))
+	u.saw(e.Size(), quota, h.ownedBytes(e))
 }
 
 // maxMissing bounds plan.missing.
@@ -315,13 +338,21 @@ func (p *plan) spend(b budget) {
 // PlanCounters count what happened to the plans of a mount since the daemon started. The tags are
 // those of tiers.TierCounters.
 type PlanCounters struct {
-	Opens    int64 `json:"opens" metric:"plan_opens_total" help:"Opens of files while there was a plan."`
+	Opens    int64 `json:"opens" metric:"plan_opens_total" help:"Opens of files while there was a plan, once for each plan that they concern."`
 	Correct  int64 `json:"correct" metric:"plan_correct_total" help:"Those of them that the plan predicted, within the lead of the loader."`
 	Missing  int64 `json:"missing" metric:"plan_missing_total" help:"Planned names that do not exist."`
 	Rejected int64 `json:"rejected" metric:"plan_rejected_total" help:"Paths that were not accepted: they are not in the mount, or the plan was full."`
 }
 
-// PlanStats describe the plan of a mount at one moment.
+// add adds the counters of another plan.
+func (c *PlanCounters) add(other PlanCounters) {
+	c.Opens += other.Opens
+	c.Correct += other.Correct
+	c.Missing += other.Missing
+	c.Rejected += other.Rejected
+}
+
+// PlanStats describe the plans of a mount at one moment.
 type PlanStats struct {
 	PlanCounters
 	StreamCount int64 `json:"stream_count" metric:"plan_streams" help:"Streams of the plan."`
@@ -329,26 +360,44 @@ type PlanStats struct {
 	Memory      int64 `json:"memory_bytes" metric:"plan_memory_bytes" help:"Memory that these entries take."`
 	Lead        int64 `json:"lead_files" metric:"plan_lead_files" help:"Entries between the positions of the job and those of the copies, in all streams."`
 	LeadBytes   int64 `json:"lead_bytes" metric:"plan_lead_bytes" help:"Their sizes, estimated from the mean size of the entries before them."`
-	Suspended   bool  `json:"suspended" metric:"plan_suspended" help:"Whether nothing is copied by the plan, because less than an eighth of the recent opens were in it."`
+	Suspended   bool  `json:"suspended" metric:"plan_suspended" help:"Whether nothing is copied by any plan, because less than an eighth of the recent opens that concern it were in it."`
+}
+
+// add adds the state of another plan. The sum is suspended if both are, as far as they have streams.
+func (st *PlanStats) add(other PlanStats) {
+	st.PlanCounters.add(other.PlanCounters)
+	st.StreamCount += other.StreamCount
+	st.Entries += other.Entries
+	st.Memory += other.Memory
+	st.Lead += other.Lead
+	st.LeadBytes += other.LeadBytes
+	st.Suspended = st.Suspended && (other.Suspended || other.StreamCount == 0)
 }
 
 // A PlanStream describes one stream at one moment.
 type PlanStream struct {
-	Name      string `json:"name"`
-	Epoch     int64  `json:"epoch"`         // of the position
-	Entries   int64  `json:"entries"`       // number after the last entry of this epoch
-	Position  int64  `json:"position"`      // number after the furthest entry that the job has opened
-	Loader    int64  `json:"loader_lead"`   // files that the loader requests before the job uses them
-	Later     int64  `json:"later_entries"` // entries of later epochs
-	Lead      int64  `json:"lead_files"`    // entries from the position on that were looked up, and copied where possible
-	LeadBytes int64  `json:"lead_bytes"`    // their sizes, estimated from the mean size of the entries before them
-	Passed    int64  `json:"passed"`        // entries that the position has passed
-	Correct   int64  `json:"correct"`       // opens that the stream predicted, within the lead of the loader
+	Name      string  `json:"name"`
+	User      *uint32 `json:"user,omitempty"` // who has handed it over; nil: the owner of the mount
+	Epoch     int64   `json:"epoch"`          // of the position
+	Entries   int64   `json:"entries"`        // number after the last entry of this epoch
+	Position  int64   `json:"position"`       // number after the furthest entry that the job has opened
+	Loader    int64   `json:"loader_lead"`    // files that the loader requests before the job uses them
+	Later     int64   `json:"later_entries"`  // entries of later epochs
+	Lead      int64   `json:"lead_files"`     // entries from the position on that were looked up, and copied where possible
+	LeadBytes int64   `json:"lead_bytes"`     // their sizes, estimated from the mean size of the entries before them
+	Passed    int64   `json:"passed"`         // entries that the position has passed
+	Correct   int64   `json:"correct"`        // opens that the stream predicted, within the lead of the loader
+	Suspended bool    `json:"suspended"`      // nothing is copied by the plan of the user: less than an eighth of the recent opens were in it
 }
 
-// PlanStats returns the state of the plan.
-func (h *Handler) PlanStats() PlanStats {
-	p := h.plan
+// PlanStats returns the state of the plan of a user, or of all plans if by is nil.
+func (h *Handler) PlanStats(by *metadata.User) PlanStats { return h.plans.stats(by) }
+
+// PlanStreams returns the state of each stream of a user, or of all users if by is nil.
+func (h *Handler) PlanStreams(by *metadata.User) []PlanStream { return h.plans.describe(by) }
+
+// stats returns the state of p.
+func (p *plan) stats() PlanStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st := PlanStats{
@@ -363,13 +412,17 @@ func (h *Handler) PlanStats() PlanStats {
 	return st
 }
 
-// PlanStreams returns the state of each stream, by name.
-func (h *Handler) PlanStreams() []PlanStream {
-	h.plan.mu.Lock()
-	defer h.plan.mu.Unlock()
-	all := []PlanStream{}
-	for _, s := range h.plan.sorted() {
-		all = append(all, s.describe())
+// describe returns the state of each stream, by name.
+func (p *plan) describe() (all []PlanStream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.sorted() {
+		d := s.describe()
+		d.Suspended = p.suspended
+		if u := p.user.Load(); u != nil {
+			d.User = &u.UID
+		}
+		all = append(all, d)
 	}
 	return all
 }

@@ -58,7 +58,8 @@ const estimateEvery = 32
 
 // saw records the size of a planned file, to which this node is to give the room own, and estimates the
 // need if the tiers have some room in all.
-func (p *plan) saw(u use, size, room, own int64) {
+func (u use) saw(size, room, own int64) {
+	p := u.stream.plan
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	u.stream.found.entries++
@@ -81,10 +82,10 @@ func (p *plan) files() (n int64) {
 	return n
 }
 
-// leavesRoom reports whether a file of some size is not placed, because smaller files of the plan
-// need the room.
+// leavesRoom reports whether a file of some size is not placed, because smaller files of the plan of the owner
+// need the room. Those of other users take no room from files that somebody opens.
 func (h *Handler) leavesRoom(size int64) bool {
-	n := h.plan.need.Load()
+	n := h.plans.of(nil).need.Load()
 	if n == nil {
 		return false
 	}

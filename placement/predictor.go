@@ -18,13 +18,13 @@ import (
 // The method next returns an entry to prefetch, or nil if there is none until the next open. It
 // makes no request, and returns each prediction once. The file may be placed already.
 
-// predict passes an open to the plan and, if that has not predicted it, to the predictors. missing
+// predict passes an open with a context to the plans and, if none has predicted it, to the predictors. missing
 // means that the file has no copy.
-func (h *Handler) predict(e *metadata.Entry, missing bool) {
+func (h *Handler) predict(ctx context.Context, e *metadata.Entry, missing bool) {
 	if missing && h.peers != nil {
 		atomic.AddInt64(&h.peers.spare.opens, 1)
 	}
-	if len(h.levels.Tiers()) == 0 || h.planned(e) {
+	if len(h.levels.Tiers()) == 0 || h.planned(ctx, e) {
 		return
 	}
 	var recognized, more bool

@@ -249,8 +249,11 @@ func (r *rig) touch(name string) {
 }
 
 // read reads a whole file, in pieces of the size that the kernel requests.
-func (r *rig) read(name string) ([]byte, error) {
-	obj, err := r.handler.Open(context.Background(), r.entry(name))
+func (r *rig) read(name string) ([]byte, error) { return r.readWith(context.Background(), name) }
+
+// readWith is read with the context of the open.
+func (r *rig) readWith(ctx context.Context, name string) ([]byte, error) {
+	obj, err := r.handler.Open(ctx, r.entry(name))
 	if err != nil {
 		return nil, err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
-// A planWindow holds copies of planned files for which no tier has permanent room, in a share of the
-// fastest tier. A file is copied shortly before the job uses it, and dropped after that.
+// A planWindow holds copies of files that the owner of the mount has planned, and for which no tier has permanent room,
+// in a share of the fastest tier. A file is copied shortly before the job uses it, and dropped after that.
 //
 // Such a copy is a fill that is never committed. It is read as a fill in flight is; the file keeps
 // the level of the source and its claim. It lies among the incomplete copies of the tier, which
@@ -125,7 +125,7 @@ func (h *Handler) withoutRoom(e *metadata.Entry, u use) (f *fill, held bool) {
 			room.Return()
 			return nil, false
 		}
-		h.plan.spend(budget{bytes: e.Size()})
+		u.stream.plan.spend(budget{bytes: e.Size()})
 		w.add(f, u)
 		return f, false
 	}
@@ -142,7 +142,7 @@ func (w *planWindow) hasRoom(t *tiers.Tier, size int64, u use) bool {
 		return true
 	}
 	w.waiting = append(w.waiting, u)
-	w.handler.plan.hold(u)
+	u.hold()
 	w.poke()
 	return false
 }
@@ -153,8 +153,8 @@ func (w *planWindow) isPromised(u use) bool {
 	if w.first == nil || *w.first == u {
 		return false
 	}
-	first := w.handler.plan.ahead(*w.first)
-	return first >= 0 && first < w.handler.plan.ahead(u)
+	first := w.first.ahead()
+	return first >= 0 && first < u.ahead()
 }
 
 // settled ends the promise of room for a use: it got room, or needs none.
@@ -304,8 +304,7 @@ func (w *planWindow) isOver(c *windowed) bool {
 	if c.isUseless() {
 		return true
 	}
-	p := w.handler.plan
-	c.uses = slices.DeleteFunc(c.uses, func(u use) bool { return p.through(u) || c.closed && p.ahead(u) < 0 })
+	c.uses = slices.DeleteFunc(c.uses, func(u use) bool { return u.through() || c.closed && u.ahead() < 0 })
 	return len(c.uses) == 0
 }
 
@@ -345,7 +344,7 @@ func (w *planWindow) take(c *windowed, may func(*windowed) bool) bool {
 // resume lets the plan go on where there was no room. w.mu must be held.
 func (w *planWindow) resume() {
 	w.waiting = nil
-	w.handler.plan.release()
+	w.handler.plans.of(nil).release()
 	w.handler.queue.feedPlanned()
 }
 
@@ -371,9 +370,8 @@ func (w *planWindow) stalled() (waiting []use) {
 	if w.dropped = false; !stalled {
 		return nil
 	}
-	p := w.handler.plan
 	waiting = w.waiting
-	slices.SortFunc(waiting, func(a, b use) int { return cmp.Compare(p.ahead(a), p.ahead(b)) })
+	slices.SortFunc(waiting, func(a, b use) int { return cmp.Compare(a.ahead(), b.ahead()) })
 	w.first = &waiting[0]
 	w.resume() // a stream may be gone, or a tier have room
 	return waiting
@@ -381,7 +379,7 @@ func (w *planWindow) stalled() (waiting []use) {
 
 // makeRoom is relieve for the use u, and reports whether it has dropped a copy.
 func (w *planWindow) makeRoom(u use) bool {
-	next := w.handler.plan.ahead(u)
+	next := u.ahead()
 	c := w.last(u, next)
 	if c == nil {
 		return false
@@ -417,7 +415,7 @@ func (w *planWindow) last(first use, next int64) (last *windowed) {
 			continue
 		}
 		c := order[len(order)-1]
-		if ahead := w.handler.plan.ahead(c.uses[0]); ahead > next {
+		if ahead := c.uses[0].ahead(); ahead > next {
 			last, next = c, ahead
 		}
 	}

@@ -105,7 +105,7 @@ func TestWindow(t *testing.T) {
 						t.Errorf("epoch %d: %d opens read the source", epoch, got)
 					}
 				}
-				r.handler.DropPlans()
+				r.handler.DropPlans(nil)
 				r.wantWindow(0)
 				time.Sleep(time.Millisecond) // a drop is counted at its end
 				s := r.handler.WindowStats()
@@ -309,7 +309,7 @@ func TestWindowStress(t *testing.T) {
 		}
 	}
 	readers.Wait()
-	r.handler.DropPlans()
+	r.handler.DropPlans(nil)
 	r.wantWindow(0)
 	s := r.levels.Tier(1).Stats()
 	if _, taken := r.levels.Tier(1).Window(); taken != 0 || s.Filling != 0 || s.Used != s.Files*windowBytes {

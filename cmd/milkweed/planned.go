@@ -11,11 +11,17 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/filelist"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
+	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 )
 
-// Plan implements control.Daemon.
+// Plan implements control.Guest.
 func (d *daemon) Plan(part placement.PlanPart, given []string) (placement.PlanResult, error) {
+	return d.planBy(nil, part, given)
+}
+
+// planBy is Plan for a guest, or for the owner of the mount if by is nil.
+func (d *daemon) planBy(by *metadata.User, part placement.PlanPart, given []string) (placement.PlanResult, error) {
 	if d.draining.Load() {
 		return placement.PlanResult{}, errDraining
 	}
@@ -29,7 +35,7 @@ func (d *daemon) Plan(part placement.PlanPart, given []string) (placement.PlanRe
 			names[i] = d.names.Inside(name)
 		}
 	}
-	r, err := d.handler.Plan(part, names)
+	r, err := d.handler.Plan(by, part, names)
 	if errors.Is(err, placement.ErrPlanPart) || errors.Is(err, placement.ErrPlanFull) {
 		err = &exit.Error{Code: exit.Usage, Err: err}
 	}
@@ -75,13 +81,16 @@ func (d *daemon) readPlan(ctx context.Context) {
 	d.log.Log(ctx, level, "read the plan", "file", name, "accepted", all.Accepted, "rejected", all.Rejected, "reasons", all.Errors, "err", err)
 }
 
-// Plans implements control.Daemon.
-func (d *daemon) Plans() control.Plan {
-	return control.Plan{PlanStats: d.handler.PlanStats(), Streams: d.handler.PlanStreams()}
+// Plans implements control.Guest: it has the plans of all users.
+func (d *daemon) Plans() control.Plan { return d.plansOf(nil) }
+
+// plansOf is Plans for a guest, or for the owner of the mount if by is nil.
+func (d *daemon) plansOf(by *metadata.User) control.Plan {
+	return control.Plan{PlanStats: d.handler.PlanStats(by), Streams: d.handler.PlanStreams(by)}
 }
 
-// DropPlan implements control.Daemon.
-func (d *daemon) DropPlan(stream string) { d.handler.DropPlan(stream) }
+// DropPlan implements control.Guest: it drops a stream of the owner.
+func (d *daemon) DropPlan(stream string) { d.handler.DropPlan(nil, stream) }
 
-// DropPlans implements control.Daemon.
-func (d *daemon) DropPlans() { d.handler.DropPlans() }
+// DropPlans implements control.Guest: it drops the plans of all users.
+func (d *daemon) DropPlans() { d.handler.DropPlans(nil) }

@@ -46,7 +46,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		Sweep:         d.names.Sweeps(),
 		Fills:         placed.Fills,
 		Placement:     placed.Counters,
-		Plan:          d.handler.PlanStats(),
+		Plan:          d.handler.PlanStats(nil),
 		Exchange:      d.handler.ExchangeStats(),
 		Window:        d.handler.WindowStats(),
 		Scrub:         d.handler.ScrubStats(),
@@ -175,9 +175,14 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 	if err != nil {
 		return control.Location{}, err
 	}
+	return d.locate(name, e), nil
+}
+
+// locate returns the location of an entry, which has a name in the mount.
+func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 	l := control.Location{Path: name, Type: typeOf(e), SizeBytes: e.Info().Size}
 	if !e.IsRegular() {
-		return l, nil
+		return l
 	}
 	level := e.Level()
 	l.Level, l.State = d.levels.Name(level), control.AtSource
@@ -218,7 +223,7 @@ func (d *daemon) Where(ctx context.Context, name string) (control.Location, erro
 			}
 		}
 	}
-	return l, nil
+	return l
 }
 
 // lacks returns what the devices of tiers lack for a copy of size bytes, a text for each that lacks
@@ -255,7 +260,12 @@ func (d *daemon) resolve(ctx context.Context, name string, timeout time.Duration
 	if e := d.names.CachedCopy(d.names.CopyName(name)); e != nil && !e.Unknown() {
 		return e, nil
 	}
-	return nil, &exit.Error{
+	return nil, noResponse(name, timeout)
+}
+
+// noResponse is the error of a name that the source has not answered for.
+func noResponse(name string, timeout time.Duration) error {
+	return &exit.Error{
 		Code: exit.Source, Err: fmt.Errorf("%s: the name is not cached, and the source did not respond within %v", name, timeout),
 		Remedy: "Run it again when the source responds.",
 	}
