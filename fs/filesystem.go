@@ -52,11 +52,12 @@ type fileSystem struct {
 	mode             Mode
 	negativeTTL      time.Duration
 	invalidateOnOpen bool
-	socket           string // the value of SocketXattr
 	node             string // the value of NodeXattr; "": there is none
 	xattrs           bool   // extended attributes are shown
 	acls             bool   // the kernel applies the ACLs of the source
 	log              *slog.Logger
+
+	socket func(uid uint32) string // Config.Socket
 
 	// generation differs from mount to mount. Without it, a handle of name_to_handle_at(2) would
 	// open the file that has the same node ID in a later mount.

@@ -53,7 +53,6 @@ type Config struct {
 	Source           string        // shown as the device by df and /proc/mounts
 	AllowOther       bool          // other users can access the mount, subject to the modes and ACLs of files
 	Xattrs           bool          // extended attributes of the namespace "user." are shown
-	Socket           string        // the path of the control socket, which SocketXattr shows; "": it is not shown
 	Node             string        // the value of NodeXattr; "": there is none
 	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
 	NoExec           bool          // programs on the mount cannot be executed
@@ -62,6 +61,10 @@ type Config struct {
 	MaxBackground    int           // requests of the page cache in flight; 0 is MaxBackground
 	Mode             Mode          // how the kernel reads the content of files
 	StackDepth       int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
+
+	// Socket returns the path of the control socket for a user whom the kernel lets read the root, as the
+	// value of SocketXattr. It may be called concurrently. nil: there is no such attribute.
+	Socket func(uid uint32) string
 }
 
 // A Mount is a mounted file system that is being served.

@@ -147,7 +147,7 @@ func (f *fileSystem) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte
 	return []byte(target), f.status(err)
 }
 
-// SocketXattr is the extended attribute of the root of a mount whose value is Config.Socket.
+// SocketXattr is the extended attribute of the root of a mount whose value Config.Socket returns.
 const SocketXattr = "user.milkweed.socket"
 
 // NodeXattr is the extended attribute of the root of a mount whose value is Config.Node: the index of
@@ -159,8 +159,8 @@ const NodeXattr = "user.milkweed.node"
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr string, dst []byte) (uint32, fuse.Status) {
 	isACL := attr == drivers.ACLXattr && f.acls
 	switch {
-	case attr == SocketXattr && in.NodeId == fuse.FUSE_ROOT_ID && f.socket != "":
-		return xattrReply(dst, []byte(f.socket))
+	case attr == SocketXattr && in.NodeId == fuse.FUSE_ROOT_ID && f.socket != nil:
+		return xattrReply(dst, []byte(f.socket(in.Uid)))
 	case attr == NodeXattr && in.NodeId == fuse.FUSE_ROOT_ID:
 		if f.node == "" {
 			return 0, statusNoXattr

@@ -353,7 +353,9 @@ func TestSocketXattr(t *testing.T) {
 	drivertest.Need(t, "getfattr")
 	for _, xattrs := range []bool{false, true} {
 		t.Run(fmt.Sprintf("xattrs %v", xattrs), func(t *testing.T) {
-			r := newTripRig(t, func(f *fileSystem) { f.xattrs, f.socket = xattrs, "/run/milkweed/x.sock" })
+			r := newTripRig(t, func(f *fileSystem) {
+				f.xattrs, f.socket = xattrs, func(uint32) string { return "/run/milkweed/x.sock" }
+			})
 			r.source.Setxattr(".", SocketXattr, []byte("/tmp/other.sock"))
 			r.sh(`! getfattr -n user.a "$1" && ! getfattr -n user.a "$1/d0" && { getfattr -d "$1" || true; }`)
 			r.sh(`[ "$(getfattr --only-values -n ` + SocketXattr + ` "$1")" = /run/milkweed/x.sock ]`)

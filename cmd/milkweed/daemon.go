@@ -142,8 +142,11 @@ func serve(
 	d.threads = reserveThreads(cfg.Placement.Workers, d.log)
 	d.effective.Store(cfg)
 	listen := control.Listen
-	if d.adopts() {
+	switch {
+	case d.adopts():
 		listen = control.ListenNamed
+	case cfg.Mount.AllowOther:
+		listen = control.ListenForAll
 	}
 	listener, err := listen(ctx, cfg.Mount.Point)
 	if err != nil {
@@ -166,6 +169,7 @@ func serve(
 	defer d.stopWork()
 	d.control = &control.Server{Daemon: d, Metrics: metrics.Handler(d.Status), Log: d.log}
 	d.starts("opening the source")
+	d.receiveGuests(listener)
 	defer d.serveControl(context.WithoutCancel(ctx), listener)()
 	if err := d.open(ctx); err != nil {
 		if ctx.Err() != nil && signal.Err() == nil {
@@ -181,7 +185,7 @@ func serve(
 	}
 
 	d.starts("") // the kernel shows the mount before mountFS returns
-	if err := d.mountFS(listener.Addr().String()); err != nil {
+	if err := d.mountFS(listener.Told); err != nil {
 		return err
 	}
 	log.Info("mounted", "source", cfg.Source.Name(), "point", cfg.Mount.Point)
@@ -211,7 +215,7 @@ func serve(
 }
 
 // mountFS mounts the file system, which shows the path of the control socket and the index of this node.
-func (d *daemon) mountFS(socket string) (err error) {
+func (d *daemon) mountFS(socket func(uid uint32) string) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	d.mount, err = fs.New(d.names, d.handler, fs.Config{
 		Point:         d.cfg.Mount.Point,

@@ -87,7 +87,7 @@ func newSite(t testing.TB) *site {
 	for _, name := range []string{"source", "point", "run", "state", "cache"} {
 		s.check(os.Mkdir(filepath.Join(dir, name), 0o755))
 	}
-	s.check(os.Chmod(dir+"/run", 0o700))
+	s.check(os.Chmod(dir+"/run", 0o711))
 	s.env = append(os.Environ(),
 		control.FolderEnv+"="+dir+"/run", "XDG_STATE_HOME="+dir+"/state", "XDG_CACHE_HOME="+dir+"/cache", "HOME="+dir,
 		lab.OpenTimeout,

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bufio"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -78,16 +81,219 @@ func TestServiceUser(t *testing.T) {
 	s.wantNothing()
 }
 
-// A user cannot use the daemon of another user.
+// A user cannot use the daemon of another user, unless the mount has allow_other and the user may read its root: then
+// status, where and plan can be used.
 func TestOtherUser(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
-	s.mount("1GiB")
-	s.asNobody()
-	r := s.try("status", s.point)
-	if r.code != exit.NotMounted || !strings.Contains(r.stderr, "was mounted by another user (0)") {
-		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	root := s.wrapper
+	commands := [][]string{
+		{"status", s.point}, {"where", s.point + "/f"}, {"plan", "--show", s.point}, {"warmup", s.point}, {"refresh", s.point},
+		{"evict", s.point}, {"scrub", s.point}, {"trace", s.point}, {"config", "show", s.point}, {"config", "reload", s.point},
+		{"exchange", "--show", s.point}, {"doctor", s.point}, {"peers", s.point},
 	}
+	for _, c := range []struct {
+		options, mode string
+		permitted     int // how many of the commands
+	}{{"clock_skew=0s", "755", 0}, {"allow_other", "711", 0}, {"allow_other", "755", 3}} {
+		s.sh(`chmod "$2" "$1"`, s.source, c.mode)
+		s.mountWith(c.options, "64MiB")
+		s.asNobody()
+		for i, words := range commands {
+			code, message := exit.NotMounted, "was mounted by another user (0)"
+			if i < c.permitted {
+				code, message = exit.OK, ""
+			}
+			if r := s.try(words...); r.code != code || !strings.Contains(r.stderr, message) {
+				t.Errorf("%v: %q: exit code %d\n%s", c, words, r.code, r.stderr)
+			}
+		}
+		s.wrapper = root
+		s.umount()
+	}
+	s.wantNothing()
+}
+
+// asUser runs words as a user with groups, the first of which is the effective one.
+func (s *site) asUser(uid, groups string, words ...string) result {
+	s.t.Helper()
+	group, _, _ := strings.Cut(groups, ",")
+	return s.run(append([]string{"setpriv", "--reuid=" + uid, "--regid=" + group, "--groups=" + groups, "--"}, words...)...)
+}
+
+// For a guest, where permits what the kernel permits, and says no more of other names. Status names no file.
+func TestGuestSees(t *testing.T) {
+	drivertest.Need(t, "setfacl", "setpriv")
+	s := newSite(t)
+	names := []string{"plain", "not-for-77", "not-for-group-88", "for-77", "for-group-88", "of-78", "folder/f", "private/f", "list-only/f"}
+	for _, name := range names {
+		s.write(name, 1000)
+	}
+	s.sh(`cd "$1" && setfacl -m u:77:--- not-for-77 && setfacl -m g:88:--- not-for-group-88 && chmod 600 for-77 for-group-88 &&
+		setfacl -m u:77:r for-77 && setfacl -m g:88:r,m::r for-group-88 && setfacl -m u:77:--- folder && chmod 400 of-78 && chown 78:99 of-78 &&
+		chmod 711 private && chmod 744 list-only && chown 78 private/f && chmod 600 private/f`, s.source)
+	s.mountWith("allow_other", "64MiB")
+	names = append(names, "missing", "private/missing", "list-only/missing", "folder/missing")
+	const compare = `program=$1 point=$2 && shift 2
+		for name in "$@"; do
+			read=$(LC_ALL=C cat "$point/$name" 2>&1 >/dev/null) && read=permitted
+			where=$("$program" where "$point/$name" 2>&1 >/dev/null) && where=permitted
+			case "$read $where" in
+			"permitted permitted"|*"No such file"*"not exist"*|*"Permission denied"*"permission denied"*) ;;
+			*) echo "$name: the kernel says $read, and where says $where" ;;
+			esac
+		done`
+	for _, user := range [][]string{{"77", "77"}, {"77", "77,88"}, {"78", "78"}, {"78", "78,88"}, {"78", "99"}, {"79", "79,88,99"}, {nobody, nobody}} {
+		if r := s.asUser(user[0], user[1], append([]string{"sh", "-c", compare, "sh", s.program, s.point}, names...)...); r.stdout != "" || r.code != exit.OK {
+			t.Errorf("user %s, groups %s: %s%s", user[0], user[1], r.stdout, r.stderr)
+		}
+	}
+
+	for words, want := range map[string]string{"status": s.point, "status --json " + s.point: s.point, "top --lines --count 1 " + s.point: "PLACED"} {
+		if r := s.asUser("77", "77", append([]string{s.program}, strings.Fields(words)...)...); r.code != exit.OK || !strings.Contains(r.stdout, want) {
+			t.Errorf("%s: exit code %d\n%s%s", words, r.code, r.stdout, r.stderr)
+		}
+	}
+	s.milkweed("warmup", s.point)
+	s.flip(1) // the status of root names the files
+	if r := s.try("scrub", s.point); r.code == exit.OK {
+		t.Errorf("the damage is not found: %s", r.stdout)
+	}
+	if got := s.milkweed("status", "--json", s.point); !strings.Contains(got, `"list-only/f"`) {
+		t.Errorf("root does not see the name of a corrupt copy: %s", got)
+	}
+	if r := s.asUser("78", "78", s.program, "status", "--json", s.point); r.code != exit.OK || strings.Contains(r.stdout, `/f"`) {
+		t.Errorf("a guest: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// A guest hands over a plan, which follows the opens of this user only. Files that the guest may not read are neither
+// looked up nor copied. Other guests do not see the plan, and it ends with the last process of the user.
+func TestGuestPlans(t *testing.T) {
+	for _, mode := range []string{"cached", "stateless"} {
+		t.Run(mode, func(t *testing.T) {
+			drivertest.Need(t, "setpriv")
+			s := newSite(t)
+			var list []string
+			for i := range 20 {
+				name := fmt.Sprintf("%02d", i)
+				s.write(name, 1000)
+				s.write("private/"+name, 1000)
+				list = append(list, s.point+"/"+name, s.point+"/private/"+name)
+			}
+			s.sh(`chown -R 4000078 "$1/private" && chmod 700 "$1/private"`, s.source)
+			order := s.dir + "/order"
+			s.check(os.WriteFile(order, []byte(strings.Join(list, "\n")), 0o644))
+			s.mountWith("allow_other,mode="+mode, "64MiB")
+
+			const guest, other = "4000077", "4000078" // no other processes of the machine have them
+			job := s.command("setpriv", "--reuid="+guest, "--regid="+guest, "--clear-groups", "--", "sh", "-c",
+				`"$1" plan --stream rank0 "$2" "$3" && "$1" plan --show "$2" && echo end && read x && cat "$2/00" "$2/01" >/dev/null && echo end && exec cat`,
+				"sh", s.program, s.point, order)
+			job.Stderr = t.Output()
+			stdin, err := job.StdinPipe()
+			s.check(err)
+			stdout, err := job.StdoutPipe()
+			s.check(err)
+			s.check(job.Start())
+			lines := bufio.NewScanner(stdout)
+			untilEnd := func() (shown string) {
+				for lines.Scan() && lines.Text() != "end" {
+					shown += lines.Text() + "\n"
+				}
+				return shown
+			}
+			shown := untilEnd()
+			if !strings.Contains(shown, "40 entries in 1 stream,") || !strings.Contains(shown, "\nrank0 ") {
+				t.Errorf("the guest: %s", shown)
+			}
+			s.eventually("the plan is carried out", func() bool { return s.settled().Placement.Placed == 20 })
+			for i := range 20 {
+				for dir, want := range map[string]string{"": "placed", "private/": "source"} {
+					if got := s.milkweed("where", fmt.Sprintf("%s/%s%02d", s.point, dir, i)); !strings.Contains(got, " "+want+" ") {
+						t.Errorf("where: %s, want %s", got, want)
+					}
+				}
+			}
+			if r := s.asUser(other, other, "cat", s.point+"/05", s.point+"/private/05"); r.code != exit.OK || s.status().Plan.Opens != 0 {
+				t.Errorf("the plan sees the opens of another user: %s", r.stderr)
+			}
+			_, err = stdin.Write([]byte("\n"))
+			s.check(err)
+			untilEnd()
+			if got := s.milkweed("plan", "--show", s.point); !strings.Contains(got, "rank0 (user "+guest+")") || !strings.Contains(got, "2 of 3\n") {
+				t.Errorf("root: %s", got)
+			}
+			if r := s.asUser(other, other, s.program, "plan", "--show", s.point); r.code != exit.OK || !strings.Contains(r.stdout, "no plan") {
+				t.Errorf("another guest: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+			}
+			if r := s.asUser(other, other, s.program, "status", "--json", s.point); r.code != exit.OK || !strings.Contains(r.stdout, `"stream_count":0`) {
+				t.Errorf("the status of another guest: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+			}
+			if r := s.asUser(other, other, s.program, "plan", "--clear", s.point); r.code != exit.OK || s.status().Plan.StreamCount != 1 {
+				t.Errorf("another guest has cleared the plan, or not its own: exit code %d\n%s", r.code, r.stderr)
+			}
+			s.check(stdin.Close())
+			s.check(job.Wait())
+			s.eventually("the plan has ended", func() bool { return s.status().Plan.StreamCount == 0 })
+			if got := s.status().Plan; got.Opens != 2 || got.Correct != 2 {
+				t.Errorf("after the end of the plan: %+v", got)
+			}
+			s.umount()
+			s.wantNothing()
+		})
+	}
+}
+
+// A guest may take longer for a list than a connection is permitted after the kernel was asked.
+func TestGuestPlansLate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes more than a minute")
+	}
+	drivertest.Need(t, "setpriv")
+	s := newSite(t)
+	s.write("f", 1000)
+	s.mountWith("allow_other", "64MiB")
+	r := s.asUser("77", "77", "sh", "-c", `{ sleep 65; echo f; } | "$1" plan "$2" -`, "sh", s.program, s.point)
+	if r.code != exit.OK || !strings.Contains(r.stdout, "1 file planned") {
+		t.Errorf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
+// The Python module hands over the order of a guest.
+func TestGuestPlansWithPython(t *testing.T) {
+	drivertest.Need(t, "setpriv")
+	s := newSite(t)
+	for i := range 100 {
+		s.write(fmt.Sprintf("%02d", i), 1000)
+	}
+	s.sh(`install -m 644 "$2" "$1/milkweed.py"`, s.dir, "../../examples/pytorch/milkweed.py")
+	s.mountWith("allow_other", "64MiB")
+	const job = `
+import json, os, sys, time, warnings
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import milkweed
+warnings.simplefilter("error")
+paths = sorted(entry.path for entry in os.scandir(sys.argv[1]))
+mount = milkweed._Mount(sys.argv[1], "", 0)
+for index in milkweed.planned(range(99, -1, -1), paths, sys.argv[1], lead=8):
+    while index == 99 and json.loads(mount.request("GET", 60))["entries"] < 100:
+        time.sleep(0.01)    # the order is handed over in the background
+    with open(paths[index], "rb") as file:
+        assert len(file.read()) == 1000
+`
+	if r := s.asUser("77", "77", python, "-c", job, s.point); r.code != exit.OK {
+		t.Fatalf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if got := s.status().Plan; got.Opens != 100 || got.Correct != 100 || got.Missing+got.Rejected != 0 {
+		t.Errorf("got %+v", got)
+	}
+	s.umount()
+	s.wantNothing()
 }
 
 // A mount without a configuration works if another user has taken the folder in /dev/shm. It says

@@ -101,7 +101,7 @@ func report(stderr io.Writer, err error) {
 	case errors.Is(err, context.Canceled):
 		fmt.Fprintln(stderr, "milkweed: interrupted")
 	default:
-		fmt.Fprintf(stderr, "milkweed: %v\n", err)
+		fmt.Fprintf(stderr, "milkweed: %s\n", strings.Map(visible, err.Error()))
 	}
 }
 

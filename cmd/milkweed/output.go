@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/dustin/go-humanize"
 
@@ -47,6 +48,15 @@ func percent(n, total int64) string {
 
 // text is paths.Printable.
 func text(path string) string { return paths.Printable(path) }
+
+// visible replaces what a terminal would obey. It is for texts of a daemon, which may be that of a user whom nobody
+// trusts.
+func visible(r rune) rune {
+	if unicode.IsControl(r) && r != '\n' && r != '\t' {
+		return unicode.ReplacementChar
+	}
+	return r
+}
 
 // byName lists counts in the order of their names, as in "900 ram, 100 source".
 func byName(counts map[string]int64) string {

@@ -43,13 +43,19 @@ A job with several processes that read has a stream for each. A plan has at most
 forgotten when the job has passed it. A stream is forgotten a minute after its
 last entry was opened, or an hour after its last use.
 
+In the mount of another user with allow_other, the plan is one of this user's
+own, for files that this user may read. It follows the opens of this user only,
+has no room in the window, and ends with the last process of the user that the
+daemon sees. Such plans together have at most 2,000,000 entries in 512 streams.
+
 --show prints, for each stream, the entry that the job has reached, how many
 entries ahead of it were looked up, and copied where possible, and how many
 opens were predicted. With --json, it prints one object on one line: entries,
 memory_bytes, opens, correct, missing, rejected, lead_files, lead_bytes,
 suspended, stream_count, and streams[], each with name, epoch, entries,
-position, loader_lead, later_entries, lead_files, lead_bytes, passed and
-correct.
+position, loader_lead, later_entries, lead_files, lead_bytes, passed, correct,
+suspended and, for one of another user, user. The owner of the mount and root
+see the streams of all users.
 
 Plan exits with 2 if FILE cannot be read, is no such list, has no paths, more
 than 64 MiB or more than 1,000,000 paths (the first ones are then planned), or
@@ -72,7 +78,7 @@ answer, and with 8 if some paths were not accepted, because the plan is full.`,
 	f.Int64Var(&o.part.Lead, "lead", 0, "the loader requests `N` files before the job uses them; the default is 64")
 	f.BoolVar(&o.show, "show", false, "show how the job follows the plan")
 	f.BoolVar(&o.json, "json", false, "with --show, print JSON")
-	f.BoolVar(&o.clear, "clear", false, "forget the plan")
+	f.BoolVar(&o.clear, "clear", false, "forget the plan; root and the owner of the mount forget those of all users, unless --stream names one of their own")
 	return c
 }
 
@@ -96,7 +102,7 @@ func (o planOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	client, err := control.Dial(c.Context(), m.Point)
+	client, err := control.Visit(c.Context(), m.Point)
 	if err != nil {
 		return err
 	}
@@ -195,7 +201,14 @@ func (o planOptions) print(ctx context.Context, w io.Writer, client *control.Cli
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nSTREAM\tEPOCH\tPOSITION\tOF\tLEAD\tPREDICTED")
 	for _, s := range p.Streams {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s (%s)\t%s of %s\n", cmp.Or(text(s.Name), "-"), s.Epoch, count(s.Position), count(s.Entries),
+		name := cmp.Or(text(s.Name), "-")
+		if s.User != nil {
+			name += fmt.Sprintf(" (user %d)", *s.User)
+		}
+		if s.Suspended {
+			name += ", suspended"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s (%s)\t%s of %s\n", name, s.Epoch, count(s.Position), count(s.Entries),
 			files(s.Lead), size(s.LeadBytes), count(s.Correct), count(s.Passed))
 	}
 	return t.Flush()

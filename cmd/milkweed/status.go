@@ -60,6 +60,9 @@ With --watch, status prints the status of one mount every --interval, with the
 rates since the one before, which are those of "milkweed top". On a terminal, it
 replaces the last one. Ctrl-C ends it.
 
+The mount of another user is shown if it has allow_other and this user may read
+it. Its status then names no file, and of the plans only that of this user.
+
 With --json, status prints one JSON object on one line for each mount. The
 schema is stable: a release may add fields. A release that removes a field or
 changes its meaning has a new "version". Names of sizes end in _bytes, names of
@@ -223,12 +226,13 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 		c.Close()
 	}
 	for _, m := range mounts {
-		s, err := statusOf(ctx, m.Point)
+		own := m.UID == os.Geteuid()
+		s, err := statusOfMount(ctx, m.Point, own)
 		switch {
 		case err == nil:
 			errs = append(errs, show(w, s))
 			shown++
-		case m.UID == os.Geteuid():
+		case own:
 			errs = append(errs, err)
 		}
 	}
@@ -239,8 +243,23 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 	return errNotMounted
 }
 
+// foreignTimeout bounds how long the daemon of another user may take for the status of all mounts.
+const foreignTimeout = 5 * time.Second
+
+// statusOfMount is statusOf. If the mount is not one of this user, it takes neither long nor the name of another one.
+func statusOfMount(ctx context.Context, mountPoint string, own bool) (control.Status, error) {
+	if own {
+		return statusOf(ctx, mountPoint)
+	}
+	ctx, cancel := context.WithTimeout(ctx, foreignTimeout)
+	defer cancel()
+	s, err := statusOf(ctx, mountPoint)
+	s.MountPoint = mountPoint
+	return s, err
+}
+
 func statusOf(ctx context.Context, mountPoint string) (control.Status, error) {
-	c, err := control.Dial(ctx, mountPoint)
+	c, err := control.Visit(ctx, mountPoint)
 	if err != nil {
 		return control.Status{}, err
 	}
@@ -349,7 +368,7 @@ func printStatus(out io.Writer, s control.Status) error {
 		}
 	}
 	t.Flush()
-	_, err := w.WriteTo(out)
+	_, err := out.Write(bytes.Map(visible, w.Bytes()))
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,8 @@ that serves its reads:
   not placed  only the source has the file, and it is not copied; the reason
               follows
 
-Where does not open the file and starts no copy. It follows symbolic links.
+Where does not open the file and starts no copy. It follows symbolic links. In
+the mount of another user with allow_other, it shows what this user may read.
 
 With --json, where prints one object on one line for each PATH: path, type,
 size_bytes, level, tier_path, state (placed, filling, source or not_placed),
@@ -68,7 +70,7 @@ func where(ctx context.Context, paths []string) ([]control.Location, error) {
 		}
 		c := clients[m.Point]
 		if c == nil {
-			if c, err = control.Dial(ctx, m.Point); err != nil {
+			if c, err = control.Visit(ctx, m.Point); err != nil {
 				return locations, errors.Join(append(errs, err)...)
 			}
 			clients[m.Point] = c
@@ -95,7 +97,7 @@ func whereError(path string, err error) error {
 func printLocations(w io.Writer, locations []control.Location) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, l := range locations {
-		fmt.Fprintf(t, "%s\t%s\n", text(l.Path), describe(l))
+		fmt.Fprintf(t, "%s\t%s\n", text(l.Path), strings.Map(visible, describe(l)))
 	}
 	return t.Flush()
 }

@@ -136,7 +136,7 @@ func (m *machine) installDebian(first, second string) {
 	m.do(`cd /root
 		apt-get install --yes --no-install-recommends ./milkweed_0.1.0_amd64.deb
 		milkweed --version | grep -F 0.1.0
-		[ "$(stat -c %U:%a /run/milkweed-service)" = milkweed:700 ]
+		[ "$(stat -c %U:%a /run/milkweed-service)" = milkweed:711 ]
 		[ "$(stat -c %U:%a /etc/milkweed)" = root:755 ]
 		systemd-analyze --man=no verify /usr/lib/systemd/system/milkweed@.service`)
 

@@ -46,7 +46,8 @@ type Client struct {
 // NotMounted. It matches a *KilledError if the daemon was killed and has not ended.
 func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 	var errs []error
-	for _, uid := range owners(mountPoint) {
+	owners := owners(mountPoint)
+	for _, uid := range owners {
 		for _, folder := range usableFolders(uid) {
 			for _, path := range socketPaths(folder, mountPoint) {
 				_, err := probe(ctx, path)
@@ -60,7 +61,11 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 			}
 		}
 	}
-	if path := toldSocket(mountPoint); path != "" {
+	// The mount point may have had another path when the daemon began to listen.
+	isUsable := func(folder string) bool {
+		return slices.ContainsFunc(owners, func(uid int) bool { return slices.Contains(usableFolders(uid), folder) })
+	}
+	if path := toldSocket(mountPoint, isUsable); path != "" {
 		if _, err := probe(ctx, path); err == nil {
 			return newClient(mountPoint, path), nil
 		}
@@ -68,11 +73,30 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 	return nil, notAnswering(mountPoint, errors.Join(errs...))
 }
 
-// toldSocket returns the socket that the root of a mount names: the mount point had another path when
-// the daemon began to listen, because it, or a directory above it, was moved since. It is in a directory
-// in which no other user can make sockets. The result is "" if there is none, or the daemon does not
-// answer in time.
-func toldSocket(mountPoint string) string {
+// Visit is Dial, and if the daemon is that of another user, the client may make the requests of a Guest: those of
+// Status, Where, AddPlan, Plan and DropPlan.
+func Visit(ctx context.Context, mountPoint string) (*Client, error) {
+	c, err := Dial(ctx, mountPoint)
+	if err == nil || os.Geteuid() == 0 {
+		return c, err
+	}
+	isUsable := func(folder string) bool { // its variable FolderEnv is not that of this process
+		return slices.ContainsFunc(mounters(mountPoint), func(uid int) bool { return checkFolder(folder, uid) == nil })
+	}
+	find := func() string { return toldSocket(mountPoint, isUsable) }
+	path := find()
+	if path == "" {
+		return nil, err
+	}
+	if _, failed := probe(ctx, path); failed != nil {
+		return nil, err
+	}
+	return newClientOf(mountPoint, path, find), nil
+}
+
+// toldSocket returns the socket that the root of a mount names, in a directory that is usable: no other user than the
+// owner of the daemon can make sockets in it. The result is "" if there is none, or the daemon does not answer in time.
+func toldSocket(mountPoint string, isUsable func(folder string) bool) string {
 	told := make(chan string, 1)
 	go func() { // it ends with the process
 		buf := make([]byte, maxSocketPath)
@@ -84,10 +108,8 @@ func toldSocket(mountPoint string) string {
 	}()
 	select {
 	case path := <-told:
-		for _, uid := range owners(mountPoint) {
-			if slices.Contains(usableFolders(uid), filepath.Dir(path)) {
-				return path
-			}
+		if isUsable(filepath.Dir(path)) {
+			return path
 		}
 	case <-time.After(resolveTimeout):
 	}
@@ -114,7 +136,12 @@ func ownClients(ctx context.Context, suffix string) (clients []*Client) {
 }
 
 func newClient(mountPoint, socket string) *Client {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialSocket(ctx, socket) }
+	return newClientOf(mountPoint, socket, func() string { return socket })
+}
+
+// newClientOf is newClient for a daemon whose socket find returns before each connection.
+func newClientOf(mountPoint, socket string, find func() string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialSocket(ctx, find()) }
 	return &Client{
 		mountPoint: mountPoint,
 		socket:     socket,
@@ -148,13 +175,22 @@ func probe(ctx context.Context, socket string) (pid int, err error) {
 	return pid, err
 }
 
-// owners lists the users who may own the daemon of a mount point: the user of this process, and
-// the user who mounted it. Root can use the socket of another user.
+// owners lists the users who may own the daemon of a mount point, as far as its socket obeys this one: the user of this
+// process, and for root the user who mounted it.
 func owners(mountPoint string) []int {
 	uids := []int{os.Geteuid()}
-	table, _ := mounts.Read(mounts.Self) // after an error, only the first is tried
+	if os.Geteuid() == 0 {
+		uids = append(uids, mounters(mountPoint)...)
+	}
+	slices.Sort(uids)
+	return slices.Compact(uids)
+}
+
+// mounters lists the users who have mounted at a mount point. It is empty if they are not known.
+func mounters(mountPoint string) (uids []int) {
+	table, _ := mounts.Read(mounts.Self)
 	for _, m := range reachable(table) {
-		if m.Point == mountPoint && !slices.Contains(uids, m.UID) {
+		if m.Point == mountPoint {
 			uids = append(uids, m.UID)
 		}
 	}
@@ -175,7 +211,7 @@ func notAnswering(mountPoint string, err error) error {
 		e.Err = fmt.Errorf("no Milkweed is mounted at %s", mountPoint)
 		e.Remedy = mountedRemedy(mounts)
 	case mounts[i].UID != os.Geteuid() && os.Geteuid() != 0:
-		e.Err = fmt.Errorf("%s was mounted by another user (%d); only that user and root can use its daemon", mountPoint, mounts[i].UID)
+		e.Err = fmt.Errorf("%s was mounted by another user (%d); only that user and root can use its daemon, and with allow_other in part the users who may read it", mountPoint, mounts[i].UID)
 		e.Remedy = "Run the command as that user or as root."
 	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return err

@@ -33,10 +33,12 @@
 //	GET  /debug/pprof/         responds with profiles of the daemon, as net/http/pprof does
 //
 // The body of a response with a status other than 2xx is a Failure. Before the daemon has a mount, that of all
-// requests but those for a shutdown and for profiles has the status 503 and says what the mount waits for. The mode of the socket is
-// 0600, in a directory of mode 0700: only its owner and root can connect. The requests of other
-// users are refused, too. The extended attribute user.milkweed.socket of the root of the mount is
-// the path of the socket.
+// requests but those for a shutdown and for profiles has the status 503 and says what the mount waits for.
+//
+// The extended attribute user.milkweed.socket of the root of the mount is the path of the socket, which is in a
+// directory that only its owner and root can list and change. The mode of the socket is 0600, or 0666 for a mount that
+// other users may read: they may make the requests of a Guest, on connections that they make within a minute after
+// they have read that attribute. All other requests of other users are refused.
 package control
 
 import (
@@ -51,9 +53,7 @@ import (
 
 // A Daemon answers the requests to a Server. Its methods may be called concurrently.
 type Daemon interface {
-	// Status returns the current status. It calls neither the tiers nor the source, so that
-	// it returns soon even if they hang.
-	Status(ctx context.Context) Status
+	Guest
 
 	// Settings returns the configuration that is in effect.
 	Settings() []config.Setting
@@ -62,10 +62,6 @@ type Daemon interface {
 	// With dryRun it changes nothing. If the configuration is invalid, that is the error, and nothing
 	// changes.
 	Reload(ctx context.Context, dryRun bool) (Reloaded, error)
-
-	// Where returns the location of one file. name is relative to the mount point, in the form
-	// of drivers.ValidName. If there is no such file, the error matches fs.ErrNotExist.
-	Where(ctx context.Context, name string) (Location, error)
 
 	// Trace calls show with the opens and reads that the filter selects, as placement.Handler.Trace
 	// has them, until ctx is done or show returns an error. It calls show first with the mode, when
@@ -122,19 +118,6 @@ type Daemon interface {
 	// StartScrub starts a scrub that goes on when StartScrub has returned. The error is as
 	// for Scrub.
 	StartScrub(req ScrubRequest) error
-
-	// Plan adds paths to the plan, as placement.Handler.Plan does. A path is relative to the mount
-	// point, or absolute and below it.
-	Plan(part placement.PlanPart, paths []string) (placement.PlanResult, error)
-
-	// Plans returns the state of the plan.
-	Plans() Plan
-
-	// DropPlan drops a stream of the plan, if there is one of that name.
-	DropPlan(stream string)
-
-	// DropPlans drops the whole plan.
-	DropPlans()
 
 	// Nodes returns the number of nodes that share their tiers, and the number of this one, which is
 	// -1 if it is not in the roster. Without peers, it is node 0 of 1.

@@ -29,12 +29,13 @@ const (
 	maxPlan     = 64 << 20         // bytes in the body
 	maxPaths    = 1_000_000        // paths in it
 	maxPath     = 8 << 10          // bytes of a path that are read; placement refuses shorter ones
-	planBatch   = 1024             // paths that the Daemon gets at a time
+	planBatch   = 1024             // paths that the Guest gets at a time
+	planBytes   = 1 << 20          // bytes after which it gets fewer
 	planTimeout = 30 * time.Second // for the paths of a batch
 )
 
 // addPlan serves POST /v1/plan.
-func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
+func (v view) addPlan(w http.ResponseWriter, r *http.Request) {
 	part, err := planPart(r.URL.Query())
 	if err != nil {
 		respondError(w, err)
@@ -52,7 +53,7 @@ func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if err == nil || err == io.EOF && (first || len(paths) > 0) {
-			more, err := s.Daemon.Plan(part, paths)
+			more, err := v.Plan(part, paths)
 			if err != nil {
 				respondError(w, err)
 				return
@@ -74,10 +75,10 @@ func (s *Server) addPlan(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// readPaths reads up to planBatch paths, each of which a NUL ends, except perhaps the last. At the
-// end, the error is io.EOF. The end of a path that is too long is missing.
+// readPaths reads up to planBatch paths, or fewer that have planBytes, each of which a NUL ends, except perhaps the
+// last. At the end, the error is io.EOF. The end of a path that is too long is missing.
 func readPaths(r *bufio.Reader) (paths []string, err error) {
-	for len(paths) < planBatch {
+	for size := 0; len(paths) < planBatch && size < planBytes; {
 		p, err := r.ReadSlice(0)
 		path := string(bytes.TrimSuffix(p, []byte{0}))
 		for err == bufio.ErrBufferFull {
@@ -85,6 +86,7 @@ func readPaths(r *bufio.Reader) (paths []string, err error) {
 		}
 		if err == nil || err == io.EOF && path != "" {
 			paths = append(paths, path)
+			size += len(path)
 		}
 		if err != nil {
 			return paths, err
@@ -115,14 +117,14 @@ func planError(err error) error {
 }
 
 // getPlan serves GET /v1/plan.
-func (s *Server) getPlan(w http.ResponseWriter, _ *http.Request) { respond(w, s.Daemon.Plans()) }
+func (v view) getPlan(w http.ResponseWriter, _ *http.Request) { respond(w, v.Plans()) }
 
 // dropPlan serves DELETE /v1/plan.
-func (s *Server) dropPlan(w http.ResponseWriter, r *http.Request) {
+func (v view) dropPlan(w http.ResponseWriter, r *http.Request) {
 	if q := r.URL.Query(); q.Has("stream") {
-		s.Daemon.DropPlan(q.Get("stream"))
+		v.DropPlan(q.Get("stream"))
 	} else {
-		s.Daemon.DropPlans()
+		v.DropPlans()
 	}
 	w.WriteHeader(http.StatusNoContent)
 }

@@ -161,7 +161,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		unix.Close(fd)
 		got <- string(reply[:max(n, 0)])
 	}()
-	if reply := <-got; !strings.Contains(reply, "403 Forbidden") || !strings.Contains(reply, "only root and the user who has mounted") {
+	if reply := <-got; !strings.Contains(reply, "403 Forbidden") || !strings.Contains(reply, "only root, the user who has mounted, and users who may read the mount") {
 		t.Errorf("got %q", reply)
 	}
 	if parts, _, _ := d.Planned.Calls(); len(parts) != 0 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/panics"
 	"github.com/milkweedfs/milkweed/placement"
@@ -31,8 +32,9 @@ const (
 // A Server serves the control interface of a Daemon.
 type Server struct {
 	Daemon  Daemon
-	Metrics http.Handler // for /metrics; may be nil
-	Log     *slog.Logger // for errors of connections; may be nil
+	Guest   func(procs.User) (Guest, error) // returns what answers a user who may read the mount; nil: no other user may use the socket
+	Metrics http.Handler                    // for /metrics; may be nil
+	Log     *slog.Logger                    // for errors of connections; may be nil
 
 	start start
 }
@@ -74,12 +76,12 @@ func ServeHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Lo
 }
 
 func (s *Server) handler() http.Handler {
-	mux := http.NewServeMux()
+	mux, all := http.NewServeMux(), view{s.Daemon}
 	mux.HandleFunc("GET /v1/ready", func(http.ResponseWriter, *http.Request) {}) // see whenStarted
-	mux.HandleFunc("GET /v1/status", s.status)
+	mux.HandleFunc("GET /v1/status", all.status)
 	mux.HandleFunc("GET /v1/config", s.config)
 	mux.HandleFunc("POST /v1/reload", s.reload)
-	mux.HandleFunc("GET /v1/where", s.where)
+	mux.HandleFunc("GET /v1/where", all.where)
 	mux.HandleFunc("GET /v1/trace", s.trace)
 	mux.HandleFunc("POST /v1/estimate", s.warmup(s.Daemon.Estimate))
 	mux.HandleFunc("POST /v1/warmup", s.warmup(s.Daemon.Warmup))
@@ -91,8 +93,8 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1/generations/prepare", s.prepareGeneration)
 	mux.HandleFunc("POST /v1/generations/drop", s.dropGeneration)
 	mux.HandleFunc("GET /v1/peers", s.peers)
-	mux.HandleFunc("GET /v1/plan", s.getPlan)
-	mux.HandleFunc("DELETE /v1/plan", s.dropPlan)
+	mux.HandleFunc("GET /v1/plan", all.getPlan)
+	mux.HandleFunc("DELETE /v1/plan", all.dropPlan)
 	mux.HandleFunc("POST /v1/exchange/epoch", s.beginEpoch)
 	mux.HandleFunc("GET /v1/exchange", s.getExchange)
 	mux.HandleFunc("DELETE /v1/exchange", s.stopExchange)
@@ -103,28 +105,31 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index) // on this socket only, which other users cannot use
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	all := http.NewServeMux()
-	all.HandleFunc("POST /v1/plan", s.addPlan) // these have limits of their own
-	all.HandleFunc("POST /v1/exchange", s.startExchange)
-	all.Handle("/", http.MaxBytesHandler(mux, maxRequest))
-	return ownersOnly(s.whenStarted(all))
+	limited := http.NewServeMux()
+	limited.HandleFunc("POST /v1/plan", all.addPlan) // these have limits of their own
+	limited.HandleFunc("POST /v1/exchange", s.startExchange)
+	limited.Handle("/", http.MaxBytesHandler(mux, maxRequest))
+	return s.admit(s.whenStarted(limited))
 }
 
-func (s *Server) status(w http.ResponseWriter, r *http.Request) {
-	respond(w, s.Daemon.Status(r.Context()))
+// A view serves the requests that guests may make, too.
+type view struct{ Guest }
+
+func (v view) status(w http.ResponseWriter, r *http.Request) {
+	respond(w, v.Status(r.Context()))
 }
 
 func (s *Server) config(w http.ResponseWriter, r *http.Request) {
 	respond(w, s.Daemon.Settings())
 }
 
-func (s *Server) where(w http.ResponseWriter, r *http.Request) {
+func (v view) where(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("path")
 	if !drivers.ValidName(name) {
 		respondError(w, badName(name))
 		return
 	}
-	loc, err := s.Daemon.Where(r.Context(), name)
+	loc, err := v.Where(r.Context(), name)
 	if err != nil {
 		respondError(w, err)
 		return
@@ -256,6 +261,8 @@ func respondError(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, placement.ErrNoExchange):
 		status = http.StatusNotFound
+	case errors.Is(err, fs.ErrPermission):
+		status = http.StatusForbidden
 	case errors.Is(err, ErrStarting):
 		status = http.StatusServiceUnavailable
 	case exit.Of(err) == exit.Usage:

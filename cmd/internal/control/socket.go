@@ -36,6 +36,9 @@ func hasRoom(folder string) bool { return len(folder)+len("/")+longestTail <= ma
 // dialTimeout bounds how long a daemon may take to accept a connection.
 const dialTimeout = 5 * time.Second
 
+// dialPause is the time between two tries.
+const dialPause = 5 * time.Millisecond
+
 // maxFolders is the number of directories in tmpFolder that may have the sockets of a user.
 const maxFolders = 10
 
@@ -49,17 +52,23 @@ var errInUse = errors.New("another daemon listens on it")
 // listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
 // the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
 func Listen(ctx context.Context, mountPoint string) (*Listener, error) {
-	return listen(ctx, mountPoint, socketPath)
+	return listen(ctx, mountPoint, socketPath, false)
+}
+
+// ListenForAll is Listen for a mount that other users may read. They can connect, unless there is no directory for the
+// socket that they can enter; see Listener.Reachable.
+func ListenForAll(ctx context.Context, mountPoint string) (*Listener, error) {
+	return listen(ctx, mountPoint, socketPath, true)
 }
 
 // ListenNamed is Listen for a file system that another process has mounted, perhaps in another mount
 // namespace. name is the absolute path under which it is known.
 func ListenNamed(ctx context.Context, name string) (*Listener, error) {
-	return listen(ctx, name, namedPath)
+	return listen(ctx, name, namedPath, false)
 }
 
-func listen(ctx context.Context, mountPoint string, socketPath func(folder, mountPoint string) string) (*Listener, error) {
-	folder, err := makeFolder(os.Geteuid())
+func listen(ctx context.Context, mountPoint string, socketPath func(folder, mountPoint string) string, all bool) (*Listener, error) {
+	folder, err := makeFolder(os.Geteuid(), all)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
@@ -71,7 +80,17 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
 		}
 	}
-	l, err := replaceSocket(ctx, path)
+	mode := os.FileMode(0o600)
+	if all {
+		mode = 0o666
+	}
+	l, err := replaceSocket(ctx, path, mode)
+	for _, other := range usableFolders(os.Geteuid()) { // it depends on the environment, and on who may use the mount
+		if err == nil && other != folder && isServed(ctx, socketPath(other, mountPoint)) {
+			l.Close()
+			err = errInUse
+		}
+	}
 	if errors.Is(err, errInUse) {
 		e := &exit.Error{
 			Code:   exit.MountPoint,
@@ -89,13 +108,20 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	return &Listener{l, path}, nil
+	return &Listener{UnixListener: l, path: path}, nil
+}
+
+// isServed reports whether a daemon listens on a socket, or may do so.
+func isServed(ctx context.Context, path string) bool {
+	_, err := probe(ctx, path)
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // A Listener listens on the socket of a mount point.
 type Listener struct {
 	*net.UnixListener
-	path string
+	path   string
+	guests guestBook
 }
 
 // Drain gives the socket another name, so that another daemon can use the mount point. Draining
@@ -155,8 +181,8 @@ func removeDead(ctx context.Context, path string) {
 	}
 }
 
-// replaceSocket listens on path, and removes a socket there on which no daemon listens.
-func replaceSocket(ctx context.Context, path string) (*net.UnixListener, error) {
+// replaceSocket listens on path, with a mode, and removes a socket there on which no daemon listens.
+func replaceSocket(ctx context.Context, path string, mode os.FileMode) (*net.UnixListener, error) {
 	unlock, err := lockFolder(path)
 	if err != nil {
 		return nil, err
@@ -180,7 +206,7 @@ func replaceSocket(ctx context.Context, path string) (*net.UnixListener, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := os.Chmod(path, mode); err != nil {
 		l.Close()
 		return nil, err
 	}
@@ -199,7 +225,7 @@ func folders(uid int) []string {
 		// Preferred to $XDG_RUNTIME_DIR, which logind removes when root logs out.
 		list = append(list, runFolder+"/milkweed")
 	}
-	list = append(list, runFolder+"/milkweed-service") // of the user of the systemd unit
+	list = append(list, serviceFolder())
 	id := strconv.Itoa(uid)
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
 		if dir = filepath.Join(dir, "milkweed"); hasRoom(dir) {
@@ -213,28 +239,48 @@ func folders(uid int) []string {
 	return list
 }
 
+// serviceFolder returns the directory of the sockets of the user of the systemd unit.
+func serviceFolder() string { return runFolder + "/milkweed-service" }
+
 // usableFolders lists those of folders in which no other user can make sockets.
 func usableFolders(uid int) []string {
 	return slices.DeleteFunc(folders(uid), func(folder string) bool { return checkFolder(folder, uid) != nil })
 }
 
-// makeFolder makes, or finds, the first usable directory for the sockets of a user.
-func makeFolder(uid int) (string, error) {
+// makeFolder makes, or finds, the first usable directory for the sockets of a user. Others may enter it and use the
+// sockets whose mode permits that. For all, it is the first that they can reach, if there is one.
+func makeFolder(uid int, all bool) (string, error) {
 	var errs []error
 	for _, dir := range folders(uid) {
-		err := os.Mkdir(dir, 0o700)
-		if err == nil || errors.Is(err, fs.ErrExist) {
+		if all && openToAll(filepath.Dir(dir)) != nil {
+			continue
+		}
+		err := fs.ErrExist
+		if dir != serviceFolder() { // the package makes that
+			err = os.Mkdir(dir, 0o700)
+		}
+		made := err == nil
+		if made || errors.Is(err, fs.ErrExist) {
 			err = checkFolder(dir, uid)
+		}
+		if err == nil && (made || all && os.Getenv(FolderEnv) == "") { // otherwise the user has chosen its mode
+			err = os.Chmod(dir, 0o711) // whatever the umask
+		}
+		if err == nil && all {
+			err = openToAll(dir)
 		}
 		if err == nil {
 			return dir, nil
 		}
 		errs = append(errs, err)
 	}
+	if all {
+		return makeFolder(uid, false)
+	}
 	return "", errors.Join(errs...)
 }
 
-// checkFolder returns an error if a user other than uid could have made the directory, or can
+// checkFolder returns an error if a user other than uid could have made the directory, can list it, or can
 // make sockets in it. Any user can make the directory in /tmp, because its name is known.
 func checkFolder(dir string, uid int) error {
 	var st unix.Stat_t
@@ -246,8 +292,8 @@ func checkFolder(dir string, uid int) error {
 		return fmt.Errorf("%s is not a directory", dir)
 	case int(st.Uid) != uid:
 		return fmt.Errorf("%s belongs to user %d, not %d", dir, st.Uid, uid)
-	case st.Mode&0o077 != 0:
-		return fmt.Errorf("%s is accessible to other users: its mode is %#o, not 0700", dir, st.Mode&0o777)
+	case st.Mode&0o066 != 0:
+		return fmt.Errorf("%s is accessible to other users: its mode is %#o, not 0711 or 0700", dir, st.Mode&0o777)
 	}
 	return nil
 }
@@ -287,7 +333,19 @@ func plain(r rune) rune {
 	return '_'
 }
 
+// dialSocket connects to a socket. It tries again while the queue of the daemon is full: other users may fill it.
 func dialSocket(ctx context.Context, path string) (net.Conn, error) {
-	d := net.Dialer{Timeout: dialTimeout}
-	return d.DialContext(ctx, "unix", path)
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	for {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return conn, err
+		}
+		select {
+		case <-time.After(dialPause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }

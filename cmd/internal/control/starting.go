@@ -190,7 +190,7 @@ func eachFolder(f func(folder string)) {
 	uids := []int{os.Geteuid()}
 	if os.Geteuid() == 0 {
 		var st unix.Stat_t
-		if unix.Lstat(runFolder+"/milkweed-service", &st) == nil {
+		if unix.Lstat(serviceFolder(), &st) == nil {
 			uids = append(uids, int(st.Uid))
 		}
 		users, _ := os.ReadDir(runFolder + "/user")

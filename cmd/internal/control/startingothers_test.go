@@ -27,17 +27,17 @@ func TestStartingOfOthers(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	tmpFolder, runFolder = dir+"/tmp", dir
-	listen := func(folder string, uid int, point string) *net.UnixListener {
+	listen := func(folder string, uid int, point string) *Listener {
 		t.Helper()
 		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, uid, uid)); err != nil && !errors.Is(err, fs.ErrExist) {
 			t.Fatal(err)
 		}
-		l, err := replaceSocket(t.Context(), socketPath(folder, point))
+		l, err := replaceSocket(t.Context(), socketPath(folder, point), 0o600)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { l.Close() })
-		return l
+		return &Listener{UnixListener: l}
 	}
 	serve := func(l net.Listener, point string) {
 		server := &Server{}
@@ -45,7 +45,7 @@ func TestStartingOfOthers(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			ended <- ServeHTTP(ctx, l, ownersOnly(server.whenStarted(http.NotFoundHandler())), slog.New(slog.DiscardHandler))
+			ended <- ServeHTTP(ctx, l, server.admit(server.whenStarted(http.NotFoundHandler())), slog.New(slog.DiscardHandler))
 		}()
 		t.Cleanup(func() { stop(); <-ended })
 	}

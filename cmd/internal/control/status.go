@@ -59,7 +59,7 @@ type Status struct {
 	Sweep                metadata.SweepCounters      `json:"sweep" help:"The background comparison of what is in use with the source (mount.consistency)."`
 	Fills                placement.Fills             `json:"fills" help:"Copies in flight."`
 	Placement            placement.Counters          `json:"placement" help:"Copies that have ended."`
-	Plan                 placement.PlanStats         `json:"plan" help:"The plan that a job has given."`
+	Plan                 placement.PlanStats         `json:"plan" help:"The plans that jobs have given, or for a user who is neither root nor the owner of the mount, that of this user."`
 	Exchange             placement.ExchangeStats     `json:"exchange" help:"Partial local shuffling."`
 	Window               placement.WindowStats       `json:"window" help:"The share of the fastest tier for planned files without permanent room."`
 	Scrub                placement.ScrubStats        `json:"scrub" help:"Verification of all copies."`

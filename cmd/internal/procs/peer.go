@@ -3,9 +3,63 @@ package procs
 import (
 	"net"
 	"os"
+	"slices"
+	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// A User is the user of a process, as the user namespace of this process sees that user.
+type User struct {
+	UID    int
+	Groups []uint32 // the effective one and all others
+	PID    int      // of the process; 0: this process cannot see it
+}
+
+// HasAllUsers reports whether the user namespace of this process has all users. In another one, those that it does not
+// have appear as one and the same.
+func HasAllUsers() bool {
+	ids, _ := os.ReadFile("/proc/self/uid_map")
+	return slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
+}
+
+// Peer returns the user of the process that has connected to a Unix socket, as it was then.
+func Peer(conn *net.UnixConn) (u User, err error) {
+	cred, err := peer(conn)
+	if err != nil {
+		return u, err
+	}
+	groups, err := peerGroups(conn)
+	return User{int(cred.Uid), append(groups, cred.Gid), int(cred.Pid)}, err
+}
+
+// peerGroups returns the supplementary groups of the process that has connected to a Unix socket.
+func peerGroups(conn *net.UnixConn) ([]uint32, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	const word = uint32(unsafe.Sizeof(uint32(0)))
+	for groups := make([]uint32, 64); ; {
+		size := uint32(len(groups)) * word
+		var errno unix.Errno
+		if err := raw.Control(func(fd uintptr) {
+			_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+				uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+		}); err != nil {
+			return nil, err
+		}
+		switch {
+		case errno == unix.ERANGE && size > uint32(len(groups))*word: // size is what it takes
+			groups = make([]uint32, size/word)
+		case errno != 0:
+			return nil, os.NewSyscallError("getsockopt", errno)
+		default:
+			return groups[:size/word], nil
+		}
+	}
+}
 
 // PeerUser returns the user of the process that has connected to a Unix socket, as the user namespace
 // of this process sees that user.

@@ -99,6 +99,31 @@ func Namespaces(dev uint64) []Namespace {
 	return list
 }
 
+// Absent lists those of some users who are the effective user of no process that runs, as far as this process can see. A
+// process runs until its last thread has ended.
+func Absent(uids []int) []int {
+	running, err := ids()
+	if err != nil {
+		return nil // not known
+	}
+	absent := slices.Clone(uids)
+	for _, pid := range running {
+		if len(absent) == 0 {
+			break
+		}
+		p := Process{PID: pid}
+		var st unix.Stat_t
+		switch err := unix.Stat(p.dir(), &st); {
+		case err == unix.ENOENT, err == unix.ESRCH: // it has ended
+		case err != nil:
+			return nil // not known
+		case slices.Contains(absent, int(st.Uid)) && Alive(pid):
+			absent = slices.DeleteFunc(absent, func(uid int) bool { return uid == int(st.Uid) })
+		}
+	}
+	return absent
+}
+
 // Alive reports whether a thread of a process has not ended. While one has not, the files of the process
 // are open, although the process itself may be a zombie already.
 func Alive(pid int) bool {
@@ -130,19 +155,27 @@ func anyThread(pid int, name string, is func(content string) bool) bool {
 }
 
 // all lists the processes in the order of their IDs.
-func all() []Process {
-	entries, _ := os.ReadDir("/proc")
-	var list []Process
+func all() (list []Process) {
+	running, _ := ids()
+	for _, pid := range running {
+		p := Process{PID: pid}
+		name, _ := os.ReadFile(filepath.Join(p.dir(), "comm"))
+		p.Name = string(bytes.TrimSpace(name))
+		list = append(list, p)
+	}
+	return list
+}
+
+// ids lists the IDs of the processes in their order.
+func ids() (list []int, err error) {
+	entries, err := os.ReadDir("/proc")
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			p := Process{PID: pid}
-			name, _ := os.ReadFile(filepath.Join(p.dir(), "comm"))
-			p.Name = string(bytes.TrimSpace(name))
-			list = append(list, p)
+			list = append(list, pid)
 		}
 	}
-	slices.SortFunc(list, func(a, b Process) int { return a.PID - b.PID })
-	return list
+	slices.Sort(list)
+	return list, err
 }
 
 // uses reports whether the process uses a file of dev. The error is that of the first file that

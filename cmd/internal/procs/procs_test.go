@@ -3,10 +3,13 @@ package procs
 import (
 	"bufio"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -99,5 +102,74 @@ func TestAlive(t *testing.T) {
 	drivertest.Eventually(t, "the process has ended", func() bool { return !Alive(pid) })
 	if err := unix.Kill(pid, 0); err != nil {
 		t.Errorf("it is not there any more: %v", err)
+	}
+}
+
+// A user is absent when the last thread of the user's last process has ended.
+func TestAbsent(t *testing.T) {
+	drivertest.Need(t, "root", "setpriv", "/usr/bin/python3")
+	const shell, leaderless, nobody = 4000079, 4000080, 4000081
+	all := []int{nobody, os.Geteuid(), shell, leaderless}
+	want := func(want ...int) func() bool {
+		return func() bool { return slices.Equal(Absent(all), want) }
+	}
+	if !want(nobody, shell, leaderless)() {
+		t.Fatalf("absent: %v", Absent(all))
+	}
+	pid := start(t, "/", "setpriv", fmt.Sprint("--euid=", shell), "sh", "-p", "-c", "echo; exec sleep 600")
+	start(t, "/", "setpriv", fmt.Sprint("--reuid=", leaderless), "/usr/bin/python3", "-c", `
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(flush=True)
+ctypes.CDLL(None).pthread_exit(None)`)
+	if !want(nobody)() {
+		t.Errorf("absent: %v", Absent(all))
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	drivertest.Eventually(t, "the user of the shell is absent", want(nobody, shell)) // it is not waited for yet
+}
+
+// The user at the other end of a socket is known with its groups, also if there are many.
+func TestPeer(t *testing.T) {
+	drivertest.Need(t, "root", "setpriv", "/usr/bin/python3")
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		os.Chmod(dir, 0o755)
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, count := range []int{0, 1, 64, 65, 1000} {
+		want := User{UID: 77, Groups: []uint32{}}
+		groups := "--clear-groups"
+		for i := range count {
+			want.Groups = append(want.Groups, uint32(1000+i))
+		}
+		if count > 0 {
+			groups = "--groups=" + strings.Trim(strings.Join(strings.Fields(fmt.Sprint(want.Groups)), ","), "[]")
+		}
+		want.Groups = append(want.Groups, 88)
+		cmd := exec.Command("setpriv", "--reuid=77", "--regid=88", groups, "--", "/usr/bin/python3", "-c",
+			"import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])", path)
+		cmd.Stderr = os.Stderr
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		want.PID = cmd.Process.Pid
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Peer(conn); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%d groups: got %v, %v", count, got, err)
+		}
+		conn.Close()
 	}
 }
