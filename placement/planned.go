@@ -363,7 +363,7 @@ type PlanStats struct {
 	Suspended   bool  `json:"suspended" metric:"plan_suspended" help:"Whether nothing is copied by any plan, because less than an eighth of the recent opens that concern it were in it."`
 }
 
-// add adds the state of another plan. The sum is suspended if both are, as far as they have streams.
+// add adds the state of another plan, without Suspended.
 func (st *PlanStats) add(other PlanStats) {
 	st.PlanCounters.add(other.PlanCounters)
 	st.StreamCount += other.StreamCount
@@ -371,7 +371,6 @@ func (st *PlanStats) add(other PlanStats) {
 	st.Memory += other.Memory
 	st.Lead += other.Lead
 	st.LeadBytes += other.LeadBytes
-	st.Suspended = st.Suspended && (other.Suspended || other.StreamCount == 0)
 }
 
 // A PlanStream describes one stream at one moment.

@@ -170,17 +170,20 @@ func (p *plan) concerns(ctx context.Context) bool {
 	return ok && caller == u.UID
 }
 
-// stats returns the state of the plan of a user, or of all plans if u is nil.
+// stats returns the state of the plan of a user, or of all plans if u is nil: they are suspended if each that has a stream
+// is.
 func (s *plans) stats(u *metadata.User) (sum PlanStats) {
 	s.mu.Lock() // while a plan is removed, its counters would be there twice
 	defer s.mu.Unlock()
-	sum.Suspended = true
+	follows := false
 	for _, p := range s.all() {
 		if u == nil || p == s.of(u) {
-			sum.add(p.stats())
+			st := p.stats()
+			sum.add(st)
+			follows = follows || st.StreamCount > 0 && !st.Suspended
 		}
 	}
-	sum.Suspended = sum.Suspended && sum.StreamCount > 0
+	sum.Suspended = sum.StreamCount > 0 && !follows
 	return sum
 }
 
