@@ -10,6 +10,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/drivers/posix"
 	"github.com/milkweedfs/milkweed/metadata"
 	"github.com/milkweedfs/milkweed/placement"
 )
@@ -21,7 +22,7 @@ func (d *daemon) receiveGuests(l *control.Listener) {
 		return
 	}
 	err := l.Reachable()
-	if err == nil && !procs.HasAllUsers() {
+	if err == nil && !posix.HasAllUsers() {
 		err = errors.New("the daemon is in a user namespace")
 	}
 	if err != nil {

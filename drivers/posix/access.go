@@ -33,9 +33,15 @@ func currentUser() user {
 	var caps [2]unix.CapUserData
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
 	u.some = err != nil || caps[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH) != 0
-	ids, _ := os.ReadFile("/proc/self/uid_map")
-	u.all = err == nil && u.some && slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
+	u.all = err == nil && u.some && HasAllUsers()
 	return u
+}
+
+// HasAllUsers reports whether the user namespace of this process has all users. In another one, those that it does not
+// have appear as one and the same.
+func HasAllUsers() bool {
+	ids, _ := os.ReadFile("/proc/self/uid_map")
+	return slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
 }
 
 // permits reports whether the kernel lets u read a file, or search a directory, on a file system that it

@@ -60,8 +60,8 @@ func TestConnectionsOfUsersAreBounded(t *testing.T) {
 	}
 	want("as many as all may have", first, 1)
 	guests(77, 2)
-	want("two more: of the user who has the most", first, 3)
-	want("two more", others, 0)
+	want("after two more of another user", first, 3)
+	want("after two more of another user", others, 0)
 
 	few := enter(199)
 	var refused []*peerConn

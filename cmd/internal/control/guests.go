@@ -45,8 +45,8 @@ type Guest interface {
 	DropPlans()
 }
 
-// Limits of users other than root and the owner. A new connection beyond them replaces the oldest one of the user who has
-// the most, so that nobody is kept out.
+// Limits of the connections of users other than root and the owner. At a limit, a new connection takes the place of
+// another one, so that nobody is kept out; see add.
 const (
 	maxGuestConns   = 256 // of all guests
 	maxUserConns    = 64  // of one of them
@@ -71,12 +71,12 @@ func (l *Listener) Told(uid uint32) string {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		now := time.Now()
-		if b.told == nil || now.Sub(b.pruned) > visitTime {
-			maps.DeleteFunc(b.told, func(_ uint32, at time.Time) bool { return now.Sub(at) > visitTime })
-			b.pruned = now
-		}
 		if b.told == nil {
 			b.told = make(map[uint32]time.Time)
+		}
+		if now.Sub(b.pruned) > visitTime {
+			maps.DeleteFunc(b.told, func(_ uint32, at time.Time) bool { return now.Sub(at) > visitTime })
+			b.pruned = now
 		}
 		b.told[uid] = now
 	}
@@ -93,7 +93,11 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		u, err := procs.Peer(conn)
+		uid, err := procs.PeerUser(conn)
+		u := procs.User{UID: uid}
+		if err == nil && !isOwner(uid) { // an owner may do everything, whatever its groups
+			u, err = procs.Peer(conn)
+		}
 		if err == nil {
 			return l.guests.enter(&peerConn{UnixConn: conn, user: u, book: &l.guests}), nil
 		}
@@ -117,8 +121,8 @@ func (b *guestBook) enter(c *peerConn) *peerConn {
 	return c
 }
 
-// add adds a connection to others. If there are most of them, the oldest one of the user who has the most is closed, and
-// if the user has mostOfUser, the oldest one of these.
+// add adds a connection to others. A user who has mostOfUser connections loses the oldest of these. Otherwise, if there are
+// most connections in all, the user with the largest number loses the oldest.
 func add(conns []*peerConn, c *peerConn, most, mostOfUser int) []*peerConn {
 	users := make(map[int]int)
 	for _, other := range conns {
@@ -213,7 +217,7 @@ func (s *Server) guestHandler() http.Handler {
 	return mux
 }
 
-// guest returns what answers the guest who has made a request.
+// guest returns the Guest that answers a request.
 func (s *Server) guest(r *http.Request) (Guest, error) {
 	if s.Guest == nil {
 		return nil, errNoGuest

@@ -137,7 +137,7 @@ func TestGuests(t *testing.T) {
 		}
 	}
 	want("root", 0, own, true)
-	want("a user who has read nothing", 77, append(own, others...), false)
+	want("a user who has not read the attribute", 77, append(own, others...), false)
 	if got := l.Told(77); got != l.Addr().String() {
 		t.Errorf("the user is told %s", got)
 	}

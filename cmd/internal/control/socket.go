@@ -85,11 +85,10 @@ func listen(ctx context.Context, mountPoint string, socketPath func(folder, moun
 		mode = 0o666
 	}
 	l, err := replaceSocket(ctx, path, mode)
-	for _, other := range usableFolders(os.Geteuid()) { // it depends on the environment, and on who may use the mount
-		if err == nil && other != folder && isServed(ctx, socketPath(other, mountPoint)) {
-			l.Close()
-			err = errInUse
-		}
+	isServedIn := func(other string) bool { return other != folder && isServed(ctx, socketPath(other, mountPoint)) }
+	if err == nil && slices.ContainsFunc(usableFolders(os.Geteuid()), isServedIn) { // the environment may have chosen another folder
+		l.Close()
+		err = errInUse
 	}
 	if errors.Is(err, errInUse) {
 		e := &exit.Error{

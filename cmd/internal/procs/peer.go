@@ -3,8 +3,6 @@ package procs
 import (
 	"net"
 	"os"
-	"slices"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -15,13 +13,6 @@ type User struct {
 	UID    int
 	Groups []uint32 // the effective one and all others
 	PID    int      // of the process; 0: this process cannot see it
-}
-
-// HasAllUsers reports whether the user namespace of this process has all users. In another one, those that it does not
-// have appear as one and the same.
-func HasAllUsers() bool {
-	ids, _ := os.ReadFile("/proc/self/uid_map")
-	return slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
 }
 
 // Peer returns the user of the process that has connected to a Unix socket, as it was then.
