@@ -429,13 +429,14 @@ func TestSlurmPeers(t *testing.T) {
 	}
 }
 
-// The job scripts of the examples mount and train as their user, with peers and without, and leave
-// nothing on their nodes. The secret of the peers is one that nobody else may read.
+// The job scripts of the examples mount and train as their user, with peers and without, with the
+// torchrun of Debian, and leave nothing on their nodes. The secret of the peers is one that nobody
+// else may read.
 func TestSlurmExamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts several nodes")
 	}
-	drivertest.Need(t, "fusermount3")
+	drivertest.Need(t, "fusermount3", "/usr/bin/torchrun", "python3-torch")
 	s := newSlurmSite(t, 2)
 	s.root(`sed -i 's/^KillWait=.*/KillWait=30/' /etc/slurm/slurm.conf; scontrol reconfigure
 		rm -r /lustre/imagenet/private
@@ -448,14 +449,14 @@ def wait(*names):
     while not all(map(os.path.exists, names)):
         time.sleep(0.02)
 open("mounted-" + job + "-" + os.environ["SLURM_PROCID"], "w")
-wait("mounted-" + job + "-0", "mounted-" + job + "-1")  # as the rendezvous of torchrun does
+assert os.environ["WORLD_SIZE"] == "2"  # of torchrun
+wait("mounted-" + job + "-0", "mounted-" + job + "-1")
 print(sum(len(open(f, "rb").read()) for f in glob.glob(sys.argv[1] + "/*.jpg")), "bytes", flush=True)
 for key in glob.glob("/tmp/milkweed-*.key"):
     print("%o" % (os.stat(key).st_mode & 0o777), "key", flush=True)
 open("ready-" + job + "-" + os.environ["SLURM_PROCID"], "w")
 wait("go-" + job)
-END
-		printf '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec python3 "$@"\n' >/lustre/torchrun; chmod 755 /lustre/torchrun`)
+END`)
 	s.dataset -= 1000
 	for _, c := range []struct {
 		script string
@@ -468,7 +469,7 @@ END
 		{"milkweed-peers.sbatch", "", s.dataset, 2},
 		{"milkweed-peers.sbatch", "scancel", s.dataset, 2},
 	} {
-		cmd := s.As("alice", "bash", "-c", "PATH=/lustre:$PATH sbatch --parsable --nodes=2 "+c.script)
+		cmd := s.As("alice", "bash", "-c", "sbatch --parsable --nodes=2 "+c.script)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", c.script, err, out)

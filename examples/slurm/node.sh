@@ -29,6 +29,10 @@ trap 'exit 143' TERM
 
 milkweed mount -c hpc-node.toml "$@"     # returns when the mount is ready
 
-torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \
-	--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:29500" \
+# Each torchrun has these options: names with dashes came with PyTorch 2.0. That of Debian 12
+# (PyTorch 1.13, Python 3.11) fails with the defaults of --redirects and --tee. With these values,
+# the output of local rank 9 goes to a file, too. Without --log_dir, files of it stay in /tmp.
+torchrun --nnodes="$SLURM_NNODES" --nproc_per_node="${SLURM_GPUS_ON_NODE:-1}" \
+	--rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$MASTER_ADDR:29500" \
+	--redirects=9:1 --tee=9:1 --log_dir="$SLURM_TMPDIR/torchrun" \
 	train.py "$data"

@@ -47,6 +47,7 @@ func kubernetesPage(t *testing.T, p *Page) {
 
 // slurmPage runs the guide on a cluster of nodes on this machine, with stubs of Slurm.
 func slurmPage(t *testing.T, p *Page) {
+	drivertest.Need(t, "/usr/bin/torchrun", "python3-torch")
 	path, err := program()
 	if err != nil {
 		t.Fatal(err)

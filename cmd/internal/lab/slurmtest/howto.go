@@ -8,17 +8,11 @@ import (
 )
 
 // HowTo returns a shell in a cluster with what docs/howto/slurm.md presumes: two nodes, the dataset
-// /lustre/imagenet, milkweed, and a torchrun that runs its program once. program is the milkweed that
-// is used, and checkout the root of this repository. The caller sets Stdin to the commands.
+// /lustre/imagenet, and milkweed. program is the milkweed that is used, and checkout the root of this
+// repository. The caller sets Stdin to the commands.
 func HowTo(t testing.TB, program, checkout string) *exec.Cmd {
 	t.Helper()
-	// torchrun has options in the form --NAME=VALUE before the name of the program.
-	torchrun := filepath.Join(t.TempDir(), "torchrun")
-	script := "#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec python3 \"$@\"\n"
-	if err := os.WriteFile(torchrun, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c := New(t, Options{Nodes: 2, Programs: map[string]string{"milkweed": program, "torchrun": torchrun}, Checkout: checkout})
+	c := New(t, Options{Nodes: 2, Programs: map[string]string{"milkweed": program}, Checkout: checkout})
 	if err := os.Mkdir(c.Folder+"/shared/lustre/imagenet", 0o755); err != nil {
 		t.Fatal(err)
 	}
