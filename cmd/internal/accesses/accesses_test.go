@@ -87,7 +87,7 @@ func TestAdvise(t *testing.T) {
 		return accesses.Summary{
 			Seconds: 10, Opens: 1000, FileBytes: 1000 * 100 << 10, Neighbors: 900, InOrder: 450,
 			Levels: map[string]int64{"ram": 1000}, Waits: map[string]float64{},
-		}, &control.Status{Mode: "stateless", Tiers: []control.Tier{{Name: "ram", Passthrough: true}}}
+		}, &control.Status{Mode: "stateless", Tiers: []control.Tier{{Name: "ram", PassthroughReason: "the mode is stateless"}}}
 	}
 	for _, c := range []struct {
 		name   string
@@ -97,9 +97,15 @@ func TestAdvise(t *testing.T) {
 		{"served well", func(*accesses.Summary, *control.Status) {}, ""},
 		{"small files in passthrough", func(_ *accesses.Summary, s *control.Status) { s.Mode = "passthrough" }, `"stateless"`},
 		{"large files in stateless", func(a *accesses.Summary, _ *control.Status) { a.FileBytes = 1000 * 4 * mib }, `"passthrough"`},
+		{"large files in cached", func(a *accesses.Summary, s *control.Status) {
+			a.FileBytes, s.Mode, s.Tiers[0].PassthroughReason = 1000*4*mib, "cached", "the mode is cached"
+		}, `"passthrough"`},
+		{"large files in passthrough", func(a *accesses.Summary, s *control.Status) {
+			a.FileBytes, s.Mode, s.Tiers[0] = 1000*4*mib, "passthrough", control.Tier{Passthrough: true}
+		}, ""},
 		{"large files where passthrough does not work", func(a *accesses.Summary, s *control.Status) {
 			a.FileBytes = 1000 * 4 * mib
-			s.Tiers[0].Passthrough = false
+			s.Tiers[0].PassthroughReason = "it is stacked"
 		}, ""},
 		{"too few opens", func(a *accesses.Summary, _ *control.Status) { a.Opens, a.FileBytes = 99, 99*4*mib }, ""},
 		{"tiny files", func(a *accesses.Summary, _ *control.Status) { a.FileBytes = 1000 * 2000 }, "Pack"},

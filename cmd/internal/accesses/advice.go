@@ -2,9 +2,11 @@ package accesses
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
@@ -39,8 +41,8 @@ func Advise(a Summary, s *control.Status) (all []Advice) {
 	switch {
 	case mean < smallFile && mode != config.Stateless:
 		add(`mount.mode = "stateless"`, "the files have %s on average, and the mode is %s", size(mean), mode)
-	case mean >= smallFile && mode == config.Stateless && passthrough(s):
-		add(`mount.mode = "passthrough"`, "the files have %s on average, and the mode is stateless", size(mean))
+	case mean >= smallFile && mode != config.Passthrough && passthrough(s):
+		add(`mount.mode = "passthrough"`, "the files have %s on average, and the mode is %s", size(mean), mode)
 	}
 	if mean < tinyFile {
 		add("Pack the files, as TFRecord or WebDataset do: no setting makes an open cheaper.", "the files have %s on average", size(mean))
@@ -73,12 +75,9 @@ func Advise(a Summary, s *control.Status) (all []Advice) {
 
 // passthrough reports whether a tier has it, or would have it if the mode were another one.
 func passthrough(s *control.Status) bool {
-	for _, t := range s.Tiers {
-		if t.Passthrough {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.Tiers, func(t control.Tier) bool {
+		return check.PassthroughWorks(config.Mode(s.Mode), t.Passthrough, t.PassthroughReason)
+	})
 }
 
 func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

@@ -41,9 +41,11 @@ func PassthroughError(mode config.Mode, probe error) error {
 
 func otherMode(mode config.Mode) error { return fmt.Errorf("the mode is %s", mode) }
 
-// OnlyTheMode reports whether a reason, which is the text of a PassthroughError, is the mode alone: in
-// mode passthrough the kernel would read the files directly.
-func OnlyTheMode(mode config.Mode, reason string) bool { return reason == otherMode(mode).Error() }
+// PassthroughWorks reports whether the kernel reads files directly, or would in mode passthrough. Now is
+// whether it does; if not, reason is the text of the PassthroughError.
+func PassthroughWorks(mode config.Mode, now bool, reason string) bool {
+	return now || reason == otherMode(mode).Error()
+}
 
 // modeInputs are the facts that the choice of a mode depends on.
 type modeInputs struct {

@@ -639,7 +639,7 @@ func best(mean int64) (config.Mode, bool) {
 
 // works reports whether the kernel reads the copies in a tier directly, or would in mode passthrough.
 func works(f *Facts, t control.Tier) bool {
-	return t.Passthrough || check.OnlyTheMode(config.Mode(f.Status.Mode), t.PassthroughReason)
+	return check.PassthroughWorks(config.Mode(f.Status.Mode), t.Passthrough, t.PassthroughReason)
 }
 
 // passthrough reports on tiers with large files that the kernel cannot read directly.
