@@ -88,6 +88,7 @@ var _ control.Daemon = (*daemon)(nil)
 type mounting struct {
 	noExec bool // programs on the mount cannot be executed
 	device int  // serve this descriptor of /dev/fuse, which another process has mounted; 0: mount
+	lock   mountLock
 }
 
 // adopts reports whether another process has mounted the file system.
@@ -204,6 +205,9 @@ func serve(
 	}
 	if w := d.cfg.Mount.Consistency; w > 0 && w < d.cfg.Mount.AttrTimeout {
 		d.start(func(ctx context.Context) { d.names.Sweep(ctx, w) })
+	}
+	if d.how.lock.file != nil {
+		d.start(d.unmountUnlocked)
 	}
 	ready()
 

@@ -29,6 +29,8 @@ func (f *mountFlags) checkDevice(flags *pflag.FlagSet) error {
 		return optionError(fmt.Errorf("%s needs --foreground", flag), "Add -f: the process that passes the descriptor waits for this one.")
 	case f.watched:
 		return optionError(fmt.Errorf("%s and --supervise exclude each other", flag), "Let the process that has mounted the file system start the daemon again.")
+	case f.whileLocked != "":
+		return optionError(fmt.Errorf("%s and --while-locked exclude each other", flag), "Let the process that has mounted the file system unmount it.")
 	case f.clearStale:
 		return optionError(fmt.Errorf("%s and --clear-stale exclude each other", flag), "Remove --clear-stale.")
 	}

@@ -22,7 +22,7 @@ import (
 // A daemon ends in these steps:
 //
 //  1. The mount is gone in the mount namespace of the daemon: `milkweed umount`, umount(8), or the
-//     daemon after SIGTERM has unmounted it (awaitUnmount).
+//     daemon has unmounted it, after SIGTERM (awaitUnmount) or without a lock (unmountUnlocked).
 //  2. The daemon stops serving other nodes, ends its background work, saves the metadata and
 //     unlocks the tiers (release). From now on, another daemon can mount the same dataset at the
 //     same place with the same tiers.
@@ -142,6 +142,7 @@ func (d *daemon) drain(signal context.Context, l *control.Listener) {
 	if err := l.Drain(); err != nil {
 		d.log.Warn("control socket", "err", err)
 	}
+	d.how.lock.close() // from now on, the dataset can be mounted again
 	d.log.Warn("unmounted here, but in use elsewhere", "namespaces", procs.Namespaces(d.dev))
 	signaled := signal.Done()
 	if signal.Err() != nil { // it has begun the shutdown

@@ -59,7 +59,7 @@ func (g guest) Status(ctx context.Context) control.Status {
 
 // withoutNames returns a status without names of files and of processes.
 func withoutNames(s control.Status) control.Status {
-	s.Elsewhere = nil
+	s.Elsewhere, s.WhileLocked = nil, ""
 	s.Tiers = slices.Clone(s.Tiers)
 	for i := range s.Tiers {
 		s.Tiers[i].Reason = "" // it may be an error with the name of a file

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"os/signal"
 	"strings"
 	"text/tabwriter"
@@ -34,6 +36,12 @@ it removes the dead mount and mounts again, with the same arguments: at once the
 first time, then after a pause that doubles from 1 s to 1 min. It gives up after
 10 crashes in a row; a daemon that has served for 10 minutes begins a new row.
 Files that were open fail with ENOTCONN. Unmounting ends both processes.
+
+With --while-locked FILE, the daemon unmounts when no process has a lock on
+FILE, as flock(1) makes it, also if all of them were killed. Mount fails unless
+a process has one. While a process uses files of the mount, it stays. A job that
+takes a shared lock on FILE before it looks for the mount finds one that stays,
+or none.
 
 With --fuse-fd N, another process has mounted the file system and passes on the
 descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
@@ -135,6 +143,7 @@ systemd).`
   milkweed mount -c tiering.toml
   milkweed mount --tier ram:/dev/shm/milkweed:64GiB --tier ssd:/local/milkweed:90% /lustre/imagenet /mnt/imagenet
   milkweed mount --profile imagenet-folder /lustre/imagenet /mnt/imagenet
+  flock --shared job.lock sh -c 'milkweed mount --while-locked job.lock /lustre/imagenet /mnt/imagenet && python3 train.py /mnt/imagenet'
   milkweed mount -f --log-level debug /lustre/imagenet /mnt/imagenet
   milkweed mount -f --fuse-fd 3 -o allow_other /lustre/imagenet /mnt/imagenet
   milkweed mount 's3://imagenet/2012?region=eu-west-1' /mnt/imagenet
@@ -179,6 +188,8 @@ type mountFlags struct {
 	fake       bool
 	fuseFD     int // --fuse-fd; 0: none
 
+	whileLocked string // --while-locked; "": none
+
 	file     string // the configuration file that load has read; "" if there is none
 	isLoaded bool   // load has decided on the file, which stays the same
 }
@@ -204,6 +215,7 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.foreground, "foreground", "f", false, "stay in the foreground")
 	flags.BoolVar(&f.watched, "supervise", false, "mount again if the daemon crashes")
 	flags.BoolVar(&f.clearStale, "clear-stale", false, "first unmount a stale Milkweed mount on MOUNTPOINT; for services that are restarted")
+	flags.StringVar(&f.whileLocked, "while-locked", "", "unmount when no process has a lock on `FILE`")
 	flags.IntVar(&f.fuseFD, "fuse-fd", 0, "serve the inherited descriptor `N` of /dev/fuse, which is mounted already")
 	flags.BoolVar(&f.fake, "fake", false, "do everything except mounting")
 	flags.MarkHidden("fake") // mount(8) passes it as -f
@@ -256,6 +268,12 @@ func (f *mountFlags) serve(
 			return err
 		}
 	}
+	lock, lockErr := f.openLock()
+	isGone := by.crashes > 0 && errors.Is(lockErr, os.ErrNotExist) // who has a lock on it is not known any more
+	if lockErr != nil && !isGone {
+		return lockErr
+	}
+	defer lock.close()
 	examine := check.BeforeMount
 	if f.fuseFD != 0 {
 		examine = check.BeforeServing
@@ -273,6 +291,9 @@ func (f *mountFlags) serve(
 	if by.crashes > 0 {
 		log.Warn("mounting again after a crash", "cause", by.cause, "crashes", by.crashes)
 	}
+	if isGone {
+		log.Warn("the mount does not end with a lock any more", "err", lockErr)
+	}
 	again := rereading{
 		asked: asked, setLevel: log.setLevel, hangups: hangups,
 		read: func(tiers []config.Tier) (*config.Config, error) {
@@ -283,7 +304,7 @@ func (f *mountFlags) serve(
 			return c, c.ValidateValues()
 		},
 	}
-	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD}, log, by.crashes, func() {
+	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD, lock: lock}, log, by.crashes, func() {
 		for _, f := range findings {
 			if f.Name == "source" && f.Status == check.Warning {
 				log.Warn("the source may be a wrong one", "problem", f.Detail, "remedy", f.Remedy)

@@ -60,6 +60,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		EpochsEnded:   placed.EpochsEnded,
 		OpenHandles:   int64(d.mount.OpenFiles()),
 		Crashes:       d.crashes,
+		WhileLocked:   d.how.lock.path,
 		Panics:        panics.Count(),
 		Warnings:      d.warnings.list(),
 	}

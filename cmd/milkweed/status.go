@@ -287,6 +287,9 @@ func printStatus(out io.Writer, s control.Status) error {
 		fmt.Fprintf(w, "generation %s\n", text(s.Generation))
 	}
 
+	if s.WhileLocked != "" {
+		fmt.Fprintf(w, "ends when no process has a lock on %s\n", text(s.WhileLocked))
+	}
 	if s.Crashes > 0 || s.Panics > 0 {
 		fmt.Fprintf(w, "mounted again after %s; %s: see the log\n", plural(s.Crashes, "crash", "crashes"), plural(s.Panics, "panic", "panics"))
 	}

@@ -49,6 +49,8 @@ type Status struct {
 	UptimeSeconds  float64   `json:"uptime_seconds" help:"Time since the start of the daemon."`
 	Ready          bool      `json:"ready" metric:"ready" help:"Whether the mount can be used."`
 
+	WhileLocked string `json:"while_locked,omitempty" help:"The file of mount --while-locked: when no process has a lock on it, the mount ends. Absent without it."`
+
 	Draining  bool              `json:"draining" metric:"draining" help:"Whether the mount is unmounted where it was mounted, and is in use in other mount namespaces. The daemon then reads from the source only, and ends when the mount is idle."`
 	Elsewhere []procs.Namespace `json:"elsewhere,omitempty" help:"While draining: the mount namespaces in which it is still mounted."`
 

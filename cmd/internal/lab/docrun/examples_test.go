@@ -23,6 +23,7 @@ var examples = []struct {
 	{part: "node[1-4]", why: "the guide for Slurm has nodes"},
 	{part: "kubectl", why: "there is no cluster"},
 	{part: "--fuse-fd", why: "another process has to mount; TestFuseFD has one"},
+	{part: "--while-locked", why: "it is not known when the mount ends; TestWhileLocked waits for that"},
 	{part: "${fpath[1]}", why: "it is for zsh"},
 	{part: "/lustre/imagenet  /mnt/imagenet  milkweed", why: "it is a line of /etc/fstab"},
 	{part: "milkweed top /mnt/imagenet", why: "it needs a terminal; TestTopInATerminal has one"},
