@@ -40,7 +40,7 @@ import (
 type daemon struct {
 	cfg      *config.Config // at the mount; reloading has what has changed since
 	log      *slog.Logger
-	warnings *recentWarnings // of the log
+	messages *daemonLog // where log writes
 	since    time.Time
 	crashes  int64  // of earlier daemons of this mount
 	dataset  string // config.DatasetID of the source; computing it calls the source's file system
@@ -134,7 +134,7 @@ func serve(
 		runtime.GOMAXPROCS(threads(n, runtime.NumCPU()))
 	}
 	d := &daemon{
-		cfg: cfg, log: log.Logger, warnings: &log.recent, since: time.Now(), crashes: crashes, how: how, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
+		cfg: cfg, log: log.Logger, messages: log, since: time.Now(), crashes: crashes, how: how, peers: &peering{}, shutdown: shutdown, aborted: make(chan struct{}),
 	}
 	d.rereading, d.rescheduled = again, make(chan struct{}, 1)
 	if d.memory, err = boundMemory(cfg, config.MemoryLimit(), d.log); err != nil {

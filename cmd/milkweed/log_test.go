@@ -2,11 +2,15 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
@@ -65,4 +69,59 @@ func messages(log string) string {
 		all = append(all, message)
 	}
 	return strings.Join(all, " ")
+}
+
+// A mount whose log takes nothing serves its readers, and ends.
+func TestMountWithoutRoomInLog(t *testing.T) {
+	parallel(t)
+	s := newSite(t)
+	data := s.write("f", 100_000)
+	path := s.dir + "/log"
+	s.check(unix.Mkfifo(path, 0o600))
+	pipe, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	s.check(err)
+	defer pipe.Close()
+	fillPipe(t, pipe)
+
+	s.milkweed(append(s.mountWords("64MiB"), "--log-file", path, "--log-level", "debug")...)
+	got, err := os.ReadFile(s.point + "/f")
+	s.check(err)
+	if !bytes.Equal(got, data) {
+		t.Error("wrong bytes")
+	}
+	s.settled()
+	s.check(unix.Kill(s.status().PID, unix.SIGHUP)) // the log has a line about it
+	s.umount()
+	s.eventually("the daemon has ended", func() bool { return len(s.processes()) == 0 })
+	s.wantNothing()
+}
+
+// fillPipe writes to a pipe until it is full.
+func fillPipe(t *testing.T, pipe *os.File) {
+	t.Helper()
+	err := pipe.SetWriteDeadline(time.Now().Add(time.Second))
+	for err == nil {
+		_, err = pipe.Write(make([]byte, 1<<16))
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+}
+
+// The default log is one that the daemon can write: otherwise it has none, and says so.
+func TestLogOfAnotherUser(t *testing.T) {
+	s := newSite(t)
+	s.inNamespace(fuseForAll)
+	s.write("f", 1000)
+	s.mount("1MiB") // as root
+	s.umount()
+	logs, err := filepath.Glob(s.dir + "/state/milkweed/*.log")
+	s.check(err)
+	s.giveToNobody()
+	s.check(os.Chown(logs[0], 0, 0))
+	if r := s.try(s.mountWords("1MiB")...); r.code != exit.OK || !strings.Contains(r.stderr, "warning: the daemon has no log: open "+logs[0]) {
+		t.Errorf("exit code %d, %s", r.code, r.stderr)
+	}
+	s.umount()
+	s.wantNothing()
 }

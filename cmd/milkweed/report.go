@@ -61,8 +61,9 @@ func (d *daemon) Status(context.Context) control.Status {
 		OpenHandles:   int64(d.mount.OpenFiles()),
 		Crashes:       d.crashes,
 		WhileLocked:   d.how.lock.path,
+		LogLost:       d.messages.lost(),
 		Panics:        panics.Count(),
-		Warnings:      d.warnings.list(),
+		Warnings:      d.messages.recent.list(),
 	}
 	s.GenerationGone = d.names.GenerationLost()
 	stuck := d.mount.Stuck(stuckAfter)

@@ -131,5 +131,6 @@ func (d *daemon) die(reason string) {
 	pprof.Lookup("goroutine").WriteTo(&stacks, 1)
 	d.log.Error("the daemon ends: "+reason, "stacks", stacks.String())
 	d.connection.Abort()
+	d.messages.flush()
 	os.Exit(1)
 }

@@ -74,6 +74,7 @@ type Status struct {
 	EpochsEnded          int64                       `json:"epochs_ended" metric:"epochs_total" help:"Epochs that have ended, without mixed ones."`
 	Crashes              int64                       `json:"crashes" metric:"crashes_total" help:"Crashes of earlier daemons of this mount, after each of which the supervisor has mounted again (mount --supervise)."`
 	Panics               int64                       `json:"panics" metric:"panics_total" help:"Panics in the daemon that failed one operation, or one piece of background work, instead of the daemon. Each is a bug; the log has its stack."`
+	LogLost              int64                       `json:"log_lost" metric:"log_lost_total" help:"Messages that are missing in the log, because it could not be written: its disk was full, or did not answer."`
 	StuckRequests        int64                       `json:"stuck_requests" metric:"requests_stuck" help:"Requests of the kernel that have waited for more than a minute, such as for a source that hangs. The log has their stacks."`
 	OldestRequestSeconds float64                     `json:"oldest_request_seconds" metric:"request_oldest_seconds" help:"Age of the oldest request of the kernel in flight."`
 	WaitingCalls         int64                       `json:"waiting_calls" metric:"calls_waiting" help:"Calls of the source and the tiers that wait for others to end, because each may need a thread, and a limit of processes (ulimit -u, pids.max) permits no more. Cached names, and copies in tiers that answer, are read meanwhile."`

@@ -101,6 +101,10 @@ func faults(f *Facts) (all []Finding) {
 	if n := f.Status.Crashes; n > 0 {
 		all = append(all, one(Problem, "daemon", log, seeNone, "mounted again after %s", plural(n, "crash", "crashes"))...)
 	}
+	if n := f.Status.LogLost; n > 0 {
+		all = append(all, one(Warning, "log", "Make room on its disk, or set log.file to a file on another one.", seeNone,
+			"%s missing in it, because it could not be written: its disk was full, or did not answer", plural(n, "message is", "messages are"))...)
+	}
 	return all
 }
 
