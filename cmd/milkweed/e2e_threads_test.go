@@ -11,13 +11,14 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// asUserOfOne makes a user that has no other processes the owner of the site and the user of the commands.
-// The user has a name, which fusermount3 needs.
-func (s *site) asUserOfOne(uid string) {
+// asUserOfOne makes a user that has no other processes the owner of the site and the user of the commands, in
+// what the words of wrapper make. The user has a name, which fusermount3 needs.
+func (s *site) asUserOfOne(uid string, wrapper ...string) {
 	s.t.Helper()
 	drivertest.Need(s.t, "prlimit")
 	s.inNamespace(fuseForAll+`
 		cp /etc/passwd "$1/passwd"; echo "job:x:$2:$2::/:/bin/sh" >>"$1/passwd"; mount --bind "$1/passwd" /etc/passwd`, uid)
+	s.wrapper = append(s.wrapper, wrapper...)
 	s.giveTo(uid)
 }
 
@@ -86,6 +87,73 @@ finally:
 			s.settled()
 			s.umount()
 			s.wantNothing()
+		})
+	}
+}
+
+// In a container, with a job that makes as many processes as their user may have, the daemon lives. In a PID namespace
+// it does not see other processes of this user, which count, too. The root of a user namespace is limited as well.
+func TestThreadsInContainer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes many processes")
+	}
+	parallel(t)
+	pidNamespace := []string{"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"}
+	asRoot := []string{"unshare", "--user", "--map-root-user", "--"}
+	for _, c := range []struct {
+		name         string
+		outer, inner []string // wrappers
+		uid, others  string
+	}{
+		{"150 others", pidNamespace, nil, "4000022", "150"},
+		{"280 others", pidNamespace, nil, "4000023", "280"},
+		{"user namespaces", nil, append(asRoot, append(asRoot, "unshare", "--mount", "--")...), "4000024", "1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSite(t)
+			for i := range 100 {
+				s.write(fmt.Sprintf("%03d", i), 100_000)
+			}
+			s.asUserOfOne(c.uid, c.outer...)
+			hidden := s.command(python, "-c", withChildren+`
+import sys
+for _ in range(int(sys.argv[1])):
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+print("ready", flush=True)
+sys.stdin.read()
+`, c.others)
+			in, err := hidden.StdinPipe()
+			s.check(err)
+			out, err := hidden.StdoutPipe()
+			s.check(err)
+			s.check(hidden.Start())
+			defer hidden.Wait()
+			defer in.Close()
+			s.printed(out)("ready")
+
+			s.wrapper = append(append(s.wrapper, "prlimit", "--nproc=400:400", "--"), c.inner...)
+			const job = withChildren + `
+import concurrent.futures, subprocess, sys, threading
+program, source, point, tier, *options = sys.argv[1:]
+subprocess.run([program, "mount", *options, "--tier", "ssd:" + tier + ":64MiB", source, point], check=True)
+def read(name):
+    with open(point + "/" + name, "rb") as a, open(source + "/" + name, "rb") as b:
+        os.posix_fadvise(a.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return a.read() == b.read()
+names = os.listdir(source)
+with concurrent.futures.ThreadPoolExecutor(20) as pool:
+    together = threading.Barrier(20)
+    list(pool.map(lambda _: together.wait(), range(20)))  # all threads are there
+    use_up()
+    print(all(pool.map(read, 3 * names)))
+end_children()
+subprocess.run([program, "umount", point], check=True)
+`
+			if got := s.must(python, "-c", job, s.program, s.source, s.point, s.tier(1), "-o", "mode=cached,clock_skew=0s"); got != "True\n" {
+				t.Errorf("the job printed %q", got)
+			}
 		})
 	}
 }

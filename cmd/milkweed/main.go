@@ -20,6 +20,9 @@ import (
 
 func main() {
 	apart.Inside() // before any child is started
+	if isCounting() {
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), shutdownSignals()...)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	err := run(context.WithValue(ctx, programKey{}, true), os.Args, os.Stdout, os.Stderr)

@@ -1,12 +1,18 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
+	"math"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/metrics"
+	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
@@ -26,6 +32,8 @@ type threadReserve struct {
 	log *slog.Logger
 
 	mu      panics.Mutex // held while threads are made
+	hidden  int64        // threads that count for the limit of the user and are not seen, at most
+	counted time.Time    // when hidden was found out; zero: this process sees all threads
 	refused time.Time    // when none could be made
 	told    time.Time    // when that was logged
 }
@@ -44,6 +52,9 @@ const (
 	// threadMargin is how many threads a daemon leaves when it makes more of them while jobs run.
 	threadMargin = 128
 
+	// countPause is the time before hidden threads are counted again.
+	countPause = 3 * time.Second
+
 	// refusedPause is the time before more threads are made when there could be no more.
 	refusedPause = time.Second
 
@@ -60,6 +71,10 @@ func reserveThreads(workers int, log *slog.Logger) *tiers.Threads {
 	}
 	r := &threadReserve{log: log}
 	want := check.Threads(workers)
+	if !config.SeesAllThreads() {
+		r.count(want - threadsNow() + check.SpareThreads + threadStep)
+		left = r.left()
+	}
 	r.add(want-threadsNow(), check.SpareThreads)
 	have := min(want, threadsNow())
 	calls := max(have-check.OtherThreads(), minCalls)
@@ -79,6 +94,9 @@ func (r *threadReserve) more(n int) (made int) {
 	if time.Since(r.refused) < refusedPause {
 		return 0
 	}
+	if !r.counted.IsZero() && r.left() < int64(n+threadMargin) && time.Since(r.counted) > countPause {
+		r.count(n + threadMargin + threadStep)
+	}
 	if made = r.add(n, threadMargin); made == n {
 		return made
 	}
@@ -88,8 +106,8 @@ func (r *threadReserve) more(n int) (made int) {
 	}
 	if now.Sub(r.told) > threadWarning {
 		r.told = now
-		left, limit := config.ThreadsOf(os.Getpid())
-		r.log.Warn("calls of the source or a tier may wait for others, because there may be no more threads", "limit", limit, "left", left)
+		_, limit := config.ThreadsOf(os.Getpid())
+		r.log.Warn("calls of the source or a tier may wait for others, because there may be no more threads", "limit", limit, "left", r.left())
 	}
 	return made
 }
@@ -97,9 +115,52 @@ func (r *threadReserve) more(n int) (made int) {
 // add makes up to n threads while more than margin are left, and returns how many it has made.
 func (r *threadReserve) add(n, margin int) int {
 	return makeThreads(min(n, maxThreads-threadsNow()), func() int {
-		left, _ := config.ThreadsOf(os.Getpid())
-		return int(min(left, threadStep+int64(margin))) - margin
+		return int(min(r.left(), threadStep+int64(margin))) - margin
 	})
+}
+
+// left returns how many more threads this process may have.
+func (r *threadReserve) left() int64 {
+	left, _ := config.ThreadsBeside(os.Getpid(), r.hidden)
+	return left
+}
+
+// count finds out how many threads are hidden at most, if n more are enough.
+func (r *threadReserve) count(n int) {
+	r.counted = time.Now()
+	left, most := config.UserThreads(os.Getpid())
+	if most == math.MaxInt64 {
+		r.hidden = 0
+		return
+	}
+	r.hidden = max(0, left-int64(countRoom(int(min(left, int64(n))))))
+}
+
+// countEnv is the environment variable of a process that countRoom has started. It has a number of threads.
+const countEnv = "MILKWEED_COUNT_THREADS"
+
+// countRoom returns how many threads may be made, up to n. It starts a process that makes them, and that the runtime
+// ends at the limit: in a PID namespace, the kernel counts threads that nobody there sees.
+func countRoom(n int) int {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", countEnv, n))
+	threads, _ := cmd.Output() // a byte for each
+	return len(threads)
+}
+
+// isCounting makes the threads that countRoom wants to know of, if this process is one that it has started.
+func isCounting() bool {
+	n, err := strconv.Atoi(os.Getenv(countEnv))
+	if err != nil {
+		return false
+	}
+	unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // its end is no fault
+	os.Stdout.Write(make([]byte, threadsNow()))
+	makeThreads(n-threadsNow(), func() int {
+		os.Stdout.Write(make([]byte, 1))
+		return 1
+	})
+	return true
 }
 
 // threadsNow returns how many threads the Go runtime has made. They stay.

@@ -245,15 +245,15 @@ func (h host) memAvailable() (int64, error) {
 	return 0, fmt.Errorf("%s: no %s", file, name)
 }
 
-// A cgroupVersion is the layout of one version of control groups: the folder of the
-// hierarchy, the names of two files, and a field of memory.stat.
+// A cgroupVersion is the layout of one version of control groups: the names of two files about memory, and a
+// field of memory.stat.
 type cgroupVersion struct {
-	mount, limit, used, cache string
+	limit, used, cache string
 }
 
 var (
-	cgroup1 = cgroupVersion{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
-	cgroup2 = cgroupVersion{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"}
+	cgroup1 = cgroupVersion{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
+	cgroup2 = cgroupVersion{"memory.max", "memory.current", "inactive_file"}
 )
 
 // cgroupAvailable returns the memory in bytes that this process may still use
@@ -266,7 +266,7 @@ func (h host) cgroupAvailable() int64 { return h.availableTo("self") }
 // availableTo is cgroupAvailable for a process.
 func (h host) availableTo(process string) int64 {
 	left := int64(math.MaxInt64)
-	h.eachGroup(process, func(v cgroupVersion, dir string) {
+	h.eachGroup(process, "memory", func(v cgroupVersion, dir string) {
 		limit, err1 := readInt(filepath.Join(dir, v.limit))
 		used, err2 := readInt(filepath.Join(dir, v.used))
 		if err1 == nil && err2 == nil {
@@ -295,7 +295,7 @@ const SmallMemory = 1 << 30
 
 func (h host) memoryLimit(process string) int64 {
 	lowest := int64(math.MaxInt64)
-	h.eachGroup(process, func(v cgroupVersion, dir string) {
+	h.eachGroup(process, "memory", func(v cgroupVersion, dir string) {
 		if limit, err := readInt(filepath.Join(dir, v.limit)); err == nil && limit < 1<<60 { // without a limit, version 1 has a large number
 			lowest = min(lowest, limit)
 		}
@@ -303,9 +303,12 @@ func (h host) memoryLimit(process string) int64 {
 	return lowest
 }
 
-// eachGroup calls f with the folder of each control group that limits the memory of a process, which
-// is a number or "self".
-func (h host) eachGroup(process string, f func(v cgroupVersion, dir string)) {
+// cgroups is the folder of the control groups. In version 1, each controller has a hierarchy of its own there.
+const cgroups = "sys/fs/cgroup"
+
+// eachGroup calls f with the folder of each control group by which a controller limits a process, which is a
+// number or "self".
+func (h host) eachGroup(process, controller string, f func(v cgroupVersion, dir string)) {
 	data, err := os.ReadFile(filepath.Join(h.root, "proc", process, "cgroup"))
 	if err != nil {
 		return
@@ -315,18 +318,18 @@ func (h host) eachGroup(process string, f func(v cgroupVersion, dir string)) {
 		controllers, group, _ := strings.Cut(rest, ":")
 		switch {
 		case id == "0" && controllers == "":
-			h.eachParent(cgroup2, group, f)
-		case strings.Contains(","+controllers+",", ",memory,"):
-			h.eachParent(cgroup1, group, f)
+			h.eachParent(cgroups, group, func(dir string) { f(cgroup2, dir) })
+		case strings.Contains(","+controllers+",", ","+controller+","):
+			h.eachParent(filepath.Join(cgroups, controller), group, func(dir string) { f(cgroup1, dir) })
 		}
 	}
 }
 
-// eachParent calls f with the folders of a group and its parents. In a container the path of the
+// eachParent calls f with the folders of a group and its parents in a hierarchy. In a container the path of the
 // group may be a path of the host, and then only the root of the hierarchy is visible.
-func (h host) eachParent(v cgroupVersion, group string, f func(v cgroupVersion, dir string)) {
+func (h host) eachParent(hierarchy, group string, f func(dir string)) {
 	for group = filepath.Clean("/" + group); ; group = filepath.Dir(group) {
-		f(v, filepath.Join(h.root, v.mount, group))
+		f(filepath.Join(h.root, hierarchy, group))
 		if group == "/" {
 			return
 		}

@@ -13,24 +13,52 @@ import (
 
 // ThreadsOf returns how many more threads a process may have, and describes the limit. Without a limit,
 // left is math.MaxInt64 and limit is "".
-func ThreadsOf(pid int) (left int64, limit string) {
+func ThreadsOf(pid int) (left int64, limit string) { return ThreadsBeside(pid, 0) }
+
+// ThreadsBeside is ThreadsOf if the user of the process has more threads, which this process does not see: see
+// SeesAllThreads.
+func ThreadsBeside(pid int, hidden int64) (left int64, limit string) {
 	left, limit = host{root: "/"}.pidsLeft(strconv.Itoa(pid))
+	n, most := UserThreads(pid)
+	if n = max(0, n-hidden); n < left && most != math.MaxInt64 {
+		left, limit = n, fmt.Sprintf("its user may have %d processes and threads (ulimit -Hu)", most)
+	}
+	return left, limit
+}
+
+// UserThreads returns how many more threads the user of a process may have, and how many in all. Without a limit,
+// both are math.MaxInt64.
+func UserThreads(pid int) (left, most int64) {
 	var l unix.Rlimit
 	var st unix.Stat_t
-	if unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &l) != nil || l.Max == unix.RLIM_INFINITY ||
-		unix.Stat(filepath.Join("/proc", strconv.Itoa(pid)), &st) != nil || st.Uid == 0 { // it does not concern root
-		return left, limit
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	if unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &l) != nil || l.Max == unix.RLIM_INFINITY || unix.Stat(proc, &st) != nil ||
+		st.Uid == 0 && isIn(firstUserNamespace, filepath.Join(proc, "ns/user")) { // it does not concern root
+		return math.MaxInt64, math.MaxInt64
 	}
 	// The kernel tells how many threads the machine has; those of a user must be added up.
 	used := threadsOfMachine()
 	if used < 0 || int64(l.Max)-used < plentyOfThreads {
 		used = threadsOfUser(st.Uid)
 	}
-	if n := int64(l.Max) - used; n < left {
-		left, limit = max(0, n), fmt.Sprintf("its user may have %d processes and threads (ulimit -Hu)", l.Max)
-	}
-	return left, limit
+	return max(0, int64(l.Max)-used), int64(l.Max)
 }
+
+// The inode numbers of the first namespaces of a machine: PROC_USER_INIT_INO and PROC_PID_INIT_INO of the kernel.
+const (
+	firstUserNamespace = 0xEFFFFFFD
+	firstPIDNamespace  = 0xEFFFFFFC
+)
+
+// isIn reports whether a link in /proc leads to a namespace. It is true in a kernel that has none of the kind.
+func isIn(namespace uint64, link string) bool {
+	var st unix.Stat_t
+	return unix.Stat(link, &st) != nil || st.Ino == namespace
+}
+
+// SeesAllThreads reports whether this process sees all threads of a user. Those outside of a PID namespace are not
+// seen, and count for the limit of the user nevertheless.
+func SeesAllThreads() bool { return isIn(firstPIDNamespace, "/proc/self/ns/pid") }
 
 // plentyOfThreads is a number of threads that suffices for any daemon.
 const plentyOfThreads = 4096
@@ -51,7 +79,7 @@ func threadsOfMachine() int64 {
 // pidsLeft is ThreadsOf by the limits of control groups.
 func (h host) pidsLeft(process string) (left int64, limit string) {
 	left = math.MaxInt64
-	h.eachGroup(process, func(_ cgroupVersion, dir string) {
+	h.eachGroup(process, "pids", func(_ cgroupVersion, dir string) {
 		most, err1 := readInt(filepath.Join(dir, "pids.max"))
 		used, err2 := readInt(filepath.Join(dir, "pids.current"))
 		if err1 == nil && err2 == nil && most-used < left {

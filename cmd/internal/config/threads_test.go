@@ -22,6 +22,17 @@ func TestPidsLeft(t *testing.T) {
 	if left, limit := h.pidsLeft("self"); left != 50 || limit != "pids.max of its control group is 400" {
 		t.Errorf("got %d, %s", left, limit)
 	}
+	v1 := testHost(t, map[string]string{
+		"proc/self/cgroup":                     "8:pids:/job\n4:memory:/elsewhere\n0::/\n",
+		"sys/fs/cgroup/pids/job/pids.max":      "300\n",
+		"sys/fs/cgroup/pids/job/pids.current":  "10\n",
+		"sys/fs/cgroup/memory/job/pids.max":    "1\n", // not a group of processes
+		"sys/fs/cgroup/elsewhere/pids.max":     "1\n",
+		"sys/fs/cgroup/elsewhere/pids.current": "1\n",
+	})
+	if left, limit := v1.pidsLeft("self"); left != 290 || limit != "pids.max of its control group is 300" {
+		t.Errorf("version 1: got %d, %s", left, limit)
+	}
 	if left, limit := h.pidsLeft("1"); left != math.MaxInt64 || limit != "" {
 		t.Errorf("without a group: %d, %s", left, limit)
 	}
