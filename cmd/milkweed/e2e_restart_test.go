@@ -284,7 +284,9 @@ func TestSnapshotThatCannotBeSaved(t *testing.T) {
 		heal := s.hang(s.dir + "/hung")
 		d := serveWords(s, append(s.mountWords("64MiB"), "-o", "metadata_snapshot="+s.dir+"/hung/x"))
 		s.epoch(1)
-		d.umount()
+		if r := s.try("umount", s.point); r.code != 0 || !strings.Contains(r.stderr, "waiting for the daemon (process ") {
+			t.Errorf("umount: exit code %d, %s", r.code, r.stderr)
+		}
 		d.wait()
 		if got := d.stderr.String(); !strings.Contains(got, "metadata snapshot is not used") || !strings.Contains(got, "metadata snapshot is not saved") {
 			t.Errorf("log:\n%s", got)

@@ -80,7 +80,7 @@ mounts, and exits with 4 if there are any.`,
 			}
 			var err error
 			if !dryRun {
-				err = endStarting(c.Context()) // first: a mount that is about to be there is in the table then
+				err = endStarting(c.Context(), c.ErrOrStderr()) // first: a mount that is about to be there is in the table then
 			}
 			return errors.Join(err, forAll(run))
 		},
@@ -108,11 +108,11 @@ func forAll(f func(point string) error) error {
 }
 
 // endStarting ends the daemons that have no mount yet.
-func endStarting(ctx context.Context) error {
+func endStarting(ctx context.Context, stderr io.Writer) error {
 	var errs []error
 	for _, s := range control.AllStarting(ctx) {
 		if errors.Is(s.Err, control.ErrStarting) {
-			errs = append(errs, endDaemon(ctx, s.Client, false))
+			errs = append(errs, endDaemon(ctx, stderr, s.Client, false))
 		} else {
 			errs = append(errs, s.Err)
 			s.Close()
@@ -152,12 +152,12 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 		s := control.StartingAt(ctx, path)
 		switch {
 		case s == nil:
-			return endLeftOver(ctx, path, force, err)
+			return endLeftOver(ctx, stderr, path, force, err)
 		case !errors.Is(s.Err, control.ErrStarting):
 			s.Close()
 			return s.Err
 		}
-		return endDaemon(ctx, s.Client, force)
+		return endDaemon(ctx, stderr, s.Client, force)
 	}
 	if name != "." {
 		return &exit.Error{
@@ -172,7 +172,7 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 	}
 	defer d.close()
 	if m.Dev == 0 {
-		return umountNamed(ctx, m, d, force)
+		return umountNamed(ctx, stderr, m, d, force)
 	}
 	// After the unmount, the device number may be that of another file system. This user may lack the
 	// privilege for the connection: the daemon can end itself.
@@ -189,7 +189,7 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 	} else {
 		d.shutdown(ctx, false)
 	}
-	if err := d.wait(ctx); err != nil || force {
+	if err := d.wait(ctx, stderr); err != nil || force {
 		return err
 	}
 	if d.drains(ctx) {
@@ -199,7 +199,7 @@ func umount(ctx context.Context, stderr io.Writer, path string, lazy, force bool
 }
 
 // umountNamed ends the daemon of a file system that is mounted in another mount namespace.
-func umountNamed(ctx context.Context, m control.Mount, d process, force bool) error {
+func umountNamed(ctx context.Context, stderr io.Writer, m control.Mount, d process, force bool) error {
 	if !force {
 		return &exit.Error{
 			Code:   exit.MountPoint,
@@ -208,7 +208,7 @@ func umountNamed(ctx context.Context, m control.Mount, d process, force bool) er
 		}
 	}
 	d.shutdown(ctx, true)
-	return d.wait(ctx)
+	return d.wait(ctx, stderr)
 }
 
 // drainMessage tells who still uses a mount that was unmounted.
@@ -247,7 +247,7 @@ func clearStale(ctx context.Context, point string) error {
 // endLeftOver ends a daemon that has no mount in this mount namespace any more, because another
 // program, such as umount(8), has removed it. With force it also ends one that drains. If there is
 // no such daemon, endLeftOver returns notFound.
-func endLeftOver(ctx context.Context, path string, force bool, notFound error) error {
+func endLeftOver(ctx context.Context, stderr io.Writer, path string, force bool, notFound error) error {
 	point, err := control.Resolve(path)
 	if err != nil {
 		return notFound
@@ -264,18 +264,18 @@ func endLeftOver(ctx context.Context, path string, force bool, notFound error) e
 	if err != nil {
 		return endDraining(ctx, point, force, notFound)
 	}
-	return endDaemon(ctx, c, force)
+	return endDaemon(ctx, stderr, c, force)
 }
 
 // endDaemon ends the daemon whose client is c, and closes c.
-func endDaemon(ctx context.Context, c *control.Client, force bool) error {
+func endDaemon(ctx context.Context, stderr io.Writer, c *control.Client, force bool) error {
 	defer c.Close()
 	d := processOf(ctx, c)
 	defer d.close()
 	if err := c.Shutdown(ctx, force); err != nil && exit.Of(err) != exit.NotMounted { // it has just ended
 		return err
 	}
-	return d.wait(ctx)
+	return d.wait(ctx, stderr)
 }
 
 // endDraining ends the daemons of a mount point that drain.
@@ -394,9 +394,12 @@ func (d process) shutdown(ctx context.Context, abort bool) {
 	}
 }
 
+// slowEnd is the time after which wait says that it waits.
+const slowEnd = time.Second
+
 // wait waits until the daemon has released the mount point and the tiers, ctx is done, or
 // endTimeout has passed. The process may end later.
-func (d process) wait(ctx context.Context) error {
+func (d process) wait(ctx context.Context, stderr io.Writer) error {
 	if d.pidfd < 0 {
 		return nil
 	}
@@ -406,7 +409,12 @@ func (d process) wait(ctx context.Context) error {
 		Remedy: "The log of the daemon has the reason.",
 	})
 	defer cancel()
+	start, said := time.Now(), false
 	for ctx.Err() == nil {
+		if !said && time.Since(start) > slowEnd {
+			said = true
+			fmt.Fprintf(stderr, "milkweed: waiting for the daemon (process %d) to end; a disk may be busy\n", d.pid)
+		}
 		if ended, err := d.ended(20 * time.Millisecond); ended || err != nil {
 			return err
 		}
