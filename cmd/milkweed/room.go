@@ -25,8 +25,11 @@ const notCounted = "not all files were counted, which `milkweed warmup --dry-run
 // directory for that, for countTime. A bucket is not listed, because requests cost money; checkManifest
 // compares what a manifest says.
 func checkRoom(ctx context.Context, cfg *config.Config) []check.Finding {
-	if _, listed := placeOf(cfg.Source); listed || cfg.Source.URL != "" || len(cfg.Tiers) == 0 {
+	switch _, listed := placeOf(cfg.Source); {
+	case listed || len(cfg.Tiers) == 0:
 		return nil
+	case cfg.Source.URL != "":
+		return roomFor(ctx, cfg, check.Need{Partial: "the objects of a bucket are not counted, which `milkweed warmup --dry-run` does after the mount"})
 	}
 	var counted check.Need // the function may set it later, after errLeftBehind
 	err := atMost(countTime+endTime, func() (err error) {

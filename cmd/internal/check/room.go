@@ -41,7 +41,7 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 			atLeast, size(need.Bytes), humanize.Comma(need.Files), have, size(room), tail)
 		switch {
 		case need.Files == 0 && need.Partial != "":
-			return ok(name, "not known: no file was found; %s", need.Partial)
+			return ok(name, "not known: %s", need.Partial)
 		case c.Peers.Roster != "":
 			return ok(name, "%s; it is divided among the nodes", text)
 		case need.Bytes > room:
