@@ -286,6 +286,9 @@ func TestDoctorNamesOddUses(t *testing.T) {
 		s.mount("64MiB")
 		s.check(os.Rename(s.source, s.source+".old"))
 		s.wantFinding(s.examined(exit.Incomplete), doctor.Problem, "source", []string{"does not exist any more", "renamed"}, "Move it back")
+		s.check(os.Mkdir(s.source, 0o755)) // as the mount point of a disk
+		s.wantFinding(s.examined(exit.OK), doctor.Warning, "source", []string{s.source + " is empty"}, "is mounted")
+		s.check(os.Remove(s.source))
 		s.check(os.Rename(s.source+".old", s.source))
 		if r := s.examined(exit.OK); r.Problems != 0 {
 			t.Errorf("after the source is back: %+v", r)

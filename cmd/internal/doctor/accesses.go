@@ -61,12 +61,15 @@ func recent(f *Facts) []Finding {
 	return one(Note, "fresh files", "None is needed for a dataset that does not change. If this machine writes the source itself, or the clocks are equal, set source.clock_skew = \"0s\".", seeNames, "%s", what)
 }
 
-// gone reports on a source whose path does not lead to it any more.
+// gone reports on a source whose path does not lead to it any more, or to an empty directory.
 func gone(f *Facts) []Finding {
-	if !f.Source.Gone {
+	path := paths.Printable(f.Status.Source.Path)
+	switch {
+	case f.Source.Empty:
+		return one(Warning, "source", "Check whether the file system of the dataset is mounted, and whether another directory has taken its path.", seeReads, "%s is empty", path)
+	case !f.Source.Gone:
 		return nil
 	}
-	path := paths.Printable(f.Status.Source.Path)
 	return one(Problem, "source", fmt.Sprintf("Move it back to %s, or unmount, and mount it from its new path.", path), seeReads,
 		"%s does not exist any more: it was renamed or removed. Files without a copy are read in the directory that the daemon still holds, if that exists; a new mount fails", path)
 }

@@ -138,6 +138,7 @@ func TestExamine(t *testing.T) {
 			"1 file of the source is not", "check --manifest /m.mtree /lustre/data"},
 
 		"hung source":    {func(f *Facts) { f.Source = Source{Err: ErrNoAnswer} }, Problem, "source", "hangs: /lustre/data", "Check its server"},
+		"empty source":   {func(f *Facts) { f.Source.Empty = true }, Warning, "source", "/lustre/data is empty", "is mounted"},
 		"renamed source": {func(f *Facts) { f.Source = Source{Gone: true, Err: unix.ENOENT} }, Problem, "source", "/lustre/data does not exist any more: it was renamed or removed", "Move it back"},
 		"a small part read": {func(f *Facts) {
 			f.Status.Mode, f.Status.Names.OpenedBytes, f.Status.Names.OpenedCopied = "cached", gib, gib

@@ -60,6 +60,7 @@ type Source struct {
 	Future string        // the file that has this change time
 	Image  string        // why its files may change without another size or time; "": they do not
 	Gone   bool          // its path does not exist where the daemon runs
+	Empty  bool          // its path leads to an empty directory
 	Err    error         // why there is nothing; it matches ErrNoAnswer if the source hangs
 }
 

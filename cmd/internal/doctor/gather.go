@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -81,7 +82,12 @@ func Gather(ctx context.Context, c *control.Client, version string) (*Facts, err
 		var err error
 		f.Source, err = within(ctx, func(ctx context.Context) (Source, error) {
 			s, err := measure(ctx, f.Status.Source.Path)
-			s.Gone = errors.Is(err, unix.ENOENT) && isGone(f.Status.PID, f.Status.Source.Path)
+			switch pid, path := f.Status.PID, f.Status.Source.Path; {
+			case errors.Is(err, unix.ENOENT):
+				s.Gone = isGone(pid, path)
+			case err == nil && !config.IsURL(path):
+				s.Empty = isEmpty(pid, path)
+			}
 			return s, err
 		})
 		f.Source.Err = err
@@ -216,22 +222,41 @@ func measure(ctx context.Context, path string) (Source, error) {
 	return s, nil
 }
 
-// isGone reports whether a path does not exist in the mount namespace of the daemon. Doctor may run in
-// another one.
-func isGone(pid int, path string) bool {
-	if _, err := processOf(pid); err != nil {
-		return false // in this PID namespace, the number is that of no process, or of another one
-	}
-	root, err := unix.Open(filepath.Join("/proc", strconv.Itoa(pid), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// isEmpty reports whether a path leads to an empty directory, where the daemon runs.
+func isEmpty(pid int, path string) bool {
+	fd, err := openWhereDaemonRuns(pid, path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return false
 	}
-	defer unix.Close(root)
-	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	d := os.NewFile(uintptr(fd), path)
+	defer d.Close()
+	_, err = d.Readdirnames(1)
+	return err == io.EOF
+}
+
+// isGone reports whether a path does not exist where the daemon runs.
+func isGone(pid int, path string) bool {
+	fd, err := openWhereDaemonRuns(pid, path, unix.O_PATH|unix.O_NOFOLLOW)
 	if err == nil {
 		unix.Close(fd)
 	}
 	return errors.Is(err, unix.ENOENT)
+}
+
+// errElsewhere means that this process cannot look where the daemon runs.
+var errElsewhere = errors.New("the daemon runs elsewhere")
+
+// openWhereDaemonRuns opens a path in the mount namespace of the daemon. Doctor may run in another one.
+func openWhereDaemonRuns(pid int, path string, flags uint64) (fd int, err error) {
+	if _, err := processOf(pid); err != nil {
+		return -1, errElsewhere // in this PID namespace, the number is that of no process, or of another one
+	}
+	root, err := unix.Open(filepath.Join("/proc", strconv.Itoa(pid), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, errElsewhere
+	}
+	defer unix.Close(root)
+	return unix.Openat2(root, path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 }
 
 // newest returns by how much the latest change time of files is in the future, and the file that has
