@@ -2,9 +2,12 @@ package main
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 // If a mount point is moved, or a directory above it renamed, commands find the daemon at the new path,
@@ -49,6 +52,32 @@ func TestMovedMount(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A directory of a mount that is mounted by itself, as a volume of a container, reads the files. Commands say where
+// the whole mount is, and status shows that one.
+func TestBindOfADirectory(t *testing.T) {
+	s := newSite(t)
+	s.write("train/f", 5000)
+	s.check(os.Mkdir(s.dir+"/part", 0o755))
+	s.inNamespace(`mkdir -p "$1"`)
+	s.mount("64MiB")
+	part := s.dir + "/part"
+	s.must("mount", "--bind", s.point+"/train", part)
+	s.must("cat", part+"/f")
+	for _, words := range [][]string{{"status", part}, {"where", part + "/f"}} {
+		if r := s.try(words...); r.code != exit.NotMounted || !strings.Contains(r.stderr, part+" is the part train of a mount") ||
+			!strings.Contains(r.stderr, "Use "+s.point+"/train.") {
+			t.Errorf("%q: exit code %d, %s", words, r.code, r.stderr)
+		}
+	}
+	if got := s.milkweed("status"); strings.Count(got, ": ready, ") != 1 {
+		t.Errorf("the status of all mounts:\n%s", got)
+	}
+	s.milkweed("umount", part)
+	s.must("cat", s.point+"/train/f")
+	s.umount()
+	s.wantNothing()
 }
 
 // Unmounting one of several mount points of a mount, as of mount --bind, does not end the others.

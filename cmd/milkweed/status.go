@@ -226,6 +226,9 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 		c.Close()
 	}
 	for _, m := range mounts {
+		if m.Part != "" && m.Whole(mounts) != "" {
+			continue
+		}
 		own := m.UID == os.Geteuid()
 		s, err := statusOfMount(ctx, m.Point, own)
 		switch {

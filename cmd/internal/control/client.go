@@ -215,6 +215,12 @@ func notAnswering(mountPoint string, err error) error {
 		e.Remedy = "Run the command as that user or as root."
 	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return err
+	case mounts[i].Part != "":
+		e.Err = fmt.Errorf("%s is the part %s of a mount, whose daemon cannot be found from there", mountPoint, mounts[i].Part)
+		e.Remedy = "Run the command where the whole dataset is mounted."
+		if path := mounts[i].Whole(mounts); path != "" {
+			e.Remedy = fmt.Sprintf("Use %s.", path)
+		}
 	default:
 		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
 		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)

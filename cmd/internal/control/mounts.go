@@ -23,6 +23,16 @@ type Mount struct {
 	Source string // the source, as in the mount table
 	UID    int    // the user who mounted it
 	Dev    uint64 // device number of the file system; 0: it is in another mount namespace
+	Part   string // what of the file system is mounted there by itself, as by mount --bind; "": all
+}
+
+// Whole returns the path of what is mounted at m in a mount of the whole file system, or "" if none of all is one.
+func (m Mount) Whole(all []Mount) string {
+	i := slices.IndexFunc(all, func(o Mount) bool { return o.Dev == m.Dev && o.Part == "" })
+	if i < 0 {
+		return ""
+	}
+	return filepath.Join(all[i].Point, m.Part)
 }
 
 // Mounts lists the mounts of Milkweed in the mount namespace of this process, and then those in
@@ -183,7 +193,7 @@ func find(table mounts.Table, path string) (Mount, string, bool) {
 		return Mount{}, "", false
 	}
 	name, _ := paths.Rel(path, m.Point)
-	return Mount{m.Point, m.Source, userID(m.Options), m.Dev}, name, true
+	return Mount{m.Point, m.Source, userID(m.Options), m.Dev, strings.TrimPrefix(m.Root, "/")}, name, true
 }
 
 // reachable lists the mounts of Milkweed that no later mount hides.
