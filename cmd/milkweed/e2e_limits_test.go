@@ -16,6 +16,44 @@ func (s *site) limited(files int) {
 	s.wrapper = append(s.wrapper, "prlimit", fmt.Sprintf("--nofile=%d:%[1]d", files), "--")
 }
 
+// check, mount and doctor name the hard limits at which a daemon ends or does less.
+func TestHardLimits(t *testing.T) {
+	drivertest.Need(t, "prlimit")
+	s := newSite(t)
+	s.write("f", 1000)
+	s.wrapper = append(s.wrapper, "prlimit", "--cpu=900", "--fsize=10485760", "--as=17179869184", "--data=8589934592", "--")
+	want := []string{
+		"the kernel kills the daemon when it has used the CPU for 15m0s (ulimit -Ht)",
+		"files of more than 10 MiB get no copy, and the log does not grow beyond (ulimit -Hf)",
+		"the daemon ends when it needs more than 16 GiB of addresses (ulimit -Hv)",
+		"the daemon ends when it needs more than 8.0 GiB of memory (ulimit -Hd)",
+	}
+	words := s.mountWords("64MiB")
+	checked, mounted := s.try(append([]string{"check"}, words[1:]...)...), s.try(words...)
+	s.wrapper = nil // doctor asks for the limits of the daemon
+	examined := s.milkweed("doctor", s.point)
+	for _, text := range want {
+		if !strings.Contains(checked.stdout, text) {
+			t.Errorf("check lacks %q:\n%s", text, checked.stdout)
+		}
+		if !strings.Contains(mounted.stderr, text) {
+			t.Errorf("mount lacks %q:\n%s", text, mounted.stderr)
+		}
+		if !strings.Contains(strings.Join(strings.Fields(examined), " "), text) {
+			t.Errorf("doctor lacks %q:\n%s", text, examined)
+		}
+	}
+	s.umount()
+
+	s.mount("64MiB")
+	for name, out := range map[string]string{"check": s.milkweed(append([]string{"check"}, s.source)...), "doctor": s.milkweed("doctor", s.point)} {
+		if strings.Contains(out, "ulimit -Ht") || strings.Contains(out, "ulimit -Hv") {
+			t.Errorf("%s names a limit that is none:\n%s", name, out)
+		}
+	}
+	s.umount()
+}
+
 // With the fewest descriptors that are accepted, no open by a job fails, although the daemon would
 // keep more files open. With fewer, the mount is refused.
 func TestFewDescriptors(t *testing.T) {

@@ -306,8 +306,12 @@ func (f *mountFlags) serve(
 	}
 	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD, lock: lock}, log, by.crashes, func() {
 		for _, f := range findings {
-			if f.Name == "source" && f.Status == check.Warning {
+			switch {
+			case f.Status != check.Warning:
+			case f.Name == "source":
 				log.Warn("the source may be a wrong one", "problem", f.Detail, "remedy", f.Remedy)
+			case f.Name == check.LimitsName:
+				log.Warn("a limit of this process concerns the mount", "limit", f.Detail, "remedy", f.Remedy)
 			}
 		}
 		ready()

@@ -115,6 +115,7 @@ func BeforeServing(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.plan(ctx, &without) },
 		h.openFiles,
 		func() []Finding { return h.threads(c) },
+		h.resources,
 		func() []Finding { return h.metrics(&without) },
 	})
 }
@@ -132,6 +133,7 @@ type host struct {
 	nofile   func() (hard uint64, err error)
 	hasName  func(uid int) bool                // see hasUserName
 	tasks    func() (left int64, limit string) // see config.ThreadsOf
+	limits   func() ([]string, error)          // see Limits
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	getxattr func(path, attr string) error
@@ -152,6 +154,7 @@ func thisHost() host {
 		nofile:   nofile,
 		hasName:  hasUserName,
 		tasks:    func() (int64, string) { return config.ThreadsOf(os.Getpid()) },
+		limits:   func() ([]string, error) { return Limits(0) },
 		stat:     os.Stat,
 		statfs:   statfs,
 		getxattr: getxattr,
@@ -175,6 +178,7 @@ func (h host) run(ctx context.Context, c *config.Config) []Finding {
 		func() []Finding { return h.plan(ctx, c) },
 		h.openFiles,
 		func() []Finding { return h.threads(c) },
+		h.resources,
 		func() []Finding { return h.metrics(c) },
 	}
 	return runAll(ctx, checks)

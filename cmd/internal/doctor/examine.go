@@ -37,7 +37,7 @@ func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
 		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, clock,
-		full, laterEpochs, partly, recent, gone, storages, descriptors, threads, memory, waits, passthrough, mode, readAhead,
+		full, laterEpochs, partly, recent, gone, storages, descriptors, threads, limits, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
 		all = append(all, rule(f)...)
@@ -515,6 +515,14 @@ func threads(f *Facts) []Finding {
 	}
 	return one(Warning, "threads", check.RaiseThreads, seeMount,
 		"%s, and %d are left; calls of the source and the tiers wait for others if more of them block", p.ThreadLimit, p.Threads)
+}
+
+// limits reports on limits at which the daemon ends, or does less.
+func limits(f *Facts) (all []Finding) {
+	for _, text := range f.Process.Limits {
+		all = append(all, one(Warning, check.LimitsName, check.RaiseLimits, seeMount, "%s", text)...)
+	}
+	return all
 }
 
 func limit(n uint64) string {

@@ -214,6 +214,7 @@ func TestExamine(t *testing.T) {
 		"few files": {func(f *Facts) { f.Process.Soft, f.Process.Hard = 1024, unix.RLIM_INFINITY }, Warning, "open files",
 			"may open 1,024 files (soft limit; the hard one is unlimited), and 60 are open", "LimitNOFILE="},
 		"log lost":    {func(f *Facts) { f.Status.LogLost = 3 }, Warning, "log", "3 messages are missing in it", "Make room"},
+		"limits":      {func(f *Facts) { f.Process.Limits = []string{"the daemon ends"} }, Warning, "limits", "the daemon ends", "hard limit"},
 		"few threads": {func(f *Facts) { f.Process.Threads, f.Process.ThreadLimit = 3, "pids.max is 400" }, Warning, "threads", "pids.max is 400, and 3 are left", "TasksMax="},
 		"calls wait": {func(f *Facts) {
 			f.Process.Threads, f.Process.ThreadLimit, f.Status.WaitingCalls = 3, "pids.max is 400", 2

@@ -163,7 +163,8 @@ func processOf(pid int) (Process, error) {
 	p := Process{Known: true, Open: len(open), Soft: limit.Cur, Hard: limit.Max}
 	p.Memory, p.MemoryLeft = config.MemoryOf(pid)
 	p.Threads, p.ThreadLimit = config.ThreadsOf(pid)
-	return p, nil
+	p.Limits, err = check.Limits(pid)
+	return p, err
 }
 
 // storageOf describes the file system that path is on.
