@@ -36,7 +36,19 @@ func newLockSite(t *testing.T, root bool) lockSite {
 // job starts a process that has a shared lock, and returns a function that kills it.
 func (s lockSite) job() (kill func()) {
 	s.t.Helper()
-	cmd := s.command("flock", "--no-fork", "--shared", s.path, "sh", "-c", "echo; exec sleep 600")
+	return s.start("flock", "--no-fork", "--shared", s.path, "sh", "-c", "echo; exec sleep 600")
+}
+
+// reader starts a process that has a file of the mount open, and returns a function that kills it.
+func (s lockSite) reader() (kill func()) {
+	s.t.Helper()
+	return s.start("sh", "-c", `exec 3<"$1"; echo; exec sleep 600`, "sh", s.point+"/f")
+}
+
+// start starts a process, waits until it prints something, and returns a function that kills it.
+func (s lockSite) start(words ...string) (kill func()) {
+	s.t.Helper()
+	cmd := s.command(words...)
 	out, err := cmd.StdoutPipe()
 	s.check(err)
 	s.check(cmd.Start())
@@ -119,25 +131,6 @@ func TestWhileLocked(t *testing.T) {
 			s.ended()
 		})
 	}
-}
-
-// reader starts a process that has a file of the mount open, and returns a function that ends it.
-func (s lockSite) reader() (end func()) {
-	s.t.Helper()
-	cmd := s.command("sh", "-c", `exec 3<"$1"; echo; exec cat`, "sh", s.point+"/f")
-	in, err := cmd.StdinPipe()
-	s.check(err)
-	out, err := cmd.StdoutPipe()
-	s.check(err)
-	s.check(cmd.Start())
-	end = sync.OnceFunc(func() {
-		in.Close()
-		cmd.Wait()
-	})
-	s.t.Cleanup(end)
-	_, err = out.Read(make([]byte, 1))
-	s.check(err)
-	return end
 }
 
 // The daemon is killed when no job is left: its supervisor does not mount again, and ends.

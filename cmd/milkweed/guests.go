@@ -90,7 +90,7 @@ func (g guest) Where(ctx context.Context, name string) (control.Location, error)
 
 // Plan implements control.Guest.
 func (g guest) Plan(part placement.PlanPart, given []string) (placement.PlanResult, error) {
-	g.planners.add(g.peer) // first, so that the part is not dropped as one of a guest who has left
+	g.planners.add(g.peer) // first: a plan is dropped when its guest is known to have left
 	return g.d.planBy(&g.user, part, given)
 }
 

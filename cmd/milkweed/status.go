@@ -227,7 +227,7 @@ func showEvery(ctx context.Context, w io.Writer, show func(io.Writer, control.St
 	}
 	for _, m := range mounts {
 		if m.Part != "" && m.Whole(mounts) != "" {
-			continue
+			continue // the whole mount is shown
 		}
 		own := m.UID == os.Geteuid()
 		s, err := statusOfMount(ctx, m.Point, own)

@@ -106,8 +106,8 @@ func (r *threadReserve) more(n int) (made int) {
 	}
 	if now.Sub(r.told) > threadWarning {
 		r.told = now
-		_, limit := config.ThreadsOf(os.Getpid())
-		r.log.Warn("calls of the source or a tier may wait for others, because there may be no more threads", "limit", limit, "left", r.left())
+		left, limit := config.ThreadsBeside(os.Getpid(), r.hidden)
+		r.log.Warn("calls of the source or a tier may wait for others, because there may be no more threads", "limit", limit, "left", left)
 	}
 	return made
 }

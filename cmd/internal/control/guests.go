@@ -121,8 +121,8 @@ func (b *guestBook) enter(c *peerConn) *peerConn {
 	return c
 }
 
-// add adds a connection to others. A user who has mostOfUser connections loses the oldest of these. Otherwise, if there are
-// most connections in all, the user with the largest number loses the oldest.
+// add adds a connection. It replaces the oldest one of its user, who has mostOfUser already, or, if there are most in
+// all, the oldest one of the user who has the largest number.
 func add(conns []*peerConn, c *peerConn, most, mostOfUser int) []*peerConn {
 	users := make(map[int]int)
 	for _, other := range conns {

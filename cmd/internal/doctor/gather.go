@@ -141,16 +141,9 @@ func within[T any](ctx context.Context, get func(context.Context) (T, error)) (T
 // processOf describes the daemon.
 func processOf(pid int) (Process, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
-	open, err := os.ReadDir(filepath.Join(dir, "fd"))
+	open, err := descriptorsOf(pid)
 	if err != nil {
 		return Process{}, err
-	}
-	serves := slices.ContainsFunc(open, func(e os.DirEntry) bool {
-		file, err := os.Readlink(filepath.Join(dir, "fd", e.Name()))
-		return err == nil && file == "/dev/fuse"
-	})
-	if !serves {
-		return Process{}, fmt.Errorf("process %d is another one: the daemon runs in another PID namespace", pid)
 	}
 	var limit unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
@@ -160,11 +153,29 @@ func processOf(pid int) (Process, error) {
 	if err := unix.Stat(dir, &st); err != nil {
 		return Process{}, &os.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	p := Process{Known: true, Open: len(open), Soft: limit.Cur, Hard: limit.Max}
+	p := Process{Known: true, Open: open, Soft: limit.Cur, Hard: limit.Max}
 	p.Memory, p.MemoryLeft = config.MemoryOf(pid)
 	p.Threads, p.ThreadLimit = config.ThreadsOf(pid)
 	p.Limits, err = check.Limits(pid)
 	return p, err
+}
+
+// descriptorsOf returns how many descriptors the daemon has open. In another PID namespace, its number is that of no
+// process, or of another one.
+func descriptorsOf(pid int) (int, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	open, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	serves := slices.ContainsFunc(open, func(e os.DirEntry) bool {
+		file, err := os.Readlink(filepath.Join(dir, e.Name()))
+		return err == nil && file == "/dev/fuse"
+	})
+	if !serves {
+		return 0, fmt.Errorf("process %d is another one: the daemon runs in another PID namespace", pid)
+	}
+	return len(open), nil
 }
 
 // storageOf describes the file system that path is on.
@@ -249,8 +260,8 @@ var errElsewhere = errors.New("the daemon runs elsewhere")
 
 // openWhereDaemonRuns opens a path in the mount namespace of the daemon. Doctor may run in another one.
 func openWhereDaemonRuns(pid int, path string, flags uint64) (fd int, err error) {
-	if _, err := processOf(pid); err != nil {
-		return -1, errElsewhere // in this PID namespace, the number is that of no process, or of another one
+	if _, err := descriptorsOf(pid); err != nil {
+		return -1, errElsewhere
 	}
 	root, err := unix.Open(filepath.Join("/proc", strconv.Itoa(pid), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
