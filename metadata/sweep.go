@@ -367,7 +367,11 @@ func (s *sweep) names(ctx context.Context, dir *Entry, checked func()) error {
 
 // sleepUntil waits until t, and reports false if ctx is done.
 func sleepUntil(ctx context.Context, t time.Time) bool {
-	timer := time.NewTimer(time.Until(t))
+	pause := time.Until(t)
+	if pause <= 0 { // for which there is no timer, as in sleep of the package placement
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
