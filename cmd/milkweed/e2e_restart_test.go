@@ -67,6 +67,26 @@ func TestRestartWithoutSource(t *testing.T) {
 	s.wantNothing()
 }
 
+// The copies of a dataset are used by a mount of it through a link to a directory above it, too.
+func TestRestartByAnotherPath(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1000)
+	s.age()
+	s.mount("64MiB")
+	s.readAll()
+	s.settled()
+	s.umount()
+	s.check(os.Symlink(s.dir, s.dir+"/link"))
+	s.source = s.dir + "/link/" + filepath.Base(s.source)
+	s.mount("64MiB")
+	s.readAll()
+	if got := s.status().Source.Bytes; got != 0 {
+		t.Errorf("%d bytes of the source are read, want none", got)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
 // What has changed while the dataset was not mounted is seen at once, and a file that was rewritten
 // in place within the consistency window.
 func TestRestartAfterChanges(t *testing.T) {

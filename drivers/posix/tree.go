@@ -293,10 +293,20 @@ func (t *tree) openMarker(config StoreConfig) error {
 		return &NotOursError{t.path, fmt.Sprintf("%s: %v", markerName, err)}
 	case err != nil:
 		return t.replaceMarker(config, err)
-	case m.Source != jsonText(config.Source):
+	case m.Source != jsonText(config.Source) && !sameDirectory(m.Source, config.Source):
 		return &NotOursError{t.path, fmt.Sprintf("it holds copies of %q, not of %q", m.Source, config.Source)}
 	}
 	return nil
+}
+
+// sameDirectory reports whether two paths lead to the same directory, as those of a dataset may with a link in one of them.
+func sameDirectory(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
 }
 
 // replaceMarker replaces a damaged marker if the layout shows that the folder is ours. Otherwise
