@@ -279,9 +279,9 @@ sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import milkweed
 warnings.simplefilter("error")
 paths = sorted(entry.path for entry in os.scandir(sys.argv[1]))
-mount = milkweed._Mount(sys.argv[1], "", 0)
+control = milkweed._Control(sys.argv[1], "", 0)
 for index in milkweed.planned(range(99, -1, -1), paths, sys.argv[1], lead=8):
-    while index == 99 and json.loads(mount.request("GET", 60))["entries"] < 100:
+    while index == 99 and json.loads(control.request("GET", 60))["entries"] < 100:
         time.sleep(0.01)    # the order is handed over in the background
     with open(paths[index], "rb") as file:
         assert len(file.read()) == 1000

@@ -1,6 +1,13 @@
-"""Tell a Milkweed mount which files a job is about to read, so that the mount fetches them in time.
+"""Mount a dataset with Milkweed, and tell the mount which files the job is about to read.
 
-Copy this file beside your script. It needs Python 3.8 and its standard library. For PyTorch:
+Copy this file beside your script. It needs Python 3.8 and its standard library.
+
+    with milkweed.mount("/lustre/imagenet") as path:
+        train(path)
+
+mounts the dataset, or uses a mount that is there. This needs the program milkweed in $PATH.
+
+A mount that knows the order of the files fetches them in time. For PyTorch:
 
     sampler = milkweed.planned(sampler, [path for path, _ in dataset.samples], mount)
 
@@ -46,8 +53,10 @@ All requests to the mount are made by a thread. The job never waits for it, exce
 of an epoch, for at most a second, so that DataLoader forks its workers while the thread has ended.
 """
 import array
+import atexit
 import copy
 import errno
+import fcntl
 import functools
 import hashlib
 import http.client
@@ -56,10 +65,14 @@ import json
 import math
 import operator
 import os
+import pwd
 import queue
+import re
 import secrets
 import socket
+import stat
 import struct
+import subprocess
 import sys
 import threading
 import types
@@ -67,7 +80,7 @@ import urllib.parse
 import warnings
 import weakref
 
-__all__ = ["LocalShuffle", "local_files", "plan", "planned"]
+__all__ = ["LocalShuffle", "Mount", "MountError", "local_files", "mount", "plan", "planned", "status"]
 
 LEAD = 1024         # files that the loader requests before the job uses them, unless the job says
 MAX_LEAD = 65536    # the most that the mount accepts
@@ -109,18 +122,272 @@ def plan(paths, mount, stream="", epoch=0, lead=LEAD):
     job read different files, each needs a name of its own, of at most 128 bytes. lead is that of
     planned(). The function waits for the mount, at most 5 seconds for each operation on the socket.
     """
-    mount = _Mount(mount, stream, lead)
+    control = _Control(mount, stream, lead)
     try:
         remaining = iter(paths)
         for start in itertools.count(0, PART):
             part = list(itertools.islice(remaining, PART))
             if part or start == 0:
-                mount.send(epoch, start, part)
+                control.send(epoch, start, part)
             if len(part) < PART:
                 return True
     except Exception as problem:
-        mount.warn(problem)
+        control.warn(problem)
     return False
+
+
+class MountError(RuntimeError):
+    """A dataset cannot be mounted. The text says why, and what to do."""
+
+    def __init__(self, text, code=1):
+        super().__init__(text)
+        self.code = code    # the exit code of `milkweed mount`; 127: there is no such program
+
+
+class Mount:
+    """The use of a mount by this process. It is a path, that of the mount point, and a context.
+
+        with milkweed.mount("/lustre/imagenet") as path:
+            train(path)
+
+    Where a block does not fit, as in a notebook, keep the object. The use ends with unmount(), or with
+    the process.
+    """
+
+    def __init__(self, path, lock=None, descriptor=None):
+        self.path = path                # of the mount point
+        self._lock = lock               # the path of the lock file that keeps the mount, if one does
+        self._descriptor = descriptor   # of that file, with a shared lock
+        if descriptor is not None:
+            atexit.register(self.unmount)
+
+    def __enter__(self):
+        return self.path
+
+    def __exit__(self, *_):
+        self.unmount()
+
+    def __fspath__(self):
+        return self.path
+
+    def __str__(self):
+        return self.path
+
+    def __repr__(self):
+        return f"milkweed.Mount({self.path!r})"
+
+    def __reduce__(self):
+        return Mount, (self.path,)      # another process has no lock
+
+    def unmount(self):
+        """Ends the use. If mount() has made the mount, and nothing uses it any more, it is unmounted.
+
+        While a file of it is open, or mapped, the mount stays; it ends within 10 seconds after that.
+        """
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        atexit.unregister(self.unmount)
+        os.close(descriptor)
+        # Other uses have locks, and so have processes that were forked meanwhile.
+        descriptor = _locked(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor is not None:
+            try:
+                _milkweed("umount", self.path)  # if this fails, the daemon unmounts later
+            finally:
+                os.close(descriptor)
+
+
+def mount(source, point=None, *, tiers=(), supervise=False, **options):
+    """Mounts a dataset read-only, or uses a mount of it that is there. Returns a Mount.
+
+    source is a directory, or the URL of a bucket. A mount of it that this user may read is used as it
+    is: the one at `point`, or else one that this user, root, or the service of the package has made. If
+    there is none, the dataset is mounted at `point`, or else in the directory $MILKWEED_MOUNTS, by
+    default /tmp/milkweed-UID-mounts.
+
+    tiers, supervise and options apply only to a mount that is made. A tier is NAME:PATH:QUOTA, the
+    fastest first; without tiers, Milkweed chooses them. With supervise, the dataset is mounted again
+    after a crash of the daemon. An option is one of `milkweed mount -o`, such as config="tiering.toml",
+    mode="cached" or peers="slurm". With generation, a mount of another generation is not used.
+
+    All processes of this user share a mount that mount() has made, such as the ranks of torchrun. It is
+    unmounted when the last of them has left its block, has called unmount(), or has ended, also if it
+    was killed. A process that was forked by one that uses the mount uses it, too.
+
+    Raises MountError if the dataset cannot be mounted.
+    """
+    source = os.fspath(source)
+    if "://" not in source:
+        source = _canonical(source)
+    if point is not None:
+        point = os.path.realpath(point)
+    elif options.get("allow_other"):
+        raise ValueError("milkweed: allow_other needs point=, as only this user may enter the directory of the default")
+    words = ["--supervise"] if supervise else []
+    for tier in [tiers] if isinstance(tiers, str) else tiers:
+        words += ["--tier", tier]
+    for name, value in options.items():
+        if value is not None:
+            words += _option(name, value)
+    wanted = source, point, options.get("generation")
+    made = None
+    while made is None:
+        found = _find(*wanted)
+        made = _make(words, *wanted) if found is None else _join(found, wanted)
+    return made
+
+
+def status(mount):
+    """Returns the fields of `milkweed status --json` of the mount with a mount point.
+
+    The daemon answers root, the user who mounted, and users who may read the mount. A problem is an
+    OSError.
+    """
+    return json.loads(_Control(mount, "", 0).request("GET", TIMEOUT, path="/v1/status"))
+
+
+def _option(name, value):
+    """Returns the words of `milkweed mount` for an option."""
+    if isinstance(value, bool):
+        value = str(value).lower()
+    value = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    if "," in value:    # separates the options of -o
+        return [f"--{name.replace('_', '-')}={value}"]
+    return ["-o", f"{name}={value}"]
+
+
+def _canonical(path):
+    """Returns a path without links above its last element, which may be a link to a generation."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name) if os.path.islink(path) else os.path.realpath(path)
+
+
+def _find(source, point, generation):
+    """Returns the mount point and the lock file of a suitable mount, the latest, or None."""
+    with open("/proc/self/mountinfo", "rb") as table:
+        lines = table.readlines()
+    owners = {f"user_id={user}" for user in (0, os.geteuid(), *_service())}
+    for line in reversed(lines):
+        if b" - fuse.milkweed " not in line:
+            continue
+        fields = [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field)) for field in line.split()]
+        device, root, path, name, options = fields[2], fields[3], fields[4], fields[-2], fields[-1]
+        if root != "/" or point not in (None, path):
+            continue
+        if point is None and owners.isdisjoint(options.split(",")):
+            continue    # of another user, who may say anything of its content
+        if name != source and (os.path.basename(name) != os.path.basename(source) or _canonical(name) != source):
+            continue
+        try:
+            number = os.stat(path).st_dev
+        except OSError:
+            continue    # its daemon has died, or this user may not read it
+        if device != f"{os.major(number)}:{os.minor(number)}" or not os.access(path, os.R_OK | os.X_OK):
+            continue    # another mount hides it
+        try:
+            known = status(path)
+        except OSError:
+            known = {}  # a container may lack the socket
+        if generation is None or known.get("generation") == generation:
+            return path, known.get("while_locked")
+    return None
+
+
+def _service():
+    """Returns the ID of the user of the systemd unit, if there is one."""
+    try:
+        return [pwd.getpwnam("milkweed").pw_uid]
+    except KeyError:
+        return []
+
+
+def _join(found, wanted):
+    """Returns a use of a mount that was found, or None if it has ended meanwhile."""
+    path, lock = found
+    descriptor = None if lock is None else _locked(lock, fcntl.LOCK_SH)    # waits while it is being unmounted
+    if descriptor is None:
+        return Mount(path)      # it does not depend on a lock, or it is that of another user
+    if _find(*wanted) == found:
+        return Mount(path, lock, descriptor)
+    os.close(descriptor)
+    return None
+
+
+def _make(words, source, point, generation):
+    """Mounts a dataset. Returns None if another process has just done so."""
+    key = point or f"{source} {generation or ''}"
+    readable = re.sub(r"[^\w.-]+", "_", source.split("?")[0].rstrip("/").rpartition("/")[2])[:32]
+    base = os.path.join(_folder(), f"{readable}-{hashlib.sha256(os.fsencode(key)).hexdigest()[:8]}")
+    path, lock = point or base, base + ".lock"
+    mutex = _locked(base + ".mutex", fcntl.LOCK_EX, create=True)
+    try:
+        if _find(source, point, generation) is not None:
+            return None
+        try:
+            os.makedirs(path, 0o700)
+        except OSError:
+            pass    # it is a directory, or a mount whose daemon has died; if there is none, the program says so
+        descriptor = _locked(lock, fcntl.LOCK_SH, create=True)
+        try:
+            done = _milkweed("mount", "--while-locked", lock, "--clear-stale", *words, "--", source, path)
+            messages = [text.strip() for text in re.split("^milkweed: ", done.stderr, flags=re.M)[1:]
+                        if not text.startswith("no configuration file")]
+            if done.returncode != 0:
+                raise MountError("\n".join(messages) or f"exit code {done.returncode}\n{done.stderr}", done.returncode)
+            for text in messages:
+                warnings.warn("milkweed: " + text, RuntimeWarning, stacklevel=3)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return Mount(path, lock, descriptor)
+    finally:
+        os.close(mutex)
+
+
+def _locked(path, operation, create=False):
+    """Returns a descriptor of a file with a lock, or None if there can be none. It waits without LOCK_NB."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+    except OSError as problem:
+        if create:
+            raise _no_folder(problem) from None
+        return None
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _milkweed(*words):
+    """Runs the program."""
+    try:
+        return subprocess.run(["milkweed", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise MountError("the program milkweed is not in $PATH\n  Install it, as the README of Milkweed says.", 127) from None
+
+
+def _folder():
+    """Returns a directory of this user alone, on this machine, for mount points and lock files."""
+    folder = os.environ.get("MILKWEED_MOUNTS") or f"/tmp/milkweed-{os.geteuid()}-mounts"
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        found = os.stat(folder, follow_symlinks=False)
+    except OSError as problem:
+        raise _no_folder(problem) from None
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise _no_folder(f"{folder} is not a directory that only this user may change")
+    return os.path.realpath(folder)
+
+
+def _no_folder(problem):
+    return MountError(f"no place for mount points: {problem}\n  Set MILKWEED_MOUNTS to a directory of this user.", 4)
 
 
 class _Proxy:
@@ -204,7 +471,7 @@ class _State:
         last = self.epoch
         if last is None or not last.is_ours():
             last = None
-            self.mount = _Mount(mount, _stream(self.sampler), lead)
+            self.mount = _Control(mount, _stream(self.sampler), lead)
         self.epoch = _Epoch(self.sampler, paths, self.mount, last)
         return self.epoch
 
@@ -473,8 +740,8 @@ class _Refused(ConnectionError):
         self.status = status
 
 
-class _Mount:
-    """A stream of the plan of a mount."""
+class _Control:
+    """The control socket of a mount, and a stream of its plan."""
 
     purpose = "plan"
 
@@ -609,7 +876,7 @@ class LocalShuffle(_sampler()):
             raise ValueError(f"milkweed: balance is {balance!r}; it may be 'count' or 'bytes'")
         self.q, self.seed, self.balance, self.drop_last = float(q), operator.index(seed), balance, drop_last
         self.epoch = 0
-        self._mount = _ExchangeMount(mount, "", 0)
+        self._mount = _ExchangeControl(mount, "", 0)
         layout = _layout(rank, local_rank, local_ranks, node, nodes)
         self.nodes, self.node, self.local_ranks, self.local_rank = layout
         self._number_files(samples)
@@ -894,7 +1161,7 @@ def _number(name):
         raise ValueError(f"milkweed: {name}={os.environ[name]} is not a number") from None
 
 
-class _ExchangeMount(_Mount):
+class _ExchangeControl(_Control):
     """The mount of an exchange."""
 
     purpose = "exchange"

@@ -578,12 +578,12 @@ class Plan(WithDaemon):
         with tempfile.TemporaryDirectory() as folder:
             link = os.path.join(folder, "link")
             os.symlink(MOUNT, link)
-            mount = milkweed._Mount(link, "", 0)
+            mount = milkweed._Control(link, "", 0)
             for path, want in ((f"{link}/a/b", b"a/b"), (f"{MOUNT}/a", b"a"), ("a/b", b"a/b"), (b"a\xff", b"a\xff"),
                                ("/elsewhere/a", b"/elsewhere/a"), (f"{MOUNT}2/a", b"/mnt/dataset2/a")):
                 self.assertEqual(mount.relative(path), want)
-            self.assertEqual(milkweed._Mount("mnt", "", 0).relative("mnt/a"), b"a")
-            self.assertEqual(milkweed._Mount("mnt/", "", 0).relative(os.path.abspath("mnt/a")), b"a")
+            self.assertEqual(milkweed._Control("mnt", "", 0).relative("mnt/a"), b"a")
+            self.assertEqual(milkweed._Control("mnt/", "", 0).relative(os.path.abspath("mnt/a")), b"a")
 
     def test_keys(self):
         planned = self.planned([["a", "b"], ["c"]], {"a": "1", "b": "2", "c": "3"})
