@@ -32,6 +32,7 @@ var pages = map[string]func(t *testing.T, p *Page){
 	"howto/bucket.md":     bucketPage,
 	"howto/cloud-vm.md":   cloudPage,
 	"howto/kubernetes.md": kubernetesPage,
+	"howto/python.md":     pythonPage,
 	"howto/slurm.md":      slurmPage,
 }
 
@@ -186,6 +187,11 @@ func tutorialPage(t *testing.T, p *Page) {
 			runPage(t, p, Sandbox{User: user})
 		})
 	}
+}
+
+func pythonPage(t *testing.T, p *Page) {
+	drivertest.Need(t, "python3-numpy", "python3-torch")
+	runPage(t, p, Sandbox{User: true})
 }
 
 // fillBucket makes a bucket with 20 images below 2012/.
