@@ -26,8 +26,9 @@ packages=(
 	chromium chromium-driver axe-core                       # cmd/internal/lab/browser
 	buildah kustomize kubeconform kubernetes fluid          # cmd/internal/lab/kubetest
 	versitygw fake-gcs-server azurite                       # blobtest
-	nfpm cyclonedx-gomod                                    # make release
-	lintian mmdebstrap rpm systemd-container                # cmd/release
+	nfpm cyclonedx-gomod python3-wheel                      # make release
+	lintian mmdebstrap python3-pip python3-venv rpm         # cmd/release
+	systemd-container
 	csi-sanity                                              # cmd/milkweed-k8s
 )
 [ $# -eq 0 ] || packages=("$@")

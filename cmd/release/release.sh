@@ -1,7 +1,7 @@
 #!/bin/bash
 # release.sh FOLDER builds a release of the commit that is checked out into FOLDER, which it empties:
-# packages for Debian and RPM, archives, bills of materials and checksums, for amd64 and arm64, and an
-# archive from which the image of containers is built. All times are that of the commit, so that a
+# packages for Debian, RPM and pip, archives, bills of materials and checksums, for amd64 and arm64, and
+# an archive from which the image of containers is built. All times are that of the commit, so that a
 # commit gives the same bytes wherever it is built with the same Go. ARCHS=amd64 builds for one
 # architecture.
 set -euo pipefail
@@ -30,7 +30,11 @@ if [ -n "$(git status --porcelain --untracked-files=no)" ]; then
 	version+=+dirty
 fi
 
-.ci/deps.sh nfpm cyclonedx-gomod
+# The same version for pip: 1.0.0rc1 in place of 1.0.0~rc1, and 0.dev20261124+gabcdef, which comes before
+# all others.
+pip_version=$(sed -E 's/^0~([0-9]+)\./0.dev\1+/; s/~//; s/(\+.*)\+/\1./' <<<"$version")
+
+.ci/deps.sh nfpm cyclonedx-gomod python3-wheel
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/milkweed-test/bin
 
 # compile ARCH PROGRAM FILE compiles a program. It is static, because cgo is off.
@@ -62,6 +66,24 @@ licenses() {
 archive() {
 	tar --create --directory "$2" --transform "flags=rh;s|^\.|$3|" --sort=name --format=gnu \
 		--mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner . | gzip --best --no-name >"$1"
+}
+
+# wheel ARCH PROGRAM LICENSES packs the program and the Python module for pip. A static program meets the
+# rules of manylinux and of musllinux; manylinux2014 is the name of manylinux_2_17 before pip 20.3.
+wheel() {
+	local folder=$stage/wheel/$1 info data machine=x86_64
+	info=$folder/milkweed-$pip_version.dist-info
+	data=$folder/milkweed-$pip_version.data
+	[ "$1" = amd64 ] || machine=aarch64
+	mkdir -p "$info/licenses" "$data/scripts"
+	cp examples/pytorch/milkweed.py "$folder/"
+	cp "$2" "$data/scripts/milkweed"
+	cp LICENSE "$info/licenses/"
+	zcat "$3" >"$info/licenses/third-party-licenses"
+	sed "s/@VERSION@/$pip_version/" "$here/wheel.metadata" >"$info/METADATA"
+	printf '%s\n' 'Wheel-Version: 1.0' 'Generator: milkweed' 'Root-Is-Purelib: false' \
+		"Tag: py3-none-"{manylinux_2_17,manylinux2014,musllinux_1_1}"_$machine" >"$info/WHEEL"
+	/usr/bin/python3 -m wheel pack --dest-dir "$out" "$folder" >"$stage/log" || { cat "$stage/log" >&2; exit 1; }
 }
 
 # share FOLDER makes what is the same for all architectures.
@@ -118,6 +140,7 @@ for arch in ${ARCHS:-amd64 arm64}; do
 			{ cat "$stage/log" >&2; exit 1; }
 	done
 	archive "$out/$name.tar.gz" "$usr" "$name"
+	wheel "$arch" "$usr/bin/milkweed" "$usr/share/doc/milkweed/third-party-licenses.gz"
 	mkdir "$stage/$image/$arch"
 	cp "$usr/bin/milkweed" "$stage/$image/$arch/"
 	compile "$arch" milkweed-k8s "$stage/$image/$arch/milkweed-k8s"

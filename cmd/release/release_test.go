@@ -48,6 +48,10 @@ func TestRelease(t *testing.T) {
 		release{t, first}.lintian()
 	})
 	t.Run("Files", func(t *testing.T) { release{t, first}.files() })
+	t.Run("Wheel", func(t *testing.T) {
+		t.Parallel()
+		release{t, first}.wheel()
+	})
 	t.Run("Install", func(t *testing.T) {
 		t.Parallel()
 		// The tests at the same time use the repository of the first version.
@@ -123,6 +127,8 @@ func (r release) names() {
 		"milkweed-0.1.0-1.aarch64.rpm", "milkweed-0.1.0-1.x86_64.rpm", "milkweed-0.1.0-image.tar.gz",
 		"milkweed-0.1.0-linux-amd64.cdx.json", "milkweed-0.1.0-linux-amd64.tar.gz",
 		"milkweed-0.1.0-linux-arm64.cdx.json", "milkweed-0.1.0-linux-arm64.tar.gz",
+		"milkweed-0.1.0-py3-none-manylinux2014_aarch64.manylinux_2_17_aarch64.musllinux_1_1_aarch64.whl",
+		"milkweed-0.1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.musllinux_1_1_x86_64.whl",
 		"milkweed-k8s-0.1.0-linux-amd64.cdx.json", "milkweed-k8s-0.1.0-linux-arm64.cdx.json",
 		"milkweed_0.1.0_amd64.deb", "milkweed_0.1.0_arm64.deb",
 	}
@@ -268,11 +274,11 @@ func (r release) files() {
 	}
 }
 
-// The versions of releases and of commits between them sort in Debian and in RPM as they were made.
+// The versions of releases and of commits between them sort in Debian, in RPM and in pip as they were made.
 func TestVersions(t *testing.T) {
-	drivertest.Need(t, "git", "dpkg")
+	drivertest.Need(t, "git", "dpkg", "python3-pip")
 	repository := checkout(t)
-	script := `cd "$1" && sed -n '/^# The version is/,/^fi/p' cmd/release/release.sh >"$2" && . "$2" && echo "$version"`
+	script := `cd "$1" && sed -n '/^# The version is/,/^pip_version/p' cmd/release/release.sh >"$2" && . "$2" && echo "$version" "$pip_version"`
 	other := filepath.Join(t.TempDir(), "clone")
 	sh(t, `git clone -q --no-tags "$1" "$2" && cd "$2" && git config user.name x && git config user.email x@example.org`, repository, other)
 	part := filepath.Join(t.TempDir(), "part")
@@ -284,10 +290,13 @@ func TestVersions(t *testing.T) {
 		sh(t, `cd "$1" && git commit -q --allow-empty -m x`, other)
 		got = append(got, lines(sh(t, export+script, other, part))...)
 	}
-	if want := []string{"1.0.0~rc1", "1.0.0", "1.0.1"}; !slices.Equal([]string{got[1], got[3], got[5]}, want) || !strings.HasPrefix(got[6], "1.0.1+1.g") || !strings.HasPrefix(got[0], "0~20260102.g") {
+	if want := []string{"1.0.0~rc1 1.0.0rc1", "1.0.0 1.0.0", "1.0.1 1.0.1"}; !slices.Equal([]string{got[1], got[3], got[5]}, want) || !strings.HasPrefix(got[6], "1.0.1+1.g") || !strings.HasPrefix(got[0], "0~20260102.g") {
 		t.Errorf("versions: %q", got)
 	}
 	for i := range got[1:] {
-		sh(t, `dpkg --compare-versions "$1" lt "$2"`, got[i], got[i+1])
+		a, pipA, _ := strings.Cut(got[i], " ")
+		b, pipB, _ := strings.Cut(got[i+1], " ")
+		sh(t, `dpkg --compare-versions "$1" lt "$2"
+			/usr/bin/python3 -c 'import sys; from pip._vendor.packaging.version import Version; assert Version(sys.argv[1]) < Version(sys.argv[2])' "$3" "$4"`, a, b, pipA, pipB)
 	}
 }

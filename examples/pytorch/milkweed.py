@@ -69,6 +69,7 @@ import pwd
 import queue
 import re
 import secrets
+import shutil
 import socket
 import stat
 import struct
@@ -365,12 +366,13 @@ def _locked(path, operation, create=False):
 
 
 def _milkweed(*words):
-    """Runs the program."""
-    try:
-        return subprocess.run(["milkweed", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise MountError("the program milkweed is not in $PATH\n  Install it, as the README of Milkweed says.", 127) from None
+    """Runs the program. That of pip is beside the interpreter, whose environment may not be active."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    program = shutil.which("milkweed", path=path)
+    if program is None:
+        raise MountError("the program milkweed is not in $PATH\n  Install it, as the README of Milkweed says.", 127)
+    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          encoding="utf-8", errors="replace")
 
 
 def _folder():
