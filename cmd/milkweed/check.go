@@ -82,7 +82,7 @@ remedy and code.`,
 
 // printChecks is the command check without --manifest.
 func printChecks(c *cobra.Command, cfg *config.Config, asJSON bool) error {
-	r := checkReport{cfg.Settings(), runChecks(c.Context(), cfg)}
+	r := checkReport{cfg.Settings(), append(runChecks(c.Context(), cfg), checkMemory(cfg, config.MemoryLimit())...)}
 	if check.First(r.Findings) == nil { // a source that hangs delays check once
 		r.Findings = append(r.Findings, checkRoom(c.Context(), cfg)...)
 	}

@@ -68,11 +68,7 @@ func boundMemory(c *config.Config, limit int64, log *slog.Logger) (memoryPlan, e
 		return planMemory(limit, false), nil
 	}
 	if limit < minMemory {
-		return memoryPlan{}, &exit.Error{
-			Code:   exit.Fuse,
-			Err:    fmt.Errorf("the control group permits %s of memory, and a mount needs %s", size(limit), size(minMemory)),
-			Remedy: "Raise its limit (memory.max).",
-		}
+		return memoryPlan{}, tooLittleMemory(limit)
 	}
 	ram := memoryTiers(c)
 	p := planMemory(limit, len(ram) > 0)
@@ -81,6 +77,14 @@ func boundMemory(c *config.Config, limit int64, log *slog.Logger) (memoryPlan, e
 		debug.SetMemoryLimit(p.heap)
 	}
 	return p, nil
+}
+
+func tooLittleMemory(limit int64) *exit.Error {
+	return &exit.Error{
+		Code:   exit.Fuse,
+		Err:    fmt.Errorf("the control group permits %s of memory, and a mount needs %s", size(limit), size(minMemory)),
+		Remedy: "Raise its limit (memory.max, or --mem in Slurm).",
+	}
 }
 
 // memoryTiers returns the free bytes of the file system of each tier in memory, by its index.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -53,6 +54,39 @@ func TestBoundMemory(t *testing.T) {
 	}
 	if _, err := boundMemory(&c, 32<<20, log); exit.Of(err) != exit.Fuse {
 		t.Errorf("32 MiB: got %v", err)
+	}
+}
+
+// Check says that a mount will be refused, and of which tiers in memory it uses less than the quota.
+func TestCheckMemory(t *testing.T) {
+	c := config.Default()
+	c.Tiers = []config.Tier{
+		{Name: "ram", Path: "/dev/shm/milkweed-test-absent", Quota: config.Quota{Bytes: 1 << 40}},
+		{Name: "small", Path: "/dev/shm/milkweed-test-absent2", Quota: config.Quota{Bytes: 1 << 20}},
+		{Name: "ssd", Path: t.TempDir(), Quota: config.Quota{Bytes: 1 << 40}},
+	}
+	got := checkMemory(&c, 1<<30)
+	if want := "the quota is 1TiB, and a mount uses 256 MiB: copies in memory are part of the 1.0 GiB of memory that the control group permits"; len(got) != 1 || got[0].Name != "tier ram" || got[0].Status != check.Warning || got[0].Detail != want {
+		t.Errorf("got %+v, want %q", got, want)
+	}
+	if c.Tiers[0].Quota.Bytes != 1<<40 {
+		t.Error("the configuration is changed")
+	}
+	if got := checkMemory(&c, math.MaxInt64); len(got) != 0 {
+		t.Errorf("without a limit: %+v", got)
+	}
+	if err := check.First(checkMemory(&c, 32<<20)); exit.Of(err) != exit.Fuse {
+		t.Errorf("32 MiB: %v", err)
+	}
+}
+
+// Check examines the control group that it is in.
+func TestCheckMemoryGroup(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1)
+	s.memoryGroup("200M")
+	if got, want := s.milkweed("check", "--tier", "ram:/dev/shm/milkweed-test-absent:1GiB", s.source), "the quota is 1GiB, and a mount uses 100 MiB"; !strings.Contains(got, want) {
+		t.Errorf("no %q in\n%s", want, got)
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -48,11 +49,36 @@ func checkRoom(ctx context.Context, cfg *config.Config) []check.Finding {
 // roomFor returns the finding about the room for a dataset, in tiers that a mount may use: those in
 // memory are also bounded by the control group.
 func roomFor(ctx context.Context, cfg *config.Config, need check.Need) []check.Finding {
+	return check.Room(ctx, boundedConfig(cfg, config.MemoryLimit()), need)
+}
+
+// boundedConfig returns the configuration that a mount uses if the control group permits a number of bytes of memory.
+func boundedConfig(cfg *config.Config, limit int64) *config.Config {
 	bounded := *cfg
 	bounded.Tiers = slices.Clone(cfg.Tiers)
 	ram := memoryTiers(&bounded)
-	planMemory(config.MemoryLimit(), len(ram) > 0).bound(&bounded, ram, slog.New(slog.DiscardHandler))
-	return check.Room(ctx, &bounded, need)
+	planMemory(limit, len(ram) > 0).bound(&bounded, ram, slog.New(slog.DiscardHandler))
+	return &bounded
+}
+
+// checkMemory examines whether the control group permits enough bytes of memory for a mount, and for its tiers in
+// memory.
+func checkMemory(cfg *config.Config, limit int64) (findings []check.Finding) {
+	if limit < minMemory {
+		err := tooLittleMemory(limit)
+		return []check.Finding{{Name: "memory", Status: check.Problem, Detail: err.Err.Error(), Remedy: err.Remedy, Code: err.Code, Err: err}}
+	}
+	for i, t := range boundedConfig(cfg, limit).Tiers {
+		if given := cfg.Tiers[i].Quota; t.Quota != given {
+			findings = append(findings, check.Finding{
+				Name:   "tier " + t.Name,
+				Status: check.Warning,
+				Detail: fmt.Sprintf("the quota is %s, and a mount uses %s: copies in memory are part of the %s of memory that the control group permits", given, size(t.Quota.Bytes), size(limit)),
+				Remedy: "Raise the memory limit of the control group (memory.max, or --mem in Slurm), or reduce the quota.",
+			})
+		}
+	}
+	return findings
 }
 
 // countSource counts the files of a source for countTime, with at most as many operations per second as
