@@ -1,9 +1,11 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -96,11 +98,8 @@ func (s pythonSite) stays() {
 // block, by unmount(), and at the end of the process.
 func TestPythonMount(t *testing.T) {
 	forEachUser(t, func(t *testing.T, s pythonSite) {
-		for _, command := range []string{"with_block", "notebook", "open_file", "crash", "pickled"} {
+		for _, command := range []string{"with_block", "notebook", "open_file", "crash", "pickled", "ending"} {
 			s.python(command)
-			if got := s.mounts(); len(got) != 0 {
-				t.Errorf("after %s, %q are mounted", command, got)
-			}
 			s.ended()
 		}
 	})
@@ -138,14 +137,46 @@ func TestPythonMountOfForked(t *testing.T) {
 func TestPythonMountAtOnce(t *testing.T) {
 	s := newPythonSite(t, false, fuseForAll)
 	var jobs sync.WaitGroup
-	for range 6 {
+	var points [6]string
+	for i := range points {
 		jobs.Go(func() {
-			if out, err := s.command(s.pythonWords("use")...).CombinedOutput(); err != nil {
+			out, err := s.command(s.pythonWords("use")...).CombinedOutput()
+			if err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
+			points[i] = string(out)
 		})
 	}
 	jobs.Wait()
+	if got := slices.Compact(points[:]); len(got) != 1 {
+		t.Errorf("got %q", got)
+	}
+	s.ended()
+}
+
+// A process that is killed while it mounts or unmounts leaves a mount that others may use, or none.
+func TestPythonMountKilled(t *testing.T) {
+	for _, command := range []string{"mount", "umount"} {
+		t.Run(command, func(t *testing.T) {
+			s := newPythonSite(t, false, fuseForAll)
+			script := fmt.Sprintf("#!/bin/sh\nif [ $1 = %s ] && mkdir \"$STARTED\" 2>/dev/null; then sleep 1; fi\nexec %s \"$@\"\n", command, s.program)
+			s.check(os.Mkdir(s.dir+"/bin", 0o755))
+			s.check(os.WriteFile(s.dir+"/bin/milkweed", []byte(script), 0o755))
+			s.must(append([]string{"env", "PATH=" + s.dir + "/bin:/bin:/usr/bin", "STARTED=" + s.dir + "/started"}, s.pythonWords("killed")...)...)
+			s.ended()
+		})
+	}
+}
+
+// A process keeps the mount that it uses if the lock file was removed.
+func TestPythonMountWithoutLock(t *testing.T) {
+	s := newPythonSite(t, true, fuseForAll)
+	first, _ := s.job("stay")
+	s.sh(`rm "$1"/mounts/*.lock`, s.dir)
+	second, _ := s.job("stay")
+	first()
+	s.stays()
+	second()
 	s.ended()
 }
 

@@ -142,7 +142,7 @@ class MountError(RuntimeError):
 
     def __init__(self, text, code=1):
         super().__init__(text)
-        self.code = code    # the exit code of `milkweed mount`; 127: there is no such program
+        self.code = code    # the exit code of `milkweed mount`; 126 or 127: the program cannot be started
 
 
 class Mount:
@@ -155,10 +155,10 @@ class Mount:
     the process.
     """
 
-    def __init__(self, path, lock=None, descriptor=None):
+    def __init__(self, path, descriptor=None, lock=None):
         self.path = path                # of the mount point
-        self._lock = lock               # the path of the lock file that keeps the mount, if one does
-        self._descriptor = descriptor   # of that file, with a shared lock
+        self._descriptor = descriptor   # keeps the mount: of the lock file, with a shared lock, or of the root of the mount
+        self._lock = lock               # the path of the lock file
         if descriptor is not None:
             atexit.register(self.unmount)
 
@@ -178,7 +178,7 @@ class Mount:
         return f"milkweed.Mount({self.path!r})"
 
     def __reduce__(self):
-        return Mount, (self.path,)      # another process has no lock
+        return Mount, (self.path,)      # what keeps the mount is of this process
 
     def unmount(self):
         """Ends the use. If mount() has made the mount, and nothing uses it any more, it is unmounted.
@@ -191,10 +191,12 @@ class Mount:
         atexit.unregister(self.unmount)
         os.close(descriptor)
         # Other uses have locks, and so have processes that were forked meanwhile.
-        descriptor = _locked(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if descriptor is not None:
+        descriptor = self._lock and _locked(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor:
             try:
-                _milkweed("umount", self.path)  # if this fails, the daemon unmounts later
+                _milkweed("umount", self.path, keep=descriptor)
+            except MountError:
+                pass    # the daemon unmounts later, as it does if the mount is in use
             finally:
                 os.close(descriptor)
 
@@ -214,14 +216,15 @@ def mount(source, point=None, *, tiers=(), supervise=False, **options):
 
     All processes of this user share a mount that mount() has made, such as the ranks of torchrun. It is
     unmounted when the last of them has left its block, has called unmount(), or has ended, also if it
-    was killed. A process that was forked by one that uses the mount uses it, too.
+    was killed. A process that was forked by one that uses the mount uses it, too. A program that it has
+    started does not, and calls mount() itself.
 
     Raises MountError if the dataset cannot be mounted.
     """
-    source = os.fspath(source)
+    source = os.fsdecode(source)
     if "://" not in source:
         source = _canonical(source)
-    if point is not None:
+    if point:
         point = os.path.realpath(point)
     elif options.get("allow_other"):
         raise ValueError("milkweed: allow_other needs point=, as only this user may enter the directory of the default")
@@ -231,12 +234,8 @@ def mount(source, point=None, *, tiers=(), supervise=False, **options):
     for name, value in options.items():
         if value is not None:
             words += _option(name, value)
-    wanted = source, point, options.get("generation")
-    made = None
-    while made is None:
-        found = _find(*wanted)
-        made = _make(words, *wanted) if found is None else _join(found, wanted)
-    return made
+    wanted = source, point or None, options.get("generation")
+    return _join(*wanted) or _make(words, *wanted)
 
 
 def status(mount):
@@ -260,39 +259,29 @@ def _option(name, value):
 
 def _canonical(path):
     """Returns a path without links above its last element, which may be a link to a generation."""
-    folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(os.path.realpath(folder), name) if os.path.islink(path) else os.path.realpath(path)
+    folder, name = os.path.split(path.rstrip("/"))
+    if name in ("", ".", ".."):
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(folder), name)
 
 
-def _find(source, point, generation):
-    """Returns the mount point and the lock file of a suitable mount, the latest, or None."""
+def _mounted(source, point):
+    """Yields the path and the device number of each mount of a source, at one point or at all."""
     with open("/proc/self/mountinfo", "rb") as table:
         lines = table.readlines()
     owners = {f"user_id={user}" for user in (0, os.geteuid(), *_service())}
-    for line in reversed(lines):
+    for line in lines:
         if b" - fuse.milkweed " not in line:
             continue
-        fields = [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field)) for field in line.split()]
+        fields = [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field))
+                  for field in line.rstrip(b"\n").split(b" ")]
         device, root, path, name, options = fields[2], fields[3], fields[4], fields[-2], fields[-1]
         if root != "/" or point not in (None, path):
             continue
         if point is None and owners.isdisjoint(options.split(",")):
             continue    # of another user, who may say anything of its content
-        if name != source and (os.path.basename(name) != os.path.basename(source) or _canonical(name) != source):
-            continue
-        try:
-            number = os.stat(path).st_dev
-        except OSError:
-            continue    # its daemon has died, or this user may not read it
-        if device != f"{os.major(number)}:{os.minor(number)}" or not os.access(path, os.R_OK | os.X_OK):
-            continue    # another mount hides it
-        try:
-            known = status(path)
-        except OSError:
-            known = {}  # a container may lack the socket
-        if generation is None or known.get("generation") == generation:
-            return path, known.get("while_locked")
-    return None
+        if name == source or os.path.basename(name) == os.path.basename(source) and _canonical(name) == source:
+            yield path, os.makedev(*map(int, device.split(":")))
 
 
 def _service():
@@ -303,81 +292,119 @@ def _service():
         return []
 
 
-def _join(found, wanted):
-    """Returns a use of a mount that was found, or None if it has ended meanwhile."""
-    path, lock = found
-    descriptor = None if lock is None else _locked(lock, fcntl.LOCK_SH)    # waits while it is being unmounted
-    if descriptor is None:
-        return Mount(path)      # it does not depend on a lock, or it is that of another user
-    if _find(*wanted) == found:
-        return Mount(path, lock, descriptor)
-    os.close(descriptor)
+def _join(source, point, generation):
+    """Returns a use of a mount that is there, or None."""
+    for path, device in _mounted(source, point):
+        try:
+            root = _open(path, os.O_DIRECTORY)  # from now on, it cannot be unmounted
+        except OSError:
+            continue    # its daemon has died, or this user may not read it
+        kept = None
+        try:
+            if os.fstat(root).st_dev != device:
+                continue    # another mount hides it, or it has ended
+            try:
+                known = status(path)
+            except OSError:
+                known = {"while_locked": ""}    # in a container without the socket, for example
+            if generation is not None and known.get("generation") != generation:
+                continue
+            if "while_locked" not in known:
+                return Mount(path)
+            kept = _locked(known["while_locked"], fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if kept is not None:
+                return Mount(path, kept, known["while_locked"])
+            kept = root     # the lock is not known, or not free, as while the daemon tries to unmount
+            return Mount(path, root)
+        finally:
+            if kept != root:
+                os.close(root)
     return None
 
 
 def _make(words, source, point, generation):
-    """Mounts a dataset. Returns None if another process has just done so."""
+    """Mounts a dataset, unless another process has just done so."""
     key = point or f"{source} {generation or ''}"
     readable = re.sub(r"[^\w.-]+", "_", source.split("?")[0].rstrip("/").rpartition("/")[2])[:32]
     base = os.path.join(_folder(), f"{readable}-{hashlib.sha256(os.fsencode(key)).hexdigest()[:8]}")
     path, lock = point or base, base + ".lock"
     mutex = _locked(base + ".mutex", fcntl.LOCK_EX, create=True)
     try:
-        if _find(source, point, generation) is not None:
-            return None
+        use = _join(source, point, generation)
+        if use is not None:
+            return use
         try:
             os.makedirs(path, 0o700)
         except OSError:
             pass    # it is a directory, or a mount whose daemon has died; if there is none, the program says so
-        descriptor = _locked(lock, fcntl.LOCK_SH, create=True)
+        descriptor = _locked(lock, fcntl.LOCK_SH, create=True)  # waits while the dataset is being unmounted
         try:
-            done = _milkweed("mount", "--while-locked", lock, "--clear-stale", *words, "--", source, path)
+            done = _milkweed("mount", "--while-locked", lock, "--clear-stale", *words, "--", source, path, keep=mutex)
             messages = [text.strip() for text in re.split("^milkweed: ", done.stderr, flags=re.M)[1:]
                         if not text.startswith("no configuration file")]
             if done.returncode != 0:
-                raise MountError("\n".join(messages) or f"exit code {done.returncode}\n{done.stderr}", done.returncode)
+                use = _join(source, point, generation)      # a supervisor has mounted again
+                if use is None:
+                    raise MountError("\n".join(messages) or f"exit code {done.returncode}\n{done.stderr}", done.returncode)
+                os.close(descriptor)
+                return use
             for text in messages:
                 warnings.warn("milkweed: " + text, RuntimeWarning, stacklevel=3)
+            return Mount(path, descriptor, lock)
         except BaseException:
             os.close(descriptor)
             raise
-        return Mount(path, lock, descriptor)
     finally:
         os.close(mutex)
 
 
+def _open(path, flags=0):
+    """Returns a descriptor for reading, above those of the standard streams, which programs replace."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o600)
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
+
+
 def _locked(path, operation, create=False):
     """Returns a descriptor of a file with a lock, or None if there can be none. It waits without LOCK_NB."""
+    descriptor = None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
-    except OSError as problem:
+        descriptor = _open(path, os.O_CREAT if create else 0)
+        fcntl.flock(descriptor, operation)
+        return descriptor
+    except BaseException as problem:
+        if descriptor is not None:
+            os.close(descriptor)
+        if not isinstance(problem, OSError):
+            raise
         if create:
             raise _no_folder(problem) from None
         return None
-    try:
-        fcntl.flock(descriptor, operation)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
-def _milkweed(*words):
-    """Runs the program. That of pip is beside the interpreter, whose environment may not be active."""
+def _milkweed(*words, keep):
+    """Runs the program, with a descriptor whose lock it keeps if this process is killed.
+
+    A program that pip has installed is beside the interpreter, whose environment may not be active.
+    """
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
-    program = shutil.which("milkweed", path=path)
-    if program is None:
-        raise MountError("the program milkweed is not in $PATH\n  Install it, as the README of Milkweed says.", 127)
-    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          encoding="utf-8", errors="replace")
+    try:
+        return subprocess.run([shutil.which("milkweed", path=path) or "milkweed", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, pass_fds=[keep], encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise MountError("the program milkweed is not in $PATH\n  Install it, as the README of Milkweed says.", 127) from None
+    except OSError as problem:
+        raise MountError(f"milkweed cannot be started: {problem}", 126) from None
 
 
 def _folder():
     """Returns a directory of this user alone, on this machine, for mount points and lock files."""
-    folder = os.environ.get("MILKWEED_MOUNTS") or f"/tmp/milkweed-{os.geteuid()}-mounts"
+    given = os.environ.get("MILKWEED_MOUNTS")
+    folder = os.path.realpath(given) if given else f"/tmp/milkweed-{os.geteuid()}-mounts"
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
         found = os.stat(folder, follow_symlinks=False)
