@@ -74,7 +74,7 @@ func checkMemory(cfg *config.Config, limit int64) (findings []check.Finding) {
 				Name:   "tier " + t.Name,
 				Status: check.Warning,
 				Detail: fmt.Sprintf("the quota is %s, and a mount uses %s: copies in memory are part of the %s of memory that the control group permits", given, size(t.Quota.Bytes), size(limit)),
-				Remedy: "Raise the memory limit of the control group (memory.max, or --mem in Slurm), or reduce the quota.",
+				Remedy: check.RaiseMemory,
 			})
 		}
 	}

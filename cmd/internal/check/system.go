@@ -227,6 +227,9 @@ func OtherThreads() int { return 3*16 + max(16, runtime.GOMAXPROCS(0)) + 16 }
 // SpareThreads is the number of threads that a daemon leaves of those that a limit allows.
 const SpareThreads = 32
 
+// RaiseMemory is the remedy for tiers in memory that have less than their quota, or little memory beside them.
+const RaiseMemory = "Raise the memory limit of the control group (memory.max, or --mem in Slurm), or give the tiers in memory less."
+
 // RaiseThreads is the remedy for a limit of threads that is too low.
 const RaiseThreads = `Raise the limit: "nproc" in limits.conf, TasksMax= in a unit file, the limit of PIDs of a container.`
 

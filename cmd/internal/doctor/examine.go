@@ -538,12 +538,11 @@ func memory(f *Facts) []Finding {
 	if !p.Known || p.Memory == math.MaxInt64 {
 		return nil
 	}
-	const remedy = "Raise the memory limit of the control group (memory.max, or --mem in Slurm), or give the tiers in memory less."
 	switch {
 	case p.MemoryLeft < p.Memory/20:
-		return one(Problem, "memory", remedy, "", "%s of the %s that the control group permits are left; the kernel kills a process when none is", size(p.MemoryLeft), size(p.Memory))
+		return one(Problem, "memory", check.RaiseMemory, "", "%s of the %s that the control group permits are left; the kernel kills a process when none is", size(p.MemoryLeft), size(p.Memory))
 	case p.Memory < config.SmallMemory:
-		return one(Warning, "memory", remedy, "", "the control group permits %s; below %s the kernel reads little at a time, and few workers copy", size(p.Memory), size(config.SmallMemory))
+		return one(Warning, "memory", check.RaiseMemory, "", "the control group permits %s; below %s the kernel reads little at a time, and few workers copy", size(p.Memory), size(config.SmallMemory))
 	}
 	return nil
 }
