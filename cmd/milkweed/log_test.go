@@ -108,7 +108,7 @@ func fillPipe(t *testing.T, pipe *os.File) {
 	}
 }
 
-// The default log is one that the daemon can write: otherwise it has none, and says so.
+// A daemon that cannot write the default log has none, and says so.
 func TestLogOfAnotherUser(t *testing.T) {
 	s := newSite(t)
 	s.inNamespace(fuseForAll)

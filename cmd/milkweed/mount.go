@@ -269,7 +269,7 @@ func (f *mountFlags) serve(
 		}
 	}
 	lock, lockErr := f.openLock()
-	isGone := by.crashes > 0 && errors.Is(lockErr, os.ErrNotExist) // who has a lock on it is not known any more
+	isGone := by.crashes > 0 && errors.Is(lockErr, os.ErrNotExist) // whether a process has a lock is not known any more
 	if lockErr != nil && !isGone {
 		return lockErr
 	}

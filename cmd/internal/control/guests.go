@@ -121,8 +121,8 @@ func (b *guestBook) enter(c *peerConn) *peerConn {
 	return c
 }
 
-// add adds a connection. It replaces the oldest one of its user, who has mostOfUser already, or, if there are most in
-// all, the oldest one of the user who has the largest number.
+// add adds a connection. If its user has mostOfUser already, it replaces the oldest one of them. If there are most in
+// all, it replaces the oldest one of the user with the largest number.
 func add(conns []*peerConn, c *peerConn, most, mostOfUser int) []*peerConn {
 	users := make(map[int]int)
 	for _, other := range conns {
