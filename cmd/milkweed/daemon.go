@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/automount"
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -221,7 +222,7 @@ func serve(
 // mountFS mounts the file system, which shows the path of the control socket and the index of this node.
 func (d *daemon) mountFS(socket func(uid uint32) string) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
-	d.mount, err = fs.New(d.names, d.handler, fs.Config{
+	c := fs.Config{
 		Point:         d.cfg.Mount.Point,
 		Device:        d.how.device,
 		Source:        d.cfg.Source.Given(),
@@ -235,7 +236,11 @@ func (d *daemon) mountFS(socket func(uid uint32) string) (err error) {
 		MaxBackground: d.memory.reads,
 		Mode:          modes[d.service.Mode],
 		StackDepth:    d.tiers.stackDepth(),
-	}, d.log)
+	}
+	err = automount.Reach(func() (err error) {
+		d.mount, err = fs.New(d.names, d.handler, c, d.log)
+		return err
+	})
 	if err != nil {
 		return &exit.Error{Code: exit.Fuse, Err: err, Remedy: "`milkweed check` shows what this machine lacks."}
 	}

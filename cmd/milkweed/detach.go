@@ -8,22 +8,27 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/automount"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // The command `milkweed mount` returns when the mount is ready:
 //
 //  1. The command starts this program again, with the same arguments, in a new session. The
 //     child inherits the write end of a pipe; readyEnv has its file descriptor. The command
-//     reads from the pipe.
+//     reads from the pipe. Under an automounter, the session begins later: see package automount.
 //  2. The child, which is the daemon, mounts. It has the standard error of the command, so that
 //     the user sees its warnings.
 //  3. When the mount is ready or has failed, the daemon writes a verdict to the pipe. If the
@@ -46,25 +51,27 @@ type verdict struct {
 }
 
 // startDaemon starts this program again as a daemon, and returns when the daemon is ready or has
-// failed. If ctx is done before, startDaemon ends the daemon.
-func startDaemon(ctx context.Context) error {
-	cmd, verdicts, err := spawn("")
+// failed. point is the mount point, or "". If ctx is done before, startDaemon ends the daemon.
+func startDaemon(ctx context.Context, point string) error {
+	cmd, verdicts, err := spawn("", point)
 	if err != nil {
 		return err
 	}
 	select {
 	case v := <-verdicts:
-		return follow(cmd, v)
+		if ctx.Err() == nil {
+			return follow(cmd, v)
+		}
 	case <-ctx.Done():
 	}
 	end(cmd)
-	<-verdicts
 	return ctx.Err()
 }
 
-// spawn starts this program again, in a new session, in the directory dir and with additions to the
-// environment. The channel gets the verdict of the child, or nil if the child ends without one.
-func spawn(dir string, env ...string) (*exec.Cmd, <-chan *verdict, error) {
+// spawn starts this program again, as a daemon that mounts on point, in the directory dir and with
+// additions to the environment. The channel gets the verdict of the child, or nil if the child ends
+// without one.
+func spawn(dir, point string, env ...string) (*exec.Cmd, <-chan *verdict, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err
@@ -72,10 +79,11 @@ func spawn(dir string, env ...string) (*exec.Cmd, <-chan *verdict, error) {
 	cmd := exec.Command("/proc/self/exe") // this program, even if its file was replaced
 	cmd.Args = os.Args
 	cmd.Dir = dir
-	cmd.Env = append(append(os.Environ(), readyEnv+"=3"), env...)
+	attributes, more := automount.Attributes(point)
+	cmd.Env = slices.Concat(os.Environ(), []string{readyEnv + "=3"}, env, more)
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the child
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = attributes
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
@@ -133,7 +141,8 @@ func end(cmd *exec.Cmd) {
 
 // A starter is the daemon's end of the pipe to the command that started it.
 type starter struct {
-	pipe *os.File // nil after the verdict was written
+	pipe   *os.File // nil after the verdict was written
+	parent int      // a pidfd; -1: none
 }
 
 // asDaemon returns the starter of this process, or nil if this process is not a daemon that
@@ -149,13 +158,41 @@ func asDaemon() (*starter, error) {
 		return nil, fmt.Errorf("%s is %q, not the file descriptor of a pipe", readyEnv, value)
 	}
 	unix.CloseOnExec(fd)
+	signal.Ignore(syscall.SIGTTOU) // with `stty tostop`, it would be stopped for its warnings
 	// pgrep and top show this name. Without it, that is "exe". It does not matter if it cannot be set.
 	os.WriteFile("/proc/self/comm", []byte("milkweed"), 0)
-	return &starter{os.NewFile(uintptr(fd), "ready")}, nil
+	parent, err := unix.PidfdOpen(os.Getppid(), 0)
+	if err != nil {
+		parent = -1
+	}
+	return &starter{os.NewFile(uintptr(fd), "ready"), parent}, nil
 }
 
-// ready reports that the mount is ready.
-func (s *starter) ready() { s.write(verdict{Ready: true}) }
+// isReady reports whether this process is a daemon that is ready.
+var isReady atomic.Bool
+
+// ready reports that the mount is ready. Before, a signal may arrive more than once: a service manager
+// sends it to all processes, and the command passes it on.
+//
+// If the parent is to end, a session begins then, and not before: until an automounter knows that the
+// command has ended, only its group can unmount.
+func (s *starter) ready(parentEnds bool) {
+	isReady.Store(true)
+	s.write(verdict{Ready: true})
+	if !parentEnds || !automount.Needed() {
+		automount.NewSession()
+		return
+	}
+	go func() {
+		defer panics.Contain()
+		defer automount.NewSession()
+		for s.parent >= 0 {
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(s.parent), Events: unix.POLLIN}}, -1); err != unix.EINTR {
+				return
+			}
+		}
+	}()
+}
 
 // leave closes the descriptors that were inherited from the command. The standard output and the
 // standard error become the log file, or /dev/null if log is nil: the Go runtime writes the message

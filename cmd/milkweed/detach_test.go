@@ -31,7 +31,7 @@ func play(role string) int {
 	switch {
 	case err != nil:
 	case d == nil:
-		err = startDaemon(ctx)
+		err = startDaemon(ctx, "")
 	default:
 		err = playDaemon(ctx, role, d)
 	}
@@ -44,7 +44,7 @@ func playDaemon(ctx context.Context, role string, d *starter) error {
 	switch role {
 	case "ready":
 		d.leave(nil)
-		d.ready()
+		d.ready(true)
 		fmt.Fprintln(os.Stderr, "written to /dev/null")
 		time.Sleep(25 * time.Second) // longer than the test allows for the command
 	case "fail":

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/automount"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
@@ -86,9 +87,9 @@ func (d *daemon) unmount() {
 		if point != d.cfg.Mount.Point {
 			unmount = func() error { return fs.Unmount(context.Background(), point, false) }
 		}
-		err := unmount()
+		err := automount.Reach(unmount)
 		if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
-			err = fs.Unmount(context.Background(), point, true)
+			err = automount.Reach(func() error { return fs.Unmount(context.Background(), point, true) })
 		}
 		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is already unmounted
 			d.log.Error("unmount", "point", point, "err", err)

@@ -24,7 +24,13 @@ func main() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), shutdownSignals()...)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	starting := os.Getenv(readyEnv) != ""
+	context.AfterFunc(ctx, func() {
+		if starting && !isReady.Load() {
+			time.Sleep(termTimeout) // until then, all signals are one: see ready
+		}
+		stop() // a second signal ends the program at once
+	})
 	err := run(context.WithValue(ctx, programKey{}, true), os.Args, os.Stdout, os.Stderr)
 	report(os.Stderr, err)
 	apart.Exit(int(exit.Of(err)))
@@ -69,13 +75,21 @@ func shutdownSignals() []os.Signal {
 	if signal.Ignored(syscall.SIGHUP) {
 		return signals
 	}
-	terminal, err := os.Open("/dev/tty")
-	if err != nil {
+	if os.Getenv(readyEnv) != "" || !hasTerminal() { // a daemon leaves the terminal
 		signal.Ignore(syscall.SIGHUP)
 		return signals
 	}
-	terminal.Close()
 	return append(signals, syscall.SIGHUP)
+}
+
+// hasTerminal reports whether this process has a controlling terminal.
+func hasTerminal() bool {
+	terminal, err := os.Open("/dev/tty")
+	if err != nil {
+		return false
+	}
+	terminal.Close()
+	return true
 }
 
 // run runs the command line args. args[0] is the name by which the program was called.

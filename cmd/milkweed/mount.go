@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/automount"
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
@@ -54,11 +56,12 @@ SIGHUP makes the daemon read its configuration again; see milkweed config reload
 --help. In the foreground of a terminal, it unmounts.
 
 SOURCE is the directory or the URL of the bucket that holds the dataset.
-Milkweed never writes to it. MOUNTPOINT is an empty directory. A single
-argument is MOUNTPOINT if a configuration file sets the source. With both
-arguments, only the configuration file of -c or of the option config is read;
-without one, copies go to memory (/dev/shm) and to the cache folder, and the
-command prints the quota of each.
+Milkweed never writes to it. MOUNTPOINT is an empty directory, or one on which
+an automounter mounts, as with x-systemd.automount. A single argument is
+MOUNTPOINT if a configuration file sets the source. With both arguments, only
+the configuration file of -c or of the option config is read; without one,
+copies go to memory (/dev/shm) and to the cache folder, and the command prints
+the quota of each.
 
 A configuration file sets the tiers and everything else. It is the file of -c;
 or else of $MILKWEED_CONFIG; or else the first that exists of ./tiering.toml,
@@ -237,7 +240,7 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 	supervisor := asSupervised()
 	switch {
 	case d == nil && !f.foreground && !f.fake:
-		return startDaemon(ctx)
+		return startDaemon(ctx, lastOf(args))
 	case f.watched && !supervisor.on && !f.fake:
 		err = f.supervise(ctx, flags, args, stderr, d)
 	default:
@@ -264,7 +267,7 @@ func (f *mountFlags) serve(
 		return err
 	}
 	if f.clearStale || by.crashes > 0 {
-		if err := clearStale(ctx, c.Mount.Point); err != nil {
+		if err := automount.Reach(func() error { return clearStale(ctx, c.Mount.Point) }); err != nil {
 			return err
 		}
 	}
@@ -339,7 +342,7 @@ func (f *mountFlags) openLog(c *config.Config, stderr io.Writer, d *starter) (*d
 			log.detach()
 			d.leave(log.File)
 		}
-		d.ready()
+		d.ready(!f.watched)
 	}, err
 }
 
@@ -367,10 +370,13 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 		validate, resolve = func() error { return validateServed(c) }, func(*config.Config) error { return nil }
 	}
 	asked = c.Clone()
+	if automount.Needed() { // outside of its group, where all directories are what they are for others
+		validate = func() error { return cmp.Or(validateServed(c), automount.Reach(c.Validate)) }
+	}
 	for _, step := range []func() error{
 		validate,
 		func() error { return parseURL(c) },
-		func() error { return resolve(c) },
+		func() error { return automount.Reach(func() error { return resolve(c) }) },
 	} {
 		if err := step(); err != nil {
 			return nil, nil, false, err
@@ -513,6 +519,14 @@ func describeQuota(q config.Quota) string {
 		return q.String() + " of the free space"
 	}
 	return size(q.Bytes)
+}
+
+// lastOf returns the last argument, which is the mount point if there is one, or "".
+func lastOf(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[len(args)-1]
 }
 
 // validateServed is c.Validate for a file system that another process has mounted. It does not call the

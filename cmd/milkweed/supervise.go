@@ -168,7 +168,7 @@ func (s *supervisor) connection() *fusectl.Connection {
 
 // serve runs one daemon to its end. It reports whether the mount was ready.
 func (s *supervisor) serve(crashes int, cause string) (served bool, err error) {
-	cmd, verdicts, err := spawn(s.dir, fmt.Sprintf("%s=%d %s", crashesEnv, crashes, cause))
+	cmd, verdicts, err := spawn(s.dir, s.point, fmt.Sprintf("%s=%d %s", crashesEnv, crashes, cause))
 	if err != nil {
 		return false, err
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // A machine is a fresh Debian 12 in a container that runs systemd.
@@ -31,8 +33,9 @@ func start(t *testing.T) *machine {
 		[ -f "$1" ] || { mmdebstrap --variant=minbase --include=dbus,fuse3,systemd,systemd-sysv bookworm "$1.new.tar" && mv "$1.new.tar" "$1"; }
 		tar -C "$2" --exclude=./dev/* -xf "$1"`, archive, m.root)
 	ctx, cancel := context.WithCancel(t.Context())
+	drivertest.Need(t, "/dev/autofs")
 	nspawn := exec.CommandContext(ctx, "systemd-nspawn", "--quiet", "--directory="+m.root, "--boot", "--register=no", "--keep-unit",
-		"--capability=all", "--bind=/dev/fuse", "--private-network", "--console=pipe", fmt.Sprintf("--machine=milkweed-%d", os.Getpid()))
+		"--capability=all", "--bind=/dev/fuse", "--bind=/dev/autofs", "--private-network", "--console=pipe", fmt.Sprintf("--machine=milkweed-%d", os.Getpid()))
 	nspawn.WaitDelay = 10 * time.Second
 	if err := nspawn.Start(); err != nil {
 		t.Fatal(err)
@@ -178,8 +181,7 @@ func (m *machine) installDebian(first, second string) {
 	m.do(`kill -KILL "$(systemctl show --property MainPID --value milkweed@data)"`)
 	m.eventually(`milkweed status /mnt/data && cat /mnt/data/class0/2 >/dev/null`) // started again
 
-	// Fstab, by mount(8) and by systemd's mount unit. For x-systemd.automount, the kernel of a virtual
-	// machine may lack autofs.
+	// Fstab, by mount(8) and by systemd's mount unit.
 	m.do(`printf '%s\n' '[[tier]]' 'name = "ram"' 'path = "/dev/shm/milkweed-tab"' 'quota = "64MiB"' >/etc/milkweed/tab.toml
 		echo '/srv/data /mnt/tab milkweed ro,nofail,allow_other,config=/etc/milkweed/tab.toml 0 0' >>/etc/fstab
 		mount /mnt/tab
@@ -191,6 +193,7 @@ func (m *machine) installDebian(first, second string) {
 		systemctl stop mnt-tab.mount
 		not mountpoint -q /mnt/tab
 		systemctl start mnt-tab.mount`)
+	m.automount()
 	// An upgrade leaves mounts alone.
 	m.do(`daemon=$(systemctl show --property MainPID --value milkweed@data)
 		exec 3</mnt/data/class1/3
@@ -227,4 +230,36 @@ func (m *machine) installDebian(first, second string) {
 		[ ! -e /run/milkweed-service ]
 		[ -e /etc/milkweed/data.toml ]
 		diff <(ls /dev/shm) <(printf '%s\n' milkweed-data milkweed-tab)`)
+}
+
+// automount mounts by x-systemd.automount: at the first access, by the mount unit and by mount(8). The
+// source, a bind mount, is mounted in the same way.
+func (m *machine) automount() {
+	m.do(`printf '%s\n' '[[tier]]' 'name = "ram"' 'path = "/dev/shm/milkweed-auto"' 'quota = "64MiB"' >/etc/milkweed/auto.toml
+		cp /etc/fstab /root/fstab
+		echo '/srv/data /mnt/shared none bind,noauto,x-systemd.automount 0 0' >>/etc/fstab
+		echo '/mnt/shared /mnt/auto milkweed ro,noauto,x-systemd.automount,x-systemd.idle-timeout=1s,allow_other,config=/etc/milkweed/auto.toml 0 0' >>/etc/fstab
+		systemctl daemon-reload
+		systemctl start mnt-shared.automount mnt-auto.automount
+		not grep ' /mnt/auto .* fuse.milkweed' /proc/self/mountinfo
+		cmp /srv/data/class0/2 /mnt/auto/class0/2
+		milkweed status /mnt/auto`)
+	m.eventually(`not grep ' /mnt/auto .* fuse.milkweed' /proc/self/mountinfo`) // after the idle time
+	m.do(`setpriv --reuid=nobody --clear-groups cmp /srv/data/class0/2 /mnt/auto/class0/2
+		cp /root/fstab /etc/fstab
+		echo '/mnt/shared /mnt/auto milkweed ro,noauto,x-systemd.automount,allow_other,config=/etc/milkweed/auto.toml 0 0' >>/etc/fstab
+		systemctl stop mnt-auto.automount
+		systemctl daemon-reload
+		for mount in 'systemctl start mnt-auto.mount' 'mount /mnt/auto'; do
+			systemctl start mnt-auto.automount
+			not grep ' /mnt/auto .* fuse.milkweed' /proc/self/mountinfo
+			$mount
+			grep ' /mnt/auto .* fuse.milkweed' /proc/self/mountinfo
+			cmp /srv/data/class0/2 /mnt/auto/class0/2
+			systemctl stop mnt-auto.automount
+			not grep ' /mnt/auto ' /proc/self/mountinfo
+		done
+		cp /root/fstab /etc/fstab
+		systemctl daemon-reload
+		rm -r /dev/shm/milkweed-auto`)
 }

@@ -219,6 +219,12 @@ func TestChecks(t *testing.T) {
 			w.mountinfo("22 21 0:50 / $/mnt ro - fuse.milkweed /lustre/x ro")
 		}, Problem, exit.MountPoint, "$/mnt is left over", `"milkweed umount $/mnt" or "fusermount3 -u $/mnt"`},
 		{"mounted", "mount point", func(w *world) { w.mountinfo("22 21 0:50 / $/mnt ro - ext4 /dev/my\\040disk ro") }, Problem, exit.MountPoint, "$/mnt is already a mount, ext4 of /dev/my disk", "another"},
+		{"trigger", "mount point", func(w *world) {
+			w.mountinfo("22 21 0:50 / $/mnt rw - autofs systemd-1 rw,fd=27,pgrp=1,timeout=0,minproto=5,maxproto=5,direct")
+		}, OK, 0, "$/mnt is the trigger of an automounter", ""},
+		{"indirect map", "mount point", func(w *world) {
+			w.mountinfo("22 21 0:50 / $/mnt rw - autofs /etc/auto.misc rw,fd=7,pgrp=300,timeout=300,minproto=5,maxproto=5,indirect")
+		}, Problem, exit.MountPoint, "$/mnt is already a mount, autofs of /etc/auto.misc", "another"},
 		{"mounted by us", "mount point", func(w *world) {
 			w.mkdir("my mnt", 0o755)
 			w.config.Mount.Point = w.path("my mnt")

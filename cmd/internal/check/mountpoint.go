@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/automount"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	milkweed "github.com/milkweedfs/milkweed/fs"
@@ -26,7 +27,12 @@ func (h host) mountPoint(ctx context.Context, c *config.Config) []Finding {
 		onTimeout = problem(exit.MountPoint, "mount point", detachRemedy(point),
 			"%s (%s of %s) did not respond within %s", point, m.Type, m.Source, h.timeout)
 	}
-	return h.withTimeout(ctx, onTimeout, func() []Finding { return h.inspectMountPoint(point) })
+	var findings []Finding
+	automount.Reach(func() error {
+		findings = h.withTimeout(ctx, onTimeout, func() []Finding { return h.inspectMountPoint(point) })
+		return nil
+	})
+	return findings
 }
 
 func detachRemedy(point string) string {
@@ -43,7 +49,9 @@ func (h host) inspectMountPoint(point string) []Finding {
 		return fail(fmt.Sprintf(`Remove it with "milkweed umount %s" or "fusermount3 -u %s".`, point, point),
 			"%s is left over from a file system whose daemon has ended: %w", point, reason(err))
 	}
-	if m, ok := h.mounts().At(config.RealPath(point)); ok {
+	m, mounted := h.mounts().At(config.RealPath(point))
+	trigger := mounted && m.IsTrigger()
+	if mounted && !trigger {
 		if m.Type == milkweed.Type {
 			return fail(fmt.Sprintf(`Use that mount, or unmount it with "milkweed umount %s".`, point), "%s is already a Milkweed mount of %s", point, m.Source)
 		}
@@ -59,13 +67,16 @@ func (h host) inspectMountPoint(point string) []Finding {
 	case err != nil:
 		return fail("Choose another mount point.", "%s: %w", point, reason(err))
 	}
+	if trigger { // to open it would make the automounter mount
+		return h.checkMountable(point, info, "%s is the trigger of an automounter")
+	}
 	switch err := checkEmpty(point); {
 	case errors.Is(err, fs.ErrPermission):
 		return fail("Choose a directory of your own.", "%s may not be listed", point)
 	case err != nil:
 		return fail("Choose an empty directory: a mount would hide the files in this one.", "%s: %w", point, reason(err))
 	}
-	return h.checkMountable(point, info)
+	return h.checkMountable(point, info, "%s is an empty directory")
 }
 
 var errNotEmpty = errors.New("is not empty")
@@ -89,8 +100,9 @@ func checkEmpty(dir string) error {
 }
 
 // checkMountable checks the requirements of fusermount3 for ordinary users: write
-// permission for the mount point, and ownership if the mount point is sticky.
-func (h host) checkMountable(point string, info os.FileInfo) []Finding {
+// permission for the mount point, and ownership if the mount point is sticky. If they are met, it
+// returns what the point is.
+func (h host) checkMountable(point string, info os.FileInfo, is string) []Finding {
 	const (
 		name   = "mount point"
 		remedy = "Choose a directory of your own: fusermount3 requires it."
@@ -103,7 +115,7 @@ func (h host) checkMountable(point string, info os.FileInfo) []Finding {
 			return problem(exit.MountPoint, name, remedy, "%s is sticky and not yours", point)
 		}
 	}
-	return ok(name, "%s is an empty directory", point)
+	return ok(name, is, point)
 }
 
 // owner returns the user ID of the owner of a file.

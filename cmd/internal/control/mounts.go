@@ -115,11 +115,11 @@ func findMount(path string) (Mount, string, error) {
 			return m, name, nil
 		}
 	}
-	return Mount{}, "", &exit.Error{
-		Code:   exit.NotMounted,
-		Err:    fmt.Errorf("%s is not in a mount of Milkweed", path),
-		Remedy: mountedRemedy(reachable(table)),
+	remedy := mountedRemedy(reachable(table))
+	if m, _ := table.Of(abs); m.IsTrigger() {
+		remedy = fmt.Sprintf("An automounter mounts on %s at the first access, such as `ls %s`.", m.Point, m.Point)
 	}
+	return Mount{}, "", &exit.Error{Code: exit.NotMounted, Err: fmt.Errorf("%s is not in a mount of Milkweed", path), Remedy: remedy}
 }
 
 // resolveTimeout bounds how long Find waits for the file systems that path is in.

@@ -37,6 +37,15 @@ type Mount struct {
 	ReadOnly bool
 }
 
+// Autofs is the type of the triggers of automounters.
+const Autofs = "autofs"
+
+// IsTrigger reports whether m is a trigger on a mount point: another file system is mounted there at
+// the first access. An indirect trigger is not one: it is a directory with mount points.
+func (m Mount) IsTrigger() bool {
+	return m.Type == Autofs && !slices.Contains(strings.Split(m.Options, ","), "indirect")
+}
+
 // A Table lists mounts in the order in which they were mounted. Of several mounts on one mount
 // point, the last hides the others.
 type Table []Mount
