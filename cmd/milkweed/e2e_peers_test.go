@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/drivers/peer"
 	"github.com/milkweedfs/milkweed/drivers/peer/gossip"
 )
@@ -68,6 +69,7 @@ func TestPeers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts several nodes")
 	}
+	drivertest.Need(t, "getfattr")
 	nodes, addresses := newPeerSites(t, 3)
 	for i := range nodes {
 		if r := mountPeer(nodes, addresses, i); r.code != exit.OK {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -85,14 +84,8 @@ func TestGroupsOfPeers(t *testing.T) {
 	const nodes, size, reads = 5, 2, 40 // groups of 1, 2 and 2 nodes
 	var list, names []string
 	for i := range nodes {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
 		names = append(names, fmt.Sprintf("n%d", nodes-i))
-		list = append(list, names[i]+"="+l.Addr().String())
-		l.Close()
+		list = append(list, names[i]+"="+freeAddress(t))
 	}
 	open := func(name string, serve bool) *peering {
 		t.Helper()
