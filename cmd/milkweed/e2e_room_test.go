@@ -65,17 +65,18 @@ func TestDiskIsFull(t *testing.T) {
 			s.sh(tt.fill, s.tier(1))
 			s.mountWith("mode=cached", "16MiB") // a file is opened in each epoch
 			var status control.Status
-			for epoch := range 3 {
-				s.epoch(epoch)
+			s.eventually("each file has a copy or is skipped", func() bool { // a copy that failed is tried again after a second
+				s.epoch(0)
 				status = s.settled()
-			}
-			tier := status.Tiers[0]
-			if tier.Health != control.Full || !strings.Contains(tier.Reason, tt.reason) || tier.Errors > 3 {
+				return status.Tiers[0].Files+status.Placement.Skipped >= 200
+			})
+			// The errors are of copies that were in flight when the disk became full, and of smaller ones than those.
+			tier, missing := status.Tiers[0], s.notPlaced(tt.reason)
+			if tier.Health != control.Full || !strings.Contains(tier.Reason, tt.reason) || tier.Errors > int64(missing)/4 {
 				t.Errorf("%s: %s, %d errors; want full: %s", tier.Health, tier.Reason, tier.Errors, tt.reason)
 			}
-			missing := s.notPlaced(tt.reason)
-			if missing == 0 || tier.Files+int64(missing) != 200 || status.Placement.Skipped != int64(missing) {
-				t.Errorf("%d copies, %d files without one, %d skipped; want 200 together", tier.Files, missing, status.Placement.Skipped)
+			if missing == 0 || tier.Files+int64(missing) != 200 {
+				t.Errorf("%d copies and %d files without one; want 200 together", tier.Files, missing)
 			}
 			if out := s.run(s.program, "doctor", s.point).stdout; !strings.Contains(out, tt.reason) || !strings.Contains(out, "df -i") {
 				t.Errorf("doctor: %s", out)
