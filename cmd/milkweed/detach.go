@@ -21,7 +21,6 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // The command `milkweed mount` returns when the mount is ready:
@@ -141,8 +140,7 @@ func end(cmd *exec.Cmd) {
 
 // A starter is the daemon's end of the pipe to the command that started it.
 type starter struct {
-	pipe   *os.File // nil after the verdict was written
-	parent int      // a pidfd; -1: none
+	pipe *os.File // nil after the verdict was written
 }
 
 // asDaemon returns the starter of this process, or nil if this process is not a daemon that
@@ -161,37 +159,19 @@ func asDaemon() (*starter, error) {
 	signal.Ignore(syscall.SIGTTOU) // with `stty tostop`, it would be stopped for its warnings
 	// pgrep and top show this name. Without it, that is "exe". It does not matter if it cannot be set.
 	os.WriteFile("/proc/self/comm", []byte("milkweed"), 0)
-	parent, err := unix.PidfdOpen(os.Getppid(), 0)
-	if err != nil {
-		parent = -1
-	}
-	return &starter{os.NewFile(uintptr(fd), "ready"), parent}, nil
+	return &starter{os.NewFile(uintptr(fd), "ready")}, nil
 }
 
 // isReady reports whether this process is a daemon that is ready.
 var isReady atomic.Bool
 
-// ready reports that the mount is ready. Before, a signal may arrive more than once: a service manager
-// sends it to all processes, and the command passes it on.
-//
-// If the parent is to end, a session begins then, and not before: until an automounter knows that the
-// command has ended, only its group can unmount.
+// ready reports that the mount is ready. parentEnds is whether the process that gets the report ends then.
+// Before, a signal may arrive more than once: a service manager sends it to all processes, and the command
+// passes it on.
 func (s *starter) ready(parentEnds bool) {
 	isReady.Store(true)
 	s.write(verdict{Ready: true})
-	if !parentEnds || !automount.Needed() {
-		automount.NewSession()
-		return
-	}
-	go func() {
-		defer panics.Contain()
-		defer automount.NewSession()
-		for s.parent >= 0 {
-			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(s.parent), Events: unix.POLLIN}}, -1); err != unix.EINTR {
-				return
-			}
-		}
-	}()
+	automount.NewSession(parentEnds)
 }
 
 // leave closes the descriptors that were inherited from the command. The standard output and the

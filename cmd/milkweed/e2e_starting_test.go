@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -135,4 +137,33 @@ func TestSupervisedMountWaits(t *testing.T) {
 	s.milkweed("umount", s.point)
 	s.eventually("the supervisor has ended", func() bool { return len(s.processes()) == 0 })
 	s.wantNothing()
+}
+
+// Before its mount is ready, a daemon ends as after one signal, however many it gets: a user sends them to the
+// command, a service manager to all processes, and the command passes them on.
+func TestMountInterrupted(t *testing.T) {
+	parallel(t)
+	for _, flags := range [][]string{nil, {"--supervise"}} {
+		s := newWaitingSite(t)
+		waiting := s.command(s.site.words(append(s.words, flags...))...)
+		var stderr bytes.Buffer
+		waiting.Stderr = &stderr
+		s.check(waiting.Start())
+		s.waits(s.point)
+		daemons := slices.DeleteFunc(s.processes(), func(pid int) bool { return pid == waiting.Process.Pid })
+		for left := len(daemons); left > 0; {
+			left = 0
+			for _, pid := range daemons {
+				if unix.Kill(pid, unix.SIGINT) == nil {
+					left++
+				}
+			}
+		}
+		if waiting.Wait(); waiting.ProcessState.ExitCode() != int(exit.Failure) || strings.Contains(stderr.String(), "died") {
+			t.Errorf("%q: %v, %s", flags, waiting.ProcessState, &stderr)
+		}
+		if left := s.sockets(); len(left) > 0 {
+			t.Errorf("%q: left in the directory of the sockets: %q", flags, left)
+		}
+	}
 }

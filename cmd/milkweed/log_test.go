@@ -108,7 +108,7 @@ func fillPipe(t *testing.T, pipe *os.File) {
 	}
 }
 
-// A daemon that cannot write the default log has none, and says so.
+// If the default log cannot be written, the daemon has no log, and the command says so.
 func TestLogOfAnotherUser(t *testing.T) {
 	s := newSite(t)
 	s.inNamespace(fuseForAll)

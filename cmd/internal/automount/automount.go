@@ -18,21 +18,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
 // groupEnv is an environment variable of a daemon. It has the process group that may reach the mount
 // point.
 const groupEnv = "MILKWEED_AUTOMOUNT_GROUP"
 
-// group is the value of groupEnv, and 0 if there is none. Children get it by Attributes only.
-var group = readGroup()
+var (
+	mu     sync.Mutex // held while this process is in another group, or begins its session
+	group  int        // the value of groupEnv; 0: none. Children get it by Attributes only.
+	parent int        // if there is a group, a pidfd of the process that has started this one
+)
 
-var mu sync.Mutex // held while this process is in another group, or begins its session
-
-func readGroup() int {
-	n, _ := strconv.Atoi(os.Getenv(groupEnv))
+func init() {
+	group, _ = strconv.Atoi(os.Getenv(groupEnv))
 	os.Unsetenv(groupEnv)
-	return n
+	if group == 0 {
+		return
+	}
+	var err error
+	if parent, err = unix.PidfdOpen(os.Getppid(), 0); err != nil {
+		parent = -1
+	}
 }
 
 // Attributes returns the attributes of a child that is to become a daemon, and additions to its
@@ -68,9 +76,9 @@ func Needed() bool {
 	return group != 0
 }
 
-// Reach calls f, which uses the mount point, and returns its error. Until f returns, the whole process is
+// Reach calls f, which uses the mount point, and returns its result. Until f returns, the whole process is
 // in the group that may reach it. f must not call this package.
-func Reach(f func() error) error {
+func Reach[T any](f func() T) T {
 	mu.Lock()
 	defer mu.Unlock()
 	if group != 0 && unix.Setpgid(0, group) == nil { // it fails if the group has ended, and then nothing waits for it
@@ -79,13 +87,33 @@ func Reach(f func() error) error {
 	return f()
 }
 
-// NewSession begins a session of this process, if it has none. Later, Reach only calls its argument.
-func NewSession() {
+// NewSession begins a session of this process, if it has none. Later, Reach only calls its argument. If the
+// parent of this process is to end, the session begins then: until the automounter knows that the parent
+// has ended, only its group can unmount.
+func NewSession(parentEnds bool) {
+	if !Needed() {
+		return
+	}
+	if !parentEnds {
+		newSession()
+		return
+	}
+	go func() {
+		defer panics.Contain()
+		defer newSession()
+		for parent >= 0 {
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(parent), Events: unix.POLLIN}}, -1); err != unix.EINTR {
+				return
+			}
+		}
+	}()
+}
+
+func newSession() {
 	mu.Lock()
 	defer mu.Unlock()
-	if group != 0 {
-		unix.Setpgid(0, group) // the first process of a group cannot begin a session
-		unix.Setsid()
-		group = 0
-	}
+	unix.Setpgid(0, group) // the first process of a group cannot begin a session
+	unix.Setsid()
+	unix.Close(parent)
+	group = 0
 }

@@ -27,12 +27,9 @@ func (h host) mountPoint(ctx context.Context, c *config.Config) []Finding {
 		onTimeout = problem(exit.MountPoint, "mount point", detachRemedy(point),
 			"%s (%s of %s) did not respond within %s", point, m.Type, m.Source, h.timeout)
 	}
-	var findings []Finding
-	automount.Reach(func() error {
-		findings = h.withTimeout(ctx, onTimeout, func() []Finding { return h.inspectMountPoint(point) })
-		return nil
+	return automount.Reach(func() []Finding {
+		return h.withTimeout(ctx, onTimeout, func() []Finding { return h.inspectMountPoint(point) })
 	})
-	return findings
 }
 
 func detachRemedy(point string) string {
