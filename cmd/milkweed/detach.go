@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -42,6 +41,10 @@ const readyEnv = "MILKWEED_READY_FD"
 
 // termTimeout is the time between SIGTERM and SIGKILL.
 const termTimeout = 10 * time.Second
+
+// passTime is the time in which a daemon gets one signal more than once: a service manager sends it to all
+// processes, and the command or the supervisor passes it on.
+const passTime = 2 * time.Second
 
 // A verdict is the message of the daemon to the command that started it.
 type verdict struct {
@@ -162,14 +165,8 @@ func asDaemon() (*starter, error) {
 	return &starter{os.NewFile(uintptr(fd), "ready")}, nil
 }
 
-// isReady reports whether this process is a daemon that is ready.
-var isReady atomic.Bool
-
 // ready reports that the mount is ready. parentEnds is whether the process that gets the report ends then.
-// Before, a signal may arrive more than once: a service manager sends it to all processes, and the command
-// passes it on.
 func (s *starter) ready(parentEnds bool) {
-	isReady.Store(true)
 	s.write(verdict{Ready: true})
 	automount.NewSession(parentEnds)
 }

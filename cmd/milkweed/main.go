@@ -24,10 +24,10 @@ func main() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), shutdownSignals()...)
-	starting := os.Getenv(readyEnv) != ""
+	isDaemon := os.Getenv(readyEnv) != ""
 	context.AfterFunc(ctx, func() {
-		if starting && !isReady.Load() {
-			time.Sleep(termTimeout) // until then, all signals are one: see ready
+		if isDaemon {
+			time.Sleep(passTime) // until then, all signals are one
 		}
 		stop() // a second signal ends the program at once
 	})
