@@ -112,9 +112,8 @@ func terminalOf(w io.Writer) io.Writer {
 	return io.Discard
 }
 
-// catchSIGPIPE makes writes to a closed standard output fail, as in `milkweed demo
-// | head`, until stop is called. Without it they end the program before the
-// clean-up.
+// catchSIGPIPE makes writes to a standard output or error that nobody reads fail, as in
+// `milkweed demo | head`, until stop is called. Without it they end the program.
 func catchSIGPIPE() (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGPIPE)

@@ -167,3 +167,21 @@ func TestMountInterrupted(t *testing.T) {
 		}
 	}
 }
+
+// A mount that warns goes on when nobody reads its warnings any more, as after `kill` of the program that has started
+// the command.
+func TestMountThatNobodyReads(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1000)
+	r, w, err := os.Pipe()
+	s.check(err)
+	s.check(r.Close())
+	cmd := s.command(s.program, "mount", "-o", "clock_skew=0s", s.source, s.point) // says which tiers it has chosen
+	cmd.Stdout, cmd.Stderr = w, w
+	s.check(cmd.Run())
+	s.check(w.Close())
+	if got := s.status(); len(got.Tiers) == 0 {
+		t.Errorf("tiers: %+v", got.Tiers)
+	}
+	s.umount()
+}

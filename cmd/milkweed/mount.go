@@ -227,6 +227,7 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 // mount implements the command. It runs in four kinds of processes: a command in
 // the foreground, a command that starts a daemon, that daemon, and its supervisor.
 func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer) error {
+	defer catchSIGPIPE()() // the program that has started the command may have been killed
 	if err := f.checkDevice(flags); err != nil {
 		return err
 	}
@@ -493,7 +494,7 @@ func (f *mountFlags) setTiers(c *config.Config) error {
 	return nil
 }
 
-// setDefaultTiers sets the default tiers, and prints them in one write, as printStatus does.
+// setDefaultTiers sets the default tiers, and prints them in one write, as printStatus does, if somebody reads that.
 func setDefaultTiers(c *config.Config, stderr io.Writer) error {
 	tiers, notes, err := config.DefaultTiers(c.Source.Name())
 	if err != nil {
@@ -510,8 +511,8 @@ func setDefaultTiers(c *config.Config, stderr io.Writer) error {
 		fmt.Fprintf(t, "  %s\t%s\tup to %s\n", tier.Name, text(tier.Path), describeQuota(tier.Quota))
 	}
 	t.Flush()
-	_, err = lines.WriteTo(stderr)
-	return err
+	lines.WriteTo(stderr)
+	return nil
 }
 
 func describeQuota(q config.Quota) string {
