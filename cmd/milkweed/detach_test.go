@@ -25,6 +25,9 @@ const roleEnv = "MILKWEED_TEST_ROLE"
 // play runs as the command, or as the daemon that the command starts. The role is the behaviour
 // of the daemon. play reports errors like main, and returns the exit code.
 func play(role string) int {
+	if role == "reserve threads" {
+		return playReserve()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	d, err := asDaemon()

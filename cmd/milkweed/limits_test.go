@@ -8,7 +8,11 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
@@ -151,6 +155,33 @@ func TestThreads(t *testing.T) {
 			t.Errorf("threads(%d, %d) = %d, want %d", c.n, c.cpus, got, c.want)
 		}
 	}
+}
+
+// Hidden threads are counted again if there are not enough: other daemons have started while they were counted.
+func TestThreadsAreCountedAgain(t *testing.T) {
+	drivertest.Need(t, "root")
+	cmd, stderr := command("reserve threads")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4000026, Gid: 4000026}}
+	if err := cmd.Run(); err != nil {
+		t.Errorf("%v\n%s", err, stderr)
+	}
+}
+
+// playReserve makes 100 threads, although the first count has left 10. It returns the exit code.
+func playReserve() int {
+	if isCounting() {
+		return 0
+	}
+	err := unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: 1000, Max: 1000})
+	before := threadsNow()
+	left, _ := config.UserThreads(os.Getpid())
+	r := &threadReserve{log: slog.New(slog.DiscardHandler), hidden: left - check.SpareThreads - 10, counted: time.Now()}
+	r.reserve(before + 100)
+	if made := threadsNow() - before; err != nil || made < 100 {
+		fmt.Fprintf(os.Stderr, "%d threads were made, want 100; %v\n", made, err)
+		return 1
+	}
+	return 0
 }
 
 // makeThreads makes threads while there is room, and they stay.

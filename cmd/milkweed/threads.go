@@ -75,7 +75,7 @@ func reserveThreads(workers int, log *slog.Logger) *tiers.Threads {
 		r.count(want - threadsNow() + check.SpareThreads + threadStep)
 		left = r.left()
 	}
-	r.add(want-threadsNow(), check.SpareThreads)
+	r.reserve(want)
 	have := min(want, threadsNow())
 	calls := max(have-check.OtherThreads(), minCalls)
 	if have < want {
@@ -85,6 +85,21 @@ func reserveThreads(workers int, log *slog.Logger) *tiers.Threads {
 	posix.LimitThreads(r.more)
 	peer.LimitThreads(r.more)
 	return &tiers.Threads{Calls: int64(calls), More: r.more}
+}
+
+// maxCounts is how often hidden threads are counted again when a daemon starts.
+const maxCounts = 3
+
+// reserve makes threads until there are want of them, if the limits allow it. Hidden threads are counted as such only
+// as far as there would still be enough: if other daemons have started since then, they are counted again.
+func (r *threadReserve) reserve(want int) {
+	for range maxCounts {
+		r.add(want-threadsNow(), check.SpareThreads)
+		if threadsNow() >= want || r.counted.IsZero() {
+			return
+		}
+		r.count(want - threadsNow() + check.SpareThreads + threadStep)
+	}
 }
 
 // more implements tiers.Threads.
