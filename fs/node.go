@@ -32,7 +32,7 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 		if len(name) > maxName {
 			return statusNameTooLong
 		}
-		if f.negativeTTL > 0 && f.cachesNames(in.NodeId) && f.names.HoldMissing(dir, name) {
+		if f.negativeTTL > 0 && f.cachesNames(in.NodeId) && err != metadata.ErrUnconfirmed && f.names.HoldMissing(dir, name, r.began) {
 			out.SetEntryTimeout(f.negativeTTL)
 			return fuse.OK // a reply without a node is a negative lookup
 		}

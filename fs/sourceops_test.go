@@ -71,10 +71,8 @@ var accesses = map[string]func(root string, files []string) error{
 		return readEach(root, shuffled(files))
 	},
 	"listed": func(root string, files []string) error {
-		for _, dir := range directories(files) {
-			if _, err := os.ReadDir(filepath.Join(root, dir)); err != nil {
-				return err
-			}
+		if err := list(root, files); err != nil {
+			return err
 		}
 		return readEach(root, shuffled(files))
 	},
@@ -92,13 +90,12 @@ var accesses = map[string]func(root string, files []string) error{
 		}
 		return nil
 	},
-	"missing": func(root string, files []string) error {
-		for _, name := range shuffled(files) {
-			if _, err := os.Stat(filepath.Join(root, name+".json")); !os.IsNotExist(err) {
-				return fmt.Errorf("a name that does not exist: %v", err)
-			}
+	"missing": wantMissing,
+	"missing, listed": func(root string, files []string) error {
+		if err := list(root, files); err != nil {
+			return err
 		}
-		return nil
+		return wantMissing(root, files)
 	},
 	"stat all": func(root string, files []string) error {
 		for _, name := range shuffled(files) {
@@ -129,6 +126,26 @@ func readListed(which func(files []string) []string) func(root string, files []s
 		}
 		return readEach(root, which(found))
 	}
+}
+
+// list lists the directories of the files.
+func list(root string, files []string) error {
+	for _, dir := range directories(files) {
+		if _, err := os.ReadDir(filepath.Join(root, dir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wantMissing looks for a file beside each file, which does not exist.
+func wantMissing(root string, files []string) error {
+	for _, name := range shuffled(files) {
+		if _, err := os.Stat(filepath.Join(root, name+".json")); !os.IsNotExist(err) {
+			return fmt.Errorf("a name that does not exist: %v", err)
+		}
+	}
+	return nil
 }
 
 func shuffled(files []string) []string {

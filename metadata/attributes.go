@@ -40,7 +40,6 @@ type ahead struct {
 	unknown atomic.Int32 // number of Unknown entries; changes under the lock of the directory
 	last    uint32       // position after the last name that was looked up; 0: none was
 	credit  uint32       // number of names that may be requested ahead
-	batch   *batch       // the last one; nil: there was none
 }
 
 // A batch is a request for the attributes of consecutive names.
@@ -97,8 +96,8 @@ func (a *ahead) follows(i int) bool {
 func (d *directory) startBatch(e *Entry) (entries []*Entry, b *batch) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.ahead.batch.covers(e.Name()) {
-		return nil, d.ahead.batch
+	if d.batch.covers(e.Name()) {
+		return nil, d.batch
 	}
 	i, ok := search(d.sorted, e.Name())
 	if !ok || !d.sorted[i].Unknown() || int(d.ahead.credit) < min(batchSize, len(d.sorted)) {
@@ -119,7 +118,7 @@ func (d *directory) startBatch(e *Entry) (entries []*Entry, b *batch) {
 // newBatch records a batch of entries, which are in the order of their names; d.mu must be held.
 func (d *directory) newBatch(entries []*Entry) *batch {
 	b := &batch{entries[0].Name(), entries[len(entries)-1].Name(), make(chan struct{})}
-	d.ahead.batch = b
+	d.batch = b
 	return b
 }
 
@@ -212,7 +211,7 @@ func (c *Container) putVersion(dir, now *Entry, info drivers.Info, requested uin
 	}
 	e := makeEntry(dir, info, requested)
 	c.addVersion(e, now, copies)
-	dir.dir.put(e)
+	c.put(dir.dir, e)
 	if now != nil {
 		c.retire(now)
 	}
@@ -264,7 +263,7 @@ func (c *Container) requestUnknown(ctx context.Context, dir *Entry, entries []*E
 	d := dir.dir
 	for c.byName && d.ahead.unknown.Load() > 0 {
 		d.mu.Lock()
-		b := d.ahead.batch
+		b := d.batch
 		var unknown []*Entry
 		for _, e := range entries {
 			if e.Unknown() && !e.Stale() {

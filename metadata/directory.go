@@ -22,15 +22,16 @@ type directory struct {
 	listedAhead bool           // ListAhead has found all names at some time
 	denied      bool           // the source has denied the last listing
 	manyMissing bool           // there were more than maxMissing names in missing; it may be any name
+	relist      bool           // a name was found that the listing lacks: the next one comes from the source
 	version     uint32         // counts changes of the set of entries
 	retired     uint32         // counts entries that have lost their name
 	checked     uint32         // time when Sweep last compared the directory with the source, by Container.now
 	listed      uint32         // time when all names were last known, by Container.now; 0: they are not
 	inFlight    *load          // nil: none
-	ahead       ahead          // not used unless the source is a drivers.Namer
 
-	missing map[string]struct{} // names of which the kernel may have cached that they do not exist
-	stamp   stamp               // see stamp; not used if names are found by listing
+	missing  map[string]struct{} // names of which the kernel may have cached that they do not exist
+	unlisted map[string]*Entry   // names that are not in sorted and extra; see unlisted.go
+	stamp    stamp               // see stamp; not used if names are found by listing
 
 	// If names are found by listing:
 	failed      uint32            // time of the last listing, by Container.now, if it failed; else 0
@@ -40,7 +41,11 @@ type directory struct {
 	snapshot      atomic.Pointer[extent] // the names in the metadata snapshot; nil: none, or they are loaded
 	loaded        atomic.Uint32          // time when they were loaded, by Container.now; 0: never
 	device        uint32                 // shortDev of the first Info with a Dev, or 0; Entry.attributes guards it
-	cachedListing atomic.Uint64          // see Entry.CachedListing
+	cachedListing atomic.Uint32          // see Entry.CachedListing
+
+	// If the source is a drivers.Namer:
+	ahead ahead
+	batch *batch // the last one; nil: there was none
 }
 
 // countRetired returns the number of entries that have lost their name.
@@ -57,6 +62,13 @@ func (d *directory) find(name string) (e *Entry, listed uint32, invalidated bool
 	defer d.mu.RUnlock()
 	_, invalidated = d.invalidated[name]
 	return d.get(name), d.listed, invalidated
+}
+
+// setRelist sets d.relist.
+func (d *directory) setRelist(relist bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.relist = relist
 }
 
 // invalidate excepts a name without an entry from the cached listing. If too many names are
@@ -85,6 +97,14 @@ func search(entries []*Entry, name string) (int, bool) {
 
 // get returns the entry of a name or nil; d.mu must be held.
 func (d *directory) get(name string) *Entry {
+	if e := d.shown(name); e != nil {
+		return e
+	}
+	return d.unlisted[name]
+}
+
+// shown is get for the names in a listing; d.mu must be held.
+func (d *directory) shown(name string) *Entry {
 	if i, ok := search(d.sorted, name); ok {
 		return d.sorted[i]
 	}
@@ -94,7 +114,7 @@ func (d *directory) get(name string) *Entry {
 	return nil
 }
 
-// hasOthers reports whether names are cached that are not in a listing.
+// hasOthers reports whether names are cached that an earlier listing had, and listed has not.
 func (d *directory) hasOthers(listed []drivers.Info) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -103,7 +123,7 @@ func (d *directory) hasOthers(listed []drivers.Info) bool {
 		if cached == 0 {
 			return false
 		}
-		if d.get(info.Name) != nil {
+		if d.shown(info.Name) != nil {
 			cached--
 		}
 	}
@@ -112,6 +132,10 @@ func (d *directory) hasOthers(listed []drivers.Info) bool {
 
 // put sets the entry of e's name, which is then no longer invalidated; d.mu must be held.
 func (d *directory) put(e *Entry) {
+	if d.unlisted[e.Name()] != nil {
+		d.unlisted[e.Name()] = e
+		return
+	}
 	d.version++
 	delete(d.invalidated, e.Name())
 	if i, ok := search(d.sorted, e.Name()); ok {
@@ -132,6 +156,10 @@ func (d *directory) put(e *Entry) {
 
 // delete removes the entry of a name, if there is one; d.mu must be held.
 func (d *directory) delete(name string) {
+	if d.unlisted[name] != nil {
+		delete(d.unlisted, name)
+		return
+	}
 	d.version++
 	if i, ok := search(d.sorted, name); ok {
 		d.unshare()
@@ -166,8 +194,8 @@ func (d *directory) merge() {
 	d.extra = nil
 }
 
-// all returns the entries sorted by name, in a slice that is never modified; d.mu must be
-// held for writing.
+// all returns the entries that a listing shows, sorted by name, in a slice that is never modified;
+// d.mu must be held for writing.
 func (d *directory) all() []*Entry {
 	d.merge()
 	d.shared = true
@@ -175,7 +203,7 @@ func (d *directory) all() []*Entry {
 }
 
 // listingVersion returns the version of the cached content; d.mu must be held.
-func (d *directory) listingVersion() uint64 { return uint64(d.version) + 1 }
+func (d *directory) listingVersion() uint32 { return d.version + 1 }
 
 // listing returns the cached content; d.mu must be held for writing.
 func (d *directory) listing() Listing {
@@ -183,10 +211,10 @@ func (d *directory) listing() Listing {
 }
 
 // replace sets the content to entries, the result of a listing, and those cached entries of
-// other names that were validated after the time requested, when the listing was requested.
-// Of several entries with the same name it keeps one. replace returns the entries that have
-// lost their name; d.mu must be held.
-func (d *directory) replace(entries []*Entry, requested uint32) (gone []*Entry) {
+// other names that were validated after a time. Of several entries with the same name it keeps
+// one. replace returns the entries that are no longer in the directory: those whose name has
+// another one, and those whose name is not listed. d.mu must be held.
+func (d *directory) replace(entries []*Entry, after uint32) (replaced, lacking []*Entry) {
 	old := d.all()
 	sortByName(entries)
 	unique := entries[:0]
@@ -194,7 +222,7 @@ func (d *directory) replace(entries []*Entry, requested uint32) (gone []*Entry) 
 		if n := len(unique); n == 0 || unique[n-1].Name() != e.Name() {
 			unique = append(unique, e)
 		} else if unique[n-1] != e {
-			gone = append(gone, e)
+			replaced = append(replaced, e)
 		}
 	}
 	clear(entries[len(unique):])
@@ -206,10 +234,12 @@ func (d *directory) replace(entries []*Entry, requested uint32) (gone []*Entry) 
 		}
 		switch {
 		case len(rest) > 0 && rest[0] == e: // it keeps its name
-		case (len(rest) == 0 || rest[0].Name() != e.Name()) && e.validated.Load() > requested:
+		case len(rest) > 0 && rest[0].Name() == e.Name():
+			replaced = append(replaced, e)
+		case e.validated.Load() > after:
 			d.extra = append(d.extra, e)
 		default:
-			gone = append(gone, e)
+			lacking = append(lacking, e)
 		}
 	}
 	d.merge()
@@ -218,7 +248,7 @@ func (d *directory) replace(entries []*Entry, requested uint32) (gone []*Entry) 
 	} else {
 		d.version++
 	}
-	return gone
+	return replaced, lacking
 }
 
 // compareNames compares infos by name.

@@ -119,7 +119,7 @@ func (e *Entry) IsSymlink() bool { return drivers.Info{Mode: e.kind}.IsSymlink()
 
 // CachedListing holds the version of the listing that the kernel has cached of a directory,
 // or 0 if that is unknown. The package that serves the kernel maintains it.
-func (e *Entry) CachedListing() *atomic.Uint64 { return &e.dir.cachedListing }
+func (e *Entry) CachedListing() *atomic.Uint32 { return &e.dir.cachedListing }
 
 // Moved reports whether a directory, whose drivers.Info has a Dev of dev now, is on another file system than
 // when its attributes were first known: something was mounted or unmounted there.

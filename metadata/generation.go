@@ -138,7 +138,7 @@ func (c *Container) eachHeld(e *Entry, yield func(*Entry) bool) bool {
 		return !e.IsRegular() || e.lookups.Load() <= 0 || c.table.get(e.id) != e || yield(e)
 	}
 	e.dir.mu.Lock()
-	below := e.dir.all()
+	below := e.dir.every()
 	e.dir.mu.Unlock()
 	for _, b := range below {
 		if !c.eachHeld(b, yield) {

@@ -69,10 +69,10 @@ func (c *Container) removeName(dir *Entry, name string, requested uint32) *Entry
 // remove removes e from d and makes it stale; d.mu must be held.
 func (c *Container) remove(d *directory, e *Entry) {
 	c.changes.Add(1)
-	d.delete(e.Name())
-	if !c.byListing {
-		d.listed = 0 // other names may have changed too; one ReadDir shows all of them
+	if !c.byListing && d.shown(e.Name()) == e {
+		d.relist = true // other names may have changed too; one ReadDir shows all of them
 	}
+	d.delete(e.Name())
 	c.retire(e)
 }
 
@@ -143,7 +143,7 @@ func (c *Container) markStale(e *Entry) {
 	c.retirePieces(e)
 	if e.dir != nil {
 		e.dir.mu.Lock()
-		below := e.dir.all()
+		below := e.dir.every()
 		e.dir.mu.Unlock()
 		for _, b := range below {
 			c.markStale(b)

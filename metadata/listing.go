@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"syscall"
 
@@ -13,12 +14,12 @@ import (
 // A Listing is the content of a directory at one time.
 type Listing struct {
 	Entries []*Entry // sorted by name; shared, and must not be modified
-	Version uint64   // differs if the Entries differ; never 0
+	Version uint32   // differs if the Entries differ; never 0
 }
 
 // ListingVersion returns the version of the cached content of a directory. Unlike
 // Container.Listing, it makes no request.
-func (e *Entry) ListingVersion() uint64 {
+func (e *Entry) ListingVersion() uint32 {
 	e.dir.mu.RLock()
 	defer e.dir.mu.RUnlock()
 	return e.dir.listingVersion()
@@ -46,7 +47,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	}
 	var l Listing
 	started, err := d.startLoad(ctx, func() bool {
-		if !c.fresh(d.listed) {
+		if !c.fresh(d.listed) || d.relist {
 			return false
 		}
 		l = d.listing()
@@ -64,7 +65,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 	}
 	if err != nil {
 		c.warn(dir, err)
-		d.listed = c.now()
+		d.listed, d.relist = c.now(), false
 	}
 	return d.listing(), nil
 }
@@ -72,6 +73,7 @@ func (c *Container) Listing(ctx context.Context, dir *Entry) (Listing, error) {
 // readDir loads the names of a directory, and returns how its content has
 // changed since it was loaded before.
 func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error) {
+	dir.dir.setRelist(false)
 	requested, stamp := c.now(), dir.stamp()
 	before := c.roots.Load()
 	infos, complete, err := c.names(ctx, dir)
@@ -82,6 +84,7 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 		}
 	}
 	if err != nil {
+		dir.dir.setRelist(true)
 		return difference{}, err
 	}
 	c.rootFile.listings.Add(1)
@@ -113,10 +116,9 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 		}
 		listed = append(listed, e)
 	}
-	for _, gone := range d.replace(c.withTop(dir, listed), requested) {
-		c.retire(gone)
-		diff.lost(d, gone)
-	}
+	replaced, lacking := d.replace(c.withTop(dir, listed), math.MaxUint32)
+	c.retireAll(replaced)
+	c.unlist(dir, lacking, requested, &diff)
 	d.listed, d.everListed = requested, true
 	c.changes.Add(1)
 	if complete {

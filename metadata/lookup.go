@@ -15,8 +15,11 @@ import (
 // fails, Lookup returns the entry that is cached, if there is one that is not Unknown; not if the
 // source denies the name.
 //
-// If names are found by listing, Lookup lists the directory unless its listing is cached.
-// It returns when the page with the name has arrived, or the listing has ended. After one
+// A listing that lacks a name does not prove that the name is missing, so that Lookup requests it
+// from the source (see unlisted.go). The error is ErrUnconfirmed if the source fails.
+//
+// If names are found by listing, listings are complete. Lookup lists the directory unless its listing
+// is cached. It returns when the page with the name has arrived, or the listing has ended. After one
 // second it returns the cached entry, or if there is none it requests the single name.
 func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry, error) {
 	d := dir.dir
@@ -27,11 +30,6 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 		return nil, err
 	}
 	e, listed, invalidated := d.find(name)
-	fresh := c.fresh(listed)
-	if e == nil && fresh && !c.byListing {
-		c.confirmListings(ctx)
-		fresh = c.fresh(listed)
-	}
 	if c.byName && e != nil {
 		d.lookedUp(name)
 	}
@@ -40,10 +38,10 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 		return c.lookupUnknown(ctx, dir, e)
 	case e != nil && c.fresh(e.validated.Load()):
 		return e, nil
-	case e == nil && fresh && !invalidated:
-		return nil, fs.ErrNotExist
-	case c.byListing && !fresh:
+	case c.byListing && !c.fresh(listed):
 		return c.lookupByListing(ctx, dir, name)
+	case c.byListing && e == nil && !invalidated:
+		return nil, fs.ErrNotExist
 	}
 	return c.lookupByStat(ctx, dir, name, e)
 }
@@ -51,8 +49,14 @@ func (c *Container) Lookup(ctx context.Context, dir *Entry, name string) (*Entry
 // lookupByStat requests one name from the source. cached is its entry, or nil.
 func (c *Container) lookupByStat(ctx context.Context, dir *Entry, name string, cached *Entry) (*Entry, error) {
 	requested := c.now()
-	info, err := c.statName(ctx, dir, name, cached)
+	stat := c.statName
+	if cached == nil && c.lacks(dir, name) {
+		stat = c.statLacking
+	}
+	info, err := stat(ctx, dir, name, cached)
 	switch {
+	case err == ErrUnconfirmed:
+		return nil, err
 	case errors.Is(err, fs.ErrNotExist):
 		if e := c.removeName(dir, name, requested); e != nil {
 			return e, nil

@@ -40,15 +40,21 @@ func (c *Container) sourceLost(ctx context.Context, e *Entry) error {
 }
 
 // statName requests the attributes of a name in dir. If the source does not have it, statName returns the
-// error of sourceLost, if there is one. If the root has been replaced meanwhile, it asks the new one. The root of
-// a Lister is not replaced, so that there a name without a cached entry is just missing.
+// error of sourceLost, if there is one. If the root has been replaced meanwhile, it asks the new one.
+//
+// A name that is not cached is just missing if a listing lacks it too, and the root was requested after that. The
+// root of a Lister is not replaced.
 func (c *Container) statName(ctx context.Context, dir *Entry, name string, cached *Entry) (drivers.Info, error) {
 	before := c.roots.Load()
 	info, err := c.source.Stat(ctx, pathOf(dir, name))
 	if !isAbsent(err) || cached == nil && c.byListing && !c.HasGenerations() {
 		return info, err
 	}
-	err = cmp.Or(c.sourceLost(ctx, cmp.Or(cached, dir)), err)
+	if cached == nil && c.lacks(dir, name) {
+		c.confirmListings(ctx)
+	} else {
+		err = cmp.Or(c.sourceLost(ctx, cmp.Or(cached, dir)), err)
+	}
 	if c.roots.Load() != before {
 		return c.source.Stat(ctx, pathOf(dir, name))
 	}

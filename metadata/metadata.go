@@ -58,6 +58,9 @@ type Container struct {
 	overtaken   chan struct{} // see Overtaken; has room for one element
 	warned      atomic.Uint32 // time of the last warning about the source, by now; 0: none
 	outdated    outdatedParts
+	hidesNames  atomic.Bool        // a name was found that a listing lacks, and that may be new
+	unanswered  atomic.Uint32      // time when the source last did not confirm that a name is missing, by now; 0: never
+	forgot      atomic.Int64       // time when the kernel was last to forget missing names, in nanoseconds since start; 0: never
 	sweeps      SweepCounters      // updated atomically
 	xattrs      replyCache[[]byte] // nil: the attribute does not exist
 	holes       replyCache[[]drivers.Hole]

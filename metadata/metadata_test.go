@@ -57,7 +57,7 @@ func TestLookupIsCachedForTTL(t *testing.T) {
 	})
 }
 
-// While the source fails, a cached listing still answers for the names that it does not have.
+// While the source fails, a cached listing answers for the names that it does not have, and nobody caches that.
 func TestListingCountsInAnOutage(t *testing.T) {
 	inBubble(t, 10*time.Second, func(t *testing.T, w *world) {
 		w.source.Put("a", nil)
@@ -65,10 +65,16 @@ func TestListingCountsInAnOutage(t *testing.T) {
 		w.faults.Reset()
 		w.faults.Add(drivertest.Rule{Err: syscall.EIO})
 		for range 10 {
-			wantMissing(t, w, "missing")
+			if _, err := w.Lookup(bg, w.Root(), "missing"); err != ErrUnconfirmed {
+				t.Errorf("got %v, want %v", err, ErrUnconfirmed)
+			}
 		}
-		if n := w.faults.Count(drivertest.OpStat); n != 1 {
-			t.Errorf("%d requests, want 1, of the root", n)
+		if n := w.faults.Count(drivertest.OpStat); n != 10 {
+			t.Errorf("%d requests, want 10", n)
+		}
+		time.Sleep(10 * time.Second)
+		if _, err := w.Lookup(bg, w.Root(), "missing"); !errors.Is(err, syscall.EIO) {
+			t.Errorf("after the TTL of the listing: got %v, want EIO", err)
 		}
 	})
 }
@@ -84,13 +90,13 @@ func TestListIsCachedForTTL(t *testing.T) {
 		w.faults.Reset()
 		w.source.Put("d", nil)
 		w.source.Delete("a")
-		wantMissing(t, w, "d") // all names are cached
+		wantMissing(t, w, "e")
 		w.get(t, "a")
 		if got := w.list(t, "."); got != "a b c" {
 			t.Errorf("list within the TTL: got %s", got)
 		}
-		if n := w.faults.Count(drivertest.OpStat) + w.faults.Count(drivertest.OpReadDir); n != 1 {
-			t.Errorf("%d requests to the source within the TTL, want 1, of the root after the listing", n)
+		if n := w.faults.Count(drivertest.OpStat) + w.faults.Count(drivertest.OpReadDir); n != 2 {
+			t.Errorf("%d requests to the source within the TTL, want 2, of the missing name and of the root after the listing", n)
 		}
 		time.Sleep(10 * time.Second)
 		if got := w.list(t, "."); got != "b c d" {

@@ -3,6 +3,7 @@ package metadata
 import (
 	"context"
 	"iter"
+	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
@@ -33,8 +34,10 @@ type outdatedParts struct {
 
 // Outdated yields each part of the kernel's cache that has become outdated, until ctx is done:
 //
-//   - the name of an entry that became stale, because the name has another entry or none;
-//   - a name of which the kernel has cached that it is missing (HoldMissing), and that exists;
+//   - the name of an entry that became stale, because the name has another entry or none, or that is to
+//     be requested at its next use, because a listing lacks it;
+//   - a name of which the kernel has cached that it is missing (HoldMissing), and that exists now, or
+//     may exist by another spelling;
 //   - an entry whose attributes have changed;
 //   - a directory whose listing Revalidate or Sweep has found to be another one;
 //   - a file whose content may have changed although its version is the same (Doubt).
@@ -164,14 +167,15 @@ func (d *directory) removeMissing(name string) bool {
 	return ok || d.manyMissing
 }
 
-// HoldMissing records that the kernel caches that a directory does not have a name: Outdated
-// yields the name when it exists. It reports false if it exists already; then the kernel must
-// not cache the reply. It must be called before the reply is sent to the kernel.
-func (c *Container) HoldMissing(dir *Entry, name string) bool {
+// HoldMissing records that the kernel caches that a directory does not have a name, by a lookup that
+// began at that time: Outdated yields the name when it exists, or may exist by another spelling. It
+// reports false if it may exist already; then the kernel must not cache the reply. It must be called
+// before the reply is sent to the kernel.
+func (c *Container) HoldMissing(dir *Entry, name string, began time.Time) bool {
 	d := dir.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.get(name) != nil || dir.Stale() {
+	if d.get(name) != nil || dir.Stale() || c.forgot.Load() >= int64(began.Sub(c.start)) {
 		return false
 	}
 	d.addMissing(name)

@@ -211,7 +211,7 @@ func TestOutdatedMissing(t *testing.T) {
 	inBubble(t, time.Second, func(t *testing.T, w *world) {
 		outdated := collect(t, w)
 		wantMissing(t, w, "f")
-		if !w.HoldMissing(w.Root(), "f") {
+		if !w.HoldMissing(w.Root(), "f", time.Now()) {
 			t.Error("HoldMissing of a missing name: false")
 		}
 		w.source.Put("f", []byte("x"))
@@ -221,11 +221,11 @@ func TestOutdatedMissing(t *testing.T) {
 		if got, want := outdated(), "f"; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
-		if w.HoldMissing(w.Root(), "f") {
+		if w.HoldMissing(w.Root(), "f", time.Now()) {
 			t.Error("HoldMissing of a name that exists: true")
 		}
 		for i := range maxMissing + 1 { // too many to remember each
-			w.HoldMissing(w.Root(), fmt.Sprint("missing", i))
+			w.HoldMissing(w.Root(), fmt.Sprint("missing", i), time.Now())
 		}
 		w.source.Put("missing7", []byte("x"))
 		w.get(t, "missing7")

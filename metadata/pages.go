@@ -141,10 +141,10 @@ func (m *pageMerger) end() error {
 		return syscall.ESTALE
 	}
 	m.listed = slices.DeleteFunc(m.listed, (*Entry).Stale)
-	for _, gone := range d.replace(m.c.withTop(m.dir, m.listed), m.started) {
-		m.c.retire(gone)
-		m.diff.lost(d, gone)
-	}
+	replaced, lacking := d.replace(m.c.withTop(m.dir, m.listed), m.started)
+	m.c.retireAll(replaced)
+	m.c.retireAll(lacking)
+	m.diff.removed = lacking
 	maps.DeleteFunc(d.invalidated, func(_ string, page uint32) bool { return page < m.firstPage })
 	d.listed, d.everListed = m.started, true
 	m.c.changes.Add(1)

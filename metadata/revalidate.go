@@ -29,6 +29,7 @@ func (c Change) String() string { return [...]string{"unchanged", "added", "remo
 type difference struct {
 	all                      bool // there was an earlier listing; otherwise a new name proves nothing
 	added, removed, replaced []*Entry
+	moved                    []*Entry       // that are listed now or no longer, and were not added or removed
 	failed                   []drivers.Info // names that could not be compared
 }
 
@@ -42,16 +43,9 @@ func (d *difference) found(e, old *Entry) {
 	}
 }
 
-// lost records that e is no longer in dir, whose lock must be held.
-func (d *difference) lost(dir *directory, e *Entry) {
-	if dir.get(e.Name()) == nil {
-		d.removed = append(d.removed, e)
-	}
-}
-
 // isEmpty reports whether nothing has changed.
 func (d *difference) isEmpty() bool {
-	return len(d.added)+len(d.removed)+len(d.replaced) == 0
+	return len(d.added)+len(d.removed)+len(d.replaced)+len(d.moved) == 0
 }
 
 // revalidateName validates one name at the source, whether or not it is cached. It returns its
@@ -67,10 +61,13 @@ func (c *Container) revalidateName(ctx context.Context, dir *Entry, name string)
 	case isAbsent(err) && cached == nil:
 		return nil, Unchanged, nil
 	case isAbsent(err):
+		listed := cached != nil && !cached.isUnlisted()
 		if e := c.removeName(dir, name, requested); e != nil {
 			return e, Unchanged, nil
 		}
-		c.contentChanged(dir)
+		if listed {
+			c.contentChanged(dir)
+		}
 		return nil, Removed, nil
 	case err != nil:
 		return nil, Unchanged, err

@@ -58,7 +58,7 @@ func TestRevalidate(t *testing.T) {
 		if _, err := w.Lookup(bg, w.get(t, "looked"), "later"); !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)
 		}
-		w.HoldMissing(w.get(t, "looked"), "later")
+		w.HoldMissing(w.get(t, "looked"), "later", time.Now())
 		if got, n := w.revalidate(t, "."); got != "" || n != 13 {
 			t.Errorf("before the changes: got %q, %d names; want none, 13", got, n)
 		}
@@ -242,7 +242,7 @@ func TestRevalidateBucket(t *testing.T) {
 			e, _ := w.find(t, d, name)
 			w.Hold(e)
 		}
-		w.HoldMissing(d, "new")
+		w.HoldMissing(d, "new", time.Now())
 		w.wantRequests(t, 5, 0)
 		w.source.Delete("d/f0003")
 		w.source.Put("d/f0004", []byte("other"))

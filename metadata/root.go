@@ -92,7 +92,7 @@ func (c *Container) distrustBelow(dir *Entry) {
 	d := dir.dir
 	d.mu.Lock()
 	d.stamp = stamp{}
-	entries := d.all()
+	entries := d.every()
 	for name := range d.missing {
 		c.outdated.add(dir, name, false)
 	}

@@ -78,7 +78,7 @@ func (s *snapshotWriter) directory(e *Entry) extent {
 	}
 	d.mu.Lock()
 	entries, listed, stamp := d.all(), d.listed, d.stamp
-	if len(d.invalidated) > 0 { // the snapshot does not contain these names
+	if len(d.invalidated) > 0 || d.relist { // the snapshot does not contain these names
 		listed = 0
 	}
 	d.mu.Unlock()

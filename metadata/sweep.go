@@ -141,7 +141,7 @@ func (s *sweep) pass(ctx context.Context, start time.Time) {
 	s.failing, s.oldest = 0, 0
 	interval := s.busy() / time.Duration(max(len(dirs)+len(files), 1))
 	for i, e := range append(dirs, files...) {
-		if s.hanging.has(e.Path()) {
+		if s.hanging.has(e.Path()) || e.Stale() {
 			continue
 		}
 		visit := s.file
@@ -213,9 +213,10 @@ func without(entries, others []*Entry) []*Entry {
 func (s *sweep) dueDir(e *Entry) bool {
 	d := e.dir
 	d.mu.RLock()
-	defer d.mu.RUnlock()
 	inUse := d.everListed || len(d.sorted)+len(d.extra)+len(d.missing) > 0 || e.lookups.Load() > 0
-	return inUse && !e.Stale() && s.c.table.get(e.id) == e && s.due(max(d.checked, d.listed))
+	due := inUse && !e.Stale() && s.c.table.get(e.id) == e && s.due(max(d.checked, d.listed))
+	d.mu.RUnlock()
+	return due && !e.isAbandoned()
 }
 
 // dueFile reports whether the kernel may have cached e, which is not a directory, and it was not

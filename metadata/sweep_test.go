@@ -91,7 +91,7 @@ func TestSweepWindow(t *testing.T) {
 					w.Hold(w.get(t, "looked/up"))
 					for _, dir := range []string{"d", "looked"} {
 						wantMissing(t, w, dir+"/missing")
-						w.HoldMissing(w.get(t, dir), "missing")
+						w.HoldMissing(w.get(t, dir), "missing", time.Now())
 					}
 					time.Sleep(after)
 					outdated()
@@ -283,7 +283,7 @@ func TestSweepConcurrently(t *testing.T) {
 					w.List(bg, e.Parent())
 					w.Forget(e.ID(), 1)
 				} else if e, err := w.Resolve(bg, fmt.Sprintf("d%d", i%3)); err == nil {
-					w.HoldMissing(e, fmt.Sprintf("f%d", i%50))
+					w.HoldMissing(e, fmt.Sprintf("f%d", i%50), time.Now())
 				}
 			}
 		})
@@ -337,7 +337,9 @@ func TestSweepAfterSnapshot(t *testing.T) {
 		time.Sleep(time.Minute)
 		w = w.restart(t)
 		w.list(t, "e")
-		wantMissing(t, w, "d/new")
+		if got := w.list(t, "d"); got != "f" {
+			t.Errorf("in the snapshot: %q", got)
+		}
 		w.faults.Reset()
 		ctx, stop := context.WithTimeout(bg, window)
 		defer stop()

@@ -167,6 +167,10 @@ func (w *walk) names(ctx context.Context, dir *Entry) {
 		}
 		entries, _, _, _ = dir.dir.known()
 		w.report(Finding{Path: dir.Path(), Names: max(len(entries)-len(diff.added)-len(diff.replaced)-len(diff.failed), 0)})
+		w.c.forgetAllMissing(dir)
+	}
+	for _, e := range dir.dir.takeUnlisted() {
+		w.todo.push(visit{e: e})
 	}
 	for _, e := range entries {
 		if e.IsDir() {

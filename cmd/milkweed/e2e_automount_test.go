@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -37,8 +38,10 @@ type automounter struct {
 
 // The requests of the kernel, from include/uapi/linux/auto_fs.h.
 const (
-	missingDirect = 5 // mount
-	expireDirect  = 6 // unmount
+	missingIndirect = 3 // mount
+	expireIndirect  = 4 // unmount
+	missingDirect   = 5 // mount
+	expireDirect    = 6 // unmount
 
 	ioctlReady  = 0x9360     // of an os.File of the trigger, with the token of the request
 	ioctlFail   = 0x9361     // the same
@@ -48,10 +51,20 @@ const (
 // automount makes point a trigger. At an access to it, mount is called, and to expire the mount, unmount.
 func (s *site) automount(point string, mount, unmount func() error) *automounter {
 	s.t.Helper()
+	return s.startAutomounter(point, "direct", map[uint32]func(string) error{
+		missingDirect: func(string) error { return mount() },
+		expireDirect:  func(string) error { return unmount() },
+	})
+}
+
+// startAutomounter mounts an autofs of a kind at point, and calls actions for the requests of the kernel, with the
+// name below point that they are for.
+func (s *site) startAutomounter(point, kind string, actions map[uint32]func(name string) error) *automounter {
+	s.t.Helper()
 	drivertest.Need(s.t, "/dev/autofs")
 	requests, kernel, err := os.Pipe()
 	s.check(err)
-	options := fmt.Sprintf("fd=%d,pgrp=%d,minproto=5,maxproto=5,direct", kernel.Fd(), unix.Getpgrp())
+	options := fmt.Sprintf("fd=%d,pgrp=%d,minproto=5,maxproto=5,%s", kernel.Fd(), unix.Getpgrp(), kind)
 	err = unix.Mount("milkweed-test", point, "autofs", 0, options)
 	kernel.Close()
 	s.check(err)
@@ -70,13 +83,13 @@ func (s *site) automount(point string, mount, unmount func() error) *automounter
 	})
 	go func() {
 		defer close(served)
-		a.serve(requests, map[uint32]func() error{missingDirect: mount, expireDirect: unmount})
+		a.serve(requests, actions)
 	}()
 	return a
 }
 
 // serve replies to the requests of the kernel until the trigger is unmounted.
-func (a *automounter) serve(requests io.Reader, actions map[uint32]func() error) {
+func (a *automounter) serve(requests io.Reader, actions map[uint32]func(name string) error) {
 	for {
 		packet := make([]byte, 1024)
 		if _, err := requests.Read(packet); err != nil {
@@ -92,7 +105,8 @@ func (a *automounter) serve(requests io.Reader, actions map[uint32]func() error)
 		a.requested = append(a.requested, string(name))
 		a.mu.Unlock()
 		reply := uint(ioctlReady)
-		if err := actions[kind](); err != nil {
+		length := binary.NativeEndian.Uint32(packet[40:])
+		if err := actions[kind](string(packet[44 : 44+length])); err != nil {
 			a.s.t.Log(err)
 			reply = ioctlFail
 		}
@@ -287,4 +301,72 @@ func TestAutomountEnds(t *testing.T) {
 			t.Fatalf("round %d: the mount of a daemon that has ended is left", round)
 		}
 	}
+}
+
+// The source has folders that an automounter makes when they are used. A listing before that does not hide them, and
+// they stay what they are after the automounter has removed them again.
+func TestSourceWithAutomountedFolders(t *testing.T) {
+	s := newSite(t)
+	auto, real := s.source+"/auto", s.dir+"/real"
+	s.check(os.MkdirAll(auto, 0o755))
+	for _, name := range []string{"a", "b"} {
+		s.check(os.MkdirAll(real+"/"+name+"/d", 0o755))
+		s.check(os.WriteFile(real+"/"+name+"/d/f", []byte(name), 0o644))
+	}
+	a := s.startAutomounter(auto, "indirect", map[uint32]func(string) error{
+		missingIndirect: func(name string) error {
+			if _, err := os.Stat(real + "/" + name); err != nil {
+				return err
+			}
+			return errors.Join(os.Mkdir(auto+"/"+name, 0o755), unix.Mount(real+"/"+name, auto+"/"+name, "", unix.MS_BIND, ""))
+		},
+		expireIndirect: func(name string) error {
+			return errors.Join(unix.Unmount(auto+"/"+name, 0), os.Remove(auto+"/"+name))
+		},
+	})
+	s.mount("64MiB")
+	wantNames := func(want string) {
+		t.Helper()
+		if got := strings.TrimSpace(a.elsewhere("ls", s.point+"/auto")); got != want {
+			t.Errorf("listing: %q, want %q", got, want)
+		}
+	}
+	wantNames("")
+	a.wantRequests(0)
+	for _, name := range []string{"a", "b"} {
+		if got := a.elsewhere("cat", s.point+"/auto/"+name+"/d/f"); got != name {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	a.elsewhere("sh", "-c", `! cat "$1" 2>/dev/null`, "sh", s.point+"/auto/c")
+	wantNames("a\nb")
+	a.wantRequests(3)
+
+	stays := exec.Command("sh", "-c", `cd "$1/auto/a/d" && while read _; do cat f && echo; done`, "sh", s.point)
+	in, err := stays.StdinPipe()
+	s.check(err)
+	out, err := stays.StdoutPipe()
+	s.check(err)
+	s.check(stays.Start())
+	defer stays.Wait()
+	defer in.Close()
+	lines := bufio.NewReader(out)
+	for range 2 {
+		s.eventually("the automounter has unmounted both", func() bool {
+			err := unix.IoctlSetPointerInt(int(a.root.Fd()), ioctlExpire, 1)
+			if err != nil && err != unix.EAGAIN {
+				t.Fatal(err)
+			}
+			left, err := os.ReadDir(auto)
+			return err == nil && len(left) == 0
+		})
+		s.check(s.runs(s.program, "refresh", s.point)())
+		fmt.Fprintln(in)
+		if line, err := lines.ReadString('\n'); err != nil || line != "a\n" {
+			t.Errorf("in the working directory: %q, %v", line, err)
+		}
+	}
+	s.check(in.Close())
+	s.check(stays.Wait())
+	s.umount()
 }

@@ -32,10 +32,11 @@ type Mem struct {
 
 	capacity int64 // bytes of all files; 0: unlimited
 
-	mu   sync.RWMutex // guards the following, and all nodes
-	root *node
-	used int64     // bytes of files and of uncommitted copies
-	last time.Time // the last result of now
+	mu        sync.RWMutex // guards the following, and all nodes
+	root      *node
+	used      int64     // bytes of files and of uncommitted copies
+	last      time.Time // the last result of now
+	foldsCase bool      // see IgnoreCase
 }
 
 // A node is a file, a directory, a symbolic link or a special file.
@@ -46,6 +47,7 @@ type node struct {
 	holes  []drivers.Hole    // holes of a file
 	target string            // target of a link
 	xattrs map[string][]byte // extended attributes
+	hidden bool              // no listing shows it
 }
 
 // NewMem returns an empty Mem. capacity bounds the bytes of all files together; 0 is
@@ -104,11 +106,43 @@ func (m *Mem) find(name string) (*node, error) {
 		if n.isLink() {
 			return nil, syscall.ELOOP
 		}
-		if n = n.kids[elem]; n == nil {
+		if n = m.kid(n, elem); n == nil {
 			return nil, syscall.ENOENT
 		}
 	}
 	return n, nil
+}
+
+// kid returns the node of a name in a directory, or nil. m.mu must be held.
+func (m *Mem) kid(dir *node, name string) *node {
+	kid := dir.kids[name]
+	if kid == nil && m.foldsCase {
+		for spelling, other := range dir.kids {
+			if strings.EqualFold(spelling, name) {
+				return other
+			}
+		}
+	}
+	return kid
+}
+
+// IgnoreCase finds names in any spelling from now on. Listings have the one with which a file was made. No two
+// names of a directory differ in their case only.
+func (m *Mem) IgnoreCase() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.foldsCase = true
+}
+
+// Hide makes listings lack a name, which is still found, or have it again.
+func (m *Mem) Hide(name string, hidden bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, err := m.find(name)
+	if err != nil {
+		panic(err)
+	}
+	n.hidden = hidden
 }
 
 // makeDir returns the directory at name and creates what is missing. It replaces files. m.mu

@@ -81,7 +81,9 @@ func (m *Mem) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
 			return syscall.ENOTDIR
 		}
 		for _, kid := range n.kids {
-			infos = append(infos, kid.info)
+			if !kid.hidden {
+				infos = append(infos, kid.info)
+			}
 		}
 		return nil
 	})
