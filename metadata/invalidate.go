@@ -90,6 +90,13 @@ func (c *Container) retire(e *Entry) {
 	}
 }
 
+// retireAll is retire for several entries of one directory.
+func (c *Container) retireAll(entries []*Entry) {
+	for _, e := range entries {
+		c.retire(e)
+	}
+}
+
 // LeftCopy records that a tier holds a copy of e, which became stale while the copy was being
 // committed. The present entry of the name, and one that is made from an examination of the
 // tiers in progress, are then Unverified, so that the copy is found and removed. If e is a piece of a

@@ -215,8 +215,9 @@ func (c *Container) forgetAllMissing(dir *Entry) {
 	c.forgetMissing(dir, func(string) bool { return true })
 }
 
-// takeUnlisted returns the entries of dir that no listing shows and that the kernel knows. The others expire.
-func (d *directory) takeUnlisted() (known []*Entry) {
+// expireUnlisted makes the entries of d that no listing shows expire, except those that the kernel knows, which it
+// returns.
+func (d *directory) expireUnlisted() (known []*Entry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, e := range d.unlisted {
@@ -227,11 +228,4 @@ func (d *directory) takeUnlisted() (known []*Entry) {
 		}
 	}
 	return known
-}
-
-// retireAll is retire for several entries of one directory.
-func (c *Container) retireAll(entries []*Entry) {
-	for _, e := range entries {
-		c.retire(e)
-	}
 }

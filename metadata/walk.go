@@ -169,7 +169,7 @@ func (w *walk) names(ctx context.Context, dir *Entry) {
 		w.report(Finding{Path: dir.Path(), Names: max(len(entries)-len(diff.added)-len(diff.replaced)-len(diff.failed), 0)})
 		w.c.forgetAllMissing(dir)
 	}
-	for _, e := range dir.dir.takeUnlisted() {
+	for _, e := range dir.dir.expireUnlisted() {
 		w.todo.push(visit{e: e})
 	}
 	for _, e := range entries {
