@@ -66,3 +66,22 @@ func DeviceNumber(fd int) uint64 {
 	}
 	return 0
 }
+
+// A connection is a second descriptor of the connection to the kernel, for what go-fuse does not do. The zero
+// value has none.
+type connection struct{ file *os.File }
+
+// dupConnection returns the connection of an open /dev/fuse. The caller closes it.
+func dupConnection(fd int) (connection, error) {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return connection{}, os.NewSyscallError("dup", err)
+	}
+	return connection{os.NewFile(uintptr(dup), "/dev/fuse")}, nil
+}
+
+func (c connection) close() {
+	if c.file != nil {
+		c.file.Close()
+	}
+}

@@ -66,8 +66,8 @@ type fileSystem struct {
 	inFlight      handles[*request] // without those that need no context, such as FORGET
 	maxBackground int               // see background.go
 
-	conn   connection  // of a mount with generations; see generation.go
-	epochs atomic.Bool // the kernel counts epochs
+	conn   connection
+	epochs atomic.Bool // the kernel counts epochs, of a mount with generations; see generation.go
 
 	reading atomic.Int64 // READs that are not answered, except spliced ones
 

@@ -3,12 +3,9 @@ package fs
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"os"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/metadata"
 )
@@ -117,24 +114,8 @@ func (m *Mount) Forget(generation *metadata.Entry) {
 	}
 }
 
-// A connection is a second descriptor of the connection to the kernel, for notifications that go-fuse
-// does not send. The zero value has none.
-type connection struct{ file *os.File }
-
-// dupConnection returns the connection of an open /dev/fuse. The caller closes it.
-func dupConnection(fd int) (connection, error) {
-	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return connection{}, os.NewSyscallError("dup", err)
-	}
-	return connection{os.NewFile(uintptr(dup), "/dev/fuse")}, nil
-}
-
 // nextEpoch makes the kernel look up again every name that it has looked up.
 func (c connection) nextEpoch() error {
-	if c.file == nil {
-		return errors.ErrUnsupported
-	}
 	const notifyIncEpoch = 8 // FUSE_NOTIFY_INC_EPOCH
 	var b [16]byte           // struct fuse_out_header of linux/fuse.h: len, error, unique
 	binary.NativeEndian.PutUint32(b[0:], uint32(len(b)))
@@ -143,10 +124,4 @@ func (c connection) nextEpoch() error {
 		return fmt.Errorf("notify the kernel of an epoch: %w", err)
 	}
 	return nil
-}
-
-func (c connection) close() {
-	if c.file != nil {
-		c.file.Close()
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -116,12 +115,7 @@ func New(names *metadata.Container, files Opener, cfg Config, log *slog.Logger) 
 	}
 	m := &Mount{server: server, fs: f, replies: replies, point: cfg.Point, adopted: cfg.Device != 0, served: make(chan struct{})}
 	go m.serve()
-	if err := server.WaitMount(); err != nil {
-		m.Detach()
-		m.Wait()
-		return nil, fmt.Errorf("mount %s: %w", cfg.Point, err)
-	}
-	f.epochs.Store(f.conn.nextEpoch() == nil)
+	f.epochs.Store(names.HasGenerations() && f.conn.nextEpoch() == nil)
 	return m, nil
 }
 
@@ -181,11 +175,7 @@ func (m *Mount) Unmount() error {
 	if m.adopted {
 		return ErrAdopted
 	}
-	err := unmountDirect(m.point, false)
-	if err == unix.EPERM {
-		return m.server.Unmount() // runs fusermount3, and retries if files were just closed
-	}
-	return err
+	return Unmount(context.Background(), m.point, false)
 }
 
 // Detach removes the mount from its mount point at once. Open files stay readable; the
@@ -208,13 +198,9 @@ func (m *Mount) Ended() <-chan struct{} { return m.served }
 // OpenFiles returns the number of file handles that the kernel has open.
 func (m *Mount) OpenFiles() int { return m.fs.files.len() }
 
-// mount mounts f by mount(2) if this process has CAP_SYS_ADMIN, and otherwise by fusermount3.
+// mount mounts f, unless another process has, and returns the server of it.
 func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error) {
 	opts := &fuse.MountOptions{
-		FsName:               cfg.Source,
-		Name:                 Type[len("fuse."):],
-		Options:              []string{"nosuid", "nodev"},
-		AllowOther:           cfg.AllowOther,
 		MaxWrite:             cfg.MaxRequest,
 		MaxReadAhead:         cfg.MaxRequest,
 		MaxBackground:        f.maxBackground,
@@ -230,46 +216,36 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 	} else { // the capability forbids file systems that are stacked on the mount
 		opts.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
-	if cfg.NoExec {
-		opts.Options = append(opts.Options, "noexec")
-	}
-	if cfg.AllowOther {
-		opts.Options = append(opts.Options, "default_permissions")
-	}
 	if cfg.Device != 0 {
 		return serveDevice(f, cfg.Device, opts)
 	}
-	server, err := mountDirect(f, cfg, opts)
-	if !errors.Is(err, os.ErrPermission) {
-		return server, err
+	fd, err := mountDirect(cfg)
+	if errors.Is(err, os.ErrPermission) {
+		fd, err = mountByHelper(cfg)
 	}
-	opts.Options = append(opts.Options, "ro")
-	server, err = fuse.NewServer(f, cfg.Point, opts)
-	if err != nil { // the errors of fusermount3 end with a newline
-		if text := strings.TrimSpace(err.Error()); !strings.Contains(text, "exited with code") {
-			return nil, errors.New(text)
-		}
-		return nil, errors.New("fusermount3 has failed, and has written why to the standard error")
-	}
-	return server, nil
-}
-
-// mountDirect mounts f by mount(2). go-fuse could do this too, but it
-// opens /dev/fuse without O_CLOEXEC, and every child process would inherit the
-// connection. If this process were then killed, the kernel would wait for the children
-// to serve the mount: processes that use the mount, and the children themselves when
-// they close its files at exit, would block for ever and could not be killed.
-func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Server, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(cfg.Point, &st); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return nil, syscall.ENOTDIR // mount(2) would fail with EINVAL
-	}
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	server, err := serveDevice(f, fd, opts)
 	if err != nil {
-		return nil, fmt.Errorf("open /dev/fuse: %w", err)
+		Unmount(context.Background(), cfg.Point, true)
+	}
+	return server, err
+}
+
+// mountDirect mounts by mount(2), and returns the descriptor of /dev/fuse. Child processes do not inherit it: if
+// this process were then killed, the kernel would wait for the children to serve the mount. Processes that use
+// it, and the children themselves when they close its files at exit, would block for ever and could not be killed.
+func mountDirect(cfg Config) (fd int, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(cfg.Point, &st); err != nil {
+		return -1, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return -1, syscall.ENOTDIR // mount(2) would fail with EINVAL
+	}
+	if fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return -1, fmt.Errorf("open /dev/fuse: %w", err)
 	}
 	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RDONLY)
 	if cfg.NoExec {
@@ -281,21 +257,16 @@ func mountDirect(f *fileSystem, cfg Config, opts *fuse.MountOptions) (*fuse.Serv
 	}
 	if err := unix.Mount(cfg.Source, cfg.Point, Type, flags, data); err != nil {
 		unix.Close(fd)
-		return nil, err
+		return -1, err
 	}
-	server, err := serveDevice(f, fd, opts)
-	if err != nil {
-		unix.Unmount(cfg.Point, unix.MNT_DETACH)
-	}
-	return server, err
+	return fd, nil
 }
 
-// serveDevice serves f at a descriptor of /dev/fuse that is mounted.
+// serveDevice serves f at a descriptor of /dev/fuse that is mounted. After an error, the descriptor is closed.
 func serveDevice(f *fileSystem, fd int, opts *fuse.MountOptions) (_ *fuse.Server, err error) {
-	if f.names.HasGenerations() {
-		if f.conn, err = dupConnection(fd); err != nil {
-			f.log.Debug("no names are cached in the root", "err", err)
-		}
+	if f.conn, err = dupConnection(fd); err != nil {
+		unix.Close(fd)
+		return nil, err
 	}
 	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
 	if err != nil {

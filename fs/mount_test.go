@@ -201,6 +201,9 @@ func serveAsUser(args []string) error {
 	mount := func() (*fs.Mount, error) {
 		return fs.New(names, files, fs.Config{Point: filepath.Join(dir, "mnt"), Source: `a,b\c`, NegativeTTL: time.Minute}, log)
 	}
+	if _, err := fs.New(names, files, fs.Config{Point: "/", Source: "source"}, log); err == nil || !strings.Contains(err.Error(), "no write access") {
+		return fmt.Errorf("mount on /: got %v, want what fusermount3 says", err)
+	}
 	m, err := mount()
 	if err != nil {
 		return err

@@ -1,10 +1,8 @@
 package fs
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"os/exec"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +14,7 @@ import (
 func Unmount(ctx context.Context, point string, lazy bool) error {
 	err := unmountDirect(point, lazy)
 	if errors.Is(err, unix.EPERM) {
-		err = fusermount(ctx, point, lazy)
+		err = unmountByHelper(ctx, point, lazy)
 	}
 	return err
 }
@@ -28,24 +26,4 @@ func unmountDirect(point string, lazy bool) error {
 		flags |= unix.MNT_DETACH
 	}
 	return unix.Unmount(point, flags)
-}
-
-// fusermount runs the set-user-ID program that unmounts the FUSE mounts of its caller.
-func fusermount(ctx context.Context, point string, lazy bool) error {
-	program, err := exec.LookPath("fusermount3")
-	if errors.Is(err, exec.ErrNotFound) {
-		program, err = exec.LookPath("fusermount")
-	}
-	if err != nil {
-		return err
-	}
-	args := []string{"-u"}
-	if lazy {
-		args = append(args, "-z")
-	}
-	output, err := exec.CommandContext(ctx, program, append(args, "--", point)...).CombinedOutput()
-	if _, exited := errors.AsType[*exec.ExitError](err); exited && len(output) > 0 {
-		return errors.New(string(bytes.TrimSpace(output)))
-	}
-	return err
 }
