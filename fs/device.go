@@ -80,6 +80,23 @@ func dupConnection(fd int) (connection, error) {
 	return connection{os.NewFile(uintptr(dup), "/dev/fuse")}, nil
 }
 
+// hasEnded reports whether the kernel has ended the connection.
+func (c connection) hasEnded() (ended bool) {
+	if c.file == nil {
+		return false
+	}
+	raw, err := c.file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		_, err := unix.Poll(p, 0)
+		ended = err == nil && p[0].Revents&unix.POLLERR != 0
+	})
+	return ended
+}
+
 func (c connection) close() {
 	if c.file != nil {
 		c.file.Close()

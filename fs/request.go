@@ -19,16 +19,16 @@ import (
 const interruptDelay = 5 * time.Second
 
 // A request is the context of one request of the kernel. It is done interruptDelay after
-// the request was interrupted, and when it has waited for that long and may be dropped. Most
-// requests never call Done, and then it costs neither a goroutine nor a channel. The caller
-// calls end.
+// the request was interrupted, and when it has waited for that long and may be dropped. When the
+// connection ends, go-fuse interrupts all requests, and they are done at once. Most requests never
+// call Done, and then it costs neither a goroutine nor a channel. The caller calls end.
 type request struct {
 	context.Context
 	cancel <-chan struct{} // closed when the request is interrupted
 	began  time.Time
-	table  *handles[*request] // has the request until end
-	id     uint64             // in table
-	user   uint32             // who has made it, for an OPEN or a READ; 0 for others
+	fs     *fileSystem
+	id     uint64 // in fs.inFlight, which has the request until end
+	user   uint32 // who has made it, for an OPEN or a READ; 0 for others
 
 	waits *tiers.Histogram // observes the request if it has waited; nil for an OPEN or a READ
 
@@ -46,7 +46,7 @@ type request struct {
 
 // newRequest returns the context of a request, and enters it into the table of those in flight.
 func (f *fileSystem) newRequest(cancel <-chan struct{}) *request {
-	r := &request{Context: context.Background(), cancel: cancel, began: time.Now(), table: &f.inFlight}
+	r := &request{Context: context.Background(), cancel: cancel, began: time.Now(), fs: f}
 	r.id = f.inFlight.add(r)
 	return r
 }
@@ -82,23 +82,24 @@ func (r *request) Done() <-chan struct{} {
 	return r.done
 }
 
-// watch closes done interruptDelay after the interruption, or when the request may be dropped,
-// unless end comes before.
+// watch closes done when the request is done, unless end comes before.
 func (r *request) watch() {
-	cancel, interrupted := r.cancel, false
+	cancel, interrupted := r.cancel, time.Time{}
 	tick := time.NewTicker(interruptDelay)
 	defer tick.Stop()
 	for {
+		isDone := false
 		select {
 		case <-cancel:
-			cancel, interrupted = nil, true
-			tick.Reset(interruptDelay)
+			cancel, interrupted = nil, time.Now()
+			tick.Reset(interruptDelay / 50)
 		case <-tick.C:
-			if interrupted || r.mayDrop != nil && r.mayDrop() {
-				close(r.done)
-				return
-			}
+			isDone = interrupted.IsZero() && r.mayDrop != nil && r.mayDrop()
 		case <-r.answered:
+			return
+		}
+		if isDone || !interrupted.IsZero() && (time.Since(interrupted) >= interruptDelay || r.fs.conn.hasEnded()) {
+			close(r.done)
 			return
 		}
 	}
@@ -119,7 +120,7 @@ func (r *request) Err() error {
 
 // end ends the watch for interruptions. It is called once, when the request has its reply.
 func (r *request) end() {
-	r.table.remove(r.id)
+	r.fs.inFlight.remove(r.id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
