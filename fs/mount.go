@@ -262,10 +262,15 @@ func mountDirect(cfg Config) (fd int, err error) {
 	return fd, nil
 }
 
-// serveDevice serves f at a descriptor of /dev/fuse that is mounted. After an error, the descriptor is closed.
+// serveDevice serves f at a descriptor of /dev/fuse that is mounted. After an error, the descriptor is closed, perhaps
+// later.
 func serveDevice(f *fileSystem, fd int, opts *fuse.MountOptions) (_ *fuse.Server, err error) {
-	if f.conn, err = dupConnection(fd); err != nil {
+	if f.conn, err = dupConnection(fd); err == nil {
+		err = unix.SetNonblock(fd, false) // go-fuse would take EAGAIN for the end
+	}
+	if err != nil {
 		unix.Close(fd)
+		f.conn.close()
 		return nil, err
 	}
 	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
