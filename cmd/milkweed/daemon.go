@@ -62,7 +62,7 @@ type daemon struct {
 	survey     *placement.Survey // of handler
 	mount      *fs.Mount
 	connection *fusectl.Connection // of the mount; nil: not known
-	dev        uint64              // device number of the mount; 0: not known, because another process has mounted it
+	at         mounts.Mount        // the mount; with mount --fuse-fd only its Dev, which is 0 if it is not known
 	how        mounting
 	control    *control.Server
 	memory     memoryPlan
@@ -212,7 +212,11 @@ func serve(
 	}
 	ready()
 
-	d.awaitUnmount(ctx)
+	if err := d.awaitUnmount(ctx); err != nil {
+		log.Error("the daemon ends", "err", err)
+		d.release()
+		return &exit.Error{Code: exit.Failure, Err: err, Remedy: "Unmount it, or mount again with --clear-stale. A supervisor mounts again by itself."}
+	}
 	log.Info("unmounted", "point", cfg.Mount.Point)
 	d.release()
 	d.drain(signal, listener)
@@ -251,7 +255,7 @@ func (d *daemon) mountFS(socket func(uid uint32) string) (err error) {
 			connection.Close()
 			connection = nil
 		}
-		d.mounted(dev, connection, err)
+		d.mounted(mounts.Mount{Dev: dev}, connection, err)
 		return nil
 	}
 	table, err := mounts.Read(mounts.Self)
@@ -267,19 +271,19 @@ func (d *daemon) mountFS(socket func(uid uint32) string) (err error) {
 		d.log.Debug("the read-ahead of the kernel is unchanged", "err", err)
 	}
 	connection, err := mounts.Connection(m.Dev, m.Point)
-	d.mounted(m.Dev, connection, err)
+	d.mounted(m, connection, err)
 	return nil
 }
 
-// mounted takes over the file system dev, which has been mounted, with its connection, or the reason why
+// mounted takes over a file system that has been mounted at m, with its connection, or the reason why
 // there is none. It keeps the source from being read through the mount, if that hides its path.
-func (d *daemon) mounted(dev uint64, connection *fusectl.Connection, err error) {
-	d.dev, d.connection = dev, connection
+func (d *daemon) mounted(m mounts.Mount, connection *fusectl.Connection, err error) {
+	d.at, d.connection = m, connection
 	if err != nil {
 		d.log.Info("only the end of this process can end the mount where others use it", "err", err)
 	}
 	if dir, ok := d.source.(*posix.Dir); ok {
-		dir.Avoid(d.dev)
+		dir.Avoid(d.at.Dev)
 	}
 }
 

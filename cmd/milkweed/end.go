@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -35,41 +36,78 @@ import (
 // A mount of another process (--fuse-fd) ends when the kernel ends the connection. The daemon cannot
 // unmount it: after SIGTERM, step 2 and then step 4 follow.
 //
+// If the kernel ends the connection while the mount stays, the daemon has failed, and ends by step 2
+// with an error. The mount stays, too: programs then see ENOTCONN, and not an empty directory, until a
+// supervisor or a service manager mounts again.
+//
 // No step waits long for a disk or for the source: what hangs there is left behind.
 
 const (
+	staysTime = time.Second      // after the end of the connection, until a mount stays: umount -f ends it first
 	endTime   = time.Second      // for background work in progress to end
 	idleTime  = 10 * time.Second // without a request or a user, until a mount that drains is idle
 	abortTime = 5 * time.Second  // for the kernel to end the connection
 )
 
-// awaitUnmount returns when the file system is not mounted any more in this mount namespace. When
-// ctx is done, it unmounts it.
-func (d *daemon) awaitUnmount(ctx context.Context) {
-	if d.adopts() { // it is mounted in another mount namespace
-		select {
-		case <-d.mount.Ended():
-		case <-ctx.Done():
-		}
-		return
-	}
+// awaitUnmount returns nil when the file system is not mounted any more in this mount namespace. When
+// ctx is done, or it was unmounted by force from its mount point, awaitUnmount unmounts it wherever it
+// is mounted. It returns an error if the connection has ended and the mount stays.
+func (d *daemon) awaitUnmount(ctx context.Context) error {
 	watch, stop := context.WithCancel(ctx)
 	defer stop()
 	gone := make(chan struct{})
-	go func() {
-		defer panics.Contain()
-		if err := mounts.AwaitUnmount(watch, d.dev); err == nil {
-			close(gone)
-		} else if watch.Err() == nil {
-			d.log.Warn("mounts are not watched", "err", err)
-		}
-	}()
-	select {
-	case <-d.mount.Ended():
-	case <-gone:
-	case <-ctx.Done():
-		d.unmount()
+	if !d.adopts() { // otherwise it is mounted in another mount namespace
+		go func() {
+			defer panics.Contain()
+			if err := mounts.AwaitUnmount(watch, d.at.Dev); err == nil {
+				close(gone)
+			} else if watch.Err() == nil {
+				d.log.Warn("mounts are not watched", "err", err)
+			}
+		}()
 	}
+	select {
+	case <-gone:
+		return nil
+	case <-d.mount.Ended():
+		if !d.awaitGone(ctx) {
+			return fmt.Errorf("the kernel has ended the connection of %s, which is still mounted: "+
+				"somebody has aborted it, or a request took longer than the kernel permits", text(d.cfg.Mount.Point))
+		}
+	case <-ctx.Done():
+	}
+	d.unmount()
+	return nil
+}
+
+// awaitGone returns true when the file system, whose connection has ended, is not mounted any more or ctx
+// is done. It returns false if the mount stays.
+func (d *daemon) awaitGone(ctx context.Context) bool {
+	timeout := time.After(staysTime)
+	tick := time.NewTicker(staysTime / 50)
+	defer tick.Stop()
+	for d.stays() {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			return false
+		case <-ctx.Done():
+			return true
+		}
+	}
+	return true
+}
+
+// stays reports whether the mount is still there, perhaps moved. Other mount points of the file system do
+// not count. If another process has mounted it, stays is true if it is mounted anywhere and the connection is known.
+func (d *daemon) stays() bool {
+	if d.adopts() {
+		return d.connection != nil && d.connection.Live()
+	}
+	table, err := mounts.Read(mounts.Self)
+	isOurs := func(m mounts.Mount) bool { return m.ID == d.at.ID && m.Dev == d.at.Dev && m.Type == d.at.Type }
+	// While the connection lives, no other file system has the device number.
+	return err == nil && slices.ContainsFunc(table, isOurs) && d.connection.Live()
 }
 
 // unmount unmounts the file system, wherever it is mounted by now. If files are open on it, unmount
@@ -83,11 +121,7 @@ func (d *daemon) unmount() {
 		points = []string{d.cfg.Mount.Point}
 	}
 	for _, point := range slices.Backward(points) {
-		unmount := d.mount.Unmount
-		if point != d.cfg.Mount.Point {
-			unmount = func() error { return fs.Unmount(context.Background(), point, false) }
-		}
-		err := automount.Reach(unmount)
+		err := automount.Reach(func() error { return fs.Unmount(context.Background(), point, false) })
 		if errors.Is(err, syscall.EBUSY) || err != nil && os.Geteuid() != 0 {
 			err = automount.Reach(func() error { return fs.Unmount(context.Background(), point, true) })
 		}
@@ -101,18 +135,17 @@ func (d *daemon) unmount() {
 // the end of the mount there are none, although its device number may be that of another file system.
 func (d *daemon) points() ([]string, error) {
 	table, err := mounts.Read(mounts.Self)
-	if err != nil {
+	if err != nil || d.connection == nil {
+		select {
+		case <-d.mount.Ended():
+			return nil, nil
+		default:
+		}
+	}
+	if err != nil || !d.connection.Live() {
 		return nil, err
 	}
-	select {
-	case <-d.mount.Ended():
-		return nil, nil
-	default:
-	}
-	if !d.connection.Live() {
-		return nil, nil
-	}
-	return table.Points(d.dev), nil
+	return table.Points(d.at.Dev), nil
 }
 
 // release stops serving other nodes, ends the background work, saves the metadata, and unlocks the
@@ -144,7 +177,7 @@ func (d *daemon) drain(signal context.Context, l *control.Listener) {
 		d.log.Warn("control socket", "err", err)
 	}
 	d.how.lock.close() // from now on, the dataset can be mounted again
-	d.log.Warn("unmounted here, but in use elsewhere", "namespaces", procs.Namespaces(d.dev))
+	d.log.Warn("unmounted here, but in use elsewhere", "namespaces", procs.Namespaces(d.at.Dev))
 	signaled := signal.Done()
 	if signal.Err() != nil { // it has begun the shutdown
 		signaled = nil
@@ -177,7 +210,7 @@ func (d *daemon) drain(signal context.Context, l *control.Listener) {
 
 // inUse reports whether a process uses a file of the mount, or may use one.
 func (d *daemon) inUse() bool {
-	users, hidden := procs.Users(d.dev)
+	users, hidden := procs.Users(d.at.Dev)
 	return len(users)+len(hidden) > 0
 }
 

@@ -145,7 +145,7 @@ func (d *daemon) unmountIdle() error {
 	if err != nil {
 		return err
 	}
-	if users, _ := procs.Users(d.dev); len(users) > 0 {
+	if users, _ := procs.Users(d.at.Dev); len(users) > 0 {
 		return fmt.Errorf("%v uses it: %w", users[0], unix.EBUSY)
 	}
 	for _, point := range slices.Backward(points) {
@@ -153,7 +153,7 @@ func (d *daemon) unmountIdle() error {
 			return err
 		}
 	}
-	if table, err := mounts.Read(mounts.Self); err != nil || table.Has(d.dev) && d.connection.Live() {
+	if table, err := mounts.Read(mounts.Self); err != nil || table.Has(d.at.Dev) && d.connection.Live() {
 		return errors.Join(errors.New("another mount hides its mount point"), err)
 	}
 	return nil

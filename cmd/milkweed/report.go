@@ -70,7 +70,7 @@ func (d *daemon) Status(context.Context) control.Status {
 	s.StuckRequests, s.OldestRequestSeconds = stuck.Requests, stuck.Oldest.Seconds()
 	s.WaitingCalls = int64(d.levels.WaitingCalls())
 	if s.Draining = d.draining.Load(); s.Draining {
-		s.Ready, s.Elsewhere = false, procs.Namespaces(d.dev)
+		s.Ready, s.Elsewhere = false, procs.Namespaces(d.at.Dev)
 	}
 	for i, t := range d.levels.Tiers() {
 		stats := t.Stats()

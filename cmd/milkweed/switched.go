@@ -194,7 +194,7 @@ const idlePoll = time.Second
 // awaitIdle waits until no process uses the mount, as far as this user can see.
 func (d *daemon) awaitIdle(ctx context.Context, waiting func([]procs.Process)) error {
 	for {
-		users, _ := procs.Users(d.dev)
+		users, _ := procs.Users(d.at.Dev)
 		if len(users) == 0 {
 			return nil
 		}

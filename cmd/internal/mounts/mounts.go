@@ -28,6 +28,7 @@ type Mount struct {
 	Source  string // the device or directory that is mounted
 	Options string // of the file system, separated by commas
 	Dev     uint64 // device number of the file system
+	ID      int    // of the mount, also after it was moved; the kernel gives that of one that has ended to another
 
 	// PeerGroup is the name of the peer group, or "" if the mount is in none. See mount_namespaces(7).
 	PeerGroup string
@@ -73,7 +74,7 @@ func Parse(r io.Reader) (Table, error) {
 	for i, m := range infos {
 		t[i] = Mount{
 			Point: m.Mountpoint, Root: m.Root, Type: m.FSType, Source: m.Source, Options: m.VFSOptions,
-			Dev:      unix.Mkdev(uint32(m.Major), uint32(m.Minor)),
+			Dev: unix.Mkdev(uint32(m.Major), uint32(m.Minor)), ID: m.ID,
 			ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
 		}
 		for word := range strings.FieldsSeq(m.Optional) {

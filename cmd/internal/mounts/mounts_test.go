@@ -19,7 +19,7 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := table[1], (Mount{"/a b\tc\nd\\e", "/", "fuse.milkweed", "/src x", "ro,user_id=7", unix.Mkdev(0, 50), "1", false}); got != want {
+	if got, want := table[1], (Mount{"/a b\tc\nd\\e", "/", "fuse.milkweed", "/src x", "ro,user_id=7", unix.Mkdev(0, 50), 22, "1", false}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	for path, want := range map[string]string{"/": "/dev/sda1", "/ab": "/dev/sda1", "/a": "second", "/a/x": "second"} {
