@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 	"github.com/milkweedfs/milkweed/metadata"
 )
 
@@ -264,7 +265,7 @@ func mountDirect(cfg Config) (fd int, err error) {
 
 // serveDevice serves f at a descriptor of /dev/fuse that is mounted. After an error, the descriptor is closed, perhaps
 // later.
-func serveDevice(f *fileSystem, fd int, opts *fuse.MountOptions) (_ *fuse.Server, err error) {
+func serveDevice(f *fileSystem, fd int, opts *fuse.MountOptions) (server *fuse.Server, err error) {
 	if f.conn, err = dupConnection(fd); err == nil {
 		err = unix.SetNonblock(fd, false) // go-fuse would take EAGAIN for the end
 	}
@@ -273,7 +274,11 @@ func serveDevice(f *fileSystem, fd int, opts *fuse.MountOptions) (_ *fuse.Server
 		f.conn.close()
 		return nil, err
 	}
-	server, err := fuse.NewServer(f, fmt.Sprintf("/dev/fd/%d", fd), opts)
+	if fusectl.DefaultRequestTimeout() > 0 {
+		server, err = newPatientServer(f, fd, opts)
+	} else {
+		server, err = fuse.NewServer(f, deviceName(fd), opts)
+	}
 	if err != nil {
 		f.conn.close()
 	}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -52,6 +54,91 @@ func TestHardLimits(t *testing.T) {
 		}
 	}
 	s.umount()
+}
+
+// check, mount and doctor name a time-out of the kernel that the source may exceed. Where the kernel has a default,
+// a mount chooses its own.
+func TestRequestTimeout(t *testing.T) {
+	drivertest.Need(t, "root")
+	const folder = "/proc/sys/fs/fuse/"
+	if _, err := os.Stat(folder + "max_request_timeout"); err != nil {
+		drivertest.Skipf(t, "needs Linux 6.15: %v", err)
+	}
+	const text = "the kernel ends the mount when a request takes longer than 20s"
+	for _, c := range []struct {
+		sysctl string
+		named  bool
+	}{{"max_request_timeout", true}, {"default_request_timeout", false}} {
+		s := newSite(t)
+		data := s.write("f", 1<<20)
+		s.inNamespace(`echo 20 > "$1/sysctl" && mount --bind "$1/sysctl" "$2"`, folder+c.sysctl) // for all processes it would be another one
+		words := s.mountWords("64MiB")
+		checked, mounted := s.try(append([]string{"check"}, words[1:]...)...), s.try(words...)
+		if got := s.must("cat", s.point+"/f"); got != string(data) {
+			t.Error("wrong bytes")
+		}
+		for name, out := range map[string]string{
+			"check": checked.stdout, "mount": mounted.stderr,
+			"doctor": strings.Join(strings.Fields(s.milkweed("doctor", s.point)), " "),
+		} {
+			if strings.Contains(out, text) != c.named || strings.Contains(out, "sysctl fs.fuse.max_request_timeout=600") != c.named {
+				t.Errorf("%s: %s names a time-out: %t, want %t\n%s", c.sysctl, name, !c.named, c.named, out)
+			}
+		}
+		s.umount()
+		s.wantNothing()
+	}
+}
+
+// A file of the source hangs for longer than the default time-out of the kernel: the mount goes on. It ends if the
+// time-out is the longest that a mount may choose.
+func TestRequestTimeoutOfTheKernel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for a time-out of the kernel")
+	}
+	drivertest.Need(t, "root")
+	mount := func(sysctl string) (*site, *foreground, chan error) {
+		path := "/proc/sys/fs/fuse/" + sysctl
+		before, err := os.ReadFile(path)
+		if err != nil {
+			drivertest.Skipf(t, "needs Linux 6.15: %v", err)
+		}
+		s := newSite(t)
+		s.write("slow", 4<<20)
+		s.check(os.WriteFile(path, []byte("20"), 0)) // for a moment: it is that of the whole machine
+		d := serveWords(s, append(s.mountWords("64MiB"), "-o", "mode=stateless,source_bandwidth=10kB"))
+		s.check(os.WriteFile(path, before, 0))
+		f, err := os.Open(s.point + "/slow")
+		s.check(err)
+		read := make(chan error, 1)
+		go func() {
+			defer f.Close()
+			_, err := f.ReadAt(make([]byte, 1<<20), 1<<20)
+			read <- err
+		}()
+		return s, d, read
+	}
+	patient, d, slow := mount("default_request_timeout")
+	time.Sleep(20 * time.Second) // the kernel looks for requests that are late every 15 s
+	s, other, late := mount("max_request_timeout")
+	if err := <-late; err == nil {
+		t.Error("a request that took longer than the kernel permits has succeeded")
+	}
+	other.wantFailure()
+	s.milkweed("umount", s.point)
+	s.wantNothing()
+	select {
+	case err := <-slow:
+		t.Errorf("the read of the other mount has ended: %v", err)
+	default:
+	}
+	if out := patient.must("ls", patient.point); !strings.Contains(out, "slow") {
+		t.Errorf("ls of the other mount: %q", out)
+	}
+	patient.milkweed("umount", "--force", patient.point)
+	d.wait()
+	<-slow
+	patient.wantNothing()
 }
 
 // With the fewest descriptors that are accepted, no open by a job fails, although the daemon would

@@ -315,7 +315,7 @@ func (f *mountFlags) serve(
 			case f.Name == "source":
 				log.Warn("the source may be a wrong one", "problem", f.Detail, "remedy", f.Remedy)
 			case f.Name == check.LimitsName:
-				log.Warn("a limit of this process concerns the mount", "limit", f.Detail, "remedy", f.Remedy)
+				log.Warn("a limit concerns the mount", "limit", f.Detail, "remedy", f.Remedy)
 			}
 		}
 		ready()

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"runtime"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -101,6 +103,25 @@ func (c *Connection) open(file string, flags int) (int, error) {
 		return -1, &fs.PathError{Op: "open", Path: file + " of a FUSE connection", Err: err}
 	}
 	return fd, nil
+}
+
+// DefaultRequestTimeout returns the sysctl fs.fuse.default_request_timeout: when a request of a FUSE file system has no
+// reply for so long, or up to 15 s longer, the kernel ends the connection. A file system may choose another time. Zero
+// is no limit, as before Linux 6.15.
+func DefaultRequestTimeout() time.Duration { return seconds("default_request_timeout") }
+
+// MaxRequestTimeout returns the sysctl fs.fuse.max_request_timeout: the longest time that a file system may choose. Zero
+// is no limit.
+func MaxRequestTimeout() time.Duration { return seconds("max_request_timeout") }
+
+// seconds returns the value of a sysctl of FUSE, or 0 if the kernel does not have it.
+func seconds(name string) time.Duration {
+	text, err := os.ReadFile("/proc/sys/fs/fuse/" + name)
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseUint(string(bytes.TrimSpace(text)), 10, 16)
+	return time.Duration(n) * time.Second
 }
 
 // SetReadAhead sets how many bytes the kernel reads ahead of a sequential reader on the FUSE file system with a

@@ -133,7 +133,7 @@ type host struct {
 	nofile   func() (hard uint64, err error)
 	hasName  func(uid int) bool                // see hasUserName
 	tasks    func() (left int64, limit string) // see config.ThreadsOf
-	limits   func() ([]string, error)          // see Limits
+	limits   func() ([]Limit, error)           // see Limits
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
 	getxattr func(path, attr string) error
@@ -154,7 +154,7 @@ func thisHost() host {
 		nofile:   nofile,
 		hasName:  hasUserName,
 		tasks:    func() (int64, string) { return config.ThreadsOf(os.Getpid()) },
-		limits:   func() ([]string, error) { return Limits(0) },
+		limits:   func() ([]Limit, error) { return Limits(0) },
 		stat:     os.Stat,
 		statfs:   statfs,
 		getxattr: getxattr,

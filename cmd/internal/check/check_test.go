@@ -47,7 +47,7 @@ func newWorld(t *testing.T) *world {
 	w.nofile = func() (uint64, error) { return 1 << 20, nil }
 	w.hasName = func(int) bool { return true }
 	w.tasks = func() (int64, string) { return math.MaxInt64, "" }
-	w.limits = func() ([]string, error) { return nil, nil }
+	w.limits = func() ([]Limit, error) { return nil, nil }
 	w.lookPath = func(string) (string, error) { return w.path("bin/fusermount3"), nil }
 	w.write("root/dev/fuse", "")
 	w.write("root/etc/fuse.conf", "# user_allow_other\nuser_allow_other\n")
@@ -301,8 +301,10 @@ func TestChecks(t *testing.T) {
 		{"few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 4096, nil } }, Warning, 0, "at most 4096 at once (ulimit -Hn)", "65536"},
 		{"too few", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 255, nil } }, Problem, exit.Fuse, "needs 256", "65536"},
 		{"unlimited", "open files", func(w *world) { w.nofile = func() (uint64, error) { return unix.RLIM_INFINITY, nil } }, OK, 0, "no limit", ""},
-		{"a limit", "limits", func(w *world) { w.limits = func() ([]string, error) { return []string{"the daemon ends"}, nil } }, Warning, 0, "the daemon ends", "hard limit"},
-		{"unknown", "limits", func(w *world) { w.limits = func() ([]string, error) { return nil, unix.EPERM } }, Warning, 0, "operation not permitted", "ulimit"},
+		{"a limit", "limits", func(w *world) {
+			w.limits = func() ([]Limit, error) { return []Limit{{"the daemon ends", "Raise it."}}, nil }
+		}, Warning, 0, "the daemon ends", "Raise it."},
+		{"unknown", "limits", func(w *world) { w.limits = func() ([]Limit, error) { return nil, unix.EPERM } }, Warning, 0, "operation not permitted", "ulimit"},
 		{"unknown", "open files", func(w *world) { w.nofile = func() (uint64, error) { return 0, unix.EINVAL } }, Warning, 0, "invalid argument", "ulimit"},
 
 		{"good", "metrics", func(*world) {}, OK, 0, "127.0.0.1:0 is free", ""},

@@ -6,10 +6,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
-// RaiseLimits is the remedy for a limit of Limits.
-const RaiseLimits = "Raise the hard limit, as in limits.conf or by LimitCPU= and the like in a unit file, or mount from a shell that does not have it."
+// A Limit is one at which a daemon ends, or does less.
+type Limit struct {
+	Effect string // what happens at the limit, and which it is
+	Remedy string // sentences
+}
+
+const raiseLimits = "Raise the hard limit, as in limits.conf or by LimitCPU= and the like in a unit file, or mount from a shell that does not have it."
+
+// enoughTime is how long storage may take to answer after a failure, as during a failover of Lustre. The kernel
+// should wait for so long.
+const enoughTime = 10 * time.Minute
 
 // enoughMemory is the limit of memory, or of addresses, from which on a daemon does not reach it.
 const enoughMemory = 64 << 30
@@ -35,17 +46,23 @@ var harmful = []struct {
 	}},
 }
 
-// Limits describes the hard limits at which the daemon with a process ID ends, or does less; 0 is this process. A
-// daemon raises its soft limits to them.
-func Limits(pid int) (all []string, err error) {
+// Limits returns the hard limits of the daemon with a process ID, and the limits of the kernel for all mounts. The ID 0 is
+// that of this process. A daemon raises its soft limits to the hard ones.
+func Limits(pid int) (all []Limit, err error) {
 	for _, h := range harmful {
 		var l unix.Rlimit
 		if err := unix.Prlimit(pid, h.resource, nil, &l); err != nil {
 			return nil, os.NewSyscallError("prlimit", err)
 		}
 		if l.Max < h.enough {
-			all = append(all, h.describe(l.Max))
+			all = append(all, Limit{h.describe(l.Max), raiseLimits})
 		}
+	}
+	if t := fusectl.MaxRequestTimeout(); t > 0 && t < enoughTime {
+		all = append(all, Limit{
+			fmt.Sprintf("the kernel ends the mount when a request takes longer than %v, as while the source does not answer (sysctl fs.fuse.max_request_timeout)", t),
+			fmt.Sprintf("As root, run `sysctl fs.fuse.max_request_timeout=%d`, or 0 for no limit, and mount again.", int(enoughTime.Seconds())),
+		})
 	}
 	return all, nil
 }
@@ -53,14 +70,14 @@ func Limits(pid int) (all []string, err error) {
 // LimitsName is the name of the findings about Limits.
 const LimitsName = "limits"
 
-// resources reports on hard limits of this process, which a daemon inherits.
+// resources reports on limits of this process, which a daemon inherits, and of the kernel.
 func (h host) resources() (findings []Finding) {
 	all, err := h.limits()
 	if err != nil {
 		return warning(LimitsName, `Check "ulimit -Ha".`, "not known: %v", reason(err))
 	}
-	for _, text := range all {
-		findings = append(findings, warning(LimitsName, RaiseLimits, "%s", text)...)
+	for _, l := range all {
+		findings = append(findings, warning(LimitsName, l.Remedy, "%s", l.Effect)...)
 	}
 	return findings
 }

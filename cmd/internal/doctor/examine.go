@@ -519,8 +519,8 @@ func threads(f *Facts) []Finding {
 
 // limits reports on limits at which the daemon ends, or does less.
 func limits(f *Facts) (all []Finding) {
-	for _, text := range f.Process.Limits {
-		all = append(all, one(Warning, check.LimitsName, check.RaiseLimits, seeMount, "%s", text)...)
+	for _, l := range f.Process.Limits {
+		all = append(all, one(Warning, check.LimitsName, l.Remedy, seeMount, "%s", l.Effect)...)
 	}
 	return all
 }

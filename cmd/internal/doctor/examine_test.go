@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 	"github.com/milkweedfs/milkweed/drivers/blob"
@@ -214,7 +215,7 @@ func TestExamine(t *testing.T) {
 		"few files": {func(f *Facts) { f.Process.Soft, f.Process.Hard = 1024, unix.RLIM_INFINITY }, Warning, "open files",
 			"may open 1,024 files (soft limit; the hard one is unlimited), and 60 are open", "LimitNOFILE="},
 		"log lost":    {func(f *Facts) { f.Status.LogLost = 3 }, Warning, "log", "3 messages are missing in it", "Make room"},
-		"limits":      {func(f *Facts) { f.Process.Limits = []string{"the daemon ends"} }, Warning, "limits", "the daemon ends", "hard limit"},
+		"limits":      {func(f *Facts) { f.Process.Limits = []check.Limit{{Effect: "the daemon ends", Remedy: "Raise it."}} }, Warning, "limits", "the daemon ends", "Raise it."},
 		"few threads": {func(f *Facts) { f.Process.Threads, f.Process.ThreadLimit = 3, "pids.max is 400" }, Warning, "threads", "pids.max is 400, and 3 are left", "TasksMax="},
 		"calls wait": {func(f *Facts) {
 			f.Process.Threads, f.Process.ThreadLimit, f.Status.WaitingCalls = 3, "pids.max is 400", 2

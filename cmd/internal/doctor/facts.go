@@ -3,6 +3,7 @@ package doctor
 import (
 	"time"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 )
 
@@ -33,13 +34,13 @@ type Missing struct {
 // A Process is the daemon as its kernel sees it. It is the zero value if it is not known.
 type Process struct {
 	Known       bool
-	Open        int      // descriptors that are open
-	Soft, Hard  uint64   // limits of open descriptors
-	Threads     int64    // that it may still make; math.MaxInt64: no limit
-	ThreadLimit string   // the limit of threads
-	Limits      []string // see check.Limits
-	Memory      int64    // bytes that the control groups permit; math.MaxInt64: no limit
-	MemoryLeft  int64    // bytes of these that are left
+	Open        int    // descriptors that are open
+	Soft, Hard  uint64 // limits of open descriptors
+	Threads     int64  // that it may still make; math.MaxInt64: no limit
+	ThreadLimit string // the limit of threads
+	Limits      []check.Limit
+	Memory      int64 // bytes that the control groups permit; math.MaxInt64: no limit
+	MemoryLeft  int64 // bytes of these that are left
 }
 
 // A Storage is the file system of a tier.
