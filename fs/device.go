@@ -35,17 +35,25 @@ func CheckDevice(fd int) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR || uint64(st.Rdev) != fuseDevice {
 		return ErrNotDevice
 	}
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	if _, err := unix.Poll(p, 0); err != nil {
-		return os.NewSyscallError("poll", err)
-	}
-	switch {
-	case p[0].Revents&unix.POLLERR != 0:
+	switch events, err := poll(fd); {
+	case err != nil:
+		return err
+	case events&unix.POLLERR != 0:
 		return ErrNotMounted
-	case p[0].Revents&unix.POLLIN == 0:
+	case events&unix.POLLIN == 0:
 		return ErrServed
 	}
 	return nil
+}
+
+// poll returns the events of a descriptor of /dev/fuse: POLLIN while a request waits, and POLLERR when the kernel has
+// ended the connection.
+func poll(fd int) (events int16, err error) {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(p, 0); err != nil {
+		return 0, os.NewSyscallError("poll", err)
+	}
+	return p[0].Revents, nil
 }
 
 // DeviceNumber returns the device number of the file system that is mounted at a descriptor of
@@ -90,9 +98,8 @@ func (c connection) hasEnded() (ended bool) {
 		return false
 	}
 	raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd)}}
-		_, err := unix.Poll(p, 0)
-		ended = err == nil && p[0].Revents&unix.POLLERR != 0
+		events, err := poll(int(fd))
+		ended = err == nil && events&unix.POLLERR != 0
 	})
 	return ended
 }

@@ -28,7 +28,7 @@ type request struct {
 	began  time.Time
 	fs     *fileSystem
 	id     uint64 // in fs.inFlight, which has the request until end
-	user   uint32 // who has made it, for an OPEN or a READ; 0 for others
+	user   uint32 // the caller of an OPEN or a READ; 0 for other requests
 
 	waits *tiers.Histogram // observes the request if it has waited; nil for an OPEN or a READ
 

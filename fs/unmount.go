@@ -12,18 +12,13 @@ import (
 // with lazy, it detaches the mount at once, and the file system ends when its last file is
 // closed.
 func Unmount(ctx context.Context, point string, lazy bool) error {
-	err := unmountDirect(point, lazy)
-	if errors.Is(err, unix.EPERM) {
-		err = unmountByHelper(ctx, point, lazy)
-	}
-	return err
-}
-
-// unmountDirect calls umount2(2). The error matches unix.EPERM if this process may not call it.
-func unmountDirect(point string, lazy bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if lazy {
 		flags |= unix.MNT_DETACH
 	}
-	return unix.Unmount(point, flags)
+	err := unix.Unmount(point, flags)
+	if errors.Is(err, unix.EPERM) {
+		err = unmountByHelper(ctx, point, lazy)
+	}
+	return err
 }

@@ -16,14 +16,21 @@ import (
 	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
 
-// abort ends the connection of the mount, as an administrator does.
-func (s *site) abort() {
+// connection returns the connection of the mount. The caller closes it.
+func (s *site) connection() *fusectl.Connection {
 	s.t.Helper()
 	table, err := mounts.Read(s.table)
 	s.check(err)
 	m, _ := table.At(s.point)
 	connection, err := fusectl.Open(m.Dev)
 	s.check(err)
+	return connection
+}
+
+// abort ends the connection of the mount, as an administrator does.
+func (s *site) abort() {
+	s.t.Helper()
+	connection := s.connection()
 	defer connection.Close()
 	s.check(connection.Abort())
 }
@@ -178,26 +185,10 @@ func TestMovedAndAborted(t *testing.T) {
 	}
 }
 
-// The kernel gives the device number of a file system that was unmounted to the next one. A daemon that learns of its
-// end after that has not failed.
-func TestUnmountAndOthersHaveTheNumber(t *testing.T) {
-	drivertest.Need(t, "root")
-	s, other := newSite(t), newSite(t)
-	s.write("f", 1000)
-	d := serveInForeground(s, "1MiB")
-	drivertest.Stop(t, d.cmd.Process.Pid)
-	s.check(unix.Unmount(s.point, 0))
-	s.check(other.mountMany(func() {
-		s.check(d.cmd.Process.Signal(unix.SIGCONT))
-		d.wait()
-	}))
-	s.wantNothing()
-}
-
-// The same for a descriptor that another process has mounted, if the daemon may know its connection: an abort is
-// a failure, and an unmount is none.
+// An abort is a failure, and an unmount is none, also if another process has mounted the descriptor and the daemon may
+// know its connection.
 func TestFuseFDIsAborted(t *testing.T) {
-	drivertest.Need(t, "root", "setpriv")
+	drivertest.Need(t, "root")
 	for _, aborted := range []bool{true, false} {
 		s := newSite(t)
 		s.write("f", 1000)
@@ -209,10 +200,9 @@ func TestFuseFDIsAborted(t *testing.T) {
 		device.Close()
 		device = os.NewFile(uintptr(fd), "/dev/fuse")
 		s.check(unix.SetNonblock(fd, true)) // as a launcher may have left it
-		d.cmd.Stderr, d.cmd.ExtraFiles = &d.stderr, []*os.File{device}
-		s.check(d.cmd.Start())
+		d.cmd.ExtraFiles = []*os.File{device}
+		d.start()
 		device.Close()
-		go func() { d.ended <- d.cmd.Wait() }()
 		s.must("cat", s.point+"/f")
 		if aborted {
 			s.abort()

@@ -39,10 +39,9 @@ func serveDevice(s *site, device *os.File, name string) *foreground {
 	d := &foreground{site: s, ended: make(chan error, 1)}
 	d.cmd = s.command("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", "--",
 		s.program, "mount", "-f", "--fuse-fd", "3", "-o", "allow_other,clock_skew=0s", "--tier", "tier1:"+s.tier(1)+":64MiB", s.source, name)
-	d.cmd.Stderr, d.cmd.ExtraFiles = &d.stderr, []*os.File{device}
-	s.check(d.cmd.Start())
+	d.cmd.ExtraFiles = []*os.File{device}
+	d.start()
 	device.Close()
-	go func() { d.ended <- d.cmd.Wait() }()
 	return d
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
-	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 	"github.com/milkweedfs/milkweed/fs/fusectl"
 )
@@ -189,11 +188,7 @@ func TestDaemonDiesWhileItNotifies(t *testing.T) {
 				s.inNamespace("umount -ql /sys/fs/fuse/connections || true") // a command without CAP_SYS_ADMIN cannot abort
 			}
 			s.milkweed(append(words, slow...)...)
-			table, err := mounts.Read(s.table)
-			s.check(err)
-			m, _ := table.At(s.point)
-			connection, err := fusectl.Open(m.Dev)
-			s.check(err)
+			connection := s.connection()
 			t.Cleanup(func() { // after a failure, the daemon and its readers could not be killed
 				connection.Abort()
 				connection.Close()

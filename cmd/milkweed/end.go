@@ -135,7 +135,7 @@ func (d *daemon) unmount() {
 // the end of the mount there are none, although its device number may be that of another file system.
 func (d *daemon) points() ([]string, error) {
 	table, err := mounts.Read(mounts.Self)
-	if err != nil || d.connection == nil {
+	if err != nil || d.connection == nil { // only the connection tells whose number it is
 		select {
 		case <-d.mount.Ended():
 			return nil, nil
