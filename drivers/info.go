@@ -20,7 +20,7 @@ type Info struct {
 	Ctime time.Time // last change of the content or the attributes
 	Atime time.Time // last access, as reported by the storage
 
-	// Blocks is the number of blocks of 512 bytes that are allocated, as st_blocks of
+	// Blocks is the number of blocks of BlockBytes that are allocated, as st_blocks of
 	// stat(2), or FullBlocks(Size) if the storage has no such number.
 	Blocks int64
 
@@ -39,12 +39,15 @@ type Info struct {
 	Err error
 }
 
+// BlockBytes is the number of bytes of a block in Info.Blocks.
+const BlockBytes = 512
+
 // FullBlocks returns the number of blocks that size bytes without holes need.
-func FullBlocks(size int64) int64 { return size/512 + min(size%512, 1) }
+func FullBlocks(size int64) int64 { return size/BlockBytes + min(size%BlockBytes, 1) }
 
 // IsSparse reports whether the storage holds less of a regular file than its size, because
 // the file has holes or is compressed.
-func (i Info) IsSparse() bool { return i.IsRegular() && i.Blocks < i.Size/512 }
+func (i Info) IsSparse() bool { return i.IsRegular() && i.Blocks < i.Size/BlockBytes }
 
 // A Hole is a part of a file that the storage does not hold, and that reads as zeros.
 type Hole struct {
@@ -63,6 +66,7 @@ type Statfs struct {
 	Files     int64  // files in total; 0 if unlimited
 	FilesFree int64  // files that can still be created
 	Device    uint64 // number of the device, by which stores on one device are recognized; 0: not known
+	Unit      int64  // bytes of which a complete file takes a multiple, about; 0: not known
 }
 
 // SameVersion reports whether i and j describe the same content, by type, size,

@@ -257,14 +257,18 @@ func (s *Store) readDir(
 	return copies, nil
 }
 
-// Statfs implements drivers.Statfser.
+// Statfs implements drivers.Statfser. While the unit is not known, it writes a file to find it out.
 func (s *Store) Statfs(ctx context.Context) (drivers.Statfs, error) {
 	t, err := s.acquire()
 	if err != nil {
 		return drivers.Statfs{}, pathError("statfs", ".", err)
 	}
 	defer t.release()
-	return t.files.Statfs(ctx)
+	st, err := t.files.Statfs(ctx)
+	if err == nil {
+		st.Unit = t.allocationUnit()
+	}
+	return st, err
 }
 
 // Remove implements drivers.Store.

@@ -378,14 +378,7 @@ func TestTimesThatAreNotStored(t *testing.T) {
 }
 
 // wholeSeconds mounts a file system that stores whole seconds, from 1901 to 2038.
-func wholeSeconds(t *testing.T) (path string) {
-	t.Helper()
-	dir := t.TempDir()
-	path = filepath.Join(dir, "disk")
-	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
-	run(t, "sh", "-ec", `cd "$1"; mkdir disk; truncate -s 16M image; mkfs.ext4 -q -I 128 image; mount -o loop image disk`, "sh", dir)
-	return path
-}
+func wholeSeconds(t *testing.T) (path string) { return disk(t, "mkfs.ext4", "-q", "-I", "128") }
 
 func TestCommitAfterClose(t *testing.T) {
 	wantNoLeak(t)

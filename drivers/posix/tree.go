@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -55,6 +56,17 @@ type tree struct {
 	lock     int            // descriptor of lock, which holds the lock
 	files    *Dir           // reads files
 	records  *records       // of the copies in files
+	unit     atomic.Int64   // see AllocationUnit; 0: not known
+}
+
+// allocationUnit is AllocationUnit of the copies, or 0 while no file can be written.
+func (t *tree) allocationUnit() int64 {
+	unit := t.unit.Load()
+	if unit == 0 {
+		unit, _ = AllocationUnit(t.incoming)
+		t.unit.Store(unit)
+	}
+	return unit
 }
 
 // release drops a reference. The last one closes the descriptors.

@@ -27,8 +27,9 @@ type writer struct {
 	info  drivers.Info // attributes of the source file
 	done  bool         // committed or aborted
 
-	sums  runningSums // of what was written
-	inode uint64      // of the temporary file; set by finish, like mtime
+	left  atomic.Int64 // bytes to write
+	sums  runningSums  // of what was written
+	inode uint64       // of the temporary file; set by finish, like mtime
 	mtime unix.Timespec
 
 	copy atomic.Pointer[copyObject] // the committed copy; it shares the descriptor and is not closed
@@ -68,6 +69,7 @@ func (s *Store) newWriter(t *tree, name string, info drivers.Info) (*writer, err
 		return nil, err
 	}
 	w := &writer{store: s, tree: t, temp: temp, name: name, info: info, sums: newRunningSums(info.Size)}
+	w.left.Store(info.Size)
 	s.writers.Store(w, nil)
 	return w, nil
 }
@@ -174,6 +176,9 @@ func (w *writer) WriteAt(p []byte, off int64) (int, error) {
 		return n, pathError("write", w.name, err)
 	}
 	w.sums.add(p, off)
+	if w.left.Add(-int64(n)) == 0 {
+		trim(w.temp.fd, w.info.Size)
+	}
 	return n, nil
 }
 
@@ -357,6 +362,9 @@ func (w *writer) finish() error {
 	mtime, err := unix.TimeToTimespec(w.info.Mtime)
 	if err != nil {
 		return err
+	}
+	if w.tree.root().cache.inMemory {
+		trim(w.temp.fd, w.info.Size) // again: somebody may have read the last page
 	}
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, mtime}
 	err = unix.UtimesNanoAt(w.temp.dirfd, w.temp.name, times, unix.AT_SYMLINK_NOFOLLOW)
