@@ -238,7 +238,7 @@ func (c *census) count(e *metadata.Entry) {
 		c.sizeless = addUpTo(c.sizeless, e)
 		return
 	}
-	bytes := tiers.Allocated(e.Size())
+	bytes := h.levels.Allocated(e.Size())
 	c.need += bytes
 	c.max = max(c.max, bytes)
 	if owned {

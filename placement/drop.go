@@ -70,7 +70,7 @@ func (h *Handler) drop(ctx context.Context, t *tiers.Tier, c tiers.CopyInfo, r *
 	}
 	if removed {
 		r.Copies++
-		r.Bytes += tiers.Allocated(c.Size)
+		r.Bytes += c.Room
 	}
 	if err != nil && ctx.Err() == nil {
 		r.Failed++

@@ -86,8 +86,9 @@ func (e *estimate) add(ctx context.Context, file *metadata.Entry) error {
 		case h.rank(u) != 0:
 			p.Elsewhere.addUnit(u)
 		default:
-			p.Needed += tiers.Allocated(u.Size())
-			if !e.place(ctx, u) {
+			bytes, placed := e.place(ctx, u)
+			p.Needed += bytes
+			if !placed {
 				p.Skipped.addUnit(u)
 			}
 		}
@@ -108,7 +109,7 @@ func (e *estimate) examine(ctx context.Context, u *metadata.Entry) bool {
 		case u.Info().SameContent(info):
 			return true
 		case t.Accepts():
-			bytes := tiers.Allocated(info.Size)
+			bytes := t.Allocated(info.Size)
 			e.room[i] += bytes
 			e.left[i].Bytes += bytes
 			e.countRoom()
@@ -120,11 +121,12 @@ func (e *estimate) examine(ctx context.Context, u *metadata.Entry) bool {
 	return false
 }
 
-// place takes room for a copy, and reports whether a tier has it.
-func (e *estimate) place(ctx context.Context, u *metadata.Entry) bool {
-	bytes, lacksInodes := tiers.Allocated(u.Size()), false
+// place takes room for a copy, and reports whether a tier has it. It returns how many bytes the copy occupies there,
+// or would occupy.
+func (e *estimate) place(ctx context.Context, u *metadata.Entry) (bytes int64, placed bool) {
+	lacksInodes := false
 	for i, t := range e.handler.levels.Tiers() {
-		left := &e.left[i]
+		left, bytes := &e.left[i], t.Allocated(u.Size())
 		if bytes > left.Bytes || t.Lacks(u.Size()) != nil {
 			continue
 		}
@@ -141,12 +143,12 @@ func (e *estimate) place(ctx context.Context, u *metadata.Entry) bool {
 			}
 		}
 		left.Bytes -= bytes
-		return true
+		return bytes, true
 	}
 	if lacksInodes {
 		e.progress.NoInodes++
 	}
-	return false
+	return e.handler.levels.Allocated(u.Size()), false
 }
 
 // missingDirs returns the directories that a copy in dir needs in a tier and that are not there.

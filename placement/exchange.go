@@ -387,7 +387,7 @@ func (h *Handler) admit(f *fill) (err error) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		a := &x.account
-		if len(x.given.sizes) > 0 && a.complete && a.need-a.lacking.bytes+tiers.Allocated(f.size)+x.given.bytes > x.most {
+		if len(x.given.sizes) > 0 && a.complete && a.need-a.lacking.bytes+h.levels.Allocated(f.size)+x.given.bytes > x.most {
 			if patient {
 				err = errLater
 			}
@@ -410,7 +410,7 @@ func (h *Handler) dismiss(e *metadata.Entry) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.account.lacking.add(s.file, tiers.Allocated(e.Size()))
+	x.account.lacking.add(s.file, h.levels.Allocated(e.Size()))
 	delete(x.admitted, s.file)
 }
 
@@ -424,7 +424,7 @@ func (h *Handler) placed(e *metadata.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if s := h.standing(e); s.listed && !s.held() {
-		x.given.add(s.file, tiers.Allocated(e.File().Size()))
+		x.given.add(s.file, h.levels.Allocated(e.File().Size()))
 	}
 }
 

@@ -157,7 +157,7 @@ func (x *exchanger) outgoing(old, t *turn) (given fileSet) {
 			continue
 		}
 		if e := x.cached(int(file)); e != nil && x.handler.hasCopies(e) {
-			given.add(int(file), tiers.Allocated(e.Size()))
+			given.add(int(file), x.handler.levels.Allocated(e.Size()))
 		}
 	}
 	return given
@@ -184,7 +184,7 @@ func (x *exchanger) survey(before *turn) {
 				if once[file/8]&(1<<(file%8)) != 0 || before != nil && x.standing(before, file).held() {
 					s = &given
 				}
-				s.add(file, s.sizes[file]+tiers.Allocated(c.Size))
+				s.add(file, s.sizes[file]+c.Room)
 			}
 			x.mu.Lock()
 			defer x.mu.Unlock()
@@ -278,12 +278,12 @@ func (x *exchanger) measure(ctx context.Context, t *turn, atMost time.Duration) 
 			mu.Lock()
 			defer mu.Unlock()
 			all.add(e.Size())
-			a.need += tiers.Allocated(e.Size())
+			a.need += x.handler.levels.Allocated(e.Size())
 			if complete {
 				copied.add(e.Size())
 			}
 			if lacks {
-				a.lacking.add(file, tiers.Allocated(e.Size()))
+				a.lacking.add(file, x.handler.levels.Allocated(e.Size()))
 			}
 		})
 	}

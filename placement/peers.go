@@ -131,7 +131,7 @@ func (h *Handler) mayCopy(e *metadata.Entry, rank int, why purpose) error {
 	}
 	foreign := rank != 0 && why != forPeer
 	switch {
-	case rank != 0 && !h.peers.spare.allows(rank, foreign, tiers.Allocated(e.Size())), !h.Fits(e.Size()) && !h.mayMakeRoom(e):
+	case rank != 0 && !h.peers.spare.allows(rank, foreign, h.levels.Allocated(e.Size())), !h.Fits(e.Size()) && !h.mayMakeRoom(e):
 		if foreign {
 			return errElsewhere
 		}
@@ -142,7 +142,7 @@ func (h *Handler) mayCopy(e *metadata.Entry, rank int, why purpose) error {
 
 // reserveFor reserves room for f outside of the window.
 func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
-	bytes := tiers.Allocated(f.size)
+	bytes := h.levels.Allocated(f.size)
 	if err := h.admit(f); err != nil {
 		return nil, nil, err
 	}

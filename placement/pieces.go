@@ -589,14 +589,14 @@ func (h *Handler) countPieced(o *pieced) (missing bool) {
 func (h *Handler) ownedBytes(e *metadata.Entry) (bytes int64) {
 	if !h.names.HasPieces(e) {
 		if h.rank(e) == 0 {
-			bytes = tiers.Footprint(1, e.Size())
+			bytes = h.levels.Allocated(e.Size())
 		}
 		return bytes
 	}
 	pieces, _ := h.names.Pieces(h.ctx, e)
 	for _, p := range pieces {
 		if h.rank(p) == 0 {
-			bytes += tiers.Footprint(1, p.Size())
+			bytes += h.levels.Allocated(p.Size())
 		}
 	}
 	return bytes

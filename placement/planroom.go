@@ -2,8 +2,6 @@ package placement
 
 import (
 	"math/bits"
-
-	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // Planned files that do not fit into the tiers together compete for the room. A file of s bytes
@@ -90,7 +88,7 @@ func (h *Handler) leavesRoom(size int64) bool {
 		return false
 	}
 	quota, taken := h.room()
-	return quota-taken-tiers.Footprint(1, size) < n[class(size)]
+	return quota-taken-h.levels.Allocated(size) < n[class(size)]
 }
 
 // room returns the quota of all tiers, and how much of it copies take.

@@ -154,10 +154,10 @@ func (h *Handler) hasSpareRoom(size, files, bytes int64) bool {
 		return true
 	}
 	quota, taken := h.room()
-	if tiers.Footprint(max(h.names.Len(), int(files)), max(h.names.Bytes(), bytes)) <= quota {
+	if h.levels.Footprint(max(h.names.Len(), int(files)), max(h.names.Bytes(), bytes)) <= quota {
 		return true
 	}
-	return taken+tiers.Footprint(1, size) <= quota/2
+	return taken+h.levels.Allocated(size) <= quota/2
 }
 
 // maxDirectories is the number of directories of which a predictor remembers the opens.

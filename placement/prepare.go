@@ -167,7 +167,7 @@ func (p *preparation) checkRoom() error {
 	var need, room int64
 	for _, f := range p.todo {
 		if !f.same {
-			need += tiers.Allocated(f.e.Size())
+			need += p.handler.levels.Allocated(f.e.Size())
 		}
 	}
 	for _, t := range p.handler.levels.Tiers() {

@@ -132,8 +132,6 @@ type suspect struct {
 	reason string // why that proves nothing about an orphan, or ""
 }
 
-func (s *suspect) room() int64 { return tiers.Allocated(s.copied.Size) }
-
 // A sourceDir is what the source has at the path of a directory.
 type sourceDir struct {
 	exists bool
@@ -247,7 +245,7 @@ func (p *prune) confirm(ctx context.Context) {
 				r.fail(err)
 			case err == nil && orphan:
 				r.Orphans++
-				r.Bytes += s.room()
+				r.Bytes += s.copied.Room
 				p.orphans = append(p.orphans, s)
 			}
 		})
@@ -374,7 +372,7 @@ func dirsOf(suspects []suspect) []PrunedDir {
 			byPath[s.dir] = d
 		}
 		d.Copies++
-		d.Bytes += s.room()
+		d.Bytes += s.copied.Room
 	}
 	all := make([]PrunedDir, 0, len(byPath))
 	for _, name := range slices.Sorted(maps.Keys(byPath)) {
@@ -391,7 +389,7 @@ func (p *prune) remove(ctx context.Context, s suspect) error {
 	}
 	removed, err := s.tier.RemoveFound(ctx, s.copied)
 	if removed {
-		p.update(func(r *PruneReport) { r.Removed++; r.Freed += s.room() })
+		p.update(func(r *PruneReport) { r.Removed++; r.Freed += s.copied.Room })
 	}
 	return err
 }

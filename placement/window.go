@@ -109,7 +109,7 @@ func (h *Handler) withoutRoom(e *metadata.Entry, u use) (f *fill, held bool) {
 	if t == nil || e.Size() == 0 || h.files.inUse(e) { // an open file is being read at the source
 		return nil, false
 	}
-	if size, _ := t.Window(); tiers.Footprint(1, e.Size()) > size {
+	if size, _ := t.Window(); t.Allocated(e.Size()) > size {
 		return nil, false
 	}
 	for range 3 { // another worker may be faster

@@ -299,11 +299,20 @@ const commitTimeouts = 12
 func (w *writer) Commit() error {
 	t := w.tier
 	_, err := w.doBy(w.ctx, commitTimeouts*t.opts.Timeout, committing, func() (int, error) {
-		return 0, t.change(context.Background(), w.name, func(bool) error { return w.w.Commit() }, func() { w.held = t.space.committed(w.name) })
-	}, func(int) { t.space.add(Allocated(w.size), 1) })
+		return 0, t.change(context.Background(), w.name, func(bool) error { return w.w.Commit() }, w.committed)
+	}, func(int) { t.space.add(t.space.rounded(w.size), 1) })
 	w.hung.Store(errors.Is(err, drivers.ErrAbandoned))
 	t.noteRefused(err, w.size)
 	return err
+}
+
+// committed is called when the copy is complete and has its name.
+func (w *writer) committed() {
+	t := w.tier
+	w.held = t.space.committed(w.name)
+	if copied, err := t.store.Stat(context.Background(), w.name); err == nil { // else it counts with its rounded size
+		t.space.settle(w.name, copied)
+	}
 }
 
 // Abort implements drivers.Writer. If a hanging commit prevents it, Close discards the

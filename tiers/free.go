@@ -50,6 +50,26 @@ func (h *Hierarchy) Free(ctx context.Context) []Room {
 	return rooms
 }
 
+// unit returns the smallest unit of the tiers.
+func (h *Hierarchy) unit() (unit int64) {
+	for i, t := range h.tiers {
+		if u := t.space.unit.Load(); i == 0 || u < unit {
+			unit = u
+		}
+	}
+	return max(unit, allocationUnit)
+}
+
+// Allocated returns the bytes that a copy of size bytes is expected to occupy in that tier in which it
+// occupies the least.
+func (h *Hierarchy) Allocated(size int64) int64 { return AllocatedIn(h.unit(), size) }
+
+// Footprint returns an upper bound of the bytes that copies of files with a total size of bytes occupy in
+// that tier.
+func (h *Hierarchy) Footprint(files int, bytes int64) int64 {
+	return bytes + int64(files)*(h.unit()-1)
+}
+
 // free returns the bytes that the quota leaves outside of the window, which are negative if it was
 // lowered, and those that are reserved and not written: the device has them, and they are not free.
 func (s *space) free() (bytes, promised int64) {

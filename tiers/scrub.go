@@ -20,6 +20,7 @@ type CopyName string
 type CopyInfo struct {
 	Name CopyName
 	Size int64 // of the file in the tier
+	Room int64 // bytes that it occupies, with other names that share its storage
 
 	info drivers.Info
 }
@@ -49,7 +50,7 @@ func (t *Tier) Copies(ctx context.Context, root CopyName, f func(copies []CopyIn
 			case info.IsDir():
 				dirs = append(dirs, name)
 			case info.IsRegular():
-				copies = append(copies, CopyInfo{CopyName(name), info.Size, info})
+				copies = append(copies, foundCopy(name, info))
 			}
 		}
 		if err := f(copies); err != nil {
@@ -70,7 +71,12 @@ func (t *Tier) copyAlone(ctx context.Context, name CopyName, f func(copies []Cop
 	case !info.IsRegular():
 		return nil
 	}
-	return f([]CopyInfo{{name, info.Size, info}})
+	return f([]CopyInfo{foundCopy(string(name), info)})
+}
+
+// foundCopy describes a copy that was found in a tier.
+func foundCopy(name string, info drivers.Info) CopyInfo {
+	return CopyInfo{CopyName(name), info.Size, occupied(info), info}
 }
 
 // listCopies lists a directory of copies, with the damaged ones.
@@ -183,10 +189,12 @@ func (t *Tier) removeIf(ctx context.Context, name string, is func(now drivers.In
 			defer t.sharing.Unlock()
 			now = t.statShared(ctx, name, now)
 		}
+		bytes, keep := t.space.returns(name, now)
 		if err := t.store.Remove(ctx, name); err != nil {
+			keep()
 			return false, err
 		}
-		t.space.discard(name, roomOf(now))
+		t.space.discard(name, bytes)
 		return true, nil
 	}, nil)
 }

@@ -88,7 +88,7 @@ func (s *space) limitSize(bytes int64) bool {
 func (t *Tier) Lacks(size int64) error {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
-	return t.space.lacks(Allocated(size))
+	return t.space.lacks(t.Allocated(size))
 }
 
 // lackOf returns what a device lacks for a copy of bytes, or nil.
@@ -117,7 +117,7 @@ func (t *Tier) noteShortage(cause error, bytes int64, measured bool) {
 // noteRefused records err, of a copy of size bytes, if it says that the device has no room, or that the
 // copy is too large for the file system.
 func (t *Tier) noteRefused(err error, size int64) {
-	bytes := Allocated(size)
+	bytes := t.Allocated(size)
 	switch {
 	case errors.Is(err, syscall.EFBIG):
 		if t.space.limitSize(max(bytes, 1)) {

@@ -2,26 +2,35 @@ package tiers
 
 import (
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
-// allocationUnit is the unit to which the account rounds the size of a copy: the block
-// size of the file systems that hold tiers, and the page size of tmpfs. A million files of
-// 100 bytes occupy 4 GB, not 100 MB.
+// allocationUnit is the least unit to which the account rounds the size of a copy: the block
+// size of most file systems, and the page size of tmpfs. A million files of 100 bytes occupy
+// 4 GB, not 100 MB.
 const allocationUnit = 4096
 
-// Allocated returns the bytes that a copy of size bytes occupies.
-func Allocated(size int64) int64 {
-	size = min(size, math.MaxInt64-allocationUnit) // a sparse file may have any size
-	return (size + allocationUnit - 1) / allocationUnit * allocationUnit
+// Allocated returns the bytes that a copy of size bytes occupies on most file systems.
+func Allocated(size int64) int64 { return AllocatedIn(allocationUnit, size) }
+
+// AllocatedIn returns the bytes that a copy of size bytes occupies where the file system allocates
+// multiples of unit, which is at least 1.
+func AllocatedIn(unit, size int64) int64 {
+	size = min(size, math.MaxInt64-unit) // a sparse file may have any size
+	return (size + unit - 1) / unit * unit
 }
 
-// space is the account of one tier. used+reserved never exceeds quota, with two
-// exceptions: the tier held more when the quota was lowered, or a commit succeeded after
-// it was abandoned.
+// space is the account of one tier. A copy in flight counts with its size, rounded up to the unit of the
+// file system, and a committed one with what it occupies. used+reserved never exceeds quota, with three
+// exceptions: the tier held more when the quota was lowered, a commit succeeded after it was abandoned,
+// or a copy occupies more than was reserved.
 type space struct {
+	unit  atomic.Int64 // of the file system, in bytes, as it is now; 0: not known
+	basis int64        // the unit at the scan, to which sizes of committed copies are rounded; set before the first copy
+
 	mu       panics.Mutex // guards the following
 	quota    int64        // bytes; 0 until the tier has been scanned
 	used     int64        // bytes of committed copies, and of removed ones that are still open
@@ -36,6 +45,7 @@ type space struct {
 	changing  map[string]bool      // names whose copy is being committed or removed
 	discarded map[string]bool      // names whose copy Discard has removed, until the next commit
 	open      map[string]*openCopy // by name; a removed copy is not in the map
+	oddities  oddities             // of committed copies
 }
 
 // An openCopy is a copy with open handles. The kernel keeps the disk blocks of a removed
@@ -176,10 +186,11 @@ func (s *space) removed(name string, bytes int64) {
 type Reservation struct {
 	tier     *Tier
 	bytes    int64
-	windowed bool // see ReserveWindow
-	retry    bool // the device lacked something for such a copy before
-	written  bool // guarded by space.mu
-	ended    bool // guarded by space.mu
+	size     int64 // of the copy
+	windowed bool  // see ReserveWindow
+	retry    bool  // the device lacked something for such a copy before
+	written  bool  // guarded by space.mu
+	ended    bool  // guarded by space.mu
 }
 
 // Written records that a copy in the window is complete.
@@ -219,6 +230,6 @@ func (r *Reservation) end(files int64) {
 	if r.written {
 		s.written -= r.bytes
 	}
-	s.used += files * r.bytes
+	s.used += files * s.rounded(r.size)
 	s.files += files
 }

@@ -112,7 +112,10 @@ func (t *Tier) run(ctx context.Context) {
 // proportion to the number of copies and has no time-out. Meanwhile the tier is read, but
 // accepts no copies.
 func (t *Tier) scan(ctx context.Context) error {
+	t.device(ctx) // notes the unit; if the device does not answer, sizes are rounded to 4 KiB
+	t.space.basis = max(t.space.unit.Load(), allocationUnit)
 	var bytes, files int64
+	var odd oddities
 	shared := make(map[uint64]bool) // inode numbers of copies with several names
 	dirs := []string{"."}
 	for len(dirs) > 0 {
@@ -134,7 +137,8 @@ func (t *Tier) scan(ctx context.Context) error {
 				if info.Names > 1 && shared[info.Inode] {
 					continue
 				}
-				bytes += Allocated(info.Size)
+				bytes += occupied(info)
+				odd.add(info, path.Join(dir, info.Name), occupied(info)-t.space.rounded(info.Size))
 				if info.Names > 1 {
 					shared[info.Inode] = true
 				}
@@ -152,6 +156,7 @@ func (t *Tier) scan(ctx context.Context) error {
 	t.space.window = t.windowOf(quota)
 	t.space.used += bytes
 	t.space.files += files
+	t.space.oddities = odd
 	t.space.mu.Unlock()
 	close(t.scanned)
 	if t.window.Bytes > quota {
@@ -242,8 +247,11 @@ func (t *Tier) device(ctx context.Context) (drivers.Statfs, error) {
 		return drivers.Statfs{Available: unlimited}, nil
 	}
 	st, err := bounded(ctx, t, func() (drivers.Statfs, error) { return s.Statfs(ctx) }, nil)
-	if err == nil && st.Total == 0 {
-		st.Available = unlimited
+	if err == nil {
+		t.space.unit.Store(st.Unit)
+		if st.Total == 0 {
+			st.Available = unlimited
+		}
 	}
 	return st, err
 }
@@ -274,12 +282,12 @@ func (t *Tier) Accepts() bool { return t.Scanned() && t.health.writable() }
 // Fits reports whether the quota has room for a copy of size bytes, and the device did not lack it a
 // short time ago. It does not examine the device, so that Reserve may still fail.
 func (t *Tier) Fits(size int64) bool {
-	return t.Scanned() && t.space.fits(Allocated(size), false)
+	return t.Scanned() && t.space.fits(t.Allocated(size), false)
 }
 
 // FitsWindow is Fits for a copy in the window.
 func (t *Tier) FitsWindow(size int64) bool {
-	return t.Scanned() && t.space.fits(Allocated(size), true)
+	return t.Scanned() && t.space.fits(t.Allocated(size), true)
 }
 
 // Room returns the tier's quota in bytes without the window, 0 until the tier has been scanned, and
@@ -307,9 +315,8 @@ func (t *Tier) Window() (size, taken int64) {
 	return t.space.window, t.space.windowed
 }
 
-// Footprint returns an upper bound of the room, in bytes, that copies of files with a total
-// size of bytes take.
-func Footprint(files int, bytes int64) int64 { return bytes + int64(files)*(allocationUnit-1) }
+// Allocated returns the bytes that a copy of size bytes is expected to occupy in the tier.
+func (t *Tier) Allocated(size int64) int64 { return t.space.expected(size) }
 
 // Reserve takes room for a copy of size bytes. It reports false if the quota or the device
 // has no room, or if the tier is not healthy enough to be filled.
@@ -324,7 +331,7 @@ func (t *Tier) ReserveWindow(ctx context.Context, size int64) (*Reservation, boo
 }
 
 func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reservation, bool) {
-	bytes := Allocated(size)
+	bytes := t.Allocated(size)
 	if !t.Accepts() || !t.space.fits(bytes, windowed) {
 		return nil, false
 	}
@@ -333,6 +340,7 @@ func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reserva
 		t.note(writing, err)
 		return nil, false
 	}
+	bytes = t.Allocated(size) // the unit may be known only now
 	if lack := lackOf(device, bytes); lack != nil {
 		t.noteShortage(lack, bytes, true)
 		return nil, false
@@ -340,14 +348,14 @@ func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reserva
 	if !t.space.reserve(bytes, device.Available, windowed, time.Now()) {
 		return nil, false
 	}
-	return &Reservation{tier: t, bytes: bytes, windowed: windowed, retry: t.Lacks(size) != nil}, true
+	return &Reservation{tier: t, bytes: bytes, size: size, windowed: windowed, retry: t.Lacks(size) != nil}, true
 }
 
 // Lost takes the copy of name, of size bytes, off the account, because it was found to be
 // missing. Discard has already done so for a copy that it has removed.
 func (t *Tier) Lost(name string, size int64) {
 	if t.Scanned() && !t.space.isDiscarded(name) {
-		t.space.add(-Allocated(size), -1)
+		t.space.lost(name, size)
 	}
 }
 
@@ -517,24 +525,21 @@ func (t *Tier) change(ctx context.Context, name string, f func(missing bool) err
 		defer t.sharing.Unlock()
 		old = t.statShared(ctx, name, old)
 	}
+	bytes, keep := int64(0), func() {}
+	if exists {
+		bytes, keep = t.space.returns(name, old)
+	}
 	if err := f(errors.Is(err, fs.ErrNotExist)); err != nil {
+		keep()
 		return err
 	}
 	if exists {
-		t.space.removed(name, roomOf(old))
+		t.space.removed(name, bytes)
 	}
 	if done != nil {
 		done()
 	}
 	return nil
-}
-
-// roomOf returns the room that the removal of a copy returns: none if other names share its storage.
-func roomOf(copied drivers.Info) int64 {
-	if copied.Names > 1 {
-		return 0
-	}
-	return Allocated(copied.Size)
 }
 
 // statShared describes a copy that was found to share its storage. t.sharing is held, so that of two

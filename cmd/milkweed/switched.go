@@ -101,7 +101,7 @@ func (d *daemon) Generations(ctx context.Context) (control.Generations, error) {
 				generation, _, _ := strings.Cut(file, "/")
 				n := &get(generation).Copies[i]
 				n.Files++
-				n.Bytes += tiers.Allocated(c.Size)
+				n.Bytes += c.Room
 			}
 			return context.Cause(ctx)
 		})

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/tiers"
 )
 
@@ -110,11 +111,12 @@ func (s *suite) usageOf(tier string) (u usage) {
 		if unix.Lstat(path, &st) != nil {
 			continue
 		}
+		occupied := max(tiers.Allocated(st.Size), st.Blocks*drivers.BlockBytes)
 		if s.foreign[path] == st.Ino {
-			u.foreignBytes += tiers.Allocated(st.Size)
+			u.foreignBytes += occupied
 			u.foreignFiles++
 		} else {
-			u.bytes += tiers.Allocated(st.Size)
+			u.bytes += occupied
 			u.files++
 		}
 	}
