@@ -109,9 +109,8 @@ func countSource(ctx context.Context, cfg *config.Config) (need check.Need, err 
 			failed++
 		case e.IsDir():
 			need.Dirs++
-		case e.IsRegular() && e.Size() > 0:
-			need.Files++
-			need.Bytes += tiers.Allocated(e.Size())
+		case e.IsRegular():
+			need.Add(e.Size())
 		}
 		return nil
 	})
@@ -130,9 +129,8 @@ func needOf(m *manifest.Manifest) (need check.Need) {
 		switch {
 		case e.IsDir():
 			need.Dirs++
-		case e.IsRegular() && e.Size > 0:
-			need.Files++
-			need.Bytes += tiers.Allocated(e.Size)
+		case e.IsRegular():
+			need.Add(e.Size)
 		}
 	}
 	return need

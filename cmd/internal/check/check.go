@@ -136,6 +136,7 @@ type host struct {
 	limits   func() ([]Limit, error)           // see Limits
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
+	unit     func(dir string) (int64, error)
 	getxattr func(path, attr string) error
 	mayRead  func(path string) error // see access(2)
 	listen   func(address string) error
@@ -157,6 +158,7 @@ func thisHost() host {
 		limits:   func() ([]Limit, error) { return Limits(0) },
 		stat:     os.Stat,
 		statfs:   statfs,
+		unit:     allocationUnit,
 		getxattr: getxattr,
 		mayRead:  func(path string) error { return unix.Access(path, unix.R_OK) },
 		listen:   listen,

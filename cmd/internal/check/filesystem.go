@@ -1,10 +1,14 @@
 package check
 
 import (
+	"errors"
+	"os"
+
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/drivers/posix"
 )
 
 // fileSystemOf returns the type of a file system.
@@ -15,6 +19,24 @@ func statfs(path string) (unix.Statfs_t, error) {
 	err := unix.Statfs(path, &st)
 	return st, err
 }
+
+// allocationUnit is posix.AllocationUnit of a folder that it makes in dir, and removes.
+func allocationUnit(dir string) (unit int64, err error) {
+	probe, err := makeProbe(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(probe)) }()
+	fd, err := unix.Open(probe, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	return posix.AllocationUnit(fd)
+}
+
+// makeProbe makes a folder in dir, in which something is tried.
+func makeProbe(dir string) (string, error) { return os.MkdirTemp(dir, ".milkweed-check-") }
 
 // available returns the free space in bytes that this user may use.
 func available(st unix.Statfs_t) int64 { return int64(st.Bavail) * st.Bsize }

@@ -10,14 +10,58 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/tiers"
 )
 
 // A Need is what the copies of a dataset take.
 type Need struct {
 	Files   int64  // that are not empty
 	Dirs    int64  // directories: each takes an inode in a tier, as each file does
-	Bytes   int64  // in the tiers, where a copy takes whole blocks
 	Partial string // why there may be more files; "": these are all
+
+	bytes [10]int64 // that the copies occupy in units of minUnit, twice as much and so on
+}
+
+// minUnit is the least unit in which copies occupy a tier.
+const minUnit = 4096
+
+// Add counts a file of size bytes, unless it is empty.
+func (n *Need) Add(size int64) {
+	if size <= 0 {
+		return
+	}
+	n.Files++
+	for i := range n.bytes {
+		n.bytes[i] += tiers.AllocatedIn(minUnit<<i, size)
+	}
+}
+
+// in returns the bytes that the copies occupy in tiers that are filled in their order, and the room of these. If
+// they have too little, the rest of the copies counts as if it were in the last tier.
+func (n *Need) in(tiers []tierRoom) (needed, room int64) {
+	missing, last := 1.0, int64(minUnit)
+	for _, t := range tiers {
+		room += t.bytes
+		last = max(t.unit, minUnit)
+		if all := n.bytesIn(last); all > 0 {
+			share := min(missing, float64(t.bytes)/float64(all))
+			needed += int64(share * float64(all))
+			missing -= share
+		}
+	}
+	if missing < 1e-9 { // of sums of fractions
+		missing = 0
+	}
+	return needed + int64(math.Ceil(missing*float64(n.bytesIn(last)))), room
+}
+
+// bytesIn returns the bytes that the copies occupy on a file system that allocates multiples of unit.
+func (n *Need) bytesIn(unit int64) int64 {
+	i := 0
+	for i < len(n.bytes)-1 && minUnit<<i < unit {
+		i++
+	}
+	return n.bytes[i]
 }
 
 // Room returns a finding about whether the tiers of c hold the copies of its dataset.
@@ -29,7 +73,8 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 	const name = "room"
 	onTimeout := warning(name, "See the findings of the tiers.", "a tier did not respond within %s", h.timeout)
 	return h.withTimeout(ctx, onTimeout, func() []Finding {
-		room, inodes, atMost := h.room(c)
+		all, inodes, atMost := h.room(c)
+		needed, room := need.in(all)
 		atLeast, have, tail := "", "have", ""
 		if need.Partial != "" {
 			atLeast, tail = "at least ", "; "+need.Partial
@@ -38,13 +83,13 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 			have = "have at most"
 		}
 		text := fmt.Sprintf("the dataset needs %s%s (%s files), and the tiers %s %s%s",
-			atLeast, size(need.Bytes), humanize.Comma(need.Files), have, size(room), tail)
+			atLeast, size(needed), humanize.Comma(need.Files), have, size(room), tail)
 		switch {
 		case need.Files == 0 && need.Partial != "":
 			return ok(name, "not known: %s", need.Partial)
 		case c.Peers.Roster != "":
 			return ok(name, "%s; it is divided among the nodes", text)
-		case need.Bytes > room:
+		case needed > room:
 			return warning(name, "Raise a quota, add a tier, or share the tiers of several nodes with --peers. What does not fit is read from the source in every epoch.", "%s", text)
 		case need.Files+need.Dirs > inodes:
 			return warning(name, "Put a tier on a file system with more inodes, or pack the files. What does not fit is read from the source in every epoch.",
@@ -54,10 +99,16 @@ func (h host) compareRoom(ctx context.Context, c *config.Config, need Need) []Fi
 	})
 }
 
+// A tierRoom is what copies may take in a tier.
+type tierRoom struct {
+	bytes int64
+	unit  int64 // bytes of which a copy takes a multiple; 0: not known
+}
+
 // room returns how many bytes copies in the tiers of c may take, with those that are there, and how many
 // files their file systems may have. Tiers that cannot be examined have none: they have findings of their
 // own. atMost means that it may be less: what copies of earlier mounts take is not known.
-func (h host) room(c *config.Config) (bytes, inodes int64, atMost bool) {
+func (h host) room(c *config.Config) (all []tierRoom, inodes int64, atMost bool) {
 	left := make(map[uint64]int64) // by device
 	for i, t := range c.Tiers {
 		dir, info, err := h.nearestExisting(t.Path)
@@ -68,6 +119,7 @@ func (h host) room(c *config.Config) (bytes, inodes int64, atMost bool) {
 		if err != nil {
 			continue
 		}
+		unit, _ := h.unit(dir) // if nothing can be written there, the finding of the tier says why
 		usable, counted := h.usable(t, c.Source.Name(), st)
 		quota := t.Quota.Of(usable)
 		device := info.Sys().(*syscall.Stat_t).Dev
@@ -83,9 +135,9 @@ func (h host) room(c *config.Config) (bytes, inodes int64, atMost bool) {
 		if i == 0 {
 			quota -= c.Placement.Window.Of(quota)
 		}
-		bytes += max(0, quota)
+		all = append(all, tierRoom{max(0, quota), unit})
 	}
-	return bytes, inodes, atMost
+	return all, inodes, atMost
 }
 
 // addInodes adds those that copies on a file system may have to n. If some are there already, all files of

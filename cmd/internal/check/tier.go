@@ -157,7 +157,7 @@ func (h host) nearestExisting(path string) (string, os.FileInfo, error) {
 
 // tryWriting creates a folder with a file in dir, and removes both.
 func tryWriting(dir string) (err error) {
-	probe, err := os.MkdirTemp(dir, ".milkweed-check-")
+	probe, err := makeProbe(dir)
 	if err != nil {
 		return err
 	}
