@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
@@ -272,7 +273,7 @@ func endDaemon(ctx context.Context, stderr io.Writer, c *control.Client, force b
 	defer c.Close()
 	d := processOf(ctx, c)
 	defer d.close()
-	if err := c.Shutdown(ctx, force); err != nil && exit.Of(err) != exit.NotMounted { // it has just ended
+	if err := c.Shutdown(ctx, force); err != nil && exit.Of(err) != exit.NotMounted { // it has just ended, or does not answer
 		return err
 	}
 	return d.wait(ctx, stderr)
@@ -413,7 +414,14 @@ func (d process) wait(ctx context.Context, stderr io.Writer) error {
 	for ctx.Err() == nil {
 		if !said && time.Since(start) > slowEnd {
 			said = true
-			fmt.Fprintf(stderr, "milkweed: waiting for the daemon (process %d) to end; a disk may be busy\n", d.pid)
+			reason, remedy := config.Halted(d.pid)
+			if reason == "" {
+				reason = "a disk may be busy"
+			}
+			fmt.Fprintf(stderr, "milkweed: waiting for the daemon (process %d) to end; %s\n", d.pid, reason)
+			if remedy != "" {
+				fmt.Fprintf(stderr, "  %s\n", remedy)
+			}
 		}
 		if ended, err := d.ended(20 * time.Millisecond); ended || err != nil {
 			return err

@@ -318,11 +318,21 @@ func (h host) eachGroup(process, controller string, f func(v cgroupVersion, dir 
 		controllers, group, _ := strings.Cut(rest, ":")
 		switch {
 		case id == "0" && controllers == "":
-			h.eachParent(cgroups, group, func(dir string) { f(cgroup2, dir) })
+			h.eachParent(h.unified(), group, func(dir string) { f(cgroup2, dir) })
 		case strings.Contains(","+controllers+",", ","+controller+","):
 			h.eachParent(filepath.Join(cgroups, controller), group, func(dir string) { f(cgroup1, dir) })
 		}
 	}
+}
+
+// unified returns the folder of the hierarchy of version 2, which may be beside those of version 1.
+func (h host) unified() string {
+	const beside = cgroups + "/unified"
+	_, alone := os.Stat(filepath.Join(h.root, cgroups, "cgroup.controllers"))
+	if _, err := os.Stat(filepath.Join(h.root, beside)); err == nil && alone != nil {
+		return beside
+	}
+	return cgroups
 }
 
 // eachParent calls f with the folders of a group and its parents in a hierarchy. In a container the path of the

@@ -14,6 +14,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
+	"github.com/milkweedfs/milkweed/drivers/panics"
 	milkweed "github.com/milkweedfs/milkweed/fs"
 	"github.com/milkweedfs/milkweed/placement"
 )
@@ -39,6 +42,7 @@ type Client struct {
 	mountPoint string
 	socket     string
 	http       *http.Client
+	pid        atomic.Int64 // of the daemon; 0 before the first connection
 }
 
 // Dial returns a client of the daemon of a mount point, which is a path that Resolve returned.
@@ -141,12 +145,18 @@ func newClient(mountPoint, socket string) *Client {
 
 // newClientOf is newClient for a daemon whose socket find returns before each connection.
 func newClientOf(mountPoint, socket string, find func() string) *Client {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialSocket(ctx, find()) }
-	return &Client{
-		mountPoint: mountPoint,
-		socket:     socket,
-		http:       &http.Client{Transport: &http.Transport{DialContext: dial}},
-	}
+	c := &Client{mountPoint: mountPoint, socket: socket}
+	c.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := dialSocket(ctx, find())
+		if err != nil {
+			return nil, err
+		}
+		if pid, err := procs.Listener(conn.(*net.UnixConn)); err == nil {
+			c.pid.Store(int64(pid))
+		}
+		return conn, nil
+	}}}
+	return c
 }
 
 // A KilledError says that the daemon of a mount was killed, and has not ended. A thread of it may tell the
@@ -359,8 +369,101 @@ func (c *Client) getWithin(ctx context.Context, timeout time.Duration, url strin
 	return io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 }
 
-// do sends a request. A status other than 2xx is an error.
+// do sends a request. A status other than 2xx is an error. If there is no response after a second, do asks the daemon
+// whether it is alive. The error matches a *SilentError if it does not say so.
 func (c *Client) do(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx) // the response is read under it
+	var mu sync.Mutex                           // guards the following
+	var answered bool
+	asking := time.AfterFunc(askAfter, func() {
+		defer panics.Contain()
+		err := c.checkAlive(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil && !answered {
+			cancel(err)
+		}
+	})
+	resp, err := c.send(ctx, method, path, body)
+	asking.Stop()
+	mu.Lock()
+	answered = true
+	mu.Unlock()
+	if cause := context.Cause(ctx); errors.As(cause, new(*SilentError)) {
+		if err == nil {
+			resp.Body.Close()
+		}
+		err = cause
+	}
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = &canceledBody{resp.Body, cancel}
+	return resp, nil
+}
+
+const (
+	askAfter   = time.Second
+	aliveTime  = 10 * time.Second // in which a daemon that runs says so, also on a machine that swaps
+	haltedTime = time.Second      // after which one that does not run is taken not to go on by itself
+)
+
+// A SilentError says that a daemon does not run, or does not answer.
+type SilentError struct{ text string }
+
+func (e *SilentError) Error() string { return e.text }
+
+// checkAlive returns an error that matches a *SilentError if the daemon does not run, or does not answer a request that
+// needs neither a disk nor the source.
+func (c *Client) checkAlive(ctx context.Context) error {
+	silent := func(remedy, format string, args ...any) error {
+		return &exit.Error{Code: exit.NotMounted, Err: &SilentError{fmt.Sprintf(format, args...)}, Remedy: remedy}
+	}
+	for {
+		pid, wait := int(c.pid.Load()), aliveTime
+		halted, _ := config.Halted(pid)
+		if halted != "" {
+			wait = haltedTime
+		}
+		if c.answers(ctx, wait) || ctx.Err() != nil {
+			return nil
+		}
+		reason, remedy := config.Halted(pid)
+		switch {
+		case reason != "":
+			return silent(remedy, "the daemon of %s (process %d) does not run, and reads wait for it: %s", c.mountPoint, pid, reason)
+		case halted == "":
+			return silent("The machine may be overloaded. If not, `milkweed debug` collects what is left of the daemon, for a report, and `milkweed umount --force` ends the mount.",
+				"the daemon of %s hangs: it gives no answer within %v", c.mountPoint, askAfter+aliveTime)
+		}
+	}
+}
+
+// answers reports whether the daemon responds in time to a request that needs neither a disk nor the source.
+func (c *Client) answers(ctx context.Context, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	resp, err := c.send(ctx, http.MethodGet, "/v1/ready", nil)
+	if err == nil {
+		resp.Body.Close()
+	}
+	return !errors.Is(err, context.DeadlineExceeded) // another error is an answer, too
+}
+
+// A canceledBody cancels the context of its request when it is closed.
+type canceledBody struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+func (b *canceledBody) Close() error {
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// send sends a request once.
+func (c *Client) send(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://milkweed"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err

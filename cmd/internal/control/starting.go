@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/drivers/panics"
@@ -224,11 +225,15 @@ func ask(ctx context.Context, mountPoint, socket string) (s *Starting, ready boo
 	_, err = c.get(ctx, "/v1/ready")
 	switch {
 	case errors.Is(err, ErrStarting):
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, new(*SilentError)):
+		reason, remedy := config.Halted(pid)
+		if reason == "" {
+			reason, remedy = "it gives no answer", "It may be busy, or frozen."
+		}
 		err = &exit.Error{
 			Code:   exit.NotMounted,
-			Err:    fmt.Errorf("a daemon (process %d) has no mount here, and does not answer", pid),
-			Remedy: fmt.Sprintf("It may be busy, or frozen. `kill -KILL %d` ends it, and a mount that it has elsewhere.", pid),
+			Err:    fmt.Errorf("a daemon (process %d) has no mount here, and %s", pid, reason),
+			Remedy: fmt.Sprintf("%s `kill -KILL %d` ends it, and a mount that it has elsewhere.", remedy, pid),
 		}
 	default:
 		c.Close()

@@ -59,7 +59,7 @@ func TestStartingOfOthers(t *testing.T) {
 		s.Close()
 	}
 	want := []string{ // in the order of their sockets
-		"/mnt/c is not mounted yet: its daemon is waiting", fmt.Sprintf("a daemon (process %d) has no mount here, and does not answer", os.Getpid()),
+		"/mnt/c is not mounted yet: its daemon is waiting", fmt.Sprintf("a daemon (process %d) has no mount here, and it gives no answer", os.Getpid()),
 		"/mnt/b is not mounted yet: its daemon is waiting", "/mnt/d is not mounted yet: its daemon is waiting",
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
