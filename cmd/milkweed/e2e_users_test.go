@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -418,6 +419,59 @@ func TestMountHelper(t *testing.T) {
 	r := s.run("mount", "-t", "milkweed", "-o", "config="+file+",wrokers=3", s.source, s.point)
 	if r.code == exit.OK || !strings.Contains(r.stderr, `unknown option "wrokers": did you mean "workers"?`) {
 		t.Errorf("a misspelt option: exit code %d\n%s", r.code, r.stderr)
+	}
+}
+
+// A second "mount -a" changes nothing, whether the line of fstab has the dataset or its configuration. One that finds
+// another dataset, or a daemon that has died, fails. A mount cannot be changed by "mount -o remount".
+func TestMountAll(t *testing.T) {
+	drivertest.Need(t, "mount", "umount")
+	for name, source := range map[string]string{"configuration": "none", "dataset": ""} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.inNamespace(`mount -t tmpfs none /sbin/ && ln -s "$2" /sbin/mount.milkweed`, s.program)
+			s.write("f", 1000)
+			if source == "" {
+				source = s.source
+			}
+			file, fstab := s.config(4, `name = "ram"`)[2], filepath.Join(s.dir, "fstab")
+			s.sh(`echo "$2 $3 milkweed config=$4,nofail 0 0" >"$1"`, fstab, source, s.point, file)
+			all := []string{"mount", "--all", "--fstab", fstab}
+			s.must(all...)
+			before := s.processes()
+			for range 2 {
+				if r := s.run(all...); r.code != 0 || r.stdout+r.stderr != "" {
+					t.Errorf("again: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+				}
+			}
+			if now := s.processes(); !slices.Equal(now, before) || len(now) != 1 {
+				t.Errorf("processes %v, then %v", before, now)
+			}
+			r := s.run("mount", "--fstab", fstab, "-o", "remount,ro", s.point)
+			if r.code == 0 || !strings.Contains(r.stderr, "cannot be changed by mount(8)") || !strings.Contains(r.stderr, "config reload") {
+				t.Errorf("remount: exit code %d\n%s", r.code, r.stderr)
+			}
+			if source == "none" {
+				wantFailure := func(when, want string) {
+					t.Helper()
+					if r := s.run(all...); r.code == 0 || !strings.Contains(r.stderr, want) {
+						t.Errorf("%s: exit code %d\n%s", when, r.code, r.stderr)
+					}
+				}
+				s.check(os.Rename(s.source, s.source+".gone")) // copies can be read
+				s.must(all...)
+				s.check(os.Rename(s.source+".gone", s.source))
+				s.sh(`mkdir "$1"; cp "$3" "$3.old"; sed -i "s#^path = \"$2\"#path = \"$1\"#" "$3"`, s.dir+"/other", s.source, file)
+				wantFailure("another dataset", "is already a Milkweed mount of "+s.source)
+				s.sh(`mv "$1.old" "$1"`, file)
+				s.killDaemon()
+				wantFailure("a dead mount", "whose daemon has ended")
+			}
+			s.milkweed("umount", s.point)
+			s.must(all...)
+			s.umount()
+			s.wantNothing()
+		})
 	}
 }
 

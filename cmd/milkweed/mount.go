@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -191,6 +192,8 @@ type mountFlags struct {
 	fake       bool
 	fuseFD     int // --fuse-fd; 0: none
 
+	unlessMounted bool // for mount.milkweed
+
 	whileLocked string // --while-locked; "": none
 
 	file     string // the configuration file that load has read; "" if there is none
@@ -221,7 +224,9 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 	flags.StringVar(&f.whileLocked, "while-locked", "", "unmount when no process has a lock on `FILE`")
 	flags.IntVar(&f.fuseFD, "fuse-fd", 0, "serve the inherited descriptor `N` of /dev/fuse, which is mounted already")
 	flags.BoolVar(&f.fake, "fake", false, "do everything except mounting")
+	flags.BoolVar(&f.unlessMounted, "unless-mounted", false, "succeed if the dataset is mounted already")
 	flags.MarkHidden("fake") // mount(8) passes it as -f
+	flags.MarkHidden("unless-mounted")
 }
 
 // mount implements the command. It runs in four kinds of processes: a command in
@@ -266,6 +271,15 @@ func (f *mountFlags) serve(
 	c, asked, noExec, err := f.loadTwo(flags, args, stderr)
 	if err != nil || f.fake {
 		return err
+	}
+	if f.unlessMounted {
+		mounted, err := isMounted(ctx, c)
+		if mounted && d != nil {
+			d.ready(false)
+		}
+		if mounted || err != nil {
+			return err
+		}
 	}
 	if f.clearStale || by.crashes > 0 {
 		if err := automount.Reach(func() error { return clearStale(ctx, c.Mount.Point) }); err != nil {
@@ -320,6 +334,40 @@ func (f *mountFlags) serve(
 		}
 		ready()
 	})
+}
+
+// isMounted reports whether the dataset of c is mounted at its mount point, and the daemon answers. The error is that
+// of a daemon that does not run, or hangs.
+func isMounted(ctx context.Context, c *config.Config) (bool, error) {
+	point := config.RealPath(c.Mount.Point)
+	all, err := control.Mounts()
+	if err != nil || !slices.ContainsFunc(all, func(m control.Mount) bool { return m.Point == point && m.Part == "" }) {
+		return false, nil // the checks say what is wrong
+	}
+	client, err := control.Dial(ctx, point)
+	if err != nil {
+		return false, nil
+	}
+	defer client.Close()
+	settings, err := client.Settings(ctx)
+	if err != nil {
+		if errors.As(err, new(*control.SilentError)) {
+			return false, err
+		}
+		return false, nil
+	}
+	return slices.Equal(datasetOf(settings), datasetOf(c.Settings())), nil
+}
+
+// datasetOf returns the values that identify a dataset.
+func datasetOf(settings []config.Setting) (values []string) {
+	for _, s := range settings {
+		switch s.Key {
+		case "source.path", "source.url", "source.generation", "source.manifest":
+			values = append(values, s.Value)
+		}
+	}
+	return values
 }
 
 // openLog opens the log, and returns the function to be called when the mount is ready. A daemon in

@@ -73,6 +73,9 @@ func (o *options) add(word string) error {
 	case word == "noexec":
 		o.noExec = true
 		return nil
+	case word == "remount":
+		return optionError(errors.New(`option "remount": a mount cannot be changed by mount(8)`),
+			"`milkweed config reload MOUNT` changes the log level, quotas and other limits. For the rest, unmount and mount again.")
 	case word == "rw":
 		return optionError(errors.New(`option "rw": the mount is read-only`), "Remove it, or write ro.")
 	case isKey && key.IsBoolean() && !hasValue:
@@ -163,6 +166,8 @@ func fromHelper(words []string) ([]string, error) {
 	args := flags.Args()
 	if args[0] == "none" {
 		args = args[1:]
+		// "mount -a" compares the source of a line with the table of mounts, which has the name of the dataset.
+		translated = append(translated, "--unless-mounted")
 	}
 	return slices.Concat(translated, []string{"--"}, args), nil
 }
@@ -174,6 +179,6 @@ const helperUsage = "mount(8) calls it as: mount.milkweed SOURCE MOUNTPOINT [-sf
 func helperOptions(given []string, sloppy bool) string {
 	words := strings.Split(strings.Join(given, ","), ",")
 	return strings.Join(slices.DeleteFunc(words, func(word string) bool {
-		return word == "rw" || sloppy && new(options).add(word) != nil
+		return word == "rw" || sloppy && word != "remount" && new(options).add(word) != nil
 	}), ",")
 }

@@ -27,8 +27,9 @@ func TestFromHelper(t *testing.T) {
 		// A bucket in a line of /etc/fstab.
 		{"s3://b/p?region=r&endpoint=http://h:1 /mnt -o rw,config=/etc/m.toml,_netdev", "mount -o config=/etc/m.toml,_netdev -- s3://b/p?region=r&endpoint=http://h:1 /mnt"},
 
-		{"none /mnt -o config=/etc/m.toml", "mount -o config=/etc/m.toml -- /mnt"},
+		{"none /mnt -o config=/etc/m.toml", "mount -o config=/etc/m.toml --unless-mounted -- /mnt"},
 		{"-o a=1 src -o workers=2 /mnt", "mount -o a=1,workers=2 -- src /mnt"},
+		{"-s -o remount,workers=2 src /mnt", "mount -o remount,workers=2 -- src /mnt"},
 		{"-s -o frobnicate=1,workers=2 src /mnt", "mount -o workers=2 -- src /mnt"},
 		{"src /mnt -sfnv -t milkweed -N /proc/1/ns/mnt", "mount -o  --fake -- src /mnt"},
 		{"src", ""},
@@ -72,6 +73,7 @@ func TestHelpListsOptions(t *testing.T) {
 func TestParseOptionsRefuses(t *testing.T) {
 	for words, want := range map[string]string{
 		"rw":                 "read-only",
+		"remount,ro":         "config reload",
 		"wokers=3":           `did you mean "workers"?`,
 		"alow_other":         `did you mean "allow_other"?`,
 		"source_operation=1": `did you mean "source_operations"?`,

@@ -42,11 +42,14 @@ func (h host) inspectMountPoint(point string) []Finding {
 		return problem(exit.MountPoint, name, remedy, format, args...)
 	}
 	info, err := h.stat(point)
+	m, mounted := h.mounts().At(config.RealPath(point))
+	if mounted && m.Type == milkweed.Type && errors.Is(h.getxattr(point, milkweed.SocketXattr), unix.ENOTCONN) {
+		err = unix.ENOTCONN // the kernel may have known the answer to stat
+	}
 	if errors.Is(err, unix.ENOTCONN) {
 		return fail(fmt.Sprintf(`Remove it with "milkweed umount %s" or "fusermount3 -u %s".`, point, point),
 			"%s is left over from a file system whose daemon has ended: %w", point, reason(err))
 	}
-	m, mounted := h.mounts().At(config.RealPath(point))
 	trigger := mounted && m.IsTrigger()
 	if mounted && !trigger {
 		if m.Type == milkweed.Type {
