@@ -267,11 +267,13 @@ func TestBucketMounters(t *testing.T) {
 	t.Run("user", func(t *testing.T) {
 		s := newSite(t)
 		s.write("f", 1000)
+		s.write("d/f", 10)
 		s.inNamespace(fuseForAll)
 		b := newBucket(s)
 		s.giveToNobody()
 		s.milkweed(b.mountWords()...)
 		wantMount(b)
+		s.must("sh", "-ec", `cp -r "$1" "$2"; cd "$2"; touch f d/new; echo >>d/f; rm -r d; rm -r "$2"`, "sh", s.point, s.dir+"/run/copy")
 		s.umount()
 		s.wantNothing()
 	})

@@ -196,7 +196,7 @@ func TestBucketAttributes(t *testing.T) {
 	before := time.Now().Add(-time.Second)
 	s.milkweed(b.mountWords()...)
 	got := s.must("find", s.point, "-mindepth", "1", "-printf", "%P %y %m %n %U %s\n")
-	if want := "d d 555 1 0 0\nd/f f 444 1 0 1000\n"; got != want {
+	if want := "d d 755 1 0 0\nd/f f 644 1 0 1000\n"; got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
 	if _, err := unix.Listxattr(s.point+"/d/f", nil); err != unix.EOPNOTSUPP {

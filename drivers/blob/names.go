@@ -290,11 +290,11 @@ func (b *Bucket) prefix(dir string) string {
 	return b.location.Prefix + dir + "/"
 }
 
-// The modes of files and directories: readable for every user that the mount admits,
-// writable for none.
+// The modes of files and directories: readable for every user that the mount admits. The mount is read-only;
+// that the owner may write them is for copies, as cp -r gives a copy the mode of a directory.
 const (
-	fileMode = 0o100444
-	dirMode  = 0o040555
+	fileMode = 0o100644
+	dirMode  = 0o040755
 )
 
 // directory describes a directory. Buckets store no times for directories: they get

@@ -45,10 +45,10 @@ var types = map[string]uint32{
 	"socket": syscall.S_IFSOCK, "block": syscall.S_IFBLK, "char": syscall.S_IFCHR,
 }
 
-// The permissions of entries without the keyword mode.
+// The permissions of entries without the keyword mode, those of a bucket.
 const (
-	defaultFileMode = 0o444
-	defaultDirMode  = 0o555
+	defaultFileMode = 0o644
+	defaultDirMode  = 0o755
 )
 
 // maxLine is the length in bytes of the longest line of a manifest, with its continuations. A path of
