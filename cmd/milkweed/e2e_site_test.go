@@ -256,13 +256,19 @@ func (s *site) check(err error) {
 	}
 }
 
-// logs returns the logs of the daemons, the last 16 KiB of each.
+// logs returns the logs of the daemons: of a long one the beginning and the end.
 func (s *site) logs() string {
+	const most = 1 << 13 // of the beginning, which says why a program has crashed, and of the end
 	files, _ := filepath.Glob(s.dir + "/state/milkweed/*.log")
 	var all strings.Builder
 	for _, f := range files {
 		data, _ := os.ReadFile(f)
-		all.Write(data[max(0, len(data)-1<<14):])
+		if len(data) > 2*most {
+			all.Write(data[:most])
+			all.WriteString("\n...\n")
+			data = data[len(data)-most:]
+		}
+		all.Write(data)
 	}
 	return all.String()
 }
