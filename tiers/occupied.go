@@ -27,16 +27,15 @@ type oddity struct {
 }
 
 // add adds to what is odd about a copy.
-func (o *oddities) add(copied drivers.Info, name string, bytes int64) {
-	bytes += (*o)[copied.Inode].bytes
-	switch {
-	case bytes == 0:
-		delete(*o, copied.Inode)
-	case *o == nil:
-		*o = oddities{copied.Inode: {name, bytes}}
-	default:
-		(*o)[copied.Inode] = oddity{name, bytes}
+func (o *oddities) add(inode uint64, name string, bytes int64) {
+	bytes += o.take(inode)
+	if bytes == 0 {
+		return
 	}
+	if *o == nil {
+		*o = make(oddities)
+	}
+	(*o)[inode] = oddity{name, bytes}
 }
 
 // take forgets what is odd about a copy, and returns it.
@@ -63,7 +62,7 @@ func (s *space) settle(name string, copied drivers.Info) {
 	s.used -= s.oddities.take(copied.Inode) // of a copy that was lost, whose inode number this one has got
 	odd := occupied(copied) - s.rounded(copied.Size)
 	s.used += odd
-	s.oddities.add(copied, name, odd)
+	s.oddities.add(copied.Inode, name, odd)
 }
 
 // returns tells what the removal of a copy returns to the account: nothing if other names share its storage. The
@@ -78,7 +77,7 @@ func (s *space) returns(name string, copied drivers.Info) (bytes int64, keep fun
 	return s.rounded(copied.Size) + odd, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.oddities.add(copied, name, odd)
+		s.oddities.add(copied.Inode, name, odd)
 	}
 }
 

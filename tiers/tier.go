@@ -138,7 +138,7 @@ func (t *Tier) scan(ctx context.Context) error {
 					continue
 				}
 				bytes += occupied(info)
-				odd.add(info, path.Join(dir, info.Name), occupied(info)-t.space.rounded(info.Size))
+				odd.add(info.Inode, path.Join(dir, info.Name), occupied(info)-t.space.rounded(info.Size))
 				if info.Names > 1 {
 					shared[info.Inode] = true
 				}

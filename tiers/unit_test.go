@@ -5,17 +5,12 @@ import (
 	"errors"
 	"hash/fnv"
 	"maps"
-	"os"
-	"os/exec"
 	"path"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
@@ -300,21 +295,7 @@ func TestLostUnderAnotherName(t *testing.T) {
 
 // A tier on a disk with clusters holds as many copies as its quota has clusters, of which links take none.
 func TestUnitOfDisk(t *testing.T) {
-	drivertest.Need(t, "root", "mkfs.ext4", "losetup")
-	dir := t.TempDir()
-	disk, image := filepath.Join(dir, "disk"), filepath.Join(dir, "image")
-	if err := errors.Join(os.Mkdir(disk, 0o755), os.WriteFile(image, nil, 0o600), os.Truncate(image, 16<<20)); err != nil {
-		t.Fatal(err)
-	}
-	for _, words := range [][]string{
-		{"mkfs.ext4", "-q", "-m", "0", "-O", "bigalloc", "-C", "65536", image},
-		{"mount", "-o", "loop", image, disk},
-	} {
-		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%q: %v: %s", words, err, out)
-		}
-	}
-	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	disk := drivertest.Disk(t, "mkfs.ext4", "-q", "-m", "0", "-O", "bigalloc", "-C", "65536")
 	tier, stop := startFolder(t, posix.StoreConfig{Tier: disk, Dataset: "data", Source: "test"})
 	defer stop()
 	mustPlace(t, tier, "v1/a", 10_000)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -181,6 +182,7 @@ func TestMountOnTrigger(t *testing.T) {
 	for name, mount := range map[string]func(){
 		"automounter": func() { s.must(words...) },
 		"user":        func() { a.elsewhere(words...) },
+		"mount -a":    func() { a.elsewhere(slices.Insert(slices.Clone(words), 2, "--unless-mounted")...) },
 		"terminal": func() {
 			a.elsewhere("script", "--quiet", "--return", "--command", strings.Join(words, " "), "/dev/null")
 		},

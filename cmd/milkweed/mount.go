@@ -339,12 +339,16 @@ func (f *mountFlags) serve(
 // isMounted reports whether the dataset of c is mounted at its mount point, and the daemon answers. The error is that
 // of a daemon that does not run, or hangs.
 func isMounted(ctx context.Context, c *config.Config) (bool, error) {
-	point := config.RealPath(c.Mount.Point)
-	all, err := control.Mounts()
-	if err != nil || !slices.ContainsFunc(all, func(m control.Mount) bool { return m.Point == point && m.Part == "" }) {
+	var m control.Mount
+	var name string
+	err := automount.Reach(func() (err error) {
+		m, name, err = control.Find(c.Mount.Point)
+		return err
+	})
+	if err != nil || name != "." || m.Part != "" {
 		return false, nil // the checks say what is wrong
 	}
-	client, err := control.Dial(ctx, point)
+	client, err := control.Dial(ctx, m.Point)
 	if err != nil {
 		return false, nil
 	}

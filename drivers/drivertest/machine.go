@@ -40,6 +40,27 @@ func Need(t testing.TB, what ...string) {
 	}
 }
 
+// Disk makes a file system of 320 MiB, of which XFS needs 300, and returns the path where it is mounted until the end of
+// the test. Mkfs is the program that makes it, such as mkfs.xfs, and its options.
+func Disk(t testing.TB, mkfs ...string) string {
+	t.Helper()
+	Need(t, "root", mkfs[0], "losetup")
+	dir := t.TempDir()
+	point, image := filepath.Join(dir, "disk"), filepath.Join(dir, "image")
+	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) }) // EINVAL: it was not mounted
+	for _, words := range [][]string{
+		{"mkdir", point},
+		{"truncate", "-s", "320M", image},
+		append(slices.Clone(mkfs), image),
+		{"mount", "-o", "loop", image, point},
+	} {
+		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", words, err, out)
+		}
+	}
+	return point
+}
+
 // Lacks returns nil if this machine meets a requirement: "root", an absolute path that exists, a
 // program, or "python3-" and the name of a module of Debian's Python.
 func Lacks(what string) (err error) {

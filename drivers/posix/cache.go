@@ -114,7 +114,7 @@ var maxFolio = int64(os.Getpagesize()) * int64(os.Getpagesize()/8)
 // dropAround drops all pieces of the page cache that have a part of the n bytes at off.
 func dropAround(fd int, off, n int64) {
 	start := off / maxFolio * maxFolio
-	end := (off + n + maxFolio - 1) / maxFolio * maxFolio
+	end := roundUp(off+n, maxFolio)
 	unix.Fadvise(fd, start, end-start, unix.FADV_DONTNEED)
 }
 

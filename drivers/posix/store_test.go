@@ -378,7 +378,9 @@ func TestTimesThatAreNotStored(t *testing.T) {
 }
 
 // wholeSeconds mounts a file system that stores whole seconds, from 1901 to 2038.
-func wholeSeconds(t *testing.T) (path string) { return disk(t, "mkfs.ext4", "-q", "-I", "128") }
+func wholeSeconds(t *testing.T) (path string) {
+	return drivertest.Disk(t, "mkfs.ext4", "-q", "-I", "128")
+}
 
 func TestCommitAfterClose(t *testing.T) {
 	wantNoLeak(t)

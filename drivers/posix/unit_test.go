@@ -13,22 +13,6 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// disk mounts a file system that mkfs makes, and returns its path.
-func disk(t *testing.T, mkfs ...string) string {
-	t.Helper()
-	drivertest.Need(t, "root", mkfs[0], "losetup")
-	dir := t.TempDir()
-	point, image := filepath.Join(dir, "disk"), filepath.Join(dir, "image")
-	if err := os.Mkdir(point, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "truncate", "-s", "320M", image) // XFS needs 300 MiB
-	run(t, mkfs[0], append(mkfs[1:], image)...)
-	run(t, "mount", "-o", "loop", image, point)
-	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
-	return point
-}
-
 // memory mounts a tmpfs with an option for huge pages, and returns its path.
 func memory(t *testing.T, huge string) string {
 	t.Helper()
@@ -51,14 +35,14 @@ func TestCopiesTakeTheirSize(t *testing.T) {
 	}{
 		{"tmpfs in huge pages", func(t *testing.T) string { return memory(t, "always") }, 4096},
 		{"tmpfs", func(t *testing.T) string { return memory(t, "never") }, 4096},
-		{"ext4", func(t *testing.T) string { return disk(t, "mkfs.ext4", "-q", "-b", "4096") }, 4096},
+		{"ext4", func(t *testing.T) string { return drivertest.Disk(t, "mkfs.ext4", "-q", "-b", "4096") }, 4096},
 		{"ext4 with content beside attributes", func(t *testing.T) string {
-			return disk(t, "mkfs.ext4", "-q", "-b", "4096", "-O", "inline_data", "-I", "512")
+			return drivertest.Disk(t, "mkfs.ext4", "-q", "-b", "4096", "-O", "inline_data", "-I", "512")
 		}, 4096},
 		{"ext4 with clusters", func(t *testing.T) string {
-			return disk(t, "mkfs.ext4", "-q", "-b", "4096", "-O", "bigalloc", "-C", "65536")
+			return drivertest.Disk(t, "mkfs.ext4", "-q", "-b", "4096", "-O", "bigalloc", "-C", "65536")
 		}, 65536},
-		{"xfs", func(t *testing.T) string { return disk(t, "mkfs.xfs", "-q") }, 4096},
+		{"xfs", func(t *testing.T) string { return drivertest.Disk(t, "mkfs.xfs", "-q") }, 4096},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := openIn(t, test.make(t))
@@ -153,8 +137,8 @@ func TestUnitOfFullDisk(t *testing.T) {
 // time-out of a write, and a commit has a longer one. Here the disk takes nothing meanwhile.
 func TestTrimDoesNotWait(t *testing.T) {
 	const size = 9<<20 + 5
-	drivertest.Need(t, "root", "fsfreeze", "mkfs.xfs", "losetup")
-	host := disk(t, "mkfs.ext4", "-q")
+	drivertest.Need(t, "fsfreeze", "mkfs.xfs")
+	host := drivertest.Disk(t, "mkfs.ext4", "-q")
 	image, point := filepath.Join(host, "image"), t.TempDir()
 	run(t, "truncate", "-s", "300M", image)
 	run(t, "mkfs.xfs", "-q", image)

@@ -136,7 +136,7 @@ type host struct {
 	limits   func() ([]Limit, error)           // see Limits
 	stat     func(path string) (os.FileInfo, error)
 	statfs   func(path string) (unix.Statfs_t, error)
-	unit     func(dir string) (int64, error)
+	unit     func(dir string) (int64, error) // see allocationUnit
 	getxattr func(path, attr string) error
 	mayRead  func(path string) error // see access(2)
 	listen   func(address string) error

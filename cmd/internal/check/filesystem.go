@@ -20,9 +20,10 @@ func statfs(path string) (unix.Statfs_t, error) {
 	return st, err
 }
 
-// allocationUnit is posix.AllocationUnit of a folder that it makes in dir, and removes.
+// allocationUnit is posix.AllocationUnit of a folder that it makes in dir, and removes. The error says why nothing can be
+// written there.
 func allocationUnit(dir string) (unit int64, err error) {
-	probe, err := makeProbe(dir)
+	probe, err := os.MkdirTemp(dir, ".milkweed-check-")
 	if err != nil {
 		return 0, err
 	}
@@ -34,9 +35,6 @@ func allocationUnit(dir string) (unit int64, err error) {
 	defer unix.Close(fd)
 	return posix.AllocationUnit(fd)
 }
-
-// makeProbe makes a folder in dir, in which something is tried.
-func makeProbe(dir string) (string, error) { return os.MkdirTemp(dir, ".milkweed-check-") }
 
 // available returns the free space in bytes that this user may use.
 func available(st unix.Statfs_t) int64 { return int64(st.Bavail) * st.Bsize }

@@ -107,7 +107,7 @@ func (h host) inspectTier(name string, t config.Tier, source string) ([]Finding,
 	case dir == t.Path && owner(info) != h.uid && owner(info) != 0:
 		return fail("Choose a directory of your own: its owner could change the copies.", "%s belongs to user %d", dir, owner(info))
 	}
-	switch err := tryWriting(dir); {
+	switch _, err := h.unit(dir); {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		// This is only a warning, because existing copies can still be read.
 		return warning(name, "Remove files that are not needed there, or choose another directory.", "cannot write to %s: %v", dir, reason(err)), nil
@@ -153,16 +153,6 @@ func (h host) nearestExisting(path string) (string, os.FileInfo, error) {
 		}
 		path = filepath.Dir(path)
 	}
-}
-
-// tryWriting creates a folder with a file in dir, and removes both.
-func tryWriting(dir string) (err error) {
-	probe, err := makeProbe(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(probe)) }()
-	return os.WriteFile(filepath.Join(probe, "probe"), make([]byte, 4096), 0o600)
 }
 
 // minQuota is the quota in bytes below which checkQuota warns. A smaller quota is

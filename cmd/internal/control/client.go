@@ -373,22 +373,16 @@ func (c *Client) getWithin(ctx context.Context, timeout time.Duration, url strin
 // whether it is alive. The error matches a *SilentError if it does not say so.
 func (c *Client) do(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx) // the response is read under it
-	var mu sync.Mutex                           // guards the following
-	var answered bool
+	var settled sync.Once                       // by the response, or because the daemon is silent
 	asking := time.AfterFunc(askAfter, func() {
 		defer panics.Contain()
-		err := c.checkAlive(ctx)
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil && !answered {
-			cancel(err)
+		if err := c.checkAlive(ctx); err != nil {
+			settled.Do(func() { cancel(err) })
 		}
 	})
 	resp, err := c.send(ctx, method, path, body)
 	asking.Stop()
-	mu.Lock()
-	answered = true
-	mu.Unlock()
+	settled.Do(func() {})
 	if cause := context.Cause(ctx); errors.As(cause, new(*SilentError)) {
 		if err == nil {
 			resp.Body.Close()
@@ -405,7 +399,7 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte) (*htt
 
 const (
 	askAfter   = time.Second
-	aliveTime  = 10 * time.Second // in which a daemon that runs says so, also on a machine that swaps
+	aliveTime  = 10 * time.Second // for the answer of a daemon that runs; a machine that swaps may need that long
 	haltedTime = time.Second      // after which one that does not run is taken not to go on by itself
 )
 
