@@ -82,6 +82,11 @@ separated by "&", so the URL must be quoted in a shell:
                      AWS_PROFILE
   path_style=BOOL    s3: whether the bucket is in the path of a request instead
                      of the host name; the default is true with an endpoint
+  requester_pays=true
+                     s3: the account of the credentials pays for requests
+  billing_project=PROJECT
+                     gs: the project that pays for requests, for a bucket whose
+                     requester pays
   account=NAME       azblob: the storage account, if there is no endpoint
   anonymous=true     do not sign requests
   hedge=DURATION     send a read a second time if its response has not begun

@@ -82,7 +82,7 @@ func classify(v vendor, t *trace, err error) *storeError {
 		e.errno, e.archived = syscall.EACCES, true
 	case credentialCodes[code] || t.status == http.StatusUnauthorized:
 		e.errno, e.refresh = syscall.EACCES, true
-	case t.status == http.StatusForbidden:
+	case t.status == http.StatusForbidden, code == codeRequesterPays:
 		e.errno = syscall.EACCES
 	case code == "NoSuchBucket", code == "ContainerNotFound":
 		e.errno = syscall.ENOENT

@@ -27,6 +27,7 @@ type googleCloud struct {
 	client   *http.Client // signs requests
 	endpoint string       // URL without a "/" at the end
 	bucket   string
+	project  string         // to which requests are charged; "": that of the bucket
 	tokens   *tokenProvider // nil: requests are not signed
 }
 
@@ -43,6 +44,7 @@ func connectGCS(l Location, t *transport) (vendor, error) {
 		client:   &http.Client{Transport: t, CheckRedirect: noRedirect},
 		endpoint: cmp.Or(l.Endpoint, "https://storage.googleapis.com"),
 		bucket:   l.Bucket,
+		project:  l.BillingProject,
 	}
 	if l.Anonymous {
 		return g, nil
@@ -99,7 +101,7 @@ func (g *googleCloud) list(ctx context.Context, prefix, delimiter, token string,
 		"fields":      {"nextPageToken,prefixes,items(name,size,timeCreated,generation)"},
 		"prettyPrint": {"false"},
 	}
-	for parameter, value := range map[string]string{"prefix": prefix, "delimiter": delimiter, "pageToken": token} {
+	for parameter, value := range map[string]string{"prefix": prefix, "delimiter": delimiter, "pageToken": token, "userProject": g.project} {
 		if value != "" {
 			query.Set(parameter, value)
 		}
@@ -161,6 +163,9 @@ func (g *googleCloud) read(ctx context.Context, key, version string, off, n int6
 	if version != "" {
 		header.Set("X-Goog-If-Generation-Match", version)
 	}
+	if g.project != "" {
+		header.Set("X-Goog-User-Project", g.project)
+	}
 	return g.get(ctx, "/"+url.PathEscape(g.bucket)+"/"+url.PathEscape(key), header)
 }
 
@@ -184,6 +189,9 @@ func (g *googleCloud) get(ctx context.Context, resource string, header http.Head
 	return nil, errors.Join(parseGoogleError(body), err)
 }
 
+// codeRequesterPays is the error code of Google for a request to a bucket whose requester pays, without a project.
+const codeRequesterPays = "UserProjectMissing"
+
 // A googleError is the error in a response. It is empty if the response has no body.
 type googleError struct{ code, text string }
 
@@ -204,6 +212,9 @@ func parseGoogleError(body []byte) *googleError {
 		e := &googleError{text: reply.Error.Message}
 		if len(reply.Error.Errors) > 0 {
 			e.code = reply.Error.Errors[0].Reason
+		}
+		if strings.Contains(strings.ToLower(e.text), "requester pays") {
+			e.code = codeRequesterPays // the reason is only "required"
 		}
 		return e
 	}

@@ -25,6 +25,9 @@ type Location struct {
 	Profile   string        // s3: in the shared configuration; "" selects that of the environment
 	Anonymous bool          // requests are not signed
 	Hedge     time.Duration // delay before a second request for a read without response; 0: none
+
+	RequesterPays  bool   // s3: requests are charged to the account of the credentials
+	BillingProject string // gs: the project to which requests are charged; "": that of the bucket
 }
 
 // options has a function for each option of the query, which parses the value.
@@ -33,6 +36,15 @@ var options = map[string]func(l *Location, value string) error{
 	"profile": func(l *Location, v string) error { l.Profile = v; return requireScheme(l, "s3") },
 	"path_style": func(l *Location, v string) error {
 		return errors.Join(parseBool(&l.PathStyle, v), requireScheme(l, "s3"))
+	},
+	"requester_pays": func(l *Location, v string) error {
+		return errors.Join(parseBool(&l.RequesterPays, v), requireScheme(l, "s3"))
+	},
+	"billing_project": func(l *Location, v string) error {
+		if l.BillingProject = v; v == "" {
+			return errors.New("is empty")
+		}
+		return requireScheme(l, "gs")
 	},
 	"account":   func(l *Location, v string) error { l.Account = v; return requireScheme(l, "azblob") },
 	"anonymous": func(l *Location, v string) error { return parseBool(&l.Anonymous, v) },
@@ -116,6 +128,9 @@ func Parse(raw string) (Location, error) {
 		} else if err := set(&l, values[0]); err != nil {
 			return l, fmt.Errorf("option %s: %w", name, err)
 		}
+	}
+	if l.Anonymous && (l.RequesterPays || l.BillingProject != "") {
+		return l, errors.New("nobody can be charged for requests that are not signed: remove anonymous=true, or requester_pays= or billing_project=")
 	}
 	return l, nil
 }

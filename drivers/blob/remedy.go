@@ -77,6 +77,12 @@ func (b *Bucket) remedy(e *storeError) string {
 		return fmt.Sprintf("Set the clock of this machine: it is %v ahead of that of the store.", -e.skew.Round(time.Second))
 	case e.code == "RequestTimeTooSkewed":
 		return "Compare the clock of this machine with that of the store."
+	case e.code == codeRequesterPays && l.Scheme == "s3":
+		return "The requester pays for this bucket of Google: mount it as gs://, with the option billing_project= and the project to which requests are charged."
+	case e.code == codeRequesterPays && l.Anonymous:
+		return "The requester pays for this bucket: supply credentials, and give the URL the option billing_project= in place of anonymous=true, with the project to which requests are charged."
+	case e.code == codeRequesterPays:
+		return "The requester pays for this bucket: give the URL the option billing_project=, with the project to which requests are charged."
 	case l.Anonymous:
 		return "The bucket or this object is not public: remove anonymous=true from the URL, and supply credentials."
 	case e.status == 0 && l.Scheme == "s3":
@@ -101,7 +107,11 @@ func (b *Bucket) remedy(e *storeError) string {
 	if e.refresh {
 		return "Renew the credentials where they come from. A mount finds them there within 30 s."
 	}
-	return "The store knows the credentials; they need the " + rights[l.Scheme] + ". For a public bucket, add anonymous=true to the URL."
+	text := "The store knows the credentials; they need the " + rights[l.Scheme] + ". For a public bucket, add anonymous=true to the URL"
+	if l.Scheme == "s3" && !l.RequesterPays {
+		text += "; if the requester pays for the bucket, requester_pays=true"
+	}
+	return text + "."
 }
 
 var remedyOfArchived = map[string]string{

@@ -27,6 +27,7 @@ type amazon struct {
 	client      *s3.Client
 	bucket      string
 	profile     string                // that the URL names
+	payer       types.RequestPayer    // "": the owner of the bucket
 	credentials *aws.CredentialsCache // nil: requests are not signed
 	chain       *credentialChain      // behind credentials
 }
@@ -53,6 +54,9 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 		}
 	}
 	a := &amazon{bucket: l.Bucket, profile: l.Profile}
+	if l.RequesterPays {
+		a.payer = types.RequestPayerRequester
+	}
 	if !l.Anonymous {
 		a.chain = &credentialChain{options: options, first: cfg.Credentials}
 		a.credentials = aws.NewCredentialsCache(a.chain, func(o *aws.CredentialsCacheOptions) {
@@ -132,6 +136,7 @@ func (a *amazon) list(ctx context.Context, prefix, delimiter, token string, maxK
 		Bucket:       &a.bucket,
 		MaxKeys:      aws.Int32(int32(maxKeys)),
 		EncodingType: types.EncodingTypeUrl, // XML cannot represent every character of a key
+		RequestPayer: a.payer,
 	}
 	if prefix != "" {
 		in.Prefix = &prefix
@@ -189,7 +194,7 @@ func isS3Listing(page *s3.ListObjectsV2Output) bool {
 }
 
 func (a *amazon) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
-	in := &s3.GetObjectInput{Bucket: &a.bucket, Key: &key, Range: aws.String(byteRange(off, n))}
+	in := &s3.GetObjectInput{Bucket: &a.bucket, Key: &key, Range: aws.String(byteRange(off, n)), RequestPayer: a.payer}
 	if match := ifMatch(version); match != "" {
 		in.IfMatch = &match
 	}
@@ -204,7 +209,7 @@ func (a *amazon) revision(h http.Header) revision { return revisionOf(h) }
 
 // checksum implements summer.
 func (a *amazon) checksum(ctx context.Context, key, version string) (string, error) {
-	in := &s3.HeadObjectInput{Bucket: &a.bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled}
+	in := &s3.HeadObjectInput{Bucket: &a.bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled, RequestPayer: a.payer}
 	if match := ifMatch(version); match != "" {
 		in.IfMatch = &match
 	}

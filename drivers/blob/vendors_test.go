@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // A refused request is retried once, and not if it is not signed.
@@ -192,4 +194,72 @@ func numbers(n int) (all []string) {
 		all = append(all, fmt.Sprintf("%02d", i+1))
 	}
 	return all
+}
+
+// The requester pays for every request if the URL says so. If it does not, the message says what to add.
+func TestRequesterPays(t *testing.T) {
+	s := newOddStore(t)
+	etag := fmt.Sprintf(`"%032x-2"`, 1)
+	for _, key := range []string{"a", "b"} {
+		s.put(key, oddObject{data: "same", listETag: etag, getETag: etag, checksum: "c"})
+	}
+	store := s.Config.Handler
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("x-amz-request-payer") != "requester" {
+			fail(w, 403, "AccessDenied", "Access Denied")
+			return
+		}
+		store.ServeHTTP(w, r)
+	})
+	b := openURL(t, "s3://bucket?requester_pays=true&endpoint="+s.URL)
+	infos := infosOf(t, b)
+	o, err := b.OpenVersion(t.Context(), "a", infos["a"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readAll(o); err != nil || string(got) != "same" {
+		t.Errorf("read %q, error %v", got, err)
+	}
+	if !b.HaveSameContent(t.Context(), [2]string{"a", "b"}, [2]drivers.Info{infos["a"], infos["b"]}) {
+		t.Error("two objects with equal checksums differ")
+	}
+	refuse(t, "s3://bucket?endpoint="+s.URL, "requester_pays=true")
+
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"access_token":"token","token_type":"Bearer","expires_in":3600}`)
+	}))
+	t.Cleanup(tokens.Close)
+	applicationDefault(t, tokens.URL)
+	c := newCloud(t, 1000)
+	c.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		isList := strings.HasPrefix(r.URL.Path, "/storage/v1/b/")
+		switch {
+		case isList && r.URL.Query().Get("userProject") == "vision", !isList && r.Header.Get("X-Goog-User-Project") == "vision":
+			c.ServeHTTP(w, r)
+		case isList:
+			w.WriteHeader(400)
+			io.WriteString(w, `{"error":{"code":400,"message":"Bucket is a requester pays bucket but no user project provided.","errors":[{"domain":"global","reason":"required"}]}}`)
+		default:
+			fail(w, 400, "UserProjectMissing", "Bucket is a requester pays bucket but no user project provided.")
+		}
+	})
+	_, o = c.open(t, "&billing_project=vision")
+	if got, err := readAll(o); err != nil || !bytes.Equal(got, c.data) {
+		t.Errorf("read %d bytes, error %v", len(got), err)
+	}
+	refuse(t, "gs://bucket?endpoint="+c.URL, "give the URL the option billing_project=,")
+	refuse(t, "gs://bucket?anonymous=true&endpoint="+c.URL, "billing_project= in place of anonymous=true")
+}
+
+// refuse checks that a bucket cannot be opened, and what the user is told to do.
+func refuse(t *testing.T, url, remedy string) {
+	t.Helper()
+	l, err := Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), l, nil); !errors.Is(err, syscall.EACCES) || !strings.Contains(Remedy(err), remedy) {
+		t.Errorf("%s: got error %v, remedy %q; want %q", url, err, Remedy(err), remedy)
+	}
 }

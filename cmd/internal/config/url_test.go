@@ -44,7 +44,7 @@ func TestSourceName(t *testing.T) {
 // Each bucket and prefix has one folder in a tier, whatever the other options.
 func TestDatasetIDOfBuckets(t *testing.T) {
 	id := func(url string) string { return DatasetID(Source{URL: url}.Name()) }
-	if a, b := id("s3://b/p?region=eu-west-1"), id("s3://b/p/?region=us-east-1&hedge=1s"); a != b {
+	if a, b := id("s3://b/p?region=eu-west-1"), id("s3://b/p/?region=us-east-1&hedge=1s&requester_pays=true"); a != b {
 		t.Errorf("got %s and %s for one bucket", a, b)
 	}
 	seen := make(map[string]string)
