@@ -15,7 +15,7 @@
 //   - turns the errors of all stores into errors that programs understand, in one
 //     place (errors.go).
 //
-// The kinds of store are vendors (vendor.go): s3.go, gcs.go and azure.go.
+// The kinds of store are vendors (vendor.go): s3.go with s3keys.go, gcs.go and azure.go.
 package blob
 
 import (

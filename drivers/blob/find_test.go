@@ -28,6 +28,8 @@ type directoryBucket struct {
 	refused     atomic.Int64 // listing requests
 	status      int          // of a refusal
 	code        string
+	encoded     bool // keys are said to be encoded
+	anyPrefix   bool // listings are in key order, and no prefix is refused
 }
 
 func newDirectoryBucket(t *testing.T, keys map[string]string) *directoryBucket {
@@ -80,6 +82,9 @@ func (b *directoryBucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	most, _ := strconv.Atoi(query.Get("max-keys"))
 	to := min(from+most, len(items))
 	fmt.Fprintf(w, "<ListBucketResult><Name>bucket</Name>%s", strings.Join(items[from:to], ""))
+	if b.encoded {
+		fmt.Fprint(w, "<EncodingType>url</EncodingType>")
+	}
 	if to < len(items) {
 		fmt.Fprintf(w, "<IsTruncated>true</IsTruncated><NextContinuationToken>%d</NextContinuationToken>", to)
 	}

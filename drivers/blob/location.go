@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -148,6 +149,15 @@ func parsePrefix(path string) (string, error) {
 	}
 	return path + "/", nil
 }
+
+// isAmazon reports whether a location of S3 is in Amazon's own store.
+func (l Location) isAmazon() bool {
+	u, err := url.Parse(l.Endpoint)
+	return l.Endpoint == "" || err == nil && amazonHost.MatchString(u.Hostname())
+}
+
+// amazonHost matches the names of Amazon's servers.
+var amazonHost = regexp.MustCompile(`\.amazonaws\.com(\.cn)?$`)
 
 // String returns the URL without its query.
 func (l Location) String() string {

@@ -25,6 +25,8 @@ func isFileName(elem string) bool {
 type page struct {
 	items []item
 	next  string // token of the next page; "": this is the last one
+
+	misencoded bool // the store has encoded keys in another way than it said
 }
 
 // page lists one page of up to maxKeys keys that begin with prefix, in key order. If
@@ -62,7 +64,7 @@ func (b *Bucket) listPage(ctx context.Context, prefix, delimiter, token string, 
 		if err != nil {
 			return page{}, t, watchdog.disarm(err)
 		}
-		b.examine(part.items)
+		b.examine(part)
 		b.noteOrder(order.follow(part.items))
 		found.items, found.next = append(found.items, part.items...), part.next
 		if found.next == "" || len(found.items) >= maxKeys {

@@ -55,8 +55,8 @@ func strongETag(version string) string {
 }
 
 // Stores that speak the protocol of S3 do not all keep its promises: an ETag may be the same for all
-// objects, listings may have other ETags or other times than responses, may not be in key order, and may
-// be of whole directories only.
+// objects, listings may have other ETags or other times than responses, may not be in key order, may have
+// keys that are not encoded as they say, and may be of whole directories only.
 // oddities is what a bucket has shown since it was opened.
 type oddities struct {
 	md5        atomic.Int32 // whether ETags are MD5 sums
@@ -65,6 +65,7 @@ type oddities struct {
 	otherTimes atomic.Bool  // responses have other times than listings
 	unsorted   atomic.Bool  // listings are not in key order
 	slashed    atomic.Bool  // only prefixes that end in "/" can be listed
+	misencoded atomic.Bool  // listings have other keys than they say
 
 	mu       sync.Mutex // guards the following
 	texts    []string
@@ -115,8 +116,11 @@ func (o *oddities) notes() []string {
 }
 
 // examine finds objects of a listing that have one ETag and different sizes, and archived ones.
-func (b *Bucket) examine(items []item) {
-	for _, i := range items {
+func (b *Bucket) examine(p page) {
+	if p.misencoded {
+		b.note(&b.odd.misencoded, "listings say that their keys are encoded as in URLs, and they are not, or not as those of Amazon; the keys were found by requests")
+	}
+	for _, i := range p.items {
 		if i.archived {
 			b.refused.archives.Store(true)
 		}

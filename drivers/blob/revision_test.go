@@ -19,12 +19,17 @@ import (
 )
 
 // An oddStore is an S3 server whose objects have any ETags and times. The fields of an object may be
-// changed with put while requests are served.
+// changed with put while requests are served. Its pages have all keys.
 type oddStore struct {
 	*httptest.Server
-	mu      sync.Mutex // guards the following
-	objects map[string]oddObject
-	heads   int
+	encode       func(key string) string // keys are said to be encoded, and are encoded so; nil: they are not
+	listsMarkers bool                    // a key that ends in "/" is listed as a key, not as a directory
+
+	ignoresDelimiter bool
+
+	mu           sync.Mutex // guards the following
+	objects      map[string]oddObject
+	heads, lists int
 }
 
 // An oddObject is an object of an oddStore. "" and the zero time are not sent.
@@ -56,7 +61,8 @@ func (s *oddStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.URL.Query().Has("list-type") {
-		s.list(w, r.URL.Query().Get("prefix"))
+		s.lists++
+		s.list(w, r.URL.Query().Get("prefix"), r.URL.Query().Get("delimiter"))
 		return
 	}
 	key := strings.TrimPrefix(r.URL.Path, "/bucket/")
@@ -85,7 +91,7 @@ func (s *oddStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, strings.NewReader(o.data))
 }
 
-func (s *oddStore) list(w http.ResponseWriter, prefix string) {
+func (s *oddStore) list(w http.ResponseWriter, prefix, delimiter string) {
 	type contents struct {
 		Key          string
 		LastModified string `xml:",omitempty"`
@@ -93,17 +99,32 @@ func (s *oddStore) list(w http.ResponseWriter, prefix string) {
 		Size         int
 	}
 	var result struct {
-		XMLName  xml.Name `xml:"ListBucketResult"`
-		Name     string
-		Contents []contents
+		XMLName        xml.Name `xml:"ListBucketResult"`
+		Name           string
+		EncodingType   string `xml:",omitempty"`
+		Contents       []contents
+		CommonPrefixes []struct{ Prefix string }
 	}
 	result.Name = "bucket"
+	encode := func(key string) string { return key }
+	if s.encode != nil {
+		result.EncodingType, encode = "url", s.encode
+	}
+	last := ""
 	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
 		o := s.objects[key]
-		if !strings.HasPrefix(key, prefix) {
+		rest, ok := strings.CutPrefix(key, prefix)
+		if !ok {
 			continue
 		}
-		c := contents{Key: key, ETag: o.listETag, Size: len(o.data)}
+		if dir, rest, below := strings.Cut(rest, delimiter); delimiter != "" && !s.ignoresDelimiter && below && !(s.listsMarkers && rest == "") {
+			if dir = prefix + dir + delimiter; dir != last {
+				result.CommonPrefixes = append(result.CommonPrefixes, struct{ Prefix string }{encode(dir)})
+			}
+			last = dir
+			continue
+		}
+		c := contents{Key: encode(key), ETag: o.listETag, Size: len(o.data)}
 		if !o.listTime.IsZero() {
 			c.LastModified = o.listTime.UTC().Format("2006-01-02T15:04:05.000Z")
 		}

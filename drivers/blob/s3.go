@@ -30,6 +30,7 @@ type amazon struct {
 	payer       types.RequestPayer    // "": the owner of the bucket
 	credentials *aws.CredentialsCache // nil: requests are not signed
 	chain       *credentialChain      // behind credentials
+	keys        keyDecoder
 }
 
 var _ vendor = (*amazon)(nil)
@@ -53,7 +54,10 @@ func connectS3(ctx context.Context, l Location, t *transport, log *slog.Logger) 
 			t.inner.TLSClientConfig = &tls.Config{RootCAs: tlsConfig.RootCAs}
 		}
 	}
-	a := &amazon{bucket: l.Bucket, profile: l.Profile}
+	a := &amazon{bucket: l.Bucket, profile: l.Profile, keys: keyDecoder{possible: allCodecs}}
+	if l.isAmazon() {
+		a.keys.possible = allCodecs[:1]
+	}
 	if l.RequesterPays {
 		a.payer = types.RequestPayerRequester
 	}
@@ -135,7 +139,7 @@ func (a *amazon) list(ctx context.Context, prefix, delimiter, token string, maxK
 	in := &s3.ListObjectsV2Input{
 		Bucket:       &a.bucket,
 		MaxKeys:      aws.Int32(int32(maxKeys)),
-		EncodingType: types.EncodingTypeUrl, // XML cannot represent every character of a key
+		EncodingType: types.EncodingTypeUrl, // see s3keys.go
 		RequestPayer: a.payer,
 	}
 	if prefix != "" {
@@ -151,11 +155,14 @@ func (a *amazon) list(ctx context.Context, prefix, delimiter, token string, maxK
 	if err != nil {
 		return page{}, err
 	}
-	return s3PageOf(out)
+	p, err := s3PageOf(out)
+	if err == nil && out.EncodingType == types.EncodingTypeUrl {
+		err = a.decode(ctx, prefix, &p)
+	}
+	return p, err
 }
 
-// s3PageOf returns the page in a response to a listing request. It decodes the keys if
-// the server has encoded them.
+// s3PageOf returns the page in a response to a listing request. The keys may be encoded.
 func s3PageOf(out *s3.ListObjectsV2Output) (page, error) {
 	if !isS3Listing(out) {
 		return page{}, errNoListing
@@ -172,16 +179,6 @@ func s3PageOf(out *s3.ListObjectsV2Output) (page, error) {
 	}
 	for _, prefix := range out.CommonPrefixes {
 		p.items = append(p.items, item{key: aws.ToString(prefix.Prefix), dir: true})
-	}
-	if out.EncodingType != types.EncodingTypeUrl {
-		return p, nil
-	}
-	for i := range p.items {
-		key, err := url.QueryUnescape(p.items[i].key)
-		if err != nil {
-			return page{}, fmt.Errorf("decode a key of a listing: %w", err)
-		}
-		p.items[i].key = key
 	}
 	return p, nil
 }
