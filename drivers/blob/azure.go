@@ -141,7 +141,7 @@ func (s azureSource) Token() (*oauth2.Token, error) {
 
 func (a *azure) list(ctx context.Context, prefix, delimiter, token string, maxKeys int) (page, error) {
 	n := int32(maxKeys)
-	opts := &container.ListBlobsHierarchyOptions{Prefix: &prefix, MaxResults: &n}
+	opts := &container.ListBlobsHierarchyOptions{Prefix: &prefix, MaxResults: &n, Include: container.ListBlobsInclude{Metadata: true}}
 	if token != "" {
 		opts.Marker = &token
 	}
@@ -166,12 +166,20 @@ func azurePageOf(resp *container.ListBlobsHierarchySegmentResponse) (page, error
 		i := item{key: valueOf(o.Name), size: *o.Properties.ContentLength, mtime: *o.Properties.LastModified}
 		i.version = etagVersion(string(valueOf(o.Properties.ETag)))
 		i.archived = valueOf(o.Properties.AccessTier) == azblob.AccessTierArchive
+		i.stub = i.size == 0 && isAzureStub(o)
 		p.items = append(p.items, i)
 	}
 	for _, prefix := range resp.Segment.BlobPrefixes {
 		p.items = append(p.items, item{key: valueOf(prefix.Name), dir: true})
 	}
 	return p, nil
+}
+
+// isAzureStub reports whether an empty object stands for a directory. Hadoop and AzCopy make such objects, and so do
+// accounts with a hierarchical namespace.
+func isAzureStub(o *container.BlobItem) bool {
+	isFolder := valueOf(o.Metadata["hdi_isfolder"]) // the library makes names lower case
+	return strings.EqualFold(isFolder, "true") || valueOf(o.Properties.ResourceType) == "directory"
 }
 
 // valueOf returns the value that p points to, the zero value if p is nil.

@@ -6,9 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -134,5 +139,79 @@ func TestAzureTokens(t *testing.T) {
 	close(release)
 	if err := <-first; err != nil {
 		t.Errorf("reader without a deadline: got error %v", err)
+	}
+}
+
+// An azureStore is a container of Azure, with empty objects that stand for directories. Its pages have all keys.
+type azureStore struct {
+	blobs map[string]string // "dir" is such an object, and so is "hns" in a hierarchical namespace
+}
+
+func (s *azureStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	fmt.Fprint(w, "<EnumerationResults><Blobs>")
+	prefixes := make(map[string]bool)
+	for _, key := range slices.Sorted(maps.Keys(s.blobs)) {
+		rest, ok := strings.CutPrefix(key, query.Get("prefix"))
+		dir, _, below := strings.Cut(rest, "/")
+		switch {
+		case !ok:
+		case below && query.Get("delimiter") == "/":
+			prefixes[query.Get("prefix")+dir+"/"] = true
+		default:
+			data, more := s.blobs[key], "</Properties>"
+			switch {
+			case data == "hns":
+				data, more = "", "<ResourceType>directory</ResourceType></Properties>"
+			case strings.HasPrefix(data, "dir") && query.Get("include") == "metadata":
+				data, more = data[3:], "</Properties><Metadata><Hdi_isfolder>true</Hdi_isfolder></Metadata>"
+			}
+			fmt.Fprintf(w, "<Blob><Name>%s</Name><Properties><Last-Modified>Wed, 01 May 2024 12:00:00 GMT</Last-Modified><Etag>0x8D</Etag><Content-Length>%d</Content-Length>%s</Blob>", key, len(data), more)
+		}
+	}
+	for prefix := range prefixes {
+		fmt.Fprintf(w, "<BlobPrefix><Name>%s</Name></BlobPrefix>", prefix)
+	}
+	fmt.Fprint(w, "</Blobs><NextMarker /></EnumerationResults>")
+}
+
+// An empty object that Hadoop has made in place of a directory is a directory, whether it has keys below it or not.
+func TestAzureStubs(t *testing.T) {
+	t.Setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+	s := &azureStore{blobs: map[string]string{
+		"set": "dir", "set/empty": "dir", "set/full": "dir", "set/full/x": "1", "set/full-1": "2", "set/full/deep": "hns", "set/file": "", "set/content": "dir and content",
+	}}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	b := openURL(t, "azblob://c/set?account=a&endpoint="+server.URL)
+	want := []string{"content", "empty/", "file", "full-1", "full/", "full/deep/", "full/x"}
+	if got := tree(t, b, "."); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, name := range want {
+		name, isDir := strings.CutSuffix(name, "/")
+		if info, err := b.Stat(t.Context(), name); err != nil || info.IsDir() != isDir {
+			t.Errorf("%s: got %+v, error %v", name, info, err)
+		}
+	}
+	for _, name := range []string{"none", "file/none", "empty/none"} {
+		if _, err := b.ReadDir(t.Context(), name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: got error %v", name, err)
+		}
+	}
+	if _, err := b.Open(t.Context(), "empty"); !errors.Is(err, syscall.EISDIR) {
+		t.Errorf("open of a directory: got error %v", err)
+	}
+	if n := b.Stats().Hidden; n != 0 {
+		t.Errorf("%d keys are hidden", n)
+	}
+	sample, err := b.Sample(t.Context(), 10)
+	for name := range sample {
+		if !slices.Contains(want, name) || strings.HasSuffix(name, "deep") || name == "empty" {
+			t.Errorf("the sample has %s", name)
+		}
+	}
+	if err != nil || len(sample) != 4 {
+		t.Errorf("the sample is %v, error %v", sample, err)
 	}
 }

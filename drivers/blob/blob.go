@@ -215,16 +215,6 @@ func (b *Bucket) OpenVersion(ctx context.Context, name string, info drivers.Info
 	return o, nil
 }
 
-// ReadDir implements drivers.Driver.
-func (b *Bucket) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
-	var all []drivers.Info
-	err := b.List(ctx, dir, func(infos []drivers.Info) error {
-		all = append(all, infos...)
-		return nil
-	})
-	return all, err
-}
-
 // Stat implements drivers.Driver. It sends the requests of find, but none for the root within
 // rootTTL of opening the bucket.
 func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
@@ -248,7 +238,7 @@ func (b *Bucket) stat(ctx context.Context, name string) (drivers.Info, error) {
 	if err != nil {
 		return drivers.Info{}, err
 	}
-	base := name[strings.LastIndexByte(name, '/')+1:]
+	base := baseOf(name)
 	switch {
 	case len(base) > 255:
 		return drivers.Info{}, syscall.ENAMETOOLONG
@@ -275,7 +265,7 @@ func (b *Bucket) Sample(_ context.Context, n int) (map[string]drivers.Info, erro
 	for step := max(1, len(items)/max(1, n)); len(items) > 0 && len(found) < n; items = items[min(step, len(items)):] {
 		i := items[0]
 		name := strings.TrimPrefix(i.key, b.location.Prefix)
-		if drivers.ValidName(name) {
+		if drivers.ValidName(name) && !i.stub {
 			found[name] = b.file(i)
 		}
 	}

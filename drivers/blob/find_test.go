@@ -56,7 +56,7 @@ func (b *directoryBucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	b.lists.Add(1)
 	prefix := query.Get("prefix")
-	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") && !b.anyPrefix {
 		b.refused.Add(1)
 		fail(w, b.status, b.code, "This bucket does not support prefixes that do not end in a delimiter")
 		return
@@ -77,7 +77,11 @@ func (b *directoryBucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		seen[key] = seen[key] || ok
 	}
-	slices.SortFunc(items, func(a, b string) int { return strings.Compare(reversed(a), reversed(b)) })
+	if b.anyPrefix {
+		slices.SortFunc(items, func(a, b string) int { return strings.Compare(keyOf(a), keyOf(b)) })
+	} else {
+		slices.SortFunc(items, func(a, b string) int { return strings.Compare(reversed(a), reversed(b)) })
+	}
 	from, _ := strconv.Atoi(query.Get("continuation-token"))
 	most, _ := strconv.Atoi(query.Get("max-keys"))
 	to := min(from+most, len(items))
@@ -89,6 +93,13 @@ func (b *directoryBucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "<IsTruncated>true</IsTruncated><NextContinuationToken>%d</NextContinuationToken>", to)
 	}
 	fmt.Fprint(w, "</ListBucketResult>")
+}
+
+// keyOf returns the key in an element of a listing.
+func keyOf(element string) string {
+	_, key, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(element, "<Contents>"), "<CommonPrefixes>"), ">")
+	key, _, _ = strings.Cut(key, "<")
+	return key
 }
 
 var modified = time.Date(2024, 5, 1, 12, 0, 0, 0, time.UTC)

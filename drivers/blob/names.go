@@ -109,19 +109,27 @@ func (b *Bucket) Profile() drivers.Profile {
 
 // List implements drivers.Lister. It calls part once for each page of keys.
 func (b *Bucket) List(ctx context.Context, dir string, part func([]drivers.Info) error) error {
-	if err := b.list(ctx, dir, part); err != nil {
-		return wrap(ctx, "list", dir, err)
-	}
-	return nil
+	return wrap(ctx, "list", dir, b.list(ctx, dir, b.odd.unsorted.Load(), part))
 }
 
-func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info) error) error {
+// ReadDir implements drivers.Driver.
+func (b *Bucket) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
+	var all []drivers.Info
+	err := b.list(ctx, dir, true, func(infos []drivers.Info) error {
+		all = append(all, infos...)
+		return nil
+	})
+	return all, wrap(ctx, "list", dir, err)
+}
+
+// list calls part once for each page of keys, or once for all of them if collects: in a store that does not
+// list in key order, names are certain after all keys.
+func (b *Bucket) list(ctx context.Context, dir string, collects bool, part func([]drivers.Info) error) error {
 	if !drivers.ValidName(dir) {
 		return errName
 	}
 	l := listing{bucket: b, prefix: b.prefix(dir)}
 	exists, last := false, ""
-	collects := b.odd.unsorted.Load() // names are certain after all keys
 	var all []item
 	err := b.eachPage(ctx, l.prefix, pageSize, func(items []item, more bool) (bool, error) {
 		if exists = exists || len(items) > 0; len(items) > 0 {
@@ -151,13 +159,18 @@ func (b *Bucket) list(ctx context.Context, dir string, part func([]drivers.Info)
 		return err
 	}
 	if !collects && b.odd.unsorted.Load() {
-		return b.list(ctx, dir, part) // once: the store has just shown it
+		return b.list(ctx, dir, true, part) // once: the store has just shown it
 	}
 	b.hidden.set(dir, l.hidden)
-	if !exists && dir != "." {
-		return errNotFound
+	switch {
+	case exists || dir == ".":
+		return nil
+	case b.location.Scheme == "azblob": // it may be empty, with a stub
+		if _, _, isDir, err := b.find(ctx, b.location.Prefix+dir); isDir || err != nil {
+			return err
+		}
 	}
-	return nil
+	return errNotFound
 }
 
 func byKey(a, b item) int { return strings.Compare(a.key, b.key) }
@@ -187,23 +200,28 @@ func (b *Bucket) eachPage(ctx context.Context, prefix string, maxKeys int, f fun
 type listing struct {
 	bucket  *Bucket
 	prefix  string
-	pending []item // files that may also be directories; each key is a prefix of the next one
+	pending []item // files and stubs that may also be directories; each key is a prefix of the next one
+	lastDir string // the last name of a directory
 	hidden  int64
 }
 
-// infos returns the names that are certain after the keys of items.
+// infos returns the names that are certain after the keys of items. Some stores list the marker of a directory,
+// or keys in it, instead of the directory or in addition to it.
 func (l *listing) infos(items []item) []drivers.Info {
 	infos := make([]drivers.Info, 0, len(items))
 	for _, i := range items {
 		infos = l.flushPending(infos, i.key)
 		rest, below := strings.CutPrefix(i.key, l.prefix)
-		name, slash := strings.CutSuffix(rest, "/")
+		name, _, isDir := strings.Cut(rest, "/")
 		switch {
 		case below && rest == "" && i.size == 0: // marks the directory itself
-		case !below || slash != i.dir || !isFileName(name):
+		case below && isDir && name != "" && name == l.lastDir:
+		case !below || i.dir && !isDir || !isFileName(name):
 			l.hide(i.key)
-		case i.dir:
-			infos = append(l.hideShadowed(infos, name), l.bucket.directory(name))
+		case isDir:
+			l.lastDir = name
+			l.hideShadowed(name)
+			infos = append(infos, l.bucket.directory(name))
 		default:
 			l.pending = append(l.pending, i)
 		}
@@ -216,10 +234,10 @@ func (l *listing) infos(items []item) []drivers.Info {
 func (l *listing) flushPending(infos []drivers.Info, key string) []drivers.Info {
 	for n := len(l.pending); n > 0; n-- {
 		i := l.pending[n-1]
-		if key <= i.key+"/" && strings.HasPrefix(key, i.key) {
+		if strings.HasPrefix(key, i.key) && (key <= i.key+"/" || strings.HasPrefix(key, i.key+"/")) {
 			break
 		}
-		infos = append(infos, l.bucket.file(i))
+		infos = append(infos, l.bucket.info(i))
 		l.pending = l.pending[:n-1]
 	}
 	return infos
@@ -227,18 +245,21 @@ func (l *listing) flushPending(infos []drivers.Info, key string) []drivers.Info 
 
 // hideShadowed hides the pending file with the same name as a directory, if there is
 // one. If the file were shown, the files of the directory could not be reached.
-func (l *listing) hideShadowed(infos []drivers.Info, name string) []drivers.Info {
-	if n := len(l.pending); n > 0 && l.pending[n-1].key == l.prefix+name {
-		l.hide(l.pending[n-1].key)
-		l.pending = l.pending[:n-1]
+func (l *listing) hideShadowed(name string) {
+	n := len(l.pending)
+	if n == 0 || l.pending[n-1].key != l.prefix+name {
+		return
 	}
-	return infos
+	if i := l.pending[n-1]; !i.stub {
+		l.hide(i.key)
+	}
+	l.pending = l.pending[:n-1]
 }
 
 // finish appends the files that are still pending after the last key.
 func (l *listing) finish(infos []drivers.Info) []drivers.Info {
 	for _, i := range l.pending {
-		infos = append(infos, l.bucket.file(i))
+		infos = append(infos, l.bucket.info(i))
 	}
 	l.pending = nil
 	return infos
@@ -308,11 +329,22 @@ func (b *Bucket) directory(name string) drivers.Info {
 	}
 }
 
-// file describes an object.
+// info describes an object as it is shown.
+func (b *Bucket) info(i item) drivers.Info {
+	if i.stub {
+		return b.directory(baseOf(i.key))
+	}
+	return b.file(i)
+}
+
+// baseOf returns the last element of a key.
+func baseOf(key string) string { return key[strings.LastIndexByte(key, '/')+1:] }
+
+// file describes a file. If it has no ETag, the listed fraction of a second tells its versions apart.
 func (b *Bucket) file(i item) drivers.Info {
 	mtime := drivers.VersionedTime(i.mtime, i.version)
 	return drivers.Info{
-		Name: i.key[strings.LastIndexByte(i.key, '/')+1:], Mode: fileMode, Nlink: 1, UID: b.uid, GID: b.gid,
+		Name: baseOf(i.key), Mode: fileMode, Nlink: 1, UID: b.uid, GID: b.gid,
 		Size: i.size, Blocks: drivers.FullBlocks(i.size), Mtime: mtime, Ctime: mtime, Atime: mtime, Version: i.version,
 	}
 }

@@ -51,8 +51,38 @@ func (m memory) list(_ context.Context, prefix, delimiter, token string, maxKeys
 	return p, nil
 }
 
-// An unsorted is a memory that lists keys in an order of its own, and full pages.
-type unsorted struct{ memory }
+// An unsorted is a memory that lists keys in another order, and full pages.
+type unsorted struct {
+	memory
+	compare    func(a, b string) int
+	unreadable bool
+}
+
+func (u unsorted) read(ctx context.Context, key, version string, off, n int64) (io.ReadCloser, error) {
+	if u.unreadable {
+		return nil, errors.New("a transient error")
+	}
+	return u.memory.read(ctx, key, version, off, n)
+}
+
+// otherOrders are orders in which some stores list keys. None is like another one.
+var otherOrders = map[string]func(a, b string) int{
+	"by hash": func(a, b string) int {
+		return cmp.Or(cmp.Compare(crc32.ChecksumIEEE([]byte(a)), crc32.ChecksumIEEE([]byte(b))), strings.Compare(a, b))
+	},
+	"by folder":         func(a, b string) int { return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/")) },
+	"directories first": func(a, b string) int { return cmp.Or(isFileKey(a)-isFileKey(b), strings.Compare(a, b)) },
+	"files first":       func(a, b string) int { return cmp.Or(isFileKey(b)-isFileKey(a), strings.Compare(a, b)) },
+	"backwards":         func(a, b string) int { return strings.Compare(b, a) },
+}
+
+// isFileKey returns 1 unless a key ends in "/".
+func isFileKey(key string) int {
+	if strings.HasSuffix(key, "/") {
+		return 0
+	}
+	return 1
+}
 
 func (u unsorted) list(_ context.Context, prefix, delimiter, token string, maxKeys int) (page, error) {
 	var all []item
@@ -71,9 +101,7 @@ func (u unsorted) list(_ context.Context, prefix, delimiter, token string, maxKe
 		}
 		dirs[found.key] = true
 	}
-	slices.SortFunc(all, func(a, b item) int { // any order that stays the same
-		return cmp.Or(cmp.Compare(crc32.ChecksumIEEE([]byte(a.key)), crc32.ChecksumIEEE([]byte(b.key))), strings.Compare(a.key, b.key))
-	})
+	slices.SortFunc(all, func(a, b item) int { return u.compare(a.key, b.key) })
 	from, _ := strconv.Atoi(token)
 	p := page{items: all[from:min(from+maxKeys, len(all))]}
 	if to := from + maxKeys; to < len(all) {
@@ -82,8 +110,11 @@ func (u unsorted) list(_ context.Context, prefix, delimiter, token string, maxKe
 	return p, nil
 }
 
-func (m memory) read(context.Context, string, string, int64, int64) (io.ReadCloser, error) {
-	return nil, errors.ErrUnsupported
+func (m memory) read(_ context.Context, key, _ string, _, n int64) (io.ReadCloser, error) {
+	if _, ok := m[key]; !ok {
+		return nil, fs.ErrNotExist
+	}
+	return io.NopCloser(strings.NewReader(strings.Repeat("x", int(n)))), nil
 }
 func (m memory) revision(http.Header) revision            { return revision{} }
 func (m memory) failure(error) (string, string)           { return "", "" }
@@ -201,7 +232,7 @@ func TestUnsortedListing(t *testing.T) {
 	for _, first := range []string{"listing", "names"} {
 		t.Run(first+" first", func(t *testing.T) {
 			b := inMemory(t, "", keys...)
-			b.vendor = unsorted{b.vendor.(memory)}
+			b.vendor = unsorted{memory: b.vendor.(memory), compare: otherOrders["by hash"]}
 			p, err := b.page(t.Context(), "", "", "", pageSize, openRetries) // as Open does
 			if err != nil || len(p.items) == 0 {
 				t.Fatal(err)
@@ -230,6 +261,97 @@ func TestUnsortedListing(t *testing.T) {
 	}
 	if notes := sorted.Stats().Oddities; len(notes) > 0 {
 		t.Errorf("a store with listings in order is described by %q", notes)
+	}
+}
+
+// otherStore is a store of S3 that is not Amazon's.
+var otherStore = Location{Scheme: "s3", Endpoint: "https://s3.example.org"}
+
+// A store that answers requests for objects that it does not list, since listings come late or a cache answers, has
+// no such names, and does not count as one that does not list in key order.
+func TestReadableAndNotListed(t *testing.T) {
+	b := inMemory(t, "", "img10", "img11", "img12", "img1/x")
+	b.location = otherStore
+	b.vendor = unlisted{b.vendor.(memory)}
+	if info, err := b.Stat(t.Context(), "img1"); err != nil || !info.IsDir() {
+		t.Errorf("a directory: got %+v, error %v", info, err)
+	}
+	if info, err := b.Stat(t.Context(), "img"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %+v, error %v", info, err)
+	}
+	if notes := b.Stats().Oddities; len(notes) > 0 {
+		t.Errorf("the store is described by %q", notes)
+	}
+}
+
+// unlisted is a memory that has all objects.
+type unlisted struct{ memory }
+
+func (u unlisted) read(context.Context, string, string, int64, int64) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("")), nil
+}
+
+// A store in key order takes no more requests for a name than its first keys need, and Amazon's no request for content.
+func TestRequestsForAName(t *testing.T) {
+	for url, others := range map[string]int64{"": 1, "https://s3.eu-west-1.amazonaws.com": 0, "https://s3.amazonaws.com.cn": 0, "https://amazonaws.com.example.org": 1} {
+		s := newDirectoryBucket(t, map[string]string{"img1": "", "img10": "", "img11": "", "img12": ""})
+		s.anyPrefix = true
+		b := openURL(t, "s3://bucket?endpoint="+s.URL)
+		if url != "" {
+			b.location.Endpoint = url
+		}
+		for name, lists := range map[string]int64{"img12": 1, "img1": 1 + others, "img": 1 + others} {
+			l, g := s.lists.Load(), s.gets.Load()
+			_, err := b.Stat(t.Context(), name)
+			if l, g = s.lists.Load()-l, s.gets.Load()-g; l != lists || g > others || (err == nil) != (name != "img") {
+				t.Errorf("%s at %q: %d listing requests and %d others, error %v", name, url, l, g, err)
+			}
+		}
+	}
+}
+
+// The first name that is looked up in a store that does not list in key order is found, and no name that the store
+// does not have. Listings have each name once.
+func TestFirstNameOfUnsortedListing(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	elem := func() string { return "i" + []string{"", "-", "0", "1", "~"}[r.IntN(5)] + strconv.Itoa(r.IntN(15)) }
+	var keys []string
+	for range 700 {
+		key := elem()
+		for r.IntN(2) == 0 {
+			key += "/" + elem()
+		}
+		keys = append(keys, key)
+	}
+	sorted := inMemory(t, "", keys...)
+	names := tree(t, sorted, ".")
+	if !slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, "/") && slices.Contains(keys, n[:len(n)-1]) }) {
+		t.Error("no name is that of a file and of a directory")
+	}
+	for order, compare := range otherOrders {
+		t.Run(order, func(t *testing.T) {
+			open := func() *Bucket {
+				b := inMemory(t, "", keys...)
+				b.location = otherStore
+				b.vendor = unsorted{b.vendor.(memory), compare, r.IntN(2) == 0}
+				return b
+			}
+			if got := tree(t, open(), "."); !slices.Equal(got, names) {
+				t.Errorf("listings have %d names, want %d", len(got), len(names))
+			}
+			for _, name := range append(names, "i", "i0", "i-", "none", "i1/none") {
+				name = strings.TrimSuffix(name, "/")
+				got, err := open().Stat(t.Context(), name)
+				has, wantErr := sorted.Stat(t.Context(), name)
+				if errors.Is(err, fs.ErrNotExist) != errors.Is(wantErr, fs.ErrNotExist) || got.Mode != has.Mode {
+					t.Errorf("%s: got %+v, error %v; want %+v, error %v", name, got, err, has, wantErr)
+				}
+				file, found, err := open().findListed(t.Context(), name)
+				if err != nil || has.IsRegular() && !found || found && file.key != name {
+					t.Errorf("%s is listed as %+v: %v, error %v", name, file, found, err)
+				}
+			}
+		})
 	}
 }
 
@@ -381,6 +503,35 @@ func TestETagVersions(t *testing.T) {
 	for _, etag := range []string{"", `W/"abc"`} {
 		if got := ifMatch(etagVersion(etag)); got != "" {
 			t.Errorf("%s: got If-Match %s, want none", etag, got)
+		}
+	}
+}
+
+// A store may list the marker of a directory, or the keys in it, instead of the directory or in addition to it.
+func TestMarkersInListings(t *testing.T) {
+	keys := map[string]string{"empty/": "", "full/": "", "full/x": "1", "full/deep/": "", "full-1": "2", "odd/": "not empty", "full": "a file", "both": "a file", "both/x": "3", "both-1": "4"}
+	want := []string{"both-1", "both/", "both/x", "empty/", "full-1", "full/", "full/deep/", "full/x", "odd/"}
+	for _, delimiter := range []bool{true, false} {
+		s := newOddStore(t)
+		s.listsMarkers = true
+		if !delimiter {
+			s.ignoresDelimiter = true
+		}
+		for key, data := range keys {
+			s.put(key, oddObject{data: data, listETag: `"e"`, listTime: time.Unix(1, 0)})
+		}
+		b := openURL(t, "s3://bucket?endpoint="+s.URL)
+		if got := tree(t, b, "."); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		for _, name := range want {
+			name, isDir := strings.CutSuffix(name, "/")
+			if info, err := b.Stat(t.Context(), name); err != nil || info.IsDir() != isDir {
+				t.Errorf("%s: got %+v, error %v", name, info, err)
+			}
+		}
+		if n := b.Stats().Hidden; n != 3 { // the files "full" and "both", and "odd/"
+			t.Errorf("%d keys are hidden, want 3", n)
 		}
 	}
 }

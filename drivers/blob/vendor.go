@@ -47,6 +47,7 @@ type vendor interface {
 type item struct {
 	key     string // of a directory: the common prefix of its keys
 	dir     bool
+	stub    bool // an empty object in place of a directory, which may have keys below it
 	size    int64
 	mtime   time.Time
 	version string
