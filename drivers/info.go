@@ -97,14 +97,15 @@ func (i Info) SameContent(copied Info) bool {
 // VersionedTime returns the modification time of a version: t in whole seconds, and a digest of the
 // version in the nanoseconds. A copy in a tier records only the size and the time of its file. The
 // digest distinguishes two versions of the same size within one second, except for one pair in a billion.
+// If version is "", the nanoseconds are those of t.
 func VersionedTime(t time.Time, version string) time.Time {
-	var digest int64
+	ns := int64(t.Nanosecond())
 	if version != "" {
 		h := fnv.New64a()
 		h.Write([]byte(version))
-		digest = int64(h.Sum64() % 1e9)
+		ns = int64(h.Sum64() % 1e9)
 	}
-	return time.Unix(t.Unix(), digest)
+	return time.Unix(t.Unix(), ns)
 }
 
 // Type returns the type bits of i.Mode, such as S_IFREG of stat(2).

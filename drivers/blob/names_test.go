@@ -535,3 +535,37 @@ func TestMarkersInListings(t *testing.T) {
 		}
 	}
 }
+
+// Listings that tell versions apart only by fractions of a second do: an object without an ETag that is overwritten by
+// one of equal size, within a second, has another version, and its content is read.
+func TestVersionsWithinASecond(t *testing.T) {
+	s := newOddStore(t)
+	at := time.Date(2024, 5, 1, 12, 0, 0, 0, time.UTC)
+	for _, getETag := range []string{"", `"of a response"`} {
+		var last drivers.Info
+		b := openURL(t, "s3://bucket?endpoint="+s.URL)
+		for i, data := range []string{"first", "other", "third"} {
+			written := at.Add(time.Duration(i*300) * time.Millisecond)
+			etag := getETag
+			if etag != "" {
+				etag = fmt.Sprintf("%q", data)
+			}
+			s.put("object", oddObject{data: data, listTime: written, getTime: written, getETag: etag})
+			info, err := b.Stat(t.Context(), "object")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !info.Mtime.Equal(written) || info.SameVersion(last) || infosOf(t, b)["object"] != info {
+				t.Errorf("version %d is %+v, the one before %+v", i, info, last)
+			}
+			o, err := b.OpenVersion(t.Context(), "object", info)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := readAll(o); err != nil || string(got) != data {
+				t.Errorf("version %d: read %q, error %v", i, got, err)
+			}
+			last = info
+		}
+	}
+}

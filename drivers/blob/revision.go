@@ -90,7 +90,14 @@ type taggedSize struct {
 // An answer is the revision that responses have for one version of an object, if that is not the
 // revision that was listed.
 type answer struct {
-	listed, response revision
+	version  string // as listed
+	mtime    time.Time
+	response revision
+}
+
+// isFor reports whether a is for this version of an object.
+func (a answer) isFor(o *object) bool {
+	return a.version == o.info.Version && a.mtime.Equal(o.info.Mtime)
 }
 
 // maxAnswers bounds oddities.answered.
@@ -151,7 +158,7 @@ func (o *object) expected() revision {
 	odd.mu.Lock()
 	a, ok := odd.answered[o.key]
 	odd.mu.Unlock()
-	if ok && a.listed == listed {
+	if ok && a.isFor(o) {
 		return a.response
 	}
 	if odd.otherETags.Load() {
@@ -166,10 +173,10 @@ func (o *object) expected() revision {
 // pin makes r the revision that responses for an object should have, unless another one was pinned
 // before. It returns the one that is pinned.
 func (o *object) pin(r revision) revision {
-	odd, listed := &o.bucket.odd, o.listed()
+	odd := &o.bucket.odd
 	odd.mu.Lock()
 	defer odd.mu.Unlock()
-	if a, ok := odd.answered[o.key]; ok && a.listed == listed {
+	if a, ok := odd.answered[o.key]; ok && a.isFor(o) {
 		return a.response
 	}
 	if odd.answered == nil {
@@ -181,7 +188,7 @@ func (o *object) pin(r revision) revision {
 		}
 		delete(odd.answered, key) // any
 	}
-	odd.answered[o.key] = answer{listed, r}
+	odd.answered[o.key] = answer{o.info.Version, o.info.Mtime, r}
 	return r
 }
 
