@@ -79,7 +79,9 @@ func azureClient(l Location, opts *container.ClientOptions) (c *container.Client
 	case l.Anonymous:
 		c, err = container.NewClientWithNoCredential(containerURL, opts)
 		return c, "anonymous", err
-	case account != "" && key != "":
+	case account == "" && key != "":
+		return nil, "", invalid("AZURE_STORAGE_KEY is set, and it is not known of which storage account: add account= to the URL, or unset the variable to use other credentials")
+	case key != "":
 		shared, err := azblob.NewSharedKeyCredential(account, key)
 		if err != nil {
 			return nil, "", invalid("AZURE_STORAGE_KEY is not a key in base64")

@@ -215,3 +215,26 @@ func TestAzureStubs(t *testing.T) {
 		t.Errorf("the sample is %v, error %v", sample, err)
 	}
 }
+
+// A key without an account is not ignored.
+func TestAzureKeyWithoutAccount(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if got := r.Header.Get("Authorization"); !strings.HasPrefix(got, "SharedKey vision:") {
+			t.Errorf("got Authorization %q", got)
+		}
+		io.WriteString(w, azurePage)
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+	t.Setenv("AZURE_STORAGE_SAS_TOKEN", "sp=r&sig=secret") // of lower rank
+	t.Setenv("AZURE_STORAGE_ACCOUNT", "")
+	l, err := Parse("azblob://c?endpoint=" + server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), l, nil); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "AZURE_STORAGE_KEY is set") || !strings.Contains(err.Error(), "add account= to the URL") {
+		t.Errorf("got error %v", err)
+	}
+	t.Setenv("AZURE_STORAGE_ACCOUNT", "vision")
+	openURL(t, "azblob://c?endpoint="+server.URL)
+}
