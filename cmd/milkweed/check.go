@@ -115,7 +115,7 @@ func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	signing, err := bucket.Identity(ctx)
 	findings := slices.Concat(check.Bucket(cfg.Source, signing, err), check.Run(ctx, cfg),
 		check.Preview(ctx, cfg, func() (check.Source, error) { return b, nil }))
-	return append(findings, check.OddStore(bucket.Stats().Oddities)...)
+	return append(findings, check.OddStore(bucket.Stats())...)
 }
 
 // A checkReport is the output of check.

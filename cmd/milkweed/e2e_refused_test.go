@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
@@ -88,6 +90,57 @@ func TestArchivedObjects(t *testing.T) {
 	if got := s.must("cat", s.point+"/archived0"); len(got) != 30_000 {
 		t.Errorf("a restored object has %d bytes", len(got))
 	}
+	s.umount()
+	s.wantNothing()
+}
+
+// If the clock of the machine is wrong, a bucket is mounted and read all the same, and check, the log, status and doctor
+// say what is wrong. They do not when the clock is right again.
+func TestWrongClock(t *testing.T) {
+	s := newSite(t)
+	for i := range 3 {
+		s.write(fmt.Sprintf("file%d", i), 30_000)
+	}
+	b := newBucket(s)
+	var ahead atomic.Int64 // of the store, in ns
+	late := refusal(http.StatusForbidden, "RequestTimeTooSkewed")
+	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		now := time.Now().Add(time.Duration(ahead.Load()))
+		w.Header().Set("Date", now.UTC().Format(http.TimeFormat))
+		at, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
+		switch {
+		case err != nil || at.Sub(now).Abs() > 15*time.Minute:
+			late(w, r)
+		case r.URL.Query().Has("list-type"):
+			b.list(w, r.URL.Query())
+		default:
+			b.get(w, r)
+		}
+	})
+	b.refuse.Store(&answer)
+	ahead.Store(int64(time.Hour))
+	const behind = "the clock of this machine is 1h0m0s behind that of the store"
+	if r := s.try("check", "--tier", "tier1:"+b.tier(1)+":1GiB", b.at(), b.point); !strings.Contains(r.stdout, behind) || !strings.Contains(r.stdout, "chrony") {
+		t.Errorf("check: %+v", r)
+	}
+	s.milkweed(b.mountWords("-o", "log_file="+s.dir+"/log")...)
+	s.must("cat", s.point+"/file0")
+	says := func(want bool) {
+		t.Helper()
+		for _, command := range []string{"status", "doctor"} {
+			if r := s.try(command, s.point); strings.Contains(r.stdout, behind) != want {
+				t.Errorf("%s: %+v", command, r)
+			}
+		}
+	}
+	says(true)
+	if got := warnings(s.must("cat", s.dir+"/log")); len(got) != 1 || !strings.Contains(got[0], behind) {
+		t.Errorf("the log has the warnings %q", got)
+	}
+	ahead.Store(0)
+	s.must("cat", s.point+"/file1")
+	says(false)
+	s.must("cat", s.point+"/file2")
 	s.umount()
 	s.wantNothing()
 }

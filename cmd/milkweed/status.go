@@ -369,6 +369,9 @@ func printStatus(out io.Writer, s control.Status) error {
 		if q.Denied > 0 {
 			fmt.Fprintf(t, "\taccess to %s was denied\n", plural(q.Denied, "object", "objects"))
 		}
+		if q.ClockOffsetSeconds != 0 {
+			fmt.Fprintf(t, "\t%s\n", q.Clock())
+		}
 		for _, text := range q.Oddities {
 			fmt.Fprintf(t, "\t%s\n", text)
 		}

@@ -38,7 +38,7 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 	if a.client, a.signing, err = azureClient(l, &container.ClientOptions{ClientOptions: azcore.ClientOptions{
 		Transport: client,
 		Retry:     policy.RetryOptions{MaxRetries: -1}, // see retry.go
-	}}); err != nil {
+	}}, &azureClock{&t.clock}); err != nil {
 		return nil, err
 	}
 	if a.signing == "" {
@@ -52,8 +52,11 @@ func connectAzure(l Location, t *transport) (vendor, error) {
 
 // azureClient returns a client with the credentials of the environment, in the order
 // in which Azure's own tools look for them, and a description of these. The
-// description is "" if there are none; then requests are signed with tokens.
-func azureClient(l Location, opts *container.ClientOptions) (c *container.Client, signing string, err error) {
+// description is "" if there are none; then requests are signed with tokens. A signature
+// with a key contains the time, which is that of the clock.
+func azureClient(l Location, opts *container.ClientOptions, clock *azureClock) (c *container.Client, signing string, err error) {
+	keyOpts := *opts
+	keyOpts.PerCallPolicies = []policy.Policy{clock}
 	if l.Account == "" && l.Endpoint == "" {
 		text := "no storage account is set: add account= to the URL"
 		if account := os.Getenv("AZURE_STORAGE_ACCOUNT"); account != "" {
@@ -64,7 +67,10 @@ func azureClient(l Location, opts *container.ClientOptions) (c *container.Client
 	// The errors below do not contain the values of the variables, which are secrets.
 	connection := cmp.Or(os.Getenv("AZURE_STORAGE_CONNECTION_STRING"), os.Getenv("AZURE_STORAGEBLOB_CONNECTIONSTRING"))
 	if strings.Contains(";"+connection+";", ";AccountName="+l.Account+";") && !l.Anonymous && l.Endpoint == "" {
-		if c, err = container.NewClientFromConnectionString(connection, l.Bucket, opts); err != nil {
+		if !strings.Contains(connection, "AccountKey=") { // but a shared access signature
+			keyOpts.PerCallPolicies = nil
+		}
+		if c, err = container.NewClientFromConnectionString(connection, l.Bucket, &keyOpts); err != nil {
 			return nil, "", invalid("AZURE_STORAGE_CONNECTION_STRING is not a connection string")
 		}
 		return c, "connection string of account " + l.Account, nil
@@ -86,7 +92,7 @@ func azureClient(l Location, opts *container.ClientOptions) (c *container.Client
 		if err != nil {
 			return nil, "", invalid("AZURE_STORAGE_KEY is not a key in base64")
 		}
-		c, err = container.NewClientWithSharedKeyCredential(containerURL, shared, opts)
+		c, err = container.NewClientWithSharedKeyCredential(containerURL, shared, &keyOpts)
 		return c, "shared key of account " + account, err
 	case !confidential(l.Endpoint):
 		return nil, "", invalid("the endpoint is not https://, so others could read the token in transit: use https://")
@@ -96,6 +102,16 @@ func azureClient(l Location, opts *container.ClientOptions) (c *container.Client
 	}
 	c, err = container.NewClientWithNoCredential(containerURL, opts)
 	return c, "", err
+}
+
+// azureClock is the policy that gives requests the time of the store. The library signs it with a shared key.
+type azureClock struct{ clock *clock }
+
+// Do implements policy.Policy.
+func (p *azureClock) Do(r *policy.Request) (*http.Response, error) {
+	// Not Header.Set: the library looks for this spelling, and otherwise replaces the time.
+	r.Raw().Header["x-ms-date"] = []string{p.clock.sign(r.Raw().Context()).UTC().Format(http.TimeFormat)}
+	return r.Next()
 }
 
 // azureTokens returns the tokens of Azure's default credential. The tokenProvider

@@ -10,6 +10,7 @@
 //     for its content (object.go),
 //   - sends no requests that the store has just refused (credentials.go, refused.go), and
 //     says what to do about that (remedy.go),
+//   - signs requests with the time of the store if a clock is wrong (clock.go),
 //   - retries requests (retry.go), and bounds how long each may stall (watchdog.go),
 //   - counts requests (transport.go),
 //   - turns the errors of all stores into errors that programs understand, in one
@@ -88,6 +89,7 @@ func Open(ctx context.Context, l Location, log *slog.Logger) (*Bucket, error) {
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), opened: time.Now().Round(0),
 	}
 	b.net = newTransport(&b.counters)
+	b.net.clock.log = log
 	err := b.connect(ctx)
 	if err != nil {
 		b.Close()
@@ -165,13 +167,18 @@ type Stats struct {
 	Archived       int64   `json:"archived_objects,omitempty" metric:"source_archived_objects" help:"Objects that were archived when they were last requested, and must be restored to be read."`
 	Denied         int64   `json:"denied_objects,omitempty" metric:"source_denied_objects" help:"Objects to which the store denied access when they were last requested."`
 
+	ClockOffsetSeconds float64 `json:"clock_offset_seconds,omitempty" metric:"source_clock_offset_seconds" help:"By how much the clock of the store is ahead of that of this machine. 0 if requests are signed with the time of this machine."`
+
 	Oddities []string `json:"oddities,omitempty" help:"Where the store deviates from its protocol, a sentence each."`
 	Hidden   int64    `json:"hidden_keys" metric:"source_hidden_keys" help:"Keys in the listed directories that no file system can show."`
 }
 
 // Stats returns the counters of b, what the store refuses, its oddities, and the number of keys that it hides.
 func (b *Bucket) Stats() Stats {
-	s := Stats{Counters: drivers.Snapshot(&b.counters), Oddities: b.odd.notes(), Hidden: b.hidden.load()}
+	s := Stats{
+		Counters: drivers.Snapshot(&b.counters), ClockOffsetSeconds: b.net.clock.offset().Seconds(),
+		Oddities: b.odd.notes(), Hidden: b.hidden.load(),
+	}
 	s.Archived, s.Denied = b.refused.counts()
 	if r := b.credentials.current.Load(); r != nil {
 		if err := r.err.Load(); err != nil {

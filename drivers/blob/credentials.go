@@ -13,9 +13,9 @@ import (
 
 // This file keeps requests from a store that refuses the credentials:
 //
-//  1. A request is refused, because its credentials have expired or are unknown. Bucket.renew starts a
-//     refusal: one goroutine looks the credentials up again, and requests the listing of Open with one key.
-//     All other requests wait.
+//  1. A request is refused, because its credentials have expired or are unknown, or because a clock is wrong.
+//     Bucket.renew starts a refusal: one goroutine looks the credentials up again, and requests the listing of Open
+//     with one key, and once more with the time of the store (clock.go). All other requests wait.
 //  2. If the store accepts that, all requests continue, and no reader sees an error. A request that is
 //     refused soon after that is refused for another reason, such as a proxy that changes some keys.
 //  3. If the store refuses that too, all requests fail at once, with its error, which is logged once. The
@@ -158,11 +158,11 @@ func (b *Bucket) regain(ctx context.Context, r *refusal, err *storeError) (accep
 	began, pause := err.began, firstRenewal
 	for {
 		b.vendor.refreshCredentials(began)
-		answer := b.probe(ctx)
+		answer := b.probeTime(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return false
-		case answer == nil || answer.status != 0 && !answer.refresh && !answer.retryable:
+		case answer.accepts():
 			if r.err.Load() != nil {
 				b.log.Info("the store accepts the credentials again")
 			}
@@ -182,6 +182,11 @@ func (b *Bucket) regain(ctx context.Context, r *refusal, err *storeError) (accep
 		}
 		began, pause = time.Now(), min(2*pause, lastRenewal)
 	}
+}
+
+// accepts reports whether a store that has answered with e accepts the credentials; nil is success.
+func (e *storeError) accepts() bool {
+	return e == nil || e.status != 0 && !e.refresh && !e.retryable
 }
 
 // decide lets all requests fail with err, by which the store refuses the credentials.

@@ -32,8 +32,10 @@ type storeError struct {
 	status int    // of the response; 0: there was none
 	remedy string // for people; see Remedy
 
-	began time.Time     // when the request began
-	skew  time.Duration // by how much the clock of the store is ahead of that of this machine
+	began    time.Time     // when the request began
+	skew     time.Duration // by how much the clock of the store is ahead of the time of the signature
+	ahead    time.Duration // by how much it is ahead of the clock of this machine
+	untimely bool          // the store may accept a signature with its own time
 
 	retryable  bool          // a retry may succeed
 	retryAfter time.Duration // minimum delay of a retry, 0 if the store gave none
@@ -41,6 +43,9 @@ type storeError struct {
 	archived   bool          // the object must be restored first
 	reported   bool          // it matches drivers.ErrReported
 }
+
+// isOfSignature reports whether e concerns all requests that are signed in the same way.
+func (e *storeError) isOfSignature() bool { return e.refresh || e.untimely }
 
 // Error returns the errno and the message of the store.
 func (e *storeError) Error() string { return fmt.Sprintf("%v: %s", e.errno, e.text) }
@@ -53,12 +58,13 @@ func (e *storeError) Unwrap() []error {
 }
 
 // classify is the function classify. Other credentials are of no use if the store has just accepted these, or
-// requests are not signed.
+// requests are not signed. The time of the store may be.
 func (b *Bucket) classify(t *trace, err error) *storeError {
 	e := classify(b.vendor, t, err)
 	if e.refresh && (b.location.Anonymous || b.credentials.justAccepted(e.began)) {
 		e.refresh = false
 	}
+	b.judgeTime(t, e)
 	return e
 }
 
@@ -66,7 +72,7 @@ func (b *Bucket) classify(t *trace, err error) *storeError {
 // programs understand. docs/SEMANTICS.md has the table.
 func classify(v vendor, t *trace, err error) *storeError {
 	code, text := v.failure(err)
-	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), code: code, status: t.status, began: t.began, skew: skew(t)}
+	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), code: code, status: t.status, began: t.began, ahead: aheadOf(t.header), skew: skewOf(t, t.header)}
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged
@@ -124,22 +130,18 @@ var errNoToken = errors.New("the listing is truncated, and has no continuation t
 var credentialCodes = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "RequestExpired": true, "TokenRefreshRequired": true, "InvalidToken": true,
 	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "AuthenticationFailed": true, "InvalidAuthenticationInfo": true,
-	"RequestTimeTooSkewed": true,
-	"XAdminUserNotFound":   true, // of Versity's gateway, with the status 404
+	codeSkewed:           true,
+	"XAdminUserNotFound": true, // of Versity's gateway, with the status 404
+}
+
+// keyCodes are those of them that a wrong clock of this machine cannot cause.
+var keyCodes = map[string]bool{
+	"ExpiredToken": true, "ExpiredTokenException": true, "TokenRefreshRequired": true, "InvalidToken": true,
+	"InvalidAccessKeyId": true, "XAdminUserNotFound": true,
 }
 
 // archiveCodes are the error codes for an object that must be restored before it can be read.
 var archiveCodes = map[string]bool{"InvalidObjectState": true, "BlobArchived": true, "BlobBeingRehydrated": true}
-
-// skew returns by how much the clock of the store is ahead of that of this machine, 0 if the response does
-// not say it.
-func skew(t *trace) time.Duration {
-	date, err := http.ParseTime(t.header.Get("Date"))
-	if err != nil {
-		return 0
-	}
-	return time.Until(date)
-}
 
 // transient reports whether a retry of a request with this status may succeed.
 func transient(status int) bool {
@@ -174,6 +176,7 @@ func (e *storeError) classifyNoResponse(t *trace, err error) {
 		timeout  interface{ Timeout() bool }
 	)
 	if unsigned, ok := errors.AsType[*tokenError](err); ok {
+		e.skew = unsigned.skew
 		err = unsigned.err // without the *url.Error around it, which is a net.Error
 	}
 	switch {

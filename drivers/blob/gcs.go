@@ -241,8 +241,15 @@ func (g *googleCloud) failure(err error) (code, text string) {
 		return e.code, e.text
 	}
 	if e, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
-		// Not e.Error(), which contains the whole response body.
-		return cmp.Or(e.ErrorCode, "no token"), cmp.Or(e.ErrorDescription, e.Response.Status)
+		// Not e.Error(), which contains the whole response body. Some errors have nothing but that.
+		var reply struct {
+			Code string `json:"error"`
+			Text string `json:"error_description"`
+		}
+		if json.Unmarshal(e.Body, &reply) != nil {
+			reply.Code, reply.Text = "", ""
+		}
+		return cmp.Or(e.ErrorCode, reply.Code, "no token"), cmp.Or(e.ErrorDescription, reply.Text, e.Response.Status)
 	}
 	return "", ""
 }

@@ -40,7 +40,9 @@ type refusedObject struct {
 }
 
 // isRefusal reports whether e concerns one object.
-func (e *storeError) isRefusal() bool { return e.errno == syscall.EACCES && !e.refresh && !e.reported }
+func (e *storeError) isRefusal() bool {
+	return e.errno == syscall.EACCES && !e.isOfSignature() && !e.reported
+}
 
 // ttl returns how long a refusal is remembered.
 func (e *storeError) ttl() time.Duration {
@@ -139,11 +141,13 @@ func (r *refusedObjects) counts() (archived, denied int64) {
 
 // settle records the result of a request for an object. It returns the error for the reader.
 func (b *Bucket) settle(ctx context.Context, o *object, err *storeError) *storeError {
-	if err == nil || !err.isRefusal() { // after another error, the next request finds out
+	switch { // after another error, the next request finds out
+	case err != nil && err.isOfSignature():
+		b.refused.expire(o.key)
+		b.refuse(err) // before the requests that wait for this one are sent
+		return err
+	case err == nil || !err.isRefusal():
 		b.refused.remove(o.key)
-		if err != nil && err.refresh {
-			b.refuse(err) // before the requests that wait for this one are sent
-		}
 		return err
 	}
 	err = b.explain(ctx, err)

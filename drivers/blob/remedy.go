@@ -58,12 +58,8 @@ func (b *Bucket) signing(ctx context.Context) string {
 	return "signed with " + identity
 }
 
-// maxSkew is the difference of two clocks from which on stores refuse signatures: Amazon's limit is 15
-// minutes, and tokens are valid for seconds before their time.
-const maxSkew = 5 * time.Minute
-
 // skewCodes are the error codes that a wrong clock can cause.
-var skewCodes = []string{"RequestTimeTooSkewed", "SignatureDoesNotMatch", "RequestExpired", "ExpiredToken", "AuthenticationFailed", "InvalidAuthenticationInfo"}
+var skewCodes = []string{codeSkewed, "SignatureDoesNotMatch", "RequestExpired", "ExpiredToken", "AuthenticationFailed", "InvalidAuthenticationInfo", "invalid_grant"}
 
 // remedy returns what to do about a request that was refused.
 func (b *Bucket) remedy(e *storeError) string {
@@ -71,11 +67,9 @@ func (b *Bucket) remedy(e *storeError) string {
 	switch {
 	case e.archived:
 		return remedyOfArchived[l.Scheme] + " Then run `milkweed refresh` on the file; otherwise it is requested again after 5 minutes."
-	case slices.Contains(skewCodes, e.code) && e.skew > maxSkew:
-		return fmt.Sprintf("Set the clock of this machine: it is %v behind that of the store.", e.skew.Round(time.Second))
-	case slices.Contains(skewCodes, e.code) && e.skew < -maxSkew:
-		return fmt.Sprintf("Set the clock of this machine: it is %v ahead of that of the store.", -e.skew.Round(time.Second))
-	case e.code == "RequestTimeTooSkewed":
+	case slices.Contains(skewCodes, e.code) && e.skew.Abs() > maxSkew:
+		return fmt.Sprintf("Set the clock of this machine: it is %s that of the store.", behind(e.skew))
+	case e.code == codeSkewed:
 		return "Compare the clock of this machine with that of the store."
 	case e.code == codeRequesterPays && l.Scheme == "s3":
 		return "The requester pays for this bucket of Google: mount it as gs://, with the option billing_project= and the project to which requests are charged."

@@ -31,7 +31,11 @@ type retrier struct {
 	// The failures since the last success. Zero values: there were none.
 	firstFailure time.Time
 	backoffs     int
+	renewals     int // after which the store has accepted the credentials
 }
+
+// maxRenewals bounds retrier.renewals: then the store refuses the request for another reason.
+const maxRenewals = 2
 
 // retrier returns the retry state of an operation that has not failed yet.
 func (b *Bucket) retrier(p retryPolicy) retrier {
@@ -51,14 +55,17 @@ func (r *retrier) wait(ctx context.Context, err *storeError) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case err.refresh:
+	case err.isOfSignature():
 		accepted, refused := r.bucket.renew(ctx, err)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case refused != nil:
 			return refused
+		case accepted && r.renewals == maxRenewals:
+			return err
 		case accepted:
+			r.renewals++
 			atomic.AddInt64(&r.bucket.counters.Retries, 1)
 			return nil
 		}

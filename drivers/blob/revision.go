@@ -217,7 +217,7 @@ const settled = 5 * time.Second
 // in responses. Either the ETag or the time of a response must be that of the listing.
 func (o *object) reconcile(ctx context.Context) bool {
 	b, odd, listed := o.bucket, &o.bucket.odd, o.listed()
-	if o.expected() != listed || time.Since(o.info.Mtime) < settled {
+	if o.expected() != listed || time.Since(o.info.Mtime)+b.net.clock.offset() < settled {
 		return false
 	}
 	i, ok, err := b.findListed(ctx, o.key)

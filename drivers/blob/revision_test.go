@@ -134,6 +134,22 @@ func (s *oddStore) list(w http.ResponseWriter, prefix, delimiter string) {
 	xml.NewEncoder(w).Encode(result)
 }
 
+// Whether an object was written just now is decided by the clock of the store.
+func TestWrittenLongAgoByTheClockOfTheStore(t *testing.T) {
+	s := newOddStore(t)
+	at := time.Now().Add(30 * time.Minute)
+	s.put("object", oddObject{data: "data", listETag: `"of listings"`, getETag: `"of responses"`, listTime: at, getTime: at})
+	b, infos := s.open(t)
+	b.net.clock.set(time.Hour)
+	o, err := b.OpenVersion(t.Context(), "object", infos["object"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readAll(o); err != nil || string(got) != "data" {
+		t.Errorf("read %q, error %v", got, err)
+	}
+}
+
 // open opens the bucket, and returns it with the Infos of its objects.
 func (s *oddStore) open(t *testing.T) (*Bucket, map[string]drivers.Info) {
 	t.Helper()

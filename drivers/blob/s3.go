@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -96,11 +98,36 @@ func (a *amazon) newClient(cfg aws.Config, l Location, t *transport) *s3.Client 
 		// have none for the whole object.
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
+		o.HTTPSignerV4 = &amazonSigner{&t.clock, v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })}
 		o.Credentials = aws.AnonymousCredentials{}
 		if a.credentials != nil {
 			o.Credentials = a.credentials
 		}
 	})
+}
+
+// An amazonSigner signs requests with the time of the store (clock.go), and without the headers that proxies change.
+type amazonSigner struct {
+	clock *clock
+	inner *v4.Signer
+}
+
+// unsignedHeaders are not part of a signature. Google rewrites Accept-Encoding before it verifies one. The others are
+// for statistics of Amazon.
+var unsignedHeaders = []string{"Accept-Encoding", "Amz-Sdk-Invocation-Id", "Amz-Sdk-Request"}
+
+// SignHTTP implements s3.HTTPSignerV4.
+func (s *amazonSigner) SignHTTP(ctx context.Context, c aws.Credentials, r *http.Request, payloadHash, service, region string, _ time.Time, options ...func(*v4.SignerOptions)) error {
+	unsigned := make(http.Header)
+	for _, name := range unsignedHeaders {
+		if values, ok := r.Header[name]; ok {
+			unsigned[name] = values
+			delete(r.Header, name)
+		}
+	}
+	err := s.inner.SignHTTP(ctx, c, r, payloadHash, service, region, s.clock.sign(ctx), options...)
+	maps.Copy(r.Header, unsigned)
+	return err
 }
 
 // noRedirect makes an HTTP client follow no redirects: the signature of a request is

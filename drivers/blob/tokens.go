@@ -25,7 +25,7 @@ type signer struct {
 func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
 	token, err := s.tokens.token(r.Context())
 	if err != nil {
-		return nil, &tokenError{err}
+		return nil, &tokenError{err, time.Duration(s.tokens.transport.skew.Load())}
 	}
 	r = r.Clone(r.Context())
 	token.SetAuthHeader(r)
@@ -33,8 +33,12 @@ func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // A tokenError is the reason why a request could not be signed. The request was not
-// sent.
-type tokenError struct{ err error }
+// sent. skew is by how much the clock of the server that issues tokens was ahead of that
+// of this machine when it last responded.
+type tokenError struct {
+	err  error
+	skew time.Duration
+}
 
 func (e *tokenError) Error() string { return "no token: " + e.err.Error() }
 
@@ -45,6 +49,7 @@ func (e *tokenError) Unwrap() error { return e.err }
 // error only as text, which looks the same as the text for invalid credentials.
 type tokenTransport struct {
 	noResponse atomic.Pointer[url.Error] // nil: there was a response
+	skew       atomic.Int64              // of the last response, in ns
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -55,6 +60,7 @@ func (t *tokenTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	t.noResponse.Store(nil)
+	t.skew.Store(int64(aheadOf(resp.Header)))
 	resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxErrorBody, end: io.EOF}
 	return resp, nil
 }

@@ -31,6 +31,9 @@ type trace struct {
 	length   int64       // Content-Length of the response; -1: unknown
 	requests int         // sent
 	tokens   tokenCheck  // of the requests, if they are for a listing
+
+	timed bool          // it was signed with a time
+	ahead time.Duration // of this machine's clock, with which it was signed
 }
 
 type traceKey struct{}
@@ -41,12 +44,13 @@ func withTrace(ctx context.Context, k requestKind, watchdog *watchdog) (context.
 	return context.WithValue(ctx, traceKey{}, t), t
 }
 
-// A transport sends all requests to a store, and counts them. It reuses
+// A transport sends all requests to a store, and counts them. It has the clock for their signatures. It reuses
 // connections. Each concurrent request has a connection of its own: requests that
 // share one, as in HTTP/2, share the bandwidth of one.
 type transport struct {
 	inner    *http.Transport
 	counters *Counters
+	clock    clock
 }
 
 func newTransport(counters *Counters) *transport {
@@ -89,7 +93,11 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if tr.throttled() {
 		atomic.AddInt64(&t.counters.Throttled, 1)
 	}
-	switch success := resp.StatusCode/100 == 2; {
+	success := resp.StatusCode/100 == 2
+	if success && tr.timed {
+		t.clock.accepted(tr, resp.Header)
+	}
+	switch {
 	case !success: // the libraries read all of it
 		resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxErrorBody, end: io.EOF}
 	case tr.kind == list:

@@ -100,9 +100,15 @@ func Bucket(c config.Source, signing string, err error) []Finding {
 	return ok(name, "%s can be listed; credentials: %s", c.Name(), signing)
 }
 
-// OddStore returns a finding for each oddity of a store; see blob.Stats.
-func OddStore(oddities []string) (all []Finding) {
-	for _, text := range oddities {
+// ClockRemedy is what to do about a wrong clock of this machine.
+const ClockRemedy = "Set the clock of this machine, and keep it right with chrony."
+
+// OddStore returns a finding for each oddity of a store, and one if a clock is wrong; see blob.Stats.
+func OddStore(s blob.Stats) (all []Finding) {
+	if s.ClockOffsetSeconds != 0 {
+		all = warning("clock", ClockRemedy, "%s", s.Clock())
+	}
+	for _, text := range s.Oddities {
 		all = append(all, warning("source", "See the versions of a bucket in docs/SEMANTICS.md. Use a manifest for a dataset that is overwritten in place.", "the store deviates from its protocol: %s", text)...)
 	}
 	return all

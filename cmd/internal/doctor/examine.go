@@ -36,7 +36,7 @@ const (
 func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
-		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, clock,
+		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, storeClock, clock,
 		full, laterEpochs, partly, recent, gone, storages, descriptors, threads, limits, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
@@ -333,6 +333,14 @@ func oddStore(f *Facts) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// storeClock reports on a clock for which a store has refused requests.
+func storeClock(f *Facts) []Finding {
+	if q := f.Status.Source.Requests; q != nil && q.ClockOffsetSeconds != 0 {
+		return one(Warning, "clock", check.ClockRemedy, seeNames, "%s", q.Clock())
+	}
+	return nil
 }
 
 // clock compares the clock of the source with that of this machine, by change times in the future.

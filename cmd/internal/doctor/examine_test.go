@@ -183,6 +183,8 @@ func TestExamine(t *testing.T) {
 			f.Status.Source.Requests = &blob.Stats{Oddities: []string{"objects have the same ETag"}}
 		}, Warning, "source", "deviates from its protocol: objects have the same ETag", "manifest"},
 
+		"clock of a store": {func(f *Facts) { f.Status.Source.Requests = &blob.Stats{ClockOffsetSeconds: -3600} }, Warning, "clock",
+			"the clock of this machine is 1h0m0s ahead of that of the store; requests are signed with the time of the store", "chrony"},
 		"clock": {func(f *Facts) { f.Status.Source.ClockAheadSeconds, f.Unsynchronized = 600, true }, Warning, "clock",
 			"10m0s or more behind that of the source; the kernel says that this clock is not synchronized", "chrony"},
 		"clock, by a file": {func(f *Facts) { f.Source.Ahead, f.Source.Future = time.Minute, "d\n/f" }, Warning, "clock", `1m0s or more behind that of the source: "d\n/f"`, "date -u"},
