@@ -217,3 +217,38 @@ func TestExpiredCredentials(t *testing.T) {
 	s.umount()
 	s.wantNothing()
 }
+
+// A store that refuses prefixes that do not end in "/" is read and refreshed like any other, also by the names of files.
+func TestRefreshWherePrefixesEndInSlash(t *testing.T) {
+	s := newSite(t)
+	s.write("dir/file", 3000)
+	s.write("dir/other", 3000)
+	b := newBucket(s)
+	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		prefix := r.URL.Query().Get("prefix")
+		switch {
+		case !r.URL.Query().Has("list-type"):
+			b.get(w, r)
+		case prefix != "" && !strings.HasSuffix(prefix, "/"):
+			refusal(http.StatusBadRequest, "InvalidRequest")(w, r)
+		default:
+			b.list(w, r.URL.Query())
+		}
+	})
+	b.refuse.Store(&answer)
+	s.milkweed(b.mountWords()...)
+	s.must("cat", s.point+"/dir/file")
+	data := s.write("dir/file", 5000)
+	s.write("dir/new", 100)
+	for _, path := range []string{"dir/file", "dir/new", "dir", "."} {
+		s.milkweed("refresh", filepath.Join(s.point, path))
+	}
+	if got := s.must("cat", s.point+"/dir/file"); got != string(data) {
+		t.Errorf("after a refresh, the file has %d bytes", len(got))
+	}
+	if got := s.must("ls", s.point+"/dir"); got != "file\nnew\nother\n" {
+		t.Errorf("the directory has %q", got)
+	}
+	s.umount()
+	s.wantNothing()
+}
