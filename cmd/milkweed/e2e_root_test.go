@@ -80,9 +80,7 @@ func TestSourceIsReplaced(t *testing.T) {
 						t.Errorf("the open file: %d bytes, want those of the old directory", len(got))
 					}
 				}
-				if !strings.Contains(s.logs(), "leads to another directory") {
-					t.Error("the log does not say so")
-				}
+				s.eventually("the log says so", func() bool { return strings.Contains(s.logs(), "leads to another directory") })
 				s.umount()
 				for _, m := range how.mounts {
 					s.must("umount", "--lazy", s.dir+"/"+m)
