@@ -64,18 +64,18 @@ func (c *clock) set(ahead time.Duration) {
 	before := c.ahead
 	c.ahead = ahead
 	c.mu.Unlock()
-	switch s := (Stats{ClockOffsetSeconds: ahead.Seconds()}); {
+	switch {
 	case c.log == nil || before == ahead:
 	case ahead != 0:
-		c.log.Warn(s.Clock())
+		c.log.Warn(wrongClock(ahead))
 	default:
 		c.log.Info("the clock of this machine agrees with that of the store again")
 	}
 }
 
 // accepted sees the response to a request that was accepted. The clock of this machine may be right again.
-func (c *clock) accepted(t *trace, h http.Header) {
-	ahead, skew := aheadOf(h), skewOf(t, h)
+func (c *clock) accepted(t *trace) {
+	ahead, skew := t.clocks()
 	c.mu.Lock()
 	isRight := c.ahead != 0 && (skew-c.usual).Abs() > maxSkew && ahead.Abs() < maxSkew
 	c.usual = skew
@@ -110,13 +110,13 @@ func aheadOf(h http.Header) time.Duration {
 	return time.Until(date)
 }
 
-// skewOf returns by how much the clock of the store is ahead of the time for which a request was signed, 0 if the
-// response does not say it.
-func skewOf(t *trace, h http.Header) time.Duration {
-	if h.Get("Date") == "" {
-		return 0
+// clocks returns by how much the clock of the store is ahead of that of this machine, and of the time for which the
+// request was signed. Both are 0 if the response does not say it.
+func (t *trace) clocks() (ahead, skew time.Duration) {
+	if ahead = aheadOf(t.header); ahead != 0 {
+		skew = ahead - t.ahead
 	}
-	return aheadOf(h) - t.ahead
+	return ahead, skew
 }
 
 // judgeTime records in e whether the store may have refused a request because it was signed for another time than
@@ -167,8 +167,12 @@ func (s Stats) Clock() string {
 	if s.ClockOffsetSeconds == 0 {
 		return ""
 	}
-	return fmt.Sprintf("the clock of this machine is %s that of the store; requests are signed with the time of the store",
-		behind(time.Duration(s.ClockOffsetSeconds*float64(time.Second))))
+	return wrongClock(time.Duration(s.ClockOffsetSeconds * float64(time.Second)))
+}
+
+// wrongClock returns a sentence about a clock of this machine, if that of the store is ahead of it.
+func wrongClock(ahead time.Duration) string {
+	return fmt.Sprintf("the clock of this machine is %s that of the store; requests are signed with the time of the store", behind(ahead))
 }
 
 // behind says how the clock of this machine differs from one that is ahead of it.

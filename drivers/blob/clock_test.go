@@ -186,13 +186,7 @@ func TestOpenWithWrongClock(t *testing.T) {
 		t.Errorf("opened with %d requests, %d of them refused", b.Stats().Lists, s.refused.Load())
 	}
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-	l, err := Parse("s3://bucket?endpoint=" + s.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(t.Context(), l, nil); !errors.Is(err, syscall.EACCES) || !strings.Contains(Remedy(err), "secret key is not the one") {
-		t.Errorf("with a wrong key: got error %v, remedy %q", err, Remedy(err))
-	}
+	refuse(t, "s3://bucket?endpoint="+s.URL, "secret key is not the one")
 }
 
 // A Date that is not that of the store, such as one of a proxy, changes nothing: an object to which access is denied
@@ -203,14 +197,13 @@ func TestWrongDate(t *testing.T) {
 			s := newSignedStore(t)
 			s.late = late
 			b, denied, o := s.openDenied(t)
-			verified := s.Config.Handler
 			var lists atomic.Int64
-			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.inFront(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 				if r.URL.Query().Has("list-type") && lists.Add(1) == 1 {
 					fail(dated{w, time.Now().Add(time.Hour)}, 503, "SlowDown", "of the first request with another time")
 					return
 				}
-				verified.ServeHTTP(dated{w, time.Now().Add(time.Hour)}, r)
+				next.ServeHTTP(dated{w, time.Now().Add(time.Hour)}, r)
 			})
 			before := b.Stats()
 			var readers sync.WaitGroup
@@ -243,10 +236,9 @@ func TestWrongDates(t *testing.T) {
 			s := newSignedStore(t)
 			s.limit = limit
 			b, denied, _ := s.openDenied(t)
-			verified := s.Config.Handler
 			var n atomic.Int64
-			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				verified.ServeHTTP(dated{w, time.Now().Add(time.Duration(n.Add(1)%2*2-1) * time.Hour)}, r)
+			s.inFront(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+				next.ServeHTTP(dated{w, time.Now().Add(time.Duration(n.Add(1)%2*2-1) * time.Hour)}, r)
 			})
 			before := b.Stats()
 			for range 5 {
@@ -259,6 +251,12 @@ func TestWrongDates(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inFront makes answer handle the requests, in front of the handler that it is given.
+func (s *signedStore) inFront(answer func(w http.ResponseWriter, r *http.Request, next http.Handler)) {
+	next := s.Config.Handler
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(w, r, next) })
 }
 
 // openDenied opens the store, the object "dir/denied", to which access is denied, and another one.
@@ -433,11 +431,5 @@ func TestTokenForWrongClock(t *testing.T) {
 	}))
 	t.Cleanup(tokens.Close)
 	applicationDefault(t, tokens.URL)
-	l, err := Parse("gs://b?endpoint=" + tokens.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(t.Context(), l, nil); !errors.Is(err, syscall.EACCES) || !strings.Contains(Remedy(err), "Set the clock of this machine: it is 1h0m0s ahead") {
-		t.Errorf("got error %v, remedy %q", err, Remedy(err))
-	}
+	refuse(t, "gs://b?endpoint="+tokens.URL, "Set the clock of this machine: it is 1h0m0s ahead")
 }

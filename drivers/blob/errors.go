@@ -72,7 +72,8 @@ func (b *Bucket) classify(t *trace, err error) *storeError {
 // programs understand. docs/SEMANTICS.md has the table.
 func classify(v vendor, t *trace, err error) *storeError {
 	code, text := v.failure(err)
-	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), code: code, status: t.status, began: t.began, ahead: aheadOf(t.header), skew: skewOf(t, t.header)}
+	ahead, skew := t.clocks()
+	e := &storeError{errno: syscall.EIO, text: message(t, code, text, err), code: code, status: t.status, began: t.began, ahead: ahead, skew: skew}
 	switch {
 	case errors.Is(err, errVersion):
 		e.errno = drivers.ErrChanged

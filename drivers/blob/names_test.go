@@ -160,6 +160,20 @@ func tree(t *testing.T, b *Bucket, dir string) []string {
 	return names
 }
 
+// wantTree checks that a bucket has these names, as tree returns them, in its listings and by themselves.
+func wantTree(t *testing.T, b *Bucket, want []string) {
+	t.Helper()
+	if got := tree(t, b, "."); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, name := range want {
+		name, isDir := strings.CutSuffix(name, "/")
+		if info, err := b.Stat(t.Context(), name); err != nil || info.IsDir() != isDir {
+			t.Errorf("%s: got %+v, error %v", name, info, err)
+		}
+	}
+}
+
 func TestHiddenKeys(t *testing.T) {
 	long := strings.Repeat("n", 256)
 	for _, tt := range []struct {
@@ -521,15 +535,7 @@ func TestMarkersInListings(t *testing.T) {
 			s.put(key, oddObject{data: data, listETag: `"e"`, listTime: time.Unix(1, 0)})
 		}
 		b := openURL(t, "s3://bucket?endpoint="+s.URL)
-		if got := tree(t, b, "."); !slices.Equal(got, want) {
-			t.Errorf("got %q, want %q", got, want)
-		}
-		for _, name := range want {
-			name, isDir := strings.CutSuffix(name, "/")
-			if info, err := b.Stat(t.Context(), name); err != nil || info.IsDir() != isDir {
-				t.Errorf("%s: got %+v, error %v", name, info, err)
-			}
-		}
+		wantTree(t, b, want)
 		if n := b.Stats().Hidden; n != 3 { // the files "full" and "both", and "odd/"
 			t.Errorf("%d keys are hidden, want 3", n)
 		}

@@ -40,7 +40,7 @@ func TestEncodedKeys(t *testing.T) {
 		{"spaces as %20", func(key string) string { return strings.ReplaceAll(quoteAll(key), "+", "%20") }, false},
 		{"not plus", func(key string) string { return (&url.URL{Path: "/" + key}).EscapedPath()[1:] }, true},
 		{"nothing", func(key string) string { return key }, true},
-		{"nothing, and says so", nil, false},
+		{"nothing, as the listing tells", nil, false},
 	} {
 		t.Run(store.name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))

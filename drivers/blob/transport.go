@@ -95,7 +95,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	success := resp.StatusCode/100 == 2
 	if success && tr.timed {
-		t.clock.accepted(tr, resp.Header)
+		t.clock.accepted(tr)
 	}
 	switch {
 	case !success: // the libraries read all of it

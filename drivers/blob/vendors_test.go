@@ -200,7 +200,7 @@ func numbers(n int) (all []string) {
 	return all
 }
 
-// The requester pays for every request if the URL says so. If it does not, the message says what to add.
+// The requester pays for every request if the URL has the option for it. Without the option, the message names it.
 func TestRequesterPays(t *testing.T) {
 	s := newOddStore(t)
 	etag := fmt.Sprintf(`"%032x-2"`, 1)
@@ -256,7 +256,7 @@ func TestRequesterPays(t *testing.T) {
 	refuse(t, "gs://bucket?anonymous=true&endpoint="+c.URL, "billing_project= in place of anonymous=true")
 }
 
-// refuse checks that a bucket cannot be opened, and what the user is told to do.
+// refuse checks that the bucket at url cannot be opened: access is denied, and the message tells the user remedy.
 func refuse(t *testing.T, url, remedy string) {
 	t.Helper()
 	l, err := Parse(url)
