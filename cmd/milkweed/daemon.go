@@ -154,6 +154,7 @@ func serve(
 	if err != nil {
 		return err
 	}
+	listener.Log = d.log
 	defer listener.Close()
 	defer func() { err = errors.Join(err, atMost(endTime, d.close)) }()
 

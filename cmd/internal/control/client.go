@@ -2,6 +2,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -51,12 +52,15 @@ type Client struct {
 func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 	var errs []error
 	owners := owners(mountPoint)
+	isUsable := func(folder string) bool {
+		return slices.ContainsFunc(owners, func(uid int) bool { return slices.Contains(usableFolders(uid), folder) })
+	}
 	for _, uid := range owners {
 		for _, folder := range usableFolders(uid) {
 			for _, path := range socketPaths(folder, mountPoint) {
 				_, err := probe(ctx, path)
 				if err == nil {
-					return newClient(mountPoint, path), nil
+					return newClientOf(mountPoint, path, lasting(mountPoint, path, isUsable)), nil
 				}
 				if errors.As(err, new(*KilledError)) {
 					return nil, notAnswering(mountPoint, err) // the root of its mount does not answer either
@@ -65,13 +69,10 @@ func Dial(ctx context.Context, mountPoint string) (*Client, error) {
 			}
 		}
 	}
-	// The mount point may have had another path when the daemon began to listen.
-	isUsable := func(folder string) bool {
-		return slices.ContainsFunc(owners, func(uid int) bool { return slices.Contains(usableFolders(uid), folder) })
-	}
+	// The mount point may have had another path when the daemon began to listen, or the socket was removed.
 	if path := toldSocket(mountPoint, isUsable); path != "" {
 		if _, err := probe(ctx, path); err == nil {
-			return newClient(mountPoint, path), nil
+			return newClientOf(mountPoint, path, lasting(mountPoint, path, isUsable)), nil
 		}
 	}
 	return nil, notAnswering(mountPoint, errors.Join(errs...))
@@ -98,26 +99,42 @@ func Visit(ctx context.Context, mountPoint string) (*Client, error) {
 	return newClientOf(mountPoint, path, find), nil
 }
 
+// lasting returns a function that returns path, or if that was removed, the socket that the daemon has made again.
+func lasting(mountPoint, path string, isUsable func(folder string) bool) (find func() string) {
+	return func() string {
+		if _, err := os.Lstat(path); err != nil {
+			return cmp.Or(toldSocket(mountPoint, isUsable), path)
+		}
+		return path
+	}
+}
+
 // toldSocket returns the socket that the root of a mount names, in a directory that is usable: no other user than the
 // owner of the daemon can make sockets in it. The result is "" if there is none, or the daemon does not answer in time.
 func toldSocket(mountPoint string, isUsable func(folder string) bool) string {
-	told := make(chan string, 1)
+	path, err := askRoot(mountPoint)
+	if err != nil || !isUsable(filepath.Dir(path)) {
+		return ""
+	}
+	return path
+}
+
+// askRoot returns the path of the socket that the root of a mount names. The daemon makes the socket again if it was
+// removed.
+func askRoot(mountPoint string) (path string, err error) {
+	told := make(chan error, 1)
+	buf := make([]byte, maxSocketPath)
 	go func() { // it ends with the process
-		buf := make([]byte, maxSocketPath)
 		n, err := unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
-		if err != nil {
-			n = 0
-		}
-		told <- string(buf[:n])
+		buf = buf[:max(n, 0)]
+		told <- err
 	}()
 	select {
-	case path := <-told:
-		if isUsable(filepath.Dir(path)) {
-			return path
-		}
+	case err := <-told:
+		return string(buf), err
 	case <-time.After(resolveTimeout):
+		return "", os.ErrDeadlineExceeded
 	}
-	return ""
 }
 
 // Draining returns a client of each daemon of this user that drains: its mount is gone in the mount
@@ -234,6 +251,10 @@ func notAnswering(mountPoint string, err error) error {
 	default:
 		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
 		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
+		if _, err := askRoot(mountPoint); err == nil {
+			e.Err = fmt.Errorf("the daemon of %s has no control socket that commands can use; the mount itself works", mountPoint)
+			e.Remedy = "The log of the daemon says why. It makes the socket again when it can."
+		}
 	}
 	return e
 }

@@ -231,8 +231,7 @@ func TestListenReplacesOnlyTheDead(t *testing.T) {
 	if second, err := control.Listen(t.Context(), mountPoint); exit.Of(err) != exit.MountPoint {
 		t.Errorf("a second daemon: %v, %v; want code %d", second, err, exit.MountPoint)
 	}
-	l.SetUnlinkOnClose(false) // as a daemon that is killed
-	l.Close()
+	control.Abandon(l)
 	l, err = control.Listen(t.Context(), mountPoint)
 	if err != nil {
 		t.Fatalf("after the death of the first: %v", err)

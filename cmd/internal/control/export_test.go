@@ -27,3 +27,11 @@ func Conns(l *Listener) int {
 	defer l.guests.mu.Unlock()
 	return len(l.guests.guests)
 }
+
+// Abandon ends l as if its process was killed.
+func Abandon(l *Listener) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.socket.UnixListener.Close()
+}

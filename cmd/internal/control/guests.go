@@ -65,45 +65,26 @@ type guestBook struct {
 	refused []*peerConn          // those of users who are no guests
 }
 
-// Told returns the path of the socket, to be shown to a user whom the kernel lets read the root of the mount.
-func (l *Listener) Told(uid uint32) string {
-	if b := &l.guests; !isOwner(int(uid)) {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		now := time.Now()
-		if b.told == nil {
-			b.told = make(map[uint32]time.Time)
-		}
-		if now.Sub(b.pruned) > visitTime {
-			maps.DeleteFunc(b.told, func(_ uint32, at time.Time) bool { return now.Sub(at) > visitTime })
-			b.pruned = now
-		}
-		b.told[uid] = now
+// tell records that a user is told the path of the socket.
+func (b *guestBook) tell(uid uint32) {
+	if isOwner(int(uid)) {
+		return
 	}
-	return l.Addr().String()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if b.told == nil {
+		b.told = make(map[uint32]time.Time)
+	}
+	if now.Sub(b.pruned) > visitTime {
+		maps.DeleteFunc(b.told, func(_ uint32, at time.Time) bool { return now.Sub(at) > visitTime })
+		b.pruned = now
+	}
+	b.told[uid] = now
 }
 
 // isOwner reports whether a user is root or that of this process.
 func isOwner(uid int) bool { return uid == 0 || uid == os.Geteuid() }
-
-// Accept implements net.Listener.
-func (l *Listener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.AcceptUnix()
-		if err != nil {
-			return nil, err
-		}
-		uid, err := procs.PeerUser(conn)
-		u := procs.User{UID: uid}
-		if err == nil && !isOwner(uid) { // an owner may do everything, whatever its groups
-			u, err = procs.Peer(conn)
-		}
-		if err == nil {
-			return l.guests.enter(&peerConn{UnixConn: conn, user: u, book: &l.guests}), nil
-		}
-		conn.Close()
-	}
-}
 
 // enter finds out whether a new connection is one of a guest, and makes room for it.
 func (b *guestBook) enter(c *peerConn) *peerConn {
@@ -236,9 +217,6 @@ var (
 		Remedy: "Other users may use `milkweed status`, `where` and `plan`.",
 	}
 )
-
-// Reachable returns nil if other users can connect, as far as the modes of directories tell.
-func (l *Listener) Reachable() error { return openToAll(filepath.Dir(l.path)) }
 
 // openToAll returns an error if other users than its owner cannot enter a directory.
 func openToAll(dir string) error {

@@ -17,8 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 )
 
 // FolderEnv is the environment variable that overrides the directory of the sockets.
@@ -52,96 +50,26 @@ var errInUse = errors.New("another daemon listens on it")
 // listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
 // the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
 func Listen(ctx context.Context, mountPoint string) (*Listener, error) {
-	return listen(ctx, mountPoint, socketPath, false)
+	return listen(ctx, &Listener{point: mountPoint, pathIn: socketPath})
 }
 
 // ListenForAll is Listen for a mount that other users may read. They can connect, unless there is no directory for the
 // socket that they can enter; see Listener.Reachable.
 func ListenForAll(ctx context.Context, mountPoint string) (*Listener, error) {
-	return listen(ctx, mountPoint, socketPath, true)
+	return listen(ctx, &Listener{point: mountPoint, pathIn: socketPath, all: true})
 }
 
 // ListenNamed is Listen for a file system that another process has mounted, perhaps in another mount
 // namespace. name is the absolute path under which it is known.
 func ListenNamed(ctx context.Context, name string) (*Listener, error) {
-	return listen(ctx, name, namedPath, false)
+	return listen(ctx, &Listener{point: name, pathIn: namedPath})
 }
 
-func listen(ctx context.Context, mountPoint string, socketPath func(folder, mountPoint string) string, all bool) (*Listener, error) {
-	folder, err := makeFolder(os.Geteuid(), all)
-	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
+func listen(ctx context.Context, l *Listener) (*Listener, error) {
+	if err := l.listen(ctx); err != nil {
+		return nil, err
 	}
-	path := socketPath(folder, mountPoint)
-	if !hasRoom(folder) {
-		return nil, &exit.Error{
-			Code:   exit.Usage,
-			Err:    fmt.Errorf("control socket: the paths of sockets in %s would be longer than %d bytes", folder, maxSocketPath),
-			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
-		}
-	}
-	mode := os.FileMode(0o600)
-	if all {
-		mode = 0o666
-	}
-	l, err := replaceSocket(ctx, path, mode)
-	isServedIn := func(other string) bool { return other != folder && isServed(ctx, socketPath(other, mountPoint)) }
-	if err == nil && slices.ContainsFunc(usableFolders(os.Geteuid()), isServedIn) { // the environment may have chosen another folder
-		l.Close()
-		err = errInUse
-	}
-	if errors.Is(err, errInUse) {
-		e := &exit.Error{
-			Code:   exit.MountPoint,
-			Err:    fmt.Errorf("%s: a Milkweed is mounted there already, or its daemon has not ended yet", mountPoint),
-			Remedy: fmt.Sprintf("`milkweed umount %s` unmounts it and waits for its end.", mountPoint),
-		}
-		if s, _ := startingAt(ctx, []string{mountPoint}); s != nil {
-			s.Close()
-			if starting, ok := errors.AsType[*exit.Error](s.Err); ok {
-				e.Err, e.Remedy = starting.Err, starting.Remedy
-			}
-		}
-		return nil, e
-	}
-	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	return &Listener{UnixListener: l, path: path}, nil
-}
-
-// isServed reports whether a daemon listens on a socket, or may do so.
-func isServed(ctx context.Context, path string) bool {
-	_, err := probe(ctx, path)
-	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED)
-}
-
-// A Listener listens on the socket of a mount point.
-type Listener struct {
-	*net.UnixListener
-	path   string
-	guests guestBook
-}
-
-// Drain gives the socket another name, so that another daemon can use the mount point. Draining
-// finds it under that name.
-func (l *Listener) Drain() error {
-	path := drainPath(l.path, os.Getpid())
-	if err := os.Rename(l.path, path); err != nil {
-		return err
-	}
-	l.SetUnlinkOnClose(false)
-	l.path = path
-	return nil
-}
-
-// Close implements net.Listener.
-func (l *Listener) Close() error {
-	err := l.UnixListener.Close()
-	if strings.HasSuffix(l.path, drainSuffix) {
-		os.Remove(l.path) // the name has the process ID, so that no other daemon has it
-	}
-	return err
+	return l, nil
 }
 
 // drainSuffix ends the name of the socket of a daemon that drains.
@@ -178,38 +106,6 @@ func removeDead(ctx context.Context, path string) {
 	if _, err := probe(ctx, path); errors.Is(err, syscall.ECONNREFUSED) {
 		os.Remove(path)
 	}
-}
-
-// replaceSocket listens on path, with a mode, and removes a socket there on which no daemon listens.
-func replaceSocket(ctx context.Context, path string, mode os.FileMode) (*net.UnixListener, error) {
-	unlock, err := lockFolder(path)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	conn, err := dialSocket(ctx, path)
-	switch {
-	case err == nil:
-		conn.Close()
-		return nil, errInUse
-	case errors.Is(err, syscall.ECONNREFUSED):
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%w: %w", errInUse, err) // such as EAGAIN: its queue is full
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
 }
 
 // folders lists the directories that may have the sockets of a user's daemons, the preferred

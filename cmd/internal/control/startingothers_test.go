@@ -37,7 +37,7 @@ func TestStartingOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { l.Close() })
-		return &Listener{UnixListener: l}
+		return &Listener{socket: l}
 	}
 	serve := func(l net.Listener, point string) {
 		server := &Server{}

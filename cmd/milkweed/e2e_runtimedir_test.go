@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+)
+
+// When the directory of the socket goes, as at logout, commands of the user find the daemon at once, and those of root
+// soon. When the directory is there again, as at the next login, they still do.
+func TestRuntimeDirIsRemoved(t *testing.T) {
+	for i, tt := range []struct{ name, script string }{
+		{"removed", `rm -r "$1"/* && umount -l "$1" && rmdir "$1"`}, // as systemd-logind does
+		{"detached", `umount -l "$1"`},
+		{"made again", `umount -l "$1"; mount -t tmpfs -o mode=700,uid="$2" none "$1"`},
+		{"cleaned", `rm "$1"/milkweed/*`},
+		{"opened", `chmod 777 "$1/milkweed"`}, // other users can make sockets in it
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSite(t)
+			s.write("f", 5000)
+			uid := fmt.Sprint(4000023 + i)
+			s.asUserOfOne(uid)
+			user, root := s.wrapper, s.wrapper[:slices.Index(s.wrapper, "setpriv")]
+			asRoot := func(words ...string) result {
+				s.wrapper = root
+				defer func() { s.wrapper = user }()
+				return s.run(words...)
+			}
+			login := "/run/user/" + uid
+			if r := asRoot("sh", "-ec", `mount -t tmpfs none /run; mkdir -p "$1"; mount -t tmpfs -o mode=700,uid="$2" none "$1"`, "sh", login, uid); r.code != 0 {
+				t.Fatalf("%+v", r)
+			}
+			s.env = append(s.env, "MILKWEED_RUNTIME_DIR=", "XDG_RUNTIME_DIR="+login)
+			other := "/tmp/milkweed-" + uid // the directory of users without one below /run
+			t.Cleanup(func() {
+				if left, _ := filepath.Glob(other + "/*"); len(left) > 0 {
+					t.Errorf("left is %q", left)
+				}
+				s.sh(`rm -rf "$1"`, other)
+			})
+			s.mount("16MiB")
+			if r := asRoot("sh", "-c", tt.script, "sh", login, uid); r.code != 0 {
+				t.Fatalf("%+v", r)
+			}
+			s.milkweed("status", s.point)
+			s.milkweed("warmup", s.point)
+			s.eventually("root finds the daemon", func() bool { return asRoot(s.program, "status", s.point).code == exit.OK })
+			if n := strings.Count(s.logs(), "the control socket was made again"); n != 1 {
+				t.Errorf("the socket was made again %d times", n)
+			}
+			s.umount()
+			s.wantNothing()
+		})
+	}
+}
