@@ -29,7 +29,7 @@ const MaxBackground = 1024
 func (f *fileSystem) newRead(cancel <-chan struct{}, in *fuse.ReadIn) *request {
 	f.reading.Add(1)
 	r := f.newRequest(cancel)
-	r.user = in.Uid
+	r.caller = callerOf(&in.InHeader)
 	if in.Flags&syscall.O_DIRECT == 0 { // otherwise an error could reach the job
 		thread, again := in.Pid, uint64(in.Size) > pageSize // in is not valid after the reply
 		r.mayDrop = func() bool {

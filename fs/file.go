@@ -38,7 +38,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	}
 	e.Use()
 	r := f.newRequest(cancel)
-	r.user = in.Uid
+	r.caller = callerOf(&in.InHeader)
 	defer r.end()
 	obj, err := f.opener.Open(r, e)
 	if err != nil {

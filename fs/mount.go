@@ -48,19 +48,20 @@ const MaxRequest = 1 << 20
 
 // Config describes a mount.
 type Config struct {
-	Point            string        // the mount point, an existing directory; with Device, only a name for messages
-	Device           int           // a descriptor of /dev/fuse that CheckDevice accepts, mounted by another process; 0: New mounts
-	Source           string        // shown as the device by df and /proc/mounts
-	AllowOther       bool          // other users can access the mount, subject to the modes and ACLs of files
-	Xattrs           bool          // extended attributes of the namespace "user." are shown
-	Node             string        // the value of NodeXattr; "": there is none
-	NegativeTTL      time.Duration // how long the kernel caches that a name does not exist
-	NoExec           bool          // programs on the mount cannot be executed
-	InvalidateOnOpen bool          // each open of a file drops its page cache
-	MaxRequest       int           // the largest read of the kernel in bytes; 0 is MaxRequest
-	MaxBackground    int           // requests of the page cache in flight; 0 is MaxBackground
-	Mode             Mode          // how the kernel reads the content of files
-	StackDepth       int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
+	Point              string        // the mount point, an existing directory; with Device, only a name for messages
+	Device             int           // a descriptor of /dev/fuse that CheckDevice accepts, mounted by another process; 0: New mounts
+	DefaultPermissions bool          // Device was mounted with default_permissions, so that the kernel checks modes
+	Source             string        // shown as the device by df and /proc/mounts
+	AllowOther         bool          // other users can access the mount, subject to the modes and ACLs of files
+	Xattrs             bool          // extended attributes of the namespace "user." are shown
+	Node               string        // the value of NodeXattr; "": there is none
+	NegativeTTL        time.Duration // how long the kernel caches that a name does not exist
+	NoExec             bool          // programs on the mount cannot be executed
+	InvalidateOnOpen   bool          // each open of a file drops its page cache
+	MaxRequest         int           // the largest read of the kernel in bytes; 0 is MaxRequest
+	MaxBackground      int           // requests of the page cache in flight; 0 is MaxBackground
+	Mode               Mode          // how the kernel reads the content of files
+	StackDepth         int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
 
 	// Socket returns the path of the control socket for a user whom the kernel lets read the root, as the
 	// value of SocketXattr. It may be called concurrently. nil: there is no such attribute.
@@ -211,6 +212,7 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 		Logger:               replies.logger(),
 		PanicHandler:         panicStatus,
 		DisableSplice:        !canSplice(replies.log),
+		IDMappedMount:        isMappable(cfg),
 	}
 	if cfg.Mode == Passthrough {
 		opts.MaxStackDepth = cfg.StackDepth

@@ -28,7 +28,7 @@ type request struct {
 	began  time.Time
 	fs     *fileSystem
 	id     uint64 // in fs.inFlight, which has the request until end
-	user   uint32 // the caller of an OPEN or a READ; 0 for other requests
+	caller caller // of an OPEN or a READ; root for other requests
 
 	waits *tiers.Histogram // observes the request if it has waited; nil for an OPEN or a READ
 
@@ -38,7 +38,7 @@ type request struct {
 	// for the request, or the kernel then makes another one. nil: it may reach one.
 	mayDrop func() bool
 
-	mu       sync.Mutex    // guards the following
+	mu       sync.Mutex    // guards the following, and caller
 	done     chan struct{} // what Done returns; nil before the first call
 	answered chan struct{} // closed by end; nil while done is nil
 	ended    bool          // end was called
@@ -61,7 +61,10 @@ func (f *fileSystem) newNameRequest(cancel <-chan struct{}) *request {
 // Value implements context.Context.
 func (r *request) Value(key any) any {
 	if key == (metadata.CallerKey{}) {
-		return r.user
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.caller = caller{uid: r.caller.user()} // it is asked for once
+		return r.caller.uid
 	}
 	return r.Context.Value(key)
 }

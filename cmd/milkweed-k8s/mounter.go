@@ -307,7 +307,7 @@ func (m *mounter) explain(err error, r request) error {
 // words returns the arguments of milkweed for a request.
 func (m *mounter) words(r request) ([]string, error) {
 	words := []string{"mount", "--foreground", "--fuse-fd", fmt.Sprint(fuseFD),
-		"--options", strings.Join(append([]string{"allow_other"}, r.Volume.Options...), ",")}
+		"--options", strings.Join(append([]string{"allow_other", "default_permissions"}, r.Volume.Options...), ",")}
 	tiers := m.tiers
 	if r.Volume.Configuration != "" {
 		words = append(words, "--config", fmt.Sprintf("/proc/self/fd/%d", configFD))

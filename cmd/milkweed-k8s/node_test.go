@@ -38,6 +38,11 @@ func TestPublish(t *testing.T) {
 	if err != nil || string(readAhead) != "1024\n" {
 		t.Errorf("the kernel reads ahead %q KiB, %v", readAhead, err)
 	}
+	t.Run("user namespace", func(t *testing.T) {
+		if _, err := drivertest.MountMapped(t, n.target("pod1"), 300_000); err != nil {
+			t.Error(err)
+		}
+	})
 	n.check(n.publish(n.persistent("pod2", map[string]string{sourceKey: n.source, configurationKey: "[mount]\nmode = \"cached\"\n[[tier]]\nname = \"other\"\npath = \"" + n.dir + "/home/tier\"\nquota = \"64MiB\"\n"})))
 	n.read("pod2")
 	if !exists(n.dir + "/home/tier") {

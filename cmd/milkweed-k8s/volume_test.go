@@ -78,7 +78,7 @@ func FuzzVolume(f *testing.F) {
 		}
 		given := words[slices.Index(words, "--options")+1]
 		for o := range strings.SplitSeq(given, ",") {
-			if name, _, _ := strings.Cut(o, "="); name != "allow_other" && !slices.Contains(allowedOptions, name) {
+			if name, _, _ := strings.Cut(o, "="); !slices.Contains(append(allowedOptions, "allow_other", "default_permissions"), name) {
 				t.Errorf("options %q became %q", options, given)
 			}
 		}

@@ -62,7 +62,7 @@ remedy and code.`,
 			if compares && !inTiers {
 				stderr = io.Discard // which tiers a mount would have does not matter
 			}
-			cfg, _, err := f.load(c.Flags(), args, stderr)
+			cfg, err := f.load(c.Flags(), args, stderr)
 			switch {
 			case err != nil:
 				return err

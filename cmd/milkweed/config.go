@@ -89,7 +89,7 @@ func (f *mountFlags) settings(c *cobra.Command, args []string) ([]config.Setting
 			return client.Settings(c.Context())
 		}
 	}
-	cfg, _, err := f.load(c.Flags(), args, c.ErrOrStderr())
+	cfg, err := f.load(c.Flags(), args, c.ErrOrStderr())
 	if err != nil {
 		return nil, err
 	}

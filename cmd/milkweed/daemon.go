@@ -87,9 +87,10 @@ var _ control.Daemon = (*daemon)(nil)
 
 // mounting is how a daemon mounts.
 type mounting struct {
-	noExec bool // programs on the mount cannot be executed
-	device int  // serve this descriptor of /dev/fuse, which another process has mounted; 0: mount
-	lock   mountLock
+	noExec             bool // programs on the mount cannot be executed
+	device             int  // serve this descriptor of /dev/fuse, which another process has mounted; 0: mount
+	defaultPermissions bool // that process has mounted it with default_permissions
+	lock               mountLock
 }
 
 // adopts reports whether another process has mounted the file system.
@@ -228,19 +229,20 @@ func serve(
 func (d *daemon) mountFS(socket func(uid uint32) string) (err error) {
 	d.log.Info("serving the kernel", "mode", d.service.Mode, "reason", d.service.Reason)
 	c := fs.Config{
-		Point:         d.cfg.Mount.Point,
-		Device:        d.how.device,
-		Source:        d.cfg.Source.Given(),
-		AllowOther:    d.cfg.Mount.AllowOther,
-		Xattrs:        d.cfg.Mount.Xattrs && d.cfg.Source.URL == "" && d.cfg.Source.Manifest == "", // a bucket and a manifest have none
-		Socket:        socket,
-		Node:          d.peers.index(),
-		NegativeTTL:   d.cfg.Mount.AttrTimeout,
-		NoExec:        d.how.noExec,
-		MaxRequest:    d.memory.request,
-		MaxBackground: d.memory.reads,
-		Mode:          modes[d.service.Mode],
-		StackDepth:    d.tiers.stackDepth(),
+		Point:              d.cfg.Mount.Point,
+		Device:             d.how.device,
+		DefaultPermissions: d.how.defaultPermissions,
+		Source:             d.cfg.Source.Given(),
+		AllowOther:         d.cfg.Mount.AllowOther,
+		Xattrs:             d.cfg.Mount.Xattrs && d.cfg.Source.URL == "" && d.cfg.Source.Manifest == "", // a bucket and a manifest have none
+		Socket:             socket,
+		Node:               d.peers.index(),
+		NegativeTTL:        d.cfg.Mount.AttrTimeout,
+		NoExec:             d.how.noExec,
+		MaxRequest:         d.memory.request,
+		MaxBackground:      d.memory.reads,
+		Mode:               modes[d.service.Mode],
+		StackDepth:         d.tiers.stackDepth(),
 	}
 	err = automount.Reach(func() (err error) {
 		d.mount, err = fs.New(d.names, d.handler, c, d.log)

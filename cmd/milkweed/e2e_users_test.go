@@ -122,6 +122,24 @@ func (s *site) asUser(uid, groups string, words ...string) result {
 	return s.run(append([]string{"setpriv", "--reuid=" + uid, "--regid=" + group, "--groups=" + groups, "--"}, words...)...)
 }
 
+// Guests of a daemon that does not see their processes are known nevertheless: one in a PID namespace whose /proc is
+// that of another one.
+func TestGuestsWithoutProc(t *testing.T) {
+	drivertest.Need(t, "unshare", "setpriv")
+	s := newSite(t)
+	s.write("f", 1000)
+	s.wrapper = []string{"unshare", "--pid", "--fork", "--"}
+	d := serveWords(s, append(s.mountWords("1MiB"), "--options", "allow_other"))
+	s.wrapper = nil
+	for words, want := range map[string]string{"status": s.point, "where " + s.point + "/f": "f"} {
+		if r := s.asUser("77", "77", append([]string{s.program}, strings.Fields(words)...)...); r.code != exit.OK || !strings.Contains(r.stdout, want) {
+			t.Errorf("%s: exit code %d\n%s%s", words, r.code, r.stdout, r.stderr)
+		}
+	}
+	s.umount()
+	d.wait()
+}
+
 // For a guest, where permits what the kernel permits, and says no more of other names. Status names no file.
 func TestGuestSees(t *testing.T) {
 	drivertest.Need(t, "setfacl", "setpriv")

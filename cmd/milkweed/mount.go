@@ -50,8 +50,10 @@ With --fuse-fd N, another process has mounted the file system and passes on the
 descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
 is only the name of the mount, for messages and milkweed status. The process
 that has mounted it sets the mount options; with allow_other among them, add
--o allow_other. --fuse-fd needs --foreground. The command exits with 0 when that
-process unmounts. SIGTERM ends the command, and the mount fails with ENOTCONN.
+-o allow_other, and with default_permissions, -o default_permissions: then the
+mount can be idmapped. --fuse-fd needs --foreground. The command exits with 0
+when that process unmounts. SIGTERM ends the command, and the mount fails with
+ENOTCONN.
 
 SIGHUP makes the daemon read its configuration again; see milkweed config reload
 --help. In the foreground of a terminal, it unmounts.
@@ -273,7 +275,7 @@ func (f *mountFlags) serve(
 ) error {
 	hangups := catchHangups()
 	defer signal.Stop(hangups)
-	c, asked, noExec, err := f.loadTwo(flags, args, stderr)
+	c, asked, err := f.loadTwo(flags, args, stderr)
 	if err != nil || f.fake {
 		return err
 	}
@@ -320,14 +322,19 @@ func (f *mountFlags) serve(
 	again := rereading{
 		asked: asked, setLevel: log.setLevel, hangups: hangups,
 		read: func(tiers []config.Tier) (*config.Config, error) {
-			c, _, err := f.values(flags, args, func(c *config.Config) error { c.Tiers = tiers; return nil })
+			c, err := f.values(flags, args, func(c *config.Config) error { c.Tiers = tiers; return nil })
 			if err != nil {
 				return nil, err
 			}
 			return c, c.ValidateValues()
 		},
 	}
-	return serve(ctx, c, again, mounting{noExec: noExec, device: f.fuseFD, lock: lock}, log, by.crashes, func() {
+	o, err := f.parseOptions()
+	if err != nil {
+		return err
+	}
+	how := mounting{noExec: o.noExec, device: f.fuseFD, defaultPermissions: o.defaultPermissions, lock: lock}
+	return serve(ctx, c, again, how, log, by.crashes, func() {
 		for _, f := range findings {
 			switch {
 			case f.Status != check.Warning:
@@ -405,18 +412,18 @@ func (f *mountFlags) openLog(c *config.Config, stderr io.Writer, d *starter) (*d
 }
 
 // load returns the configuration. The file is overridden by -o, and -o by the flags
-// and arguments. NoExec reports whether files in the mount may not be executed.
-func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer) (c *config.Config, noExec bool, err error) {
-	c, _, noExec, err = f.loadTwo(flags, args, stderr)
-	return c, noExec, err
+// and arguments.
+func (f *mountFlags) load(flags *pflag.FlagSet, args []string, stderr io.Writer) (*config.Config, error) {
+	c, _, err := f.loadTwo(flags, args, stderr)
+	return c, err
 }
 
 // loadTwo is load. It also returns the configuration as the user has written it, with which a later one can be
 // compared.
-func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writer) (c, asked *config.Config, noExec bool, err error) {
-	c, noExec, err = f.values(flags, args, func(c *config.Config) error { return setDefaultTiers(c, stderr) })
+func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writer) (c, asked *config.Config, err error) {
+	c, err = f.values(flags, args, func(c *config.Config) error { return setDefaultTiers(c, stderr) })
 	if err != nil {
-		return nil, nil, false, err
+		return nil, nil, err
 	}
 	validate := c.Validate
 	resolve := resolveMountPoint
@@ -437,25 +444,25 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 		func() error { return automount.Reach(func() error { return resolve(c) }) },
 	} {
 		if err := step(); err != nil {
-			return nil, nil, false, err
+			return nil, nil, err
 		}
 	}
-	return c, asked, noExec, nil
+	return c, asked, nil
 }
 
 // values reads the values of the configuration. If there is no file and no --tier, it calls defaultTiers.
 func (f *mountFlags) values(
 	flags *pflag.FlagSet, args []string, defaultTiers func(*config.Config) error,
-) (c *config.Config, noExec bool, err error) {
-	o, err := parseOptions(strings.Join(f.options, ","))
+) (c *config.Config, err error) {
+	o, err := f.parseOptions()
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if f.config != "" {
 		o.config = f.config
 	}
 	if c, err = f.loadFile(o.config, args); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	for _, step := range []func() error{
 		func() error { return o.set(c) },
@@ -470,10 +477,15 @@ func (f *mountFlags) values(
 		},
 	} {
 		if err := step(); err != nil {
-			return nil, false, err
+			return nil, err
 		}
 	}
-	return c, o.noExec, nil
+	return c, nil
+}
+
+// parseOptions returns the options of -o.
+func (f *mountFlags) parseOptions() (options, error) {
+	return parseOptions(strings.Join(f.options, ","))
 }
 
 // loadFile reads the configuration file at path, or the one that config.Find

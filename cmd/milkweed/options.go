@@ -36,6 +36,8 @@ type options struct {
 	config string        // the configuration file; "" if there is none
 	values []optionValue // values of the configuration
 	noExec bool          // whether files in the mount may not be executed
+
+	defaultPermissions bool // whether the kernel checks the modes of files; allow_other implies it
 }
 
 // An optionValue is the value of an option that sets a key of the configuration.
@@ -72,6 +74,9 @@ func (o *options) add(word string) error {
 		return nil
 	case word == "noexec":
 		o.noExec = true
+		return nil
+	case word == "default_permissions":
+		o.defaultPermissions = true
 		return nil
 	case word == "remount":
 		return optionError(errors.New(`option "remount": a mount cannot be changed by mount(8)`),

@@ -103,7 +103,7 @@ func load(t *testing.T, words ...string) (*config.Config, string, error) {
 	if err := c.ParseFlags(words); err != nil {
 		t.Fatal(err)
 	}
-	cfg, _, err := f.load(c.Flags(), c.Flags().Args(), &stderr)
+	cfg, err := f.load(c.Flags(), c.Flags().Args(), &stderr)
 	return cfg, stderr.String(), err
 }
 

@@ -75,7 +75,7 @@ func asSupervised() supervised {
 // supervise serves the mount in a daemon, and again if the daemon crashes. It reports
 // to d, as serve does.
 func (f *mountFlags) supervise(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer, d *starter) error {
-	c, _, err := f.load(flags, args, io.Discard) // the daemon prints its warnings
+	c, err := f.load(flags, args, io.Discard) // the daemon prints its warnings
 	if err != nil {
 		return err
 	}
