@@ -120,12 +120,12 @@ type (
 
 	// A Sampler finds some files quickly, in a dataset of any size.
 	Sampler interface {
-		// Sample returns up to n regular files by name, from several
+		// Sample returns up to n regular files, from several
 		// directories where there are several. It reads at most the beginning
 		// of a large directory, enters a bounded number of directories, and
 		// omits those that it cannot read. When ctx is done it returns the
 		// files found until then, without an error.
-		Sample(ctx context.Context, n int) (map[string]Info, error)
+		Sample(ctx context.Context, n int) (Sample, error)
 	}
 
 	// A Prober tests its storage by using it: a Store writes, reads and removes
@@ -342,4 +342,10 @@ func ProfileOf(d Driver) Profile {
 		return Profile{}
 	}
 	return p.Profile()
+}
+
+// A Sample is a part of a dataset.
+type Sample struct {
+	Files map[string]Info // regular files by name
+	Links []string        // names of symbolic links that were found beside them, as many at most
 }

@@ -324,6 +324,9 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.service, err = d.decide(ctx, passthrough); err != nil {
 		return err
 	}
+	if detail, remedy := d.service.Links.Advice(); detail != "" {
+		d.log.Warn("symbolic links lead out of the mount", "problem", detail, "remedy", remedy)
+	}
 	d.openSnapshot()
 	var pieceSize int64
 	if d.levels.Peers() != nil && d.cfg.Source.Manifest == "" { // it has no hashes of pieces

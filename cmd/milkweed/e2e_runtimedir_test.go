@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ func TestRuntimeDirIsRemoved(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSite(t)
 			s.write("f", 5000)
-			uid := fmt.Sprint(4000023 + i)
+			uid := fmt.Sprint(1_000_000_000 + 8*os.Getpid() + i) // no other test uses its directory in /tmp
 			s.asUserOfOne(uid)
 			user, root := s.wrapper, s.wrapper[:slices.Index(s.wrapper, "setpriv")]
 			asRoot := func(words ...string) result {

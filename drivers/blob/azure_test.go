@@ -198,12 +198,12 @@ func TestAzureStubs(t *testing.T) {
 		t.Errorf("%d keys are hidden", n)
 	}
 	sample, err := b.Sample(t.Context(), 10)
-	for name := range sample {
+	for name := range sample.Files {
 		if !slices.Contains(want, name) || strings.HasSuffix(name, "deep") || name == "empty" {
 			t.Errorf("the sample has %s", name)
 		}
 	}
-	if err != nil || len(sample) != 4 {
+	if err != nil || len(sample.Files) != 4 {
 		t.Errorf("the sample is %v, error %v", sample, err)
 	}
 }

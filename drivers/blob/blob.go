@@ -263,7 +263,7 @@ const rootTTL = 10 * time.Second
 // Sample implements drivers.Sampler without a request: it returns files from the page
 // of keys that Open has listed, which is the first in key order. Only the first call
 // returns files.
-func (b *Bucket) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
+func (b *Bucket) Sample(_ context.Context, n int) (drivers.Sample, error) {
 	found := make(map[string]drivers.Info)
 	var items []item
 	if p := b.firstPage.Swap(nil); p != nil {
@@ -276,5 +276,5 @@ func (b *Bucket) Sample(_ context.Context, n int) (map[string]drivers.Info, erro
 			found[name] = b.file(i)
 		}
 	}
-	return found, nil
+	return drivers.Sample{Files: found}, nil
 }

@@ -91,14 +91,14 @@ func (f *Faults) Reject(name string, info drivers.Info) {
 }
 
 // Sample implements drivers.Sampler. It is an OpReadDir of the root.
-func (f *Faults) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+func (f *Faults) Sample(ctx context.Context, n int) (drivers.Sample, error) {
 	if _, err := f.inject(ctx, OpReadDir, "."); err != nil {
-		return nil, err
+		return drivers.Sample{}, err
 	}
 	if s, ok := drivers.As[drivers.Sampler](f.inner); ok {
 		return s.Sample(ctx, n)
 	}
-	return nil, syscall.ENOTSUP
+	return drivers.Sample{}, syscall.ENOTSUP
 }
 
 // List implements drivers.Lister. Faults are injected before the first page.

@@ -248,13 +248,13 @@ func (d *Driver) Reject(name string, info drivers.Info) {
 }
 
 // Sample implements drivers.Sampler. It counts as one ReadDir.
-func (d *Driver) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+func (d *Driver) Sample(ctx context.Context, n int) (drivers.Sample, error) {
 	s, ok := drivers.As[drivers.Sampler](d.inner)
 	if !ok {
-		return nil, fmt.Errorf("sample: %w", syscall.ENOTSUP)
+		return drivers.Sample{}, fmt.Errorf("sample: %w", syscall.ENOTSUP)
 	}
 	if err := d.begin(ctx, &d.stats.ReadDirs); err != nil {
-		return nil, fmt.Errorf("sample: %w", err)
+		return drivers.Sample{}, fmt.Errorf("sample: %w", err)
 	}
 	return s.Sample(ctx, n)
 }

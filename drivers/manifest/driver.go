@@ -409,8 +409,8 @@ func (d *Driver) Profile() drivers.Profile {
 
 // Sample implements drivers.Sampler. The files are those of one generation that was read, if there are
 // generations.
-func (d *Driver) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
-	found := make(map[string]drivers.Info)
+func (d *Driver) Sample(_ context.Context, n int) (drivers.Sample, error) {
+	found := drivers.Sample{Files: make(map[string]drivers.Info)}
 	m, prefix := d.fixed.Load(), ""
 	if m == nil {
 		d.mu.Lock()
@@ -424,9 +424,14 @@ func (d *Driver) Sample(_ context.Context, n int) (map[string]drivers.Info, erro
 	}
 	for dirName := range m.dirs { // in any order
 		names := m.dirs[dirName].names
-		for i := 0; i < len(names) && i < max(1, n/4) && len(found) < n; i++ {
-			if info := d.info(&names[i]); info.IsRegular() {
-				found[path.Join(prefix, dirName, info.Name)] = info
+		for i := 0; i < len(names) && i < max(1, n/4) && len(found.Files) < n; i++ {
+			info := d.info(&names[i])
+			name := path.Join(prefix, dirName, info.Name)
+			switch {
+			case info.IsRegular():
+				found.Files[name] = info
+			case info.Type() == syscall.S_IFLNK && len(found.Links) < n:
+				found.Links = append(found.Links, name)
 			}
 		}
 	}

@@ -132,7 +132,7 @@ func (r *rebuilt) Readlink(ctx context.Context, name string) (string, error) {
 
 func (r *rebuilt) Statfs(ctx context.Context) (drivers.Statfs, error) { return r.driver().Statfs(ctx) }
 
-func (r *rebuilt) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
+func (r *rebuilt) Sample(ctx context.Context, n int) (drivers.Sample, error) {
 	return r.driver().Sample(ctx, n)
 }
 
@@ -158,6 +158,18 @@ func requests(f *drivertest.Faults) (n int64) {
 	return n
 }
 
+// A sample has the links of the manifest.
+func TestSampleHasLinks(t *testing.T) {
+	d := New(drivertest.NewMem(0), load(t, []byte("#mtree\n. type=dir\nd type=dir\n    l type=link link=../f\n..\n")))
+	sample, err := d.Sample(ctx, 5)
+	if err != nil || len(sample.Files) != 0 || len(sample.Links) != 1 || sample.Links[0] != "d/l" {
+		t.Errorf("got %+v, %v", sample, err)
+	}
+	if target, err := d.Readlink(ctx, "d/l"); err != nil || target != "../f" {
+		t.Errorf("the target is %q, %v", target, err)
+	}
+}
+
 // Names and attributes come from the manifest, and the source gets no request for them.
 func TestNamesComeFromTheManifest(t *testing.T) {
 	m := drivertest.NewMem(0)
@@ -178,7 +190,7 @@ func TestNamesComeFromTheManifest(t *testing.T) {
 			t.Errorf("Stat(%s): %v", name, err)
 		}
 	}
-	if sample, err := d.Sample(ctx, 5); err != nil || len(sample) != 1 {
+	if sample, err := d.Sample(ctx, 5); err != nil || len(sample.Files) != 1 {
 		t.Errorf("Sample: %v, %v", sample, err)
 	}
 	if got := requests(counted); got != before {

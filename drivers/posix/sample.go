@@ -22,27 +22,30 @@ const (
 // Sample implements drivers.Sampler. It reads up to 8 folders at a time, the most recently
 // found first. It stops when it has found n files. It counts at most n/8 of each folder, so
 // that the sample is from at least 8 folders where possible.
-func (d *Dir) Sample(ctx context.Context, n int) (map[string]drivers.Info, error) {
-	var files [][]string // by folder
+func (d *Dir) Sample(ctx context.Context, n int) (drivers.Sample, error) {
+	var files, links [][]string // by folder
 	unread := []string{"."}
 	for read, found := 0, 0; found < n && read < sampleFolders && len(unread) > 0; {
 		next := unread[:min(len(unread), workers)]
 		unread = unread[len(next):]
 		listings, err := d.listStarts(ctx, next)
 		if err != nil && read == 0 {
-			return nil, pathError("sample", ".", err)
+			return drivers.Sample{}, pathError("sample", ".", err)
 		}
 		var folders [][]string
 		for _, l := range listings {
 			found += min(len(l.files), (n+workers-1)/workers)
-			files = append(files, l.files)
+			files, links = append(files, l.files), append(links, l.links)
 			folders = append(folders, l.folders)
 		}
 		read += len(next)
 		unread = append(interleave(folders), unread...)
 	}
-	names := interleave(files)
-	return d.statRegular(ctx, names[:max(0, min(n, len(names)))]), nil
+	first := func(lists [][]string) []string {
+		names := interleave(lists)
+		return names[:max(0, min(n, len(names)))]
+	}
+	return drivers.Sample{Files: d.statRegular(ctx, first(files)), Links: first(links)}, nil
 }
 
 // statRegular returns the Infos of those names that are regular files. It stops when ctx is
@@ -66,6 +69,7 @@ func (d *Dir) statRegular(ctx context.Context, names []string) map[string]driver
 type listing struct {
 	files   []string // regular files
 	folders []string
+	links   []string // symbolic links
 }
 
 // listStarts lists the beginning of each of folders. The listing of an unreadable folder is
@@ -106,6 +110,8 @@ func (d *Dir) listStart(ctx context.Context, folder string) (listing, error) {
 			l.files = append(l.files, path.Join(folder, e.name))
 		case unix.DT_DIR:
 			l.folders = append(l.folders, path.Join(folder, e.name))
+		case unix.DT_LNK:
+			l.links = append(l.links, path.Join(folder, e.name))
 		}
 	}
 	return l, nil

@@ -53,7 +53,8 @@ func numbered(n int, format string) []string {
 func sample(t *testing.T, root string, n, want int) map[string]drivers.Info {
 	t.Helper()
 	d := openDir(t, root)
-	got, err := d.Sample(ctx, n)
+	found, err := d.Sample(ctx, n)
+	got := found.Files
 	if err != nil || len(got) != want {
 		t.Fatalf("sampled %d files, %v; want %d", len(got), err, want)
 	}
@@ -128,8 +129,8 @@ func TestSampleOfADeepTree(t *testing.T) {
 	// There are 20 folders on each of two levels. Files are only far below.
 	plant(t, root, numbered(20, "%02d/x/y/z/file")...)
 	plant(t, root, numbered(20, "00/%02d/")...)
-	if got, err := openDir(t, root).Sample(ctx, 20); err != nil || len(got) < 8 {
-		t.Errorf("sampled %d files, %v; want at least 8", len(got), err)
+	if got, err := openDir(t, root).Sample(ctx, 20); err != nil || len(got.Files) < 8 {
+		t.Errorf("sampled %d files, %v; want at least 8", len(got.Files), err)
 	}
 
 	root = t.TempDir()
@@ -147,8 +148,8 @@ func TestSampleOfALargeFolder(t *testing.T) {
 		}
 	}
 	d := openDir(t, root)
-	if got, err := d.Sample(ctx, 64); err != nil || len(got) != 64 {
-		t.Errorf("sampled %d files, %v; want 64", len(got), err)
+	if got, err := d.Sample(ctx, 64); err != nil || len(got.Files) != 64 {
+		t.Errorf("sampled %d files, %v; want 64", len(got.Files), err)
 	}
 	fd, err := d.openRead(d.root.Load(), ".", unix.O_DIRECTORY)
 	if err != nil {
@@ -228,10 +229,10 @@ func TestSampleWithoutPermission(t *testing.T) {
 		{0o711, 0o755, 0o755, "sample .: permission denied"},
 	} {
 		chmod(t, map[string]fs.FileMode{root: test.root, root + "/a": test.a, root + "/b": test.b})
-		var found map[string]drivers.Info
+		var found drivers.Sample
 		var err error
 		asNobody(t, func() { found, err = d.Sample(ctx, 10) })
-		got := fmt.Sprint(slices.Sorted(maps.Keys(found)))
+		got := fmt.Sprint(slices.Sorted(maps.Keys(found.Files)))
 		if err != nil {
 			got = err.Error()
 		}
@@ -268,7 +269,7 @@ func TestSampleEndsWithTheContext(t *testing.T) {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	got, err := openDir(t, root).Sample(done, 10)
-	if len(got) != 0 || err != nil {
+	if len(got.Files) != 0 || err != nil {
 		t.Errorf("got %v, %v; want no files and no error", got, err)
 	}
 }

@@ -20,6 +20,8 @@ type Service struct {
 	Source error // why the kernel does not read files of the source directly; nil if it does
 
 	Granularity time.Duration // of the times of the source; 0: its versions identify the content
+
+	Links Links // of the sample, that lead out of the mount
 }
 
 // Decide chooses the mode of a mount. It samples files of the source. Tiers has the result of
@@ -27,7 +29,7 @@ type Service struct {
 func Decide(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) Service {
 	in := thisHost().modeInputs(ctx, c, source, tiers)
 	mode, reason := in.chooseMode(c.Mount.Mode)
-	return Service{Mode: mode, Reason: reason, Source: PassthroughError(mode, in.source), Granularity: Granularity(in.sample)}
+	return Service{Mode: mode, Reason: reason, Source: PassthroughError(mode, in.source), Granularity: Granularity(in.sample), Links: in.links}
 }
 
 // PassthroughError returns why the kernel does not read files of a directory directly
@@ -50,6 +52,7 @@ func PassthroughWorks(mode config.Mode, now bool, reason string) bool {
 // modeInputs are the facts that the choice of a mode depends on.
 type modeInputs struct {
 	sample []drivers.Info // of files of the source
+	links  Links
 	probeResults
 }
 
@@ -59,13 +62,13 @@ func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.S
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
-	in := modeInputs{slices.Collect(maps.Values(sample)), probeResults{tiers: make([]error, len(c.Tiers))}}
+	in := modeInputs{slices.Collect(maps.Values(sample.Files)), FindLinks(ctx, source, c.Source.Path, c.Mount.Point, sample.Links), probeResults{tiers: make([]error, len(c.Tiers))}}
 	if AllowsPassthrough(c) {
 		in.tiers = tiers
 		in.source = errReadAhead
 		p, ok := drivers.As[drivers.Profiler](source)
 		if !ok || p.Profile().ReadsAhead || c.Source.URL != "" {
-			in.source = h.probeFile(openAny(c.Source, slices.Sorted(maps.Keys(sample))))
+			in.source = h.probeFile(openAny(c.Source, slices.Sorted(maps.Keys(sample.Files))))
 		}
 	}
 	return in
@@ -170,6 +173,9 @@ func (h host) inspectMode(ctx context.Context, c *config.Config, source drivers.
 	if why := IsImage(source, in.sample); why != "" && c.Source.Manifest == "" {
 		findings = append(findings, warning("times", ImageRemedy,
 			"%s: if it is replaced while nothing is mounted, files of the same size and time are taken for unchanged", why)...)
+	}
+	if detail, remedy := in.links.Advice(); detail != "" {
+		findings = append(findings, warning("links", remedy, "%s", detail)...)
 	}
 	if g := Granularity(in.sample); g > 0 {
 		findings = append(findings, ok("times", "they have a granularity of %v; a file that changed less than %v ago is not copied yet",

@@ -65,12 +65,12 @@ type dataset struct {
 	size  int64
 }
 
-func (d dataset) Sample(_ context.Context, n int) (map[string]drivers.Info, error) {
+func (d dataset) Sample(_ context.Context, n int) (drivers.Sample, error) {
 	found := make(map[string]drivers.Info)
 	for _, name := range d.names[:min(n, len(d.names))] {
 		found[name] = drivers.Info{Size: d.size}
 	}
-	return found, nil
+	return drivers.Sample{Files: found}, nil
 }
 
 // twoTiers returns a world with the tiers ssd and ram, and a source with files of one

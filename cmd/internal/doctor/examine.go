@@ -223,6 +223,9 @@ func source(f *Facts) (all []Finding) {
 		all = append(all, one(Warning, subject, "Check the load of its server and the network.", seeSlow,
 			"%s for more than a second", plural(n, "request waits", "requests wait"))...)
 	}
+	if detail, remedy := s.Links.Advice(); detail != "" {
+		all = append(all, one(Warning, subject, remedy, seeNames, "%s", detail)...)
+	}
 	if s.Image != "" && f.Status.Generation == "" {
 		all = append(all, one(Note, subject, check.ImageRemedy, seeNames,
 			"%s: if it is replaced while nothing is mounted, files of the same size and time are taken for unchanged", s.Image)...)

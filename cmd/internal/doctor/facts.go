@@ -61,6 +61,7 @@ type Source struct {
 	Ahead  time.Duration // by how much a change time was in the future, at most
 	Future string        // the file that has this change time
 	Image  string        // why its files may change without another size or time; "": they do not
+	Links  check.Links   // that lead out of the mount
 	Gone   bool          // its path does not exist where the daemon runs
 	Empty  bool          // its path leads to an empty directory
 	Err    error         // why there is nothing; it matches ErrNoAnswer if the source hangs

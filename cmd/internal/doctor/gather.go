@@ -81,7 +81,7 @@ func Gather(ctx context.Context, c *control.Client, version string) (*Facts, err
 	gathering.Go(func() {
 		var err error
 		f.Source, err = within(ctx, func(ctx context.Context) (Source, error) {
-			s, err := measure(ctx, f.Status.Source.Path)
+			s, err := measure(ctx, f.Status.Source.Path, f.Status.MountPoint)
 			switch pid, path := f.Status.PID, f.Status.Source.Path; {
 			case errors.Is(err, unix.ENOENT):
 				s.Gone = isGone(pid, path)
@@ -198,9 +198,9 @@ const (
 	firstRead    = 4 << 10
 )
 
-// measure measures a source that is a directory. Of a bucket it returns the zero value: requests cost
+// measure measures a source that is a directory, and is mounted at point. Of a bucket it returns the zero value: requests cost
 // money, and the daemon counts those that the store has refused.
-func measure(ctx context.Context, path string) (Source, error) {
+func measure(ctx context.Context, path, point string) (Source, error) {
 	if config.IsURL(path) {
 		return Source{}, nil
 	}
@@ -211,14 +211,16 @@ func measure(ctx context.Context, path string) (Source, error) {
 	defer dir.Close()
 	sampling, cancel := context.WithTimeout(ctx, Timeout/2)
 	defer cancel()
-	sample, err := dir.Sample(sampling, sampledFiles)
+	found, err := dir.Sample(sampling, sampledFiles)
 	if err != nil {
 		return Source{}, err
 	}
+	sample := found.Files
 	if err := sampling.Err(); err != nil && len(sample) == 0 {
 		return Source{}, err
 	}
 	var s Source
+	s.Links = check.FindLinks(sampling, dir, path, point, found.Links)
 	s.Ahead, s.Future = newest(sample, time.Now())
 	s.Image = check.IsImage(dir, slices.Collect(maps.Values(sample)))
 	var opens, reads []time.Duration
