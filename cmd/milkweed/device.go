@@ -3,13 +3,58 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
+	"strconv"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/cmd/internal/mounts"
 	"github.com/milkweedfs/milkweed/fs"
 )
+
+// descriptorPath matches the path of a descriptor of this process.
+var descriptorPath = regexp.MustCompile(`/(?:dev|proc/self)/fd/(\d+)`)
+
+// passDevice sets --fuse-fd if a mount point is the path of a descriptor of /dev/fuse, such as /dev/fd/3. So launchers
+// pass it to programs that use libfuse.
+func (f *mountFlags) passDevice(flags *pflag.FlagSet, point string) error {
+	path := descriptorPath.FindStringSubmatch(point)
+	if path == nil || path[0] != point || flags.Changed("fuse-fd") {
+		return nil
+	}
+	fd, err := strconv.Atoi(path[1])
+	if err != nil || !errors.Is(fs.CheckDevice(fd), fs.ErrNotDevice) {
+		f.passed = point
+		return flags.Set("fuse-fd", path[1])
+	}
+	if target, err := os.Readlink(point); err == nil && !f.foreground {
+		return optionError(fmt.Errorf("mount point %s: a daemon in the background does not inherit the descriptor", point),
+			fmt.Sprintf("Name %s, or add --foreground.", text(target)))
+	}
+	return nil
+}
+
+// nameDevice sets the mount point, which is only a name, if it was given as a descriptor: to where the kernel shows the
+// mount in this mount namespace, if it tells, and otherwise to a path that no other process has.
+func (f *mountFlags) nameDevice(c *config.Config) error {
+	if f.passed == "" {
+		return nil
+	}
+	c.Mount.Point = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.fuseFD)
+	dev := fs.DeviceNumber(f.fuseFD)
+	if dev == 0 {
+		return nil
+	}
+	table, err := mounts.Read(mounts.Self)
+	if points := table.Points(dev); len(points) > 0 {
+		c.Mount.Point = points[0]
+	}
+	return err
+}
 
 // checkDevice checks the descriptor of --fuse-fd, and the flags beside it. Without --fuse-fd it does
 // nothing.
@@ -21,7 +66,10 @@ func (f *mountFlags) checkDevice(flags *pflag.FlagSet) error {
 	if !flags.Changed("fuse-fd") {
 		return nil
 	}
-	const flag = "flag --fuse-fd"
+	flag := "flag --fuse-fd"
+	if f.passed != "" {
+		flag = "mount point " + f.passed
+	}
 	switch {
 	case f.fuseFD <= 2:
 		return optionError(fmt.Errorf("%s: %d is not the number of an inherited descriptor", flag, f.fuseFD), "Pass /dev/fuse as descriptor 3 or a higher one.")

@@ -27,9 +27,15 @@ func openDevice(s *site) *os.File {
 func mountDevice(s *site, point string) *os.File {
 	s.t.Helper()
 	f := openDevice(s)
+	mountFuse(s, f, point)
+	return f
+}
+
+// mountFuse mounts an open /dev/fuse on point.
+func mountFuse(s *site, f *os.File, point string) {
+	s.t.Helper()
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=1048576,allow_other,default_permissions", f.Fd())
 	s.check(unix.Mount(s.source, point, fs.Type, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY, data))
-	return f
 }
 
 // serveDevice starts a daemon that serves a descriptor, as nobody without any capability. name is the
@@ -90,6 +96,71 @@ func TestFuseFD(t *testing.T) {
 // wrapperOf returns the words of a command that nobody runs.
 func (s *site) wrapperOf(words ...string) []string {
 	return append([]string{"setpriv", "--reuid=" + nobody, "--regid=" + nobody, "--clear-groups", "--", s.program}, words...)
+}
+
+// The mount point may be a descriptor of /dev/fuse, as for programs that use libfuse. The name is the path of the mount,
+// or if it is mounted elsewhere, that of the descriptor for other processes.
+func TestMountPointIsADevice(t *testing.T) {
+	drivertest.Need(t, "unshare")
+	for _, path := range []string{"/dev/fd/3", "/proc/self/fd/3"} {
+		for _, elsewhere := range []bool{false, true} {
+			t.Run(fmt.Sprint(path, " ", elsewhere), func(t *testing.T) {
+				s := newSite(t)
+				s.write("f", 1000)
+				device := openDevice(s)
+				d := &foreground{site: s, ended: make(chan error, 1)}
+				words := append(s.words(s.mountWords("1MiB")), "-f", "-o", "allow_other")
+				words[len(words)-4] = path
+				if elsewhere {
+					words = append([]string{"unshare", "--mount", "sh", "-c", `echo >"$1" && read -r _ <"$1" && shift && exec "$@"`, "sh", s.dir + "/unshared"}, words...)
+					s.check(unix.Mkfifo(s.dir+"/unshared", 0o600))
+				}
+				d.cmd = s.command(words...)
+				d.cmd.ExtraFiles = []*os.File{device}
+				mount := func() { mountFuse(s, device, s.point) }
+				if elsewhere {
+					d.start()
+					s.must("cat", s.dir+"/unshared")
+					mount()
+					s.must("sh", "-c", `echo >"$1"`, "sh", s.dir+"/unshared")
+				} else {
+					mount()
+					d.start()
+				}
+				isKnown := fs.DeviceNumber(int(device.Fd())) != 0 // from Linux 6.17 on
+				device.Close()
+				s.must("cmp", s.point+"/f", s.source+"/f")
+				name := s.point
+				if elsewhere || !isKnown {
+					name = fmt.Sprintf("/proc/%d/fd/3", d.cmd.Process.Pid)
+				}
+				if got := s.milkweed("status", name); !strings.HasPrefix(got, name+":") {
+					t.Errorf("%s is described by %s", name, got)
+				}
+				s.check(unix.Unmount(s.point, 0))
+				d.wait()
+				s.wantNothing()
+			})
+		}
+	}
+	t.Run("refused", func(t *testing.T) {
+		s := newSite(t)
+		s.write("f", 1000)
+		for words, says := range map[string]string{
+			`exec 3<>/dev/fuse && exec "$@"`:        "mount point /dev/fd/3 needs --foreground",
+			`exec 3<>/dev/fuse && exec "$@" -f`:     "mount point /dev/fd/3: descriptor 3: it is not mounted",
+			`exec 3<"$POINT" && exec "$@"`:          "Name " + s.point + ", or add --foreground.",
+			`exec 3</dev/null && exec "$@" -f`:      "/dev/null is not a directory",
+			`exec "$@" -f --supervise 3<>/dev/fuse`: "--supervise exclude each other",
+		} {
+			args := s.words(s.mountWords("1MiB"))
+			args[len(args)-1] = "/dev/fd/3"
+			r := s.run(append([]string{"env", "POINT=" + s.point, "sh", "-c", words, "sh"}, args...)...)
+			if r.code == exit.OK || !strings.Contains(r.stderr, says) {
+				t.Errorf("%s: exit code %d\n%s", words, r.code, r.stderr)
+			}
+		}
+	})
 }
 
 // The connection ends while files are copied: by the end of the mount, SIGTERM, or umount --force. The

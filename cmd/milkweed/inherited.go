@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,8 +47,6 @@ func disinherit(keep ...int) error {
 	}
 	return nil
 }
-
-var descriptorPath = regexp.MustCompile(`/(?:dev|proc/self)/fd/(\d+)`)
 
 // namedDescriptors returns the descriptors that texts name by their paths.
 func namedDescriptors(texts []string) (fds []int) {

@@ -53,7 +53,9 @@ that has mounted it sets the mount options; with allow_other among them, add
 -o allow_other, and with default_permissions, -o default_permissions: then the
 mount can be idmapped. --fuse-fd needs --foreground. The command exits with 0
 when that process unmounts. SIGTERM ends the command, and the mount fails with
-ENOTCONN.
+ENOTCONN. A MOUNTPOINT of /dev/fd/N that is /dev/fuse means --fuse-fd N, as for
+other FUSE file systems. The name is then where the kernel shows the mount, if
+it tells (Linux 6.17), or else /proc/PID/fd/N.
 
 SIGHUP makes the daemon read its configuration again; see milkweed config reload
 --help. In the foreground of a terminal, it unmounts.
@@ -197,7 +199,8 @@ type mountFlags struct {
 	watched    bool // --supervise
 	clearStale bool
 	fake       bool
-	fuseFD     int // --fuse-fd; 0: none
+	fuseFD     int    // --fuse-fd; 0: none
+	passed     string // the mount point if it has set fuseFD; ""
 
 	unlessMounted bool // for mount.milkweed
 
@@ -240,7 +243,7 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 // the foreground, a command that starts a daemon, that daemon, and its supervisor.
 func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer) error {
 	defer catchSIGPIPE()() // the program that has started the command may have been killed
-	if err := f.checkDevice(flags); err != nil {
+	if err := cmp.Or(f.passDevice(flags, lastOf(args)), f.checkDevice(flags)); err != nil {
 		return err
 	}
 	d, err := asDaemon()
@@ -432,7 +435,7 @@ func (f *mountFlags) loadTwo(flags *pflag.FlagSet, args []string, stderr io.Writ
 		validate = c.ValidateForCheck
 	case f.fuseFD != 0:
 		// The mount point is only a name, and may be in another mount namespace.
-		validate, resolve = func() error { return validateServed(c) }, func(*config.Config) error { return nil }
+		validate, resolve = func() error { return validateServed(c) }, f.nameDevice
 	}
 	asked = c.Clone()
 	if automount.Needed() { // outside of its group, where all directories are what they are for others
