@@ -94,6 +94,29 @@ func TestMountWaits(t *testing.T) {
 	s.wantNothing()
 }
 
+// A descriptor that the command has inherited, such as that of a lock, is open until the mount is ready, and not longer:
+// the process that has started the command may have been killed.
+func TestCommandKeepsLock(t *testing.T) {
+	parallel(t)
+	drivertest.Need(t, "flock")
+	s := newWaitingSite(t)
+	lock := s.dir + "/lock"
+	command := s.command(append([]string{"sh", "-c", `exec 9>"$0" && flock 9 && exec "$@"`, lock}, s.site.words(s.words)...)...)
+	s.check(command.Start())
+	s.waits(s.point)
+	isLocked := func() bool { return s.run("flock", "--nonblock", lock, "true").code != exit.OK }
+	if !isLocked() {
+		t.Error("the lock was given up while the daemon was starting")
+	}
+	s.nodes("127.0.0.1", "127.0.0.2")
+	s.check(command.Wait())
+	if isLocked() {
+		t.Error("the daemon has the lock")
+	}
+	s.umount()
+	s.wantNothing()
+}
+
 // Umount ends a daemon that serves a descriptor and waits, under a name that is no path here.
 func TestNamedMountWaits(t *testing.T) {
 	parallel(t)

@@ -250,13 +250,14 @@ func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []str
 	if err != nil {
 		return err
 	}
+	if d == nil && !f.foreground && !f.fake {
+		return startDaemon(ctx, lastOf(args)) // a lock that this process has inherited lasts until it exits
+	}
 	if err := disinherit(f.fuseFD); err != nil {
 		return err
 	}
 	supervisor := asSupervised()
 	switch {
-	case d == nil && !f.foreground && !f.fake:
-		return startDaemon(ctx, lastOf(args))
 	case f.watched && !supervisor.on && !f.fake:
 		err = f.supervise(ctx, flags, args, stderr, d)
 	default:
