@@ -64,7 +64,8 @@ type Config struct {
 	StackDepth         int           // in Passthrough, 2 allows backing files on overlayfs; 0 is 1
 
 	// Socket returns the path of the control socket for a user whom the kernel lets read the root, as the
-	// value of SocketXattr. It may be called concurrently. nil: there is no such attribute.
+	// value of SocketXattr, or "" if there is none at present. It may be called concurrently. nil: there is no such
+	// attribute.
 	Socket func(uid uint32) string
 }
 

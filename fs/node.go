@@ -160,7 +160,11 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, attr st
 	isACL := attr == drivers.ACLXattr && f.acls
 	switch {
 	case attr == SocketXattr && in.NodeId == fuse.FUSE_ROOT_ID && f.socket != nil:
-		return xattrReply(dst, []byte(f.socket(callerOf(in).user())))
+		path := f.socket(callerOf(in).user())
+		if path == "" {
+			return 0, statusNoXattr
+		}
+		return xattrReply(dst, []byte(path))
 	case attr == NodeXattr && in.NodeId == fuse.FUSE_ROOT_ID:
 		if f.node == "" {
 			return 0, statusNoXattr

@@ -50,91 +50,102 @@ type Client struct {
 // The caller closes the client. If no daemon answers, the error is an *exit.Error with the code
 // NotMounted. It matches a *KilledError if the daemon was killed and has not ended.
 func Dial(ctx context.Context, mountPoint string) (*Client, error) {
-	var errs []error
-	owners := owners(mountPoint)
-	isUsable := func(folder string) bool {
-		return slices.ContainsFunc(owners, func(uid int) bool { return slices.Contains(usableFolders(uid), folder) })
-	}
-	for _, uid := range owners {
-		for _, folder := range usableFolders(uid) {
-			for _, path := range socketPaths(folder, mountPoint) {
-				_, err := probe(ctx, path)
-				if err == nil {
-					return newClientOf(mountPoint, path, lasting(mountPoint, path, isUsable)), nil
-				}
-				if errors.As(err, new(*KilledError)) {
-					return nil, notAnswering(mountPoint, err) // the root of its mount does not answer either
-				}
-				errs = append(errs, err)
-			}
-		}
-	}
-	// The mount point may have had another path when the daemon began to listen, or the socket was removed.
-	if path := toldSocket(mountPoint, isUsable); path != "" {
-		if _, err := probe(ctx, path); err == nil {
-			return newClientOf(mountPoint, path, lasting(mountPoint, path, isUsable)), nil
-		}
-	}
-	return nil, notAnswering(mountPoint, errors.Join(errs...))
+	return dial(ctx, mountPoint, newRoot(mountPoint), owners(mountPoint))
 }
 
 // Visit is Dial, and if the daemon is that of another user, the client may make the requests of a Guest: those of
 // Status, Where, AddPlan, Plan and DropPlan.
 func Visit(ctx context.Context, mountPoint string) (*Client, error) {
-	c, err := Dial(ctx, mountPoint)
+	root, owners := newRoot(mountPoint), owners(mountPoint)
+	c, err := dial(ctx, mountPoint, root, owners)
 	if err == nil || os.Geteuid() == 0 {
 		return c, err
 	}
-	isUsable := func(folder string) bool { // its variable FolderEnv is not that of this process
-		return slices.ContainsFunc(mounters(mountPoint), func(uid int) bool { return checkFolder(folder, uid) == nil })
-	}
-	find := func() string { return toldSocket(mountPoint, isUsable) }
-	path := find()
+	path := root.socketOf(mounters(mountPoint))
 	if path == "" {
 		return nil, err
 	}
 	if _, failed := probe(ctx, path); failed != nil {
 		return nil, err
 	}
-	return newClientOf(mountPoint, path, find), nil
+	return newClientOf(mountPoint, path, func() string { return newRoot(mountPoint).socketOf(mounters(mountPoint)) }), nil
 }
 
-// lasting returns a function that returns path, or if that was removed, the socket that the daemon has made again.
-func lasting(mountPoint, path string, isUsable func(folder string) bool) (find func() string) {
-	return func() string {
-		if _, err := os.Lstat(path); err != nil {
-			return cmp.Or(toldSocket(mountPoint, isUsable), path)
-		}
-		return path
+// dial is Dial for a daemon of one of its owners.
+func dial(ctx context.Context, mountPoint string, root root, owners []int) (*Client, error) {
+	path, err := findSocket(ctx, mountPoint, root, owners)
+	if err != nil {
+		return nil, notAnswering(mountPoint, err, root)
 	}
+	return newClientOf(mountPoint, path, func() string {
+		if _, err := os.Lstat(path); err == nil {
+			return path
+		}
+		found, _ := findSocket(ctx, mountPoint, newRoot(mountPoint), owners) // the daemon may have made it again
+		return cmp.Or(found, path)
+	}), nil
 }
 
-// toldSocket returns the socket that the root of a mount names, in a directory that is usable: no other user than the
-// owner of the daemon can make sockets in it. The result is "" if there is none, or the daemon does not answer in time.
-func toldSocket(mountPoint string, isUsable func(folder string) bool) string {
-	path, err := askRoot(mountPoint)
-	if err != nil || !isUsable(filepath.Dir(path)) {
+// findSocket returns the socket on which the daemon of a mount point listens. The error matches a *KilledError if the
+// daemon was killed.
+func findSocket(ctx context.Context, mountPoint string, root root, owners []int) (path string, err error) {
+	var errs []error
+	for _, uid := range owners {
+		for _, folder := range usableFolders(uid) {
+			for _, path := range socketPaths(folder, mountPoint) {
+				_, err := probe(ctx, path)
+				if err == nil || errors.As(err, new(*KilledError)) { // the root of a killed daemon does not answer either
+					return path, err
+				}
+				errs = append(errs, err)
+			}
+		}
+	}
+	// The mount point may have had another path when the daemon began to listen, its environment may have been
+	// another one, or the socket was removed.
+	if path := root.socketOf(owners); path != "" {
+		_, err := probe(ctx, path)
+		if err == nil {
+			return path, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", cmp.Or(errors.Join(errs...), fs.ErrNotExist)
+}
+
+// A root returns what the root of a mount says, which is asked once: the path of the socket, or unix.ENODATA if the
+// daemon has none at present.
+type root func() (socket string, err error)
+
+func newRoot(mountPoint string) root {
+	return sync.OnceValues(func() (string, error) {
+		type answer struct {
+			path string
+			err  error
+		}
+		answers := make(chan answer, 1)
+		go func() { // it ends with the process
+			buf := make([]byte, maxSocketPath)
+			n, err := unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
+			answers <- answer{string(buf[:max(n, 0)]), err}
+		}()
+		select {
+		case a := <-answers:
+			return a.path, a.err
+		case <-time.After(resolveTimeout):
+			return "", os.ErrDeadlineExceeded
+		}
+	})
+}
+
+// socketOf returns the socket that the root names if it is in a directory of one of these users, in which no other user
+// can make sockets. The result is "" if there is none, or the daemon does not answer in time.
+func (r root) socketOf(uids []int) string {
+	path, err := r()
+	if err != nil || !slices.ContainsFunc(uids, func(uid int) bool { return checkFolder(filepath.Dir(path), uid) == nil }) {
 		return ""
 	}
 	return path
-}
-
-// askRoot returns the path of the socket that the root of a mount names. The daemon makes the socket again if it was
-// removed.
-func askRoot(mountPoint string) (path string, err error) {
-	told := make(chan error, 1)
-	buf := make([]byte, maxSocketPath)
-	go func() { // it ends with the process
-		n, err := unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
-		buf = buf[:max(n, 0)]
-		told <- err
-	}()
-	select {
-	case err := <-told:
-		return string(buf), err
-	case <-time.After(resolveTimeout):
-		return "", os.ErrDeadlineExceeded
-	}
 }
 
 // Draining returns a client of each daemon of this user that drains: its mount is gone in the mount
@@ -225,8 +236,8 @@ func mounters(mountPoint string) (uids []int) {
 }
 
 // notAnswering returns the error for a mount point whose daemon does not answer. err is the
-// error of the connection. If the connection was canceled or timed out, notAnswering returns err.
-func notAnswering(mountPoint string, err error) error {
+// error of the connection, and root that of the mount. If the connection was canceled or timed out, notAnswering returns err.
+func notAnswering(mountPoint string, err error, root root) error {
 	mounts, _ := Mounts()
 	i := slices.IndexFunc(mounts, func(m Mount) bool { return m.Point == mountPoint })
 	e := &exit.Error{Code: exit.NotMounted}
@@ -249,11 +260,16 @@ func notAnswering(mountPoint string, err error) error {
 			e.Remedy = fmt.Sprintf("Use %s.", path)
 		}
 	default:
-		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
-		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
-		if _, err := askRoot(mountPoint); err == nil {
-			e.Err = fmt.Errorf("the daemon of %s has no control socket that commands can use; the mount itself works", mountPoint)
+		switch path, err := root(); {
+		case err == nil:
+			e.Err = fmt.Errorf("%s is mounted and works, but its control socket cannot be used from here: %s", mountPoint, path)
+			e.Remedy = "If the daemon runs in a container, run the command there."
+		case errors.Is(err, unix.ENODATA):
+			e.Err = fmt.Errorf("%s is mounted and works, but its daemon has no control socket at present", mountPoint)
 			e.Remedy = "The log of the daemon says why. It makes the socket again when it can."
+		default:
+			e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
+			e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
 		}
 	}
 	return e
@@ -485,7 +501,7 @@ func (c *Client) send(ctx context.Context, method, path string, body []byte) (*h
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, fs.ErrNotExist) || isGone(err) {
-		return nil, notAnswering(c.mountPoint, err)
+		return nil, notAnswering(c.mountPoint, err, newRoot(c.mountPoint))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the daemon of %s: %w", c.mountPoint, err)

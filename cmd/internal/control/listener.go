@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,64 +11,65 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/cmd/internal/procs"
 )
 
-// A Listener listens on the socket of a mount point. If the socket is removed, as those of a user are when
-// systemd-logind removes $XDG_RUNTIME_DIR, the listener makes it again where commands find it: in another directory, if
-// that one is gone. Its methods may be called concurrently.
+// A Listener listens on the socket of a mount point. If commands cannot find the socket any more, Accept makes it again:
+// systemd-logind removes $XDG_RUNTIME_DIR, for example. The methods may be called concurrently.
 type Listener struct {
-	Log *slog.Logger // for a socket that is made again; may be nil, and is set before Accept is called
+	Log *slog.Logger // says that the socket was made again; may be nil, and is set before the first other call
 
 	point  string                                 // the mount point
 	pathIn func(folder, mountPoint string) string // the path of the socket in a directory, for commands
 	all    bool                                   // for all users
 	guests guestBook
+	asked  atomic.Bool // Told waits for keep
+
+	making sync.Mutex // held while a socket is made or moved, which takes at most makeTime
 
 	mu       sync.Mutex // guards the following
 	socket   *socket
 	draining bool
 	closed   bool
-	err      error // why the socket could not be made again, nil if it is there
+	failed   time.Time // when the socket could not be made again; zero: it is there, as far as is known
 }
 
-// A socket is one on which this process listens.
+// A socket is one on which this process listens. It does not change.
 type socket struct {
 	*net.UnixListener
 	path string
-	file os.FileInfo // of path when it was made
+	file os.FileInfo // of path, when it was made
 }
 
-// keepTime is the time after which an idle Listener looks whether its socket is still there.
+// keepTime is the time between two looks for the socket. Tests shorten it.
 var keepTime = 5 * time.Second
 
-// listen makes the socket, and listens on it. The caller holds l.mu, or has the only reference to l.
-func (l *Listener) listen(ctx context.Context) error {
+const (
+	makeTime = 2 * time.Second // for making it again
+	toldTime = time.Second     // in which Told waits for that, less than resolveTimeout
+)
+
+// listen makes the first socket of l.
+func (l *Listener) listen(ctx context.Context) (*Listener, error) {
 	folder, err := makeFolder(os.Geteuid(), l.all)
 	if err != nil {
-		return fmt.Errorf("control socket: %w", err)
+		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	if !hasRoom(folder) {
-		return &exit.Error{
+		return nil, &exit.Error{
 			Code:   exit.Usage,
 			Err:    fmt.Errorf("control socket: the paths of sockets in %s would be longer than %d bytes", folder, maxSocketPath),
 			Remedy: "Set " + FolderEnv + " to a directory with a shorter path.",
 		}
 	}
-	mode := os.FileMode(0o600)
-	if l.all {
-		mode = 0o666
-	}
-	s, err := replaceSocket(ctx, l.path(folder), mode)
-	isServedIn := func(other string) bool { return other != folder && isServed(ctx, l.path(other)) }
-	if err == nil && slices.ContainsFunc(usableFolders(os.Geteuid()), isServedIn) { // the environment may have chosen another folder
-		s.Close()
-		err = errInUse
-	}
+	l.socket, err = l.makeSocket(ctx, folder)
 	if errors.Is(err, errInUse) {
 		e := &exit.Error{
 			Code:   exit.MountPoint,
@@ -82,17 +82,43 @@ func (l *Listener) listen(ctx context.Context) error {
 				e.Err, e.Remedy = starting.Err, starting.Remedy
 			}
 		}
-		return e
+		return nil, e
 	}
 	if err != nil {
-		return fmt.Errorf("control socket: %w", err)
+		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	l.socket = s
-	return nil
+	return l, nil
+}
+
+// makeSocket makes a socket in a directory. The error matches errInUse if another daemon listens for the mount point.
+func (l *Listener) makeSocket(ctx context.Context, folder string) (*socket, error) {
+	mode := os.FileMode(0o600)
+	if l.all {
+		mode = 0o666
+	}
+	s, err := replaceSocket(ctx, l.path(folder), mode)
+	if err != nil {
+		return nil, err
+	}
+	own, err := os.Stat(folder)
+	isServedIn := func(other string) bool { // the environment may have chosen another directory, or another name of this one
+		info, err := os.Stat(other)
+		return err == nil && !os.SameFile(info, own) && isServed(ctx, l.path(other))
+	}
+	if err == nil && slices.ContainsFunc(usableFolders(os.Geteuid()), isServedIn) {
+		err = errInUse
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
 }
 
 // path returns the path of the socket in a directory.
 func (l *Listener) path(folder string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	path := l.pathIn(folder, l.point)
 	if l.draining {
 		path = drainPath(path, os.Getpid())
@@ -106,9 +132,34 @@ func isServed(ctx context.Context, path string) bool {
 	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED)
 }
 
+// lockFolder locks the directory of a socket, and returns the function that unlocks it. Without the lock, two
+// daemons could find the same dead socket, and the second would remove the new socket of the first.
+func lockFolder(ctx context.Context, socket string) (unlock func() error, err error) {
+	folder := filepath.Dir(socket)
+	lock, err := os.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		switch err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err == nil:
+			return lock.Close, nil
+		case err != unix.EWOULDBLOCK && err != unix.EINTR:
+			lock.Close()
+			return nil, &fs.PathError{Op: "flock", Path: folder, Err: err}
+		}
+		select {
+		case <-time.After(dialPause):
+		case <-ctx.Done():
+			lock.Close()
+			return nil, &fs.PathError{Op: "flock", Path: folder, Err: ctx.Err()}
+		}
+	}
+}
+
 // replaceSocket listens on path, with a mode, and removes a socket there on which no daemon listens.
 func replaceSocket(ctx context.Context, path string, mode os.FileMode) (*socket, error) {
-	unlock, err := lockFolder(path)
+	unlock, err := lockFolder(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -131,9 +182,12 @@ func replaceSocket(ctx context.Context, path string, mode os.FileMode) (*socket,
 	if err != nil {
 		return nil, err
 	}
-	u.SetUnlinkOnClose(false) // Close removes no other file
+	u.SetUnlinkOnClose(false) // Close does that, and not if the file is another one
 	file, err := os.Lstat(path)
-	if err = cmp.Or(err, os.Chmod(path, mode)); err != nil {
+	if err == nil {
+		err = os.Chmod(path, mode)
+	}
+	if err != nil {
 		os.Remove(path)
 		u.Close()
 		return nil, err
@@ -141,10 +195,19 @@ func replaceSocket(ctx context.Context, path string, mode os.FileMode) (*socket,
 	return &socket{u, path, file}, nil
 }
 
-// isThere reports whether the socket still is where it was made, or moved to.
+// isThere reports whether path is the socket.
 func (s *socket) isThere() bool {
 	file, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(file, s.file)
+}
+
+// lost returns why commands do not use the socket, or nil.
+func (s *socket) lost() error {
+	err := checkFolder(filepath.Dir(s.path), os.Geteuid())
+	if err == nil && !s.isThere() {
+		err = fmt.Errorf("%s was removed or replaced", s.path)
+	}
+	return err
 }
 
 // Close removes the socket, and no longer listens on it.
@@ -155,50 +218,89 @@ func (s *socket) Close() error {
 	return s.UnixListener.Close()
 }
 
-// keep makes the socket again if commands do not find it any more. The caller holds l.mu.
-func (l *Listener) keep() {
-	if l.closed {
-		return
-	}
-	why := checkFolder(filepath.Dir(l.socket.path), os.Geteuid())
-	if why == nil && !l.socket.isThere() {
-		why = &fs.PathError{Op: "lstat", Path: l.socket.path, Err: errors.New("the socket was removed")}
-	}
+// keep makes the socket again if commands cannot find it.
+func (l *Listener) keep() error {
+	l.making.Lock()
+	defer l.making.Unlock()
+	before := l.current()
+	why := before.lost()
 	if why == nil {
-		l.err = nil
-		return
+		l.setFailed(time.Time{})
+		return nil
 	}
-	before := l.socket
-	ctx, cancel := context.WithTimeout(context.Background(), keepTime)
+	ctx, cancel := context.WithTimeout(context.Background(), makeTime)
 	defer cancel()
-	if err := l.listen(ctx); err != nil {
-		if l.Log != nil && (l.err == nil || l.err.Error() != err.Error()) {
-			l.Log.Warn("commands cannot find this daemon", "cause", why, "err", err)
-		}
-		l.err = err
-		return
+	folder, err := makeFolder(os.Geteuid(), l.all)
+	if err != nil {
+		l.setFailed(time.Now())
+		return fmt.Errorf("%w; it cannot be made again: %w", why, err)
 	}
-	l.err = nil
-	before.Close() // Accept goes on with the new one
+	s, err := l.makeSocket(ctx, folder)
+	if err != nil {
+		l.setFailed(time.Now())
+		return fmt.Errorf("%w; it cannot be made again as %s: %w", why, l.path(folder), err)
+	}
+	if !l.replace(s) {
+		return s.Close()
+	}
+	before.Close() // Accept goes on with s
+	l.setFailed(time.Time{})
 	if l.Log != nil {
-		l.Log.Warn("the control socket was made again", "cause", why, "socket", l.socket.path)
+		l.Log.Warn("the control socket was made again", "cause", why, "socket", s.path)
 	}
+	return nil
 }
 
-// Accept implements net.Listener.
+// replace makes s the socket, unless l was closed.
+func (l *Listener) replace(s *socket) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.socket = s
+	return true
+}
+
+// setFailed sets when the socket could not be made again.
+func (l *Listener) setFailed(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = at
+}
+
+// current returns the socket.
+func (l *Listener) current() *socket {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.socket
+}
+
+// Accept implements net.Listener. Only one goroutine calls it.
 func (l *Listener) Accept() (net.Conn, error) {
-	for {
+	var said string // the last error of keep
+	for next := time.Now().Add(keepTime); ; {
 		s := l.current()
-		s.SetDeadline(time.Now().Add(keepTime))
-		conn, err := s.AcceptUnix()
-		if err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				l.mu.Lock()
-				l.keep()
-				l.mu.Unlock()
-			} else if l.current() == s {
-				return nil, err
+		s.SetDeadline(next)
+		if l.asked.Swap(false) || !time.Now().Before(next) {
+			err := l.keep()
+			text := ""
+			if err != nil {
+				text = err.Error()
 			}
+			if text != "" && text != said && l.Log != nil {
+				l.Log.Warn("commands cannot find this daemon", "err", err)
+			}
+			said, next = text, time.Now().Add(keepTime)
+			continue
+		}
+		conn, err := s.AcceptUnix()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			continue
+		case err != nil && l.current() == s:
+			return nil, err
+		case err != nil: // another one has taken its place
 			continue
 		}
 		uid, err := procs.PeerUser(conn)
@@ -213,24 +315,27 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// current returns the socket.
-func (l *Listener) current() *socket {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.socket
-}
-
 // Addr implements net.Listener.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.current().path} }
 
-// Told returns the path of the socket, which it makes again if it was removed. It is to be shown to a user whom the
-// kernel lets read the root of the mount.
+// Told returns the path of the socket, to be shown to a user whom the kernel lets read the root of the mount. If it was
+// removed, Told waits until Accept has made it again, but not for long. The path is "" if there is none.
 func (l *Listener) Told(uid uint32) string {
 	l.guests.tell(uid)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.keep()
-	return l.socket.path
+	for began := time.Now(); ; time.Sleep(dialPause) {
+		s := l.current()
+		if s.lost() == nil {
+			return s.path
+		}
+		l.mu.Lock()
+		mayHelp := time.Since(l.failed) > keepTime && time.Since(began) < toldTime && !l.closed
+		l.mu.Unlock()
+		if !mayHelp {
+			return ""
+		}
+		l.asked.Store(true)
+		s.SetDeadline(time.Unix(0, 1))
+	}
 }
 
 // Reachable returns nil if other users can connect, as far as the modes of directories tell.
@@ -239,18 +344,21 @@ func (l *Listener) Reachable() error { return openToAll(filepath.Dir(l.current()
 // Drain gives the socket another name, so that another daemon can use the mount point. Draining
 // finds it under that name.
 func (l *Listener) Drain() error {
+	l.making.Lock()
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.draining = true
-	if s := l.socket; s.isThere() {
-		path := l.path(filepath.Dir(s.path))
-		if err := os.Rename(s.path, path); err != nil {
+	l.mu.Unlock()
+	if s := l.current(); s.isThere() {
+		moved := *s
+		moved.path = l.path(filepath.Dir(s.path))
+		if err := os.Rename(s.path, moved.path); err != nil {
+			l.making.Unlock()
 			return err
 		}
-		s.path = path
+		l.replace(&moved)
 	}
-	l.keep() // it may have been removed
-	return l.err
+	l.making.Unlock()
+	return l.keep() // it may have been removed
 }
 
 // Close implements net.Listener.

@@ -50,26 +50,19 @@ var errInUse = errors.New("another daemon listens on it")
 // listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
 // the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
 func Listen(ctx context.Context, mountPoint string) (*Listener, error) {
-	return listen(ctx, &Listener{point: mountPoint, pathIn: socketPath})
+	return (&Listener{point: mountPoint, pathIn: socketPath}).listen(ctx)
 }
 
 // ListenForAll is Listen for a mount that other users may read. They can connect, unless there is no directory for the
 // socket that they can enter; see Listener.Reachable.
 func ListenForAll(ctx context.Context, mountPoint string) (*Listener, error) {
-	return listen(ctx, &Listener{point: mountPoint, pathIn: socketPath, all: true})
+	return (&Listener{point: mountPoint, pathIn: socketPath, all: true}).listen(ctx)
 }
 
 // ListenNamed is Listen for a file system that another process has mounted, perhaps in another mount
 // namespace. name is the absolute path under which it is known.
 func ListenNamed(ctx context.Context, name string) (*Listener, error) {
-	return listen(ctx, &Listener{point: name, pathIn: namedPath})
-}
-
-func listen(ctx context.Context, l *Listener) (*Listener, error) {
-	if err := l.listen(ctx); err != nil {
-		return nil, err
-	}
-	return l, nil
+	return (&Listener{point: name, pathIn: namedPath}).listen(ctx)
 }
 
 // drainSuffix ends the name of the socket of a daemon that drains.
@@ -81,24 +74,9 @@ func drainPath(path string, pid int) string {
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%.8s-%d%s", hash, pid, drainSuffix))
 }
 
-// lockFolder locks the directory of a socket, and returns the function that unlocks it. Without the lock, two
-// daemons could find the same dead socket, and the second would remove the new socket of the first.
-func lockFolder(socket string) (unlock func() error, err error) {
-	folder := filepath.Dir(socket)
-	lock, err := os.Open(folder)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		lock.Close()
-		return nil, &fs.PathError{Op: "flock", Path: folder, Err: err}
-	}
-	return lock.Close, nil
-}
-
 // removeDead removes the socket of a daemon that was killed.
 func removeDead(ctx context.Context, path string) {
-	unlock, err := lockFolder(path)
+	unlock, err := lockFolder(ctx, path)
 	if err != nil {
 		return
 	}
@@ -112,7 +90,7 @@ func removeDead(ctx context.Context, path string) {
 // one first. A command searches all of them, because its environment may differ from that of
 // the daemon: under cron, sudo or a batch system.
 func folders(uid int) []string {
-	if dir := os.Getenv(FolderEnv); dir != "" {
+	if dir := fromEnvironment(FolderEnv); dir != "" {
 		return []string{dir}
 	}
 	var list []string
@@ -122,7 +100,7 @@ func folders(uid int) []string {
 	}
 	list = append(list, serviceFolder())
 	id := strconv.Itoa(uid)
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
+	if dir := fromEnvironment("XDG_RUNTIME_DIR"); dir != "" && uid == os.Geteuid() {
 		if dir = filepath.Join(dir, "milkweed"); hasRoom(dir) {
 			list = append(list, dir)
 		}
@@ -132,6 +110,18 @@ func folders(uid int) []string {
 		list = append(list, fmt.Sprintf("%s/milkweed-%s-%d", tmpFolder, id, i))
 	}
 	return list
+}
+
+// startedIn is the first working directory of this process. A daemon changes it.
+var startedIn, _ = os.Getwd()
+
+// fromEnvironment returns the absolute path of a directory that an environment variable names, or "".
+func fromEnvironment(variable string) string {
+	dir := os.Getenv(variable)
+	if dir != "" && !filepath.IsAbs(dir) {
+		dir = filepath.Join(startedIn, dir)
+	}
+	return dir
 }
 
 // serviceFolder returns the directory of the sockets of the user of the systemd unit.
