@@ -213,7 +213,6 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 		Logger:               replies.logger(),
 		PanicHandler:         panicStatus,
 		DisableSplice:        !canSplice(replies.log),
-		IDMappedMount:        isMappable(cfg),
 	}
 	if cfg.Mode == Passthrough {
 		opts.MaxStackDepth = cfg.StackDepth
@@ -221,11 +220,17 @@ func mount(f *fileSystem, cfg Config, replies *lostReplies) (*fuse.Server, error
 		opts.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
 	if cfg.Device != 0 {
+		opts.IDMappedMount = cfg.AllowOther && cfg.DefaultPermissions // nobody asks for its callers
 		return serveDevice(f, cfg.Device, opts)
 	}
 	fd, err := mountDirect(cfg)
-	if errors.Is(err, os.ErrPermission) {
-		fd, err = mountByHelper(cfg)
+	switch unknown := knowsCallers(); {
+	case errors.Is(err, os.ErrPermission):
+		fd, err = mountByHelper(cfg) // perhaps in another PID namespace
+	case cfg.AllowOther && unknown == nil:
+		opts.IDMappedMount = true
+	case cfg.AllowOther && err == nil:
+		replies.log.Info("the mount cannot be idmapped", "err", unknown)
 	}
 	if err != nil {
 		return nil, err

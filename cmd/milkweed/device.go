@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -38,22 +40,40 @@ func (f *mountFlags) passDevice(flags *pflag.FlagSet, point string) error {
 	return nil
 }
 
-// nameDevice sets the mount point, which is only a name, if it was given as a descriptor: to where the kernel shows the
-// mount in this mount namespace, if it tells, and otherwise to a path that no other process has.
+// mountsOfDevice returns the mounts of the descriptor of --fuse-fd in this mount namespace, as far as the kernel tells.
+func (f *mountFlags) mountsOfDevice() mounts.Table {
+	dev := fs.DeviceNumber(f.fuseFD)
+	table, err := mounts.Read(mounts.Self)
+	if dev == 0 || err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(table, func(m mounts.Mount) bool { return m.Dev != dev })
+}
+
+// nameDevice sets the mount point, which is only a name, if it was given as a descriptor: to where the file system is
+// mounted, if that is known, and otherwise to a path that no other process has.
 func (f *mountFlags) nameDevice(c *config.Config) error {
 	if f.passed == "" {
 		return nil
 	}
 	c.Mount.Point = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.fuseFD)
-	dev := fs.DeviceNumber(f.fuseFD)
-	if dev == 0 {
-		return nil
+	if known := f.mountsOfDevice(); len(known) > 0 {
+		c.Mount.Point = known[0].Point
 	}
-	table, err := mounts.Read(mounts.Self)
-	if points := table.Points(dev); len(points) > 0 {
-		c.Mount.Point = points[0]
+	return nil
+}
+
+// checkPermissions checks the option default_permissions.
+func (f *mountFlags) checkPermissions() error {
+	const option = "option default_permissions"
+	if f.fuseFD == 0 {
+		return optionError(errors.New(option+" is for --fuse-fd"), "Remove it: allow_other implies it.")
 	}
-	return err
+	known := f.mountsOfDevice()
+	if len(known) > 0 && !slices.Contains(strings.Split(known[0].Options, ","), "default_permissions") {
+		return optionError(errors.New(option+": the mount does not have it"), "Remove it, or mount the descriptor with it.")
+	}
+	return nil
 }
 
 // checkDevice checks the descriptor of --fuse-fd, and the flags beside it. Without --fuse-fd it does

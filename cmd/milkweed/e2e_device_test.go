@@ -163,6 +163,27 @@ func TestMountPointIsADevice(t *testing.T) {
 	})
 }
 
+// The option default_permissions is for a mount that has it.
+func TestDefaultPermissions(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 1000)
+	s.wantRefusal(append(s.mountWords("1MiB"), "-o", "allow_other,default_permissions"), exit.Usage, "option default_permissions is for --fuse-fd", "allow_other implies it")
+	device := openDevice(s)
+	defer device.Close()
+	s.check(unix.Mount(s.source, s.point, fs.Type, unix.MS_RDONLY, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", device.Fd())))
+	if fs.DeviceNumber(int(device.Fd())) == 0 {
+		drivertest.Skipf(t, "Linux 6.17 is required to tell which mount a descriptor serves")
+	}
+	d := &foreground{site: s, ended: make(chan error, 1)}
+	d.cmd = s.command(append(s.words(s.mountWords("1MiB")), "-f", "--fuse-fd", "3", "-o", "allow_other,default_permissions")...)
+	d.cmd.ExtraFiles = []*os.File{device}
+	d.start()
+	<-d.ended
+	if !strings.Contains(d.stderr.String(), "option default_permissions: the mount does not have it") {
+		t.Errorf("got %s", &d.stderr)
+	}
+}
+
 // The connection ends while files are copied: by the end of the mount, SIGTERM, or umount --force. The
 // daemon exits with 0 and leaves no copy half done.
 func TestFuseFDEnds(t *testing.T) {

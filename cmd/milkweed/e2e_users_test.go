@@ -128,16 +128,23 @@ func TestGuestsWithoutProc(t *testing.T) {
 	drivertest.Need(t, "unshare", "setpriv")
 	s := newSite(t)
 	s.write("f", 1000)
-	s.wrapper = []string{"unshare", "--pid", "--fork", "--"}
-	d := serveWords(s, append(s.mountWords("1MiB"), "--options", "allow_other"))
-	s.wrapper = nil
-	for words, want := range map[string]string{"status": s.point, "where " + s.point + "/f": "f"} {
-		if r := s.asUser("77", "77", append([]string{s.program}, strings.Fields(words)...)...); r.code != exit.OK || !strings.Contains(r.stdout, want) {
-			t.Errorf("%s: exit code %d\n%s%s", words, r.code, r.stdout, r.stderr)
+	s.sh(`mount --bind "$1" "$1" && mount --make-shared "$1"`, s.dir) // so that the mount is seen outside
+	for _, own := range []string{"", "--mount-proc"} { // as in a container
+		s.wrapper = append([]string{"unshare", "--mount", "--propagation", "unchanged", "--pid", "--fork"}, strings.Fields(own+" --")...)
+		d := &foreground{site: s, ended: make(chan error, 1)}
+		d.cmd = s.command(append(s.words(s.mountWords("1MiB")), "--foreground", "--options", "allow_other")...)
+		s.wrapper = nil
+		d.start()
+		s.eventually("the mount is ready", func() bool { return s.try("status", s.point).code == exit.OK })
+		for words, want := range map[string]string{"status": s.point, "where " + s.point + "/f": "f"} {
+			if r := s.asUser("77", "77", append([]string{s.program}, strings.Fields(words)...)...); r.code != exit.OK || !strings.Contains(r.stdout, want) {
+				t.Errorf("%q, %s: exit code %d\n%s%s", own, words, r.code, r.stdout, r.stderr)
+			}
 		}
+		s.sh(`umount "$1"`, s.point)
+		d.wait()
 	}
-	s.umount()
-	d.wait()
+	s.sh(`umount -l "$1"`, s.dir)
 }
 
 // For a guest, where permits what the kernel permits, and says no more of other names. Status names no file.

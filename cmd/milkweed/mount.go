@@ -50,8 +50,9 @@ With --fuse-fd N, another process has mounted the file system and passes on the
 descriptor N of /dev/fuse: the command needs no right to mount, and MOUNTPOINT
 is only the name of the mount, for messages and milkweed status. The process
 that has mounted it sets the mount options; with allow_other among them, add
--o allow_other, and with default_permissions, -o default_permissions: then the
-mount can be idmapped. --fuse-fd needs --foreground. The command exits with 0
+-o allow_other. If default_permissions is among them, too, the option
+-o allow_other,default_permissions lets the mount be idmapped; without it there,
+all accesses would fail. --fuse-fd needs --foreground. The command exits with 0
 when that process unmounts. SIGTERM ends the command, and the mount fails with
 ENOTCONN. A MOUNTPOINT of /dev/fd/N that is /dev/fuse means --fuse-fd N, as for
 other FUSE file systems. The name is then where the kernel shows the mount, if
@@ -279,6 +280,13 @@ func (f *mountFlags) serve(
 ) error {
 	hangups := catchHangups()
 	defer signal.Stop(hangups)
+	o, err := f.parseOptions()
+	if err == nil && o.defaultPermissions {
+		err = f.checkPermissions()
+	}
+	if err != nil {
+		return err
+	}
 	c, asked, err := f.loadTwo(flags, args, stderr)
 	if err != nil || f.fake {
 		return err
@@ -332,10 +340,6 @@ func (f *mountFlags) serve(
 			}
 			return c, c.ValidateValues()
 		},
-	}
-	o, err := f.parseOptions()
-	if err != nil {
-		return err
 	}
 	how := mounting{noExec: o.noExec, device: f.fuseFD, defaultPermissions: o.defaultPermissions, lock: lock}
 	return serve(ctx, c, again, how, log, by.crashes, func() {

@@ -37,7 +37,7 @@ type options struct {
 	values []optionValue // values of the configuration
 	noExec bool          // whether files in the mount may not be executed
 
-	defaultPermissions bool // whether the kernel checks the modes of files; allow_other implies it
+	defaultPermissions bool // for --fuse-fd: whether the mount has this option, by which the kernel checks the modes of files
 }
 
 // An optionValue is the value of an option that sets a key of the configuration.
