@@ -120,7 +120,7 @@ type (
 
 	// A Sampler finds some files quickly, in a dataset of any size.
 	Sampler interface {
-		// Sample returns up to n regular files, from several
+		// Sample returns up to n regular files and symbolic links, from several
 		// directories where there are several. It reads at most the beginning
 		// of a large directory, enters a bounded number of directories, and
 		// omits those that it cannot read. When ctx is done it returns the
@@ -347,5 +347,5 @@ func ProfileOf(d Driver) Profile {
 // A Sample is a part of a dataset.
 type Sample struct {
 	Files map[string]Info // regular files by name
-	Links []string        // names of symbolic links that were found beside them, as many at most
+	Links []string        // names of up to n symbolic links in the same directories
 }

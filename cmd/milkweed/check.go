@@ -102,9 +102,9 @@ func printChecks(c *cobra.Command, cfg *config.Config, asJSON bool) error {
 // runChecks runs all checks. It opens a bucket once for all of them.
 func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	if cfg.Source.URL == "" {
-		return slices.Concat(check.Run(ctx, cfg), check.Preview(ctx, cfg, func() (check.Source, error) {
-			s, _, err := openShown(ctx, cfg, nil)
-			return s, err
+		return slices.Concat(check.Run(ctx, cfg), check.Preview(ctx, cfg, func() (check.Source, config.Source, error) {
+			s, p, err := openShown(ctx, cfg, nil)
+			return s, p.shown(), err
 		}))
 	}
 	b, _, err := openShown(ctx, cfg, nil)
@@ -114,7 +114,7 @@ func runChecks(ctx context.Context, cfg *config.Config) []check.Finding {
 	bucket := b.(*blob.Bucket)
 	signing, err := bucket.Identity(ctx)
 	findings := slices.Concat(check.Bucket(cfg.Source, signing, err), check.Run(ctx, cfg),
-		check.Preview(ctx, cfg, func() (check.Source, error) { return b, nil }))
+		check.Preview(ctx, cfg, func() (check.Source, config.Source, error) { return b, cfg.Source, nil }))
 	return append(findings, check.OddStore(bucket.Stats())...)
 }
 

@@ -361,8 +361,10 @@ func (d *daemon) decide(ctx context.Context, passthrough []error) (check.Service
 		drivers.Driver
 		drivers.Sampler
 	} = d.source
+	cfg := *d.cfg
 	if d.pin.generation != "" {
-		shown, err := openSource(ctx, d.pin.shown(), d.log)
+		cfg.Source = d.pin.shown()
+		shown, err := openSource(ctx, cfg.Source, d.log)
 		if err != nil {
 			return check.Service{}, d.sourceError(err)
 		}
@@ -372,7 +374,7 @@ func (d *daemon) decide(ctx context.Context, passthrough []error) (check.Service
 	if d.listed != nil {
 		sampled = manifest.New(sampled, d.listed)
 	}
-	return check.Decide(ctx, d.cfg, sampled, passthrough), nil
+	return check.Decide(ctx, &cfg, sampled, passthrough), nil
 }
 
 // modes maps the modes of the configuration to those of package fs.

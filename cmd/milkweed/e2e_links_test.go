@@ -16,7 +16,7 @@ func TestLinksLeaveTheSource(t *testing.T) {
 		head -c 3000 /dev/urandom >"$1/blobs/$i" && ln -s "../../blobs/$i" "model-$i" && ln -s "../../../blobs/$i" "data/$i"; done
 		ln -s model-1 best`, s.source)
 	model := s.source
-	const seen, remedy = "6 of 7 sampled symbolic links lead out of the mount, such as ", ", which has the targets, too, and use snapshots/abc in that mount."
+	const seen, remedy = "6 of 7 sampled symbolic links lead out of the mount, such as ", ", to which they lead, and use snapshots/abc in that mount."
 	s.source += "/snapshots/abc"
 	words := s.mountWords("1MiB")
 	if r := s.try(append([]string{"check"}, words[1:]...)...); r.code != exit.OK || !strings.Contains(r.stdout, seen) || !strings.Contains(r.stdout, "Mount "+model+remedy) {
@@ -26,7 +26,7 @@ func TestLinksLeaveTheSource(t *testing.T) {
 		t.Errorf("mount: %+v", r)
 	}
 	s.wantFinding(s.examined(exit.OK), doctor.Warning, "source", []string{seen}, "Mount "+model+remedy)
-	if got := s.milkweed("warmup", s.point); !strings.Contains(got, "0 of 0 files") || !strings.Contains(got, "there is no regular file, and symbolic links are not followed") {
+	if got := s.milkweed("warmup", s.point); !strings.Contains(got, "0 of 0 files") || !strings.Contains(got, "there is no regular file, and links in directories are not followed") {
 		t.Errorf("warmup: %s", got)
 	}
 	s.umount()
@@ -38,5 +38,25 @@ func TestLinksLeaveTheSource(t *testing.T) {
 	}
 	if got := s.logs(); strings.Count(got, "lead out of the mount") != 2 { // twice in one line
 		t.Errorf("the logs:\n%s", got)
+	}
+}
+
+// The links of a generation are judged from its directory, whether the source is a link or the directory of generations.
+func TestLinksOfAGeneration(t *testing.T) {
+	s := newSite(t)
+	s.sh(`mkdir "$1/v1" "$1/v2" "$1/shared" && echo x >"$1/shared/x" && ln -s ../shared/x "$1/v1/x" && ln -s v2 "$1/current"`, s.source)
+	sets := s.source
+	for _, source := range []string{sets, sets + "/current"} {
+		s.source = source
+		want := "Mount " + sets + ", to which they lead, and use v1 in that mount."
+		words := append(s.mountWords("1MiB"), "-o", "generation=v1")
+		if r := s.try(append([]string{"check"}, words[1:]...)...); !strings.Contains(r.stdout, want) {
+			t.Errorf("check of %s: %+v", source, r)
+		}
+		if r := s.try(words...); r.code != exit.OK || !strings.Contains(r.stderr, want) {
+			t.Errorf("mount of %s: %+v", source, r)
+		}
+		s.wantFinding(s.examined(exit.OK), doctor.Warning, "source", []string{"1 of 1 sampled"}, want)
+		s.umount()
 	}
 }

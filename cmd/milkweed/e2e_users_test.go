@@ -129,7 +129,7 @@ func TestGuestsWithoutProc(t *testing.T) {
 	s := newSite(t)
 	s.write("f", 1000)
 	s.sh(`mount --bind "$1" "$1" && mount --make-shared "$1"`, s.dir) // so that the mount is seen outside
-	for _, own := range []string{"", "--mount-proc"} { // as in a container
+	for _, own := range []string{"", "--mount-proc"} {                // as in a container
 		s.wrapper = append([]string{"unshare", "--mount", "--propagation", "unchanged", "--pid", "--fork"}, strings.Fields(own+" --")...)
 		d := &foreground{site: s, ended: make(chan error, 1)}
 		d.cmd = s.command(append(s.words(s.mountWords("1MiB")), "--foreground", "--options", "allow_other")...)

@@ -192,8 +192,8 @@ func estimateOutcome(p control.Progress, err error) error {
 func summary(p control.Progress, took time.Duration) string {
 	line := fmt.Sprintf("%s of %s (%s of %s) in the tiers after %v",
 		count(p.FilesDone), files(p.FilesTotal), size(p.BytesDone), size(p.BytesTotal), took.Round(10*time.Millisecond))
-	if p.FilesTotal == 0 && p.FilesFailed == 0 {
-		line += "; there is no regular file, and symbolic links are not followed"
+	if p.FilesTotal == 0 && p.FilesFailed == 0 && !p.Scanning {
+		line += "; there is no regular file, and links in directories are not followed"
 	}
 	if p.FilesSkipped > 0 {
 		line += fmt.Sprintf("; %s (%s) skipped, because no tier has room", files(p.FilesSkipped), size(p.BytesSkipped))

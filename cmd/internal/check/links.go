@@ -16,44 +16,47 @@ import (
 type Links struct {
 	Leaving, Seen int
 	Example       string // one that leaves, as ls(1) shows it
-	Mount         string // the directory that has the source and the targets, those of relative links if there are any
-	Name          string // that of the source in it
 	Absolute      bool   // some that leave are absolute, and do so wherever the dataset is mounted
+	Mount         string // the directory to which those lead that would stay in a mount of it; "": there is none
+	Name          string // that of the source in it
 }
 
-// FindLinks reads the symbolic links with these names in a source, which is the directory root and is mounted at point,
-// until ctx is done. It looks at no target: that may be where a call hangs.
+// examinedLinks bounds the links that are read, each of which takes a request.
+const examinedLinks = 16
+
+// FindLinks reads some symbolic links with these names, until ctx is done. The source is mounted at point, and is the
+// directory root; "" is none. FindLinks looks at no target: that may be where a call hangs.
 func FindLinks(ctx context.Context, source any, root, point string, names []string) (l Links) {
 	reader, ok := drivers.As[drivers.Readlinker](source)
 	if !ok || len(names) == 0 {
 		return l
 	}
-	dir := config.RealPath(root)
-	var relative, absolute []string // what a mount must have for links that leave
-	for _, name := range names {
+	dir := ""
+	if root != "" {
+		dir = config.RealPath(root)
+	}
+	var relative, absolute []string // where links that leave lead to
+	for _, name := range names[:min(len(names), examinedLinks)] {
 		target, err := reader.Readlink(ctx, name)
 		if err != nil {
-			continue // it is gone, or may not be read
+			continue // it is gone, or may not be read, or ctx is done
 		}
 		l.Seen++
-		if path.IsAbs(target) {
-			if point != "" && paths.Within(target, point) {
-				continue
-			}
-			at := target
-			if below, ok := paths.Rel(target, root); ok {
+		isAbsolute, at := path.IsAbs(target), path.Join(point, path.Dir(name), target)
+		if isAbsolute {
+			at = path.Clean(target)
+		}
+		above := path.Join(path.Dir(name), target)
+		switch {
+		case point != "" && paths.Within(at, point), !isAbsolute && above != ".." && !strings.HasPrefix(above, "../"):
+			continue
+		case !isAbsolute:
+			relative = append(relative, parentOf(dir, above))
+		default:
+			if below, ok := paths.Rel(at, root); ok {
 				at = path.Join(dir, below)
 			}
 			absolute = append(absolute, at)
-		} else {
-			above := dir
-			for rest := path.Join(path.Dir(name), target) + "/"; strings.HasPrefix(rest, "../"); rest = rest[len("../"):] {
-				above = path.Dir(above)
-			}
-			if above == dir {
-				continue
-			}
-			relative = append(relative, above)
 		}
 		if l.Leaving++; l.Leaving == 1 {
 			l.Example = paths.Printable(name) + " -> " + paths.Printable(target)
@@ -63,14 +66,23 @@ func FindLinks(ctx context.Context, source any, root, point string, names []stri
 	if len(relative) == 0 {
 		relative = absolute
 	}
-	l.Mount = dir
-	for _, at := range relative {
-		for l.Mount != "/" && !paths.Within(at, l.Mount) {
-			l.Mount = path.Dir(l.Mount)
+	if l.Mount = dir; dir != "" {
+		for _, at := range relative {
+			for l.Mount != "/" && !paths.Within(at, l.Mount) {
+				l.Mount = path.Dir(l.Mount)
+			}
 		}
+		l.Name, _ = paths.Rel(dir, l.Mount)
 	}
-	l.Name, _ = paths.Rel(dir, l.Mount)
 	return l
+}
+
+// parentOf returns the directory above dir where a path below it leads first, which begins with "..".
+func parentOf(dir, above string) string {
+	for rest := above + "/"; strings.HasPrefix(rest, "../"); rest = rest[len("../"):] {
+		dir = path.Dir(dir)
+	}
+	return dir
 }
 
 // Advice returns what is wrong and what to do, "" if no link leaves.
@@ -78,16 +90,16 @@ func (l Links) Advice() (detail, remedy string) {
 	if l.Leaving == 0 {
 		return "", ""
 	}
-	detail = fmt.Sprintf("%d of %d sampled symbolic links lead out of the mount, such as %s: their targets are missing there, or are read without Milkweed", l.Leaving, l.Seen, l.Example)
-	var steps []string
-	if l.Absolute {
-		steps = append(steps, "Make the absolute links relative.")
-	}
+	detail = fmt.Sprintf("%d of %d sampled symbolic links lead out of the mount, such as %s: their targets are missing there, or are read without Milkweed",
+		l.Leaving, l.Seen, l.Example)
 	switch {
-	case l.Mount == "/":
-		steps = append(steps, "Mount a directory that has the dataset and the targets, or copy them into the dataset.")
+	case l.Mount == "/" || l.Mount == "" || l.Name == "." && !l.Absolute:
+		remedy = "Mount a directory to which they lead, too, or replace the links by the files."
 	case l.Name != ".":
-		steps = append(steps, fmt.Sprintf("Mount %s, which has the targets, too, and use %s in that mount.", paths.Printable(l.Mount), paths.Printable(l.Name)))
+		remedy = fmt.Sprintf("Mount %s, to which they lead, and use %s in that mount.", paths.Printable(l.Mount), paths.Printable(l.Name))
 	}
-	return detail, strings.Join(steps, " ")
+	if l.Absolute {
+		remedy = strings.TrimSpace("Make absolute links relative. " + remedy)
+	}
+	return detail, remedy
 }

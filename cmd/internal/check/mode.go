@@ -21,10 +21,11 @@ type Service struct {
 
 	Granularity time.Duration // of the times of the source; 0: its versions identify the content
 
-	Links Links // of the sample, that lead out of the mount
+	Links Links // those of the sample that lead out of the mount
 }
 
-// Decide chooses the mode of a mount. It samples files of the source. Tiers has the result of
+// Decide chooses the mode of a mount. It samples files of the source, which is what c has as such: a generation is a
+// source of its own. Tiers has the result of
 // TierPassthrough of each tier, or why the tier is not open.
 func Decide(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) Service {
 	in := thisHost().modeInputs(ctx, c, source, tiers)
@@ -62,7 +63,11 @@ func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.S
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
-	in := modeInputs{slices.Collect(maps.Values(sample.Files)), FindLinks(ctx, source, c.Source.Path, c.Mount.Point, sample.Links), probeResults{tiers: make([]error, len(c.Tiers))}}
+	in := modeInputs{
+		sample:       slices.Collect(maps.Values(sample.Files)),
+		links:        FindLinks(ctx, source, c.Source.Path, c.Mount.Point, sample.Links),
+		probeResults: probeResults{tiers: make([]error, len(c.Tiers))},
+	}
 	if AllowsPassthrough(c) {
 		in.tiers = tiers
 		in.source = errReadAhead
@@ -137,21 +142,23 @@ type Source interface {
 
 // Preview returns findings about the mode that Decide would choose for c, and about
 // the directories for which passthrough works. None of them is a Problem. Preview
-// opens the source with open, and closes it.
-func Preview(ctx context.Context, c *config.Config, open func() (Source, error)) []Finding {
+// opens what the mount shows with open, which also returns where it is, and closes it.
+func Preview(ctx context.Context, c *config.Config, open func() (Source, config.Source, error)) []Finding {
 	return thisHost().preview(ctx, c, open)
 }
 
-func (h host) preview(ctx context.Context, c *config.Config, open func() (Source, error)) []Finding {
+func (h host) preview(ctx context.Context, c *config.Config, open func() (Source, config.Source, error)) []Finding {
 	onTimeout := warning("mode", "See the findings of the source and the tiers.",
 		"the source or a tier did not respond within %s", h.timeout)
 	return h.withTimeout(ctx, onTimeout, func() []Finding {
-		source, err := open()
+		source, at, err := open()
 		if err != nil {
 			return warning("mode", "See the finding of the source.", "not known: %v", reason(err))
 		}
 		defer source.Close()
-		return h.inspectMode(ctx, c, source)
+		shown := *c
+		shown.Source = at
+		return h.inspectMode(ctx, &shown, source)
 	})
 }
 
@@ -174,7 +181,7 @@ func (h host) inspectMode(ctx context.Context, c *config.Config, source drivers.
 		findings = append(findings, warning("times", ImageRemedy,
 			"%s: if it is replaced while nothing is mounted, files of the same size and time are taken for unchanged", why)...)
 	}
-	if detail, remedy := in.links.Advice(); detail != "" {
+	if detail, remedy := in.links.Advice(); detail != "" && c.Source.Manifest == "" { // which may have others
 		findings = append(findings, warning("links", remedy, "%s", detail)...)
 	}
 	if g := Granularity(in.sample); g > 0 {

@@ -261,7 +261,10 @@ func TestPreviewHere(t *testing.T) {
 	}
 }
 
-func (w *world) openSource() (Source, error) { return posix.OpenDir(w.config.Source.Path) }
+func (w *world) openSource() (Source, config.Source, error) {
+	d, err := posix.OpenDir(w.config.Source.Path)
+	return d, w.config.Source, err
+}
 
 func TestPreviewWithoutSource(t *testing.T) {
 	w := newWorld(t)

@@ -223,7 +223,7 @@ func source(f *Facts) (all []Finding) {
 		all = append(all, one(Warning, subject, "Check the load of its server and the network.", seeSlow,
 			"%s for more than a second", plural(n, "request waits", "requests wait"))...)
 	}
-	if detail, remedy := s.Links.Advice(); detail != "" {
+	if detail, remedy := s.Links.Advice(); detail != "" && f.Settings["source.manifest"] == "" { // which may have others
 		all = append(all, one(Warning, subject, remedy, seeNames, "%s", detail)...)
 	}
 	if s.Image != "" && f.Status.Generation == "" {

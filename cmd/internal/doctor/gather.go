@@ -81,7 +81,7 @@ func Gather(ctx context.Context, c *control.Client, version string) (*Facts, err
 	gathering.Go(func() {
 		var err error
 		f.Source, err = within(ctx, func(ctx context.Context) (Source, error) {
-			s, err := measure(ctx, f.Status.Source.Path, f.Status.MountPoint)
+			s, err := measure(ctx, shownDir(f.Status.Source.Path, f.Status.Generation), f.Status.MountPoint)
 			switch pid, path := f.Status.PID, f.Status.Source.Path; {
 			case errors.Is(err, unix.ENOENT):
 				s.Gone = isGone(pid, path)
@@ -198,7 +198,22 @@ const (
 	firstRead    = 4 << 10
 )
 
-// measure measures a source that is a directory, and is mounted at point. Of a bucket it returns the zero value: requests cost
+// shownDir returns the directory that a mount of path shows: one of the generation in it, or beside the target of the link
+// that it is.
+func shownDir(path, generation string) string {
+	if generation == "" || config.IsURL(path) {
+		return path
+	}
+	target := config.RealPath(path)
+	for _, dir := range []string{filepath.Join(target, generation), filepath.Join(filepath.Dir(target), generation)} {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			return dir
+		}
+	}
+	return path
+}
+
+// measure measures a directory that is mounted at point. Of a bucket it returns the zero value: requests cost
 // money, and the daemon counts those that the store has refused.
 func measure(ctx context.Context, path, point string) (Source, error) {
 	if config.IsURL(path) {
