@@ -59,3 +59,25 @@ func TestRuntimeDirIsRemoved(t *testing.T) {
 		})
 	}
 }
+
+// While the socket of a daemon cannot be made, commands say so and end nothing. The daemon makes it when it can.
+func TestNoControlSocket(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 5000)
+	s.mount("1MiB")
+	s.sh(`mv "$1/run" "$1/away" && echo >"$1/run"`, s.dir)
+	if r := s.try("status", s.point); r.code != exit.NotMounted || !strings.Contains(r.stderr, "is mounted and works, but its daemon has no control socket at present") || strings.Contains(r.stderr, "umount") {
+		t.Errorf("status: %+v", r)
+	}
+	if r := s.try(append(s.mountWords("1MiB"), "--clear-stale")...); r.code == exit.OK {
+		t.Errorf("a second mount: %+v", r)
+	}
+	s.must("cmp", s.point+"/f", s.source+"/f")
+	if log := s.logs(); strings.Count(log, "commands cannot find this daemon") != 1 {
+		t.Errorf("the log: %s", log)
+	}
+	s.sh(`rm "$1/run" && mkdir -m 711 "$1/run"`, s.dir)
+	s.eventually("the daemon has a socket", func() bool { return s.try("status", s.point).code == exit.OK })
+	s.umount()
+	s.wantNothing()
+}

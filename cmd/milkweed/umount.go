@@ -242,6 +242,9 @@ func clearStale(ctx context.Context, point string) error {
 	if err := endKilled(m, err); err != nil {
 		return err
 	}
+	if control.Works(m.Point) { // it has no socket
+		return nil
+	}
 	return unmount(ctx, m, true)
 }
 

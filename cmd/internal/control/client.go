@@ -138,6 +138,12 @@ func newRoot(mountPoint string) root {
 	})
 }
 
+// Works reports whether the root of a mount answers. Its daemon lives then, also if Dial fails.
+func Works(mountPoint string) bool {
+	_, err := newRoot(mountPoint)()
+	return err == nil || errors.Is(err, unix.ENODATA)
+}
+
 // socketOf returns the socket that the root names if it is in a directory of one of these users, in which no other user
 // can make sockets. The result is "" if there is none, or the daemon does not answer in time.
 func (r root) socketOf(uids []int) string {
