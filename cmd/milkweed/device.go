@@ -29,16 +29,29 @@ func (f *mountFlags) passDevice(flags *pflag.FlagSet, point string) error {
 		return nil
 	}
 	fd, err := strconv.Atoi(path[1])
-	if err != nil || !errors.Is(fs.CheckDevice(fd), fs.ErrNotDevice) {
+	if err != nil || strconv.Itoa(fd) != path[1] || fd > maxDescriptor {
+		return nil // no descriptor has this name
+	}
+	if !errors.Is(fs.CheckDevice(fd), fs.ErrNotDevice) {
 		f.passed = point
 		return flags.Set("fuse-fd", path[1])
 	}
-	if target, err := os.Readlink(point); err == nil && !f.foreground {
-		return optionError(fmt.Errorf("mount point %s: a daemon in the background does not inherit the descriptor", point),
-			fmt.Sprintf("Name %s, or add --foreground.", text(target)))
+	info, err := os.Stat(point)
+	if err != nil || !info.IsDir() {
+		return optionError(fmt.Errorf("mount point %s is neither /dev/fuse nor a directory", point), "Name an empty directory.")
 	}
-	return nil
+	if f.foreground && !f.watched || f.fake {
+		return nil
+	}
+	remedy := "Name the directory by its path, or add --foreground."
+	if f.watched {
+		remedy = "Name the directory by its path."
+	}
+	return optionError(fmt.Errorf("mount point %s: the daemon does not inherit the descriptor", point), remedy)
 }
+
+// maxDescriptor is larger than the number of any descriptor, and an int32.
+const maxDescriptor = 1 << 30
 
 // mountsOfDevice returns the mounts of the descriptor of --fuse-fd in this mount namespace, as far as the kernel tells.
 func (f *mountFlags) mountsOfDevice() mounts.Table {

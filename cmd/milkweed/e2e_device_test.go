@@ -147,11 +147,13 @@ func TestMountPointIsADevice(t *testing.T) {
 		s := newSite(t)
 		s.write("f", 1000)
 		for words, says := range map[string]string{
-			`exec 3<>/dev/fuse && exec "$@"`:        "mount point /dev/fd/3 needs --foreground",
-			`exec 3<>/dev/fuse && exec "$@" -f`:     "mount point /dev/fd/3: descriptor 3: it is not mounted",
-			`exec 3<"$POINT" && exec "$@"`:          "Name " + s.point + ", or add --foreground.",
-			`exec 3</dev/null && exec "$@" -f`:      "/dev/null is not a directory",
-			`exec "$@" -f --supervise 3<>/dev/fuse`: "--supervise exclude each other",
+			`exec 3<>/dev/fuse && exec "$@"`:              "mount point /dev/fd/3 needs --foreground",
+			`exec 3<>/dev/fuse && exec "$@" -f`:           "mount point /dev/fd/3: descriptor 3: it is not mounted",
+			`exec 3<"$POINT" && exec "$@"`:                "Name the directory by its path, or add --foreground.",
+			`exec 3<"$POINT" && exec "$@" -f --supervise`: "the daemon does not inherit the descriptor",
+			`exec 3</dev/null && exec "$@" -f`:            "/dev/fd/3 is neither /dev/fuse nor a directory",
+			`exec "$@" 3<&-`:                              "/dev/fd/3 is neither /dev/fuse nor a directory",
+			`exec "$@" -f --supervise 3<>/dev/fuse`:       "--supervise exclude each other",
 		} {
 			args := s.words(s.mountWords("1MiB"))
 			args[len(args)-1] = "/dev/fd/3"

@@ -68,7 +68,7 @@ func Visit(ctx context.Context, mountPoint string) (*Client, error) {
 	if _, failed := probe(ctx, path); failed != nil {
 		return nil, err
 	}
-	return newClientOf(mountPoint, path, func() string { return newRoot(mountPoint).socketOf(mounters(mountPoint)) }), nil
+	return newClientOf(mountPoint, path, func() string { return cmp.Or(newRoot(mountPoint).socketOf(mounters(mountPoint)), path) }), nil
 }
 
 // dial is Dial for a daemon of one of its owners.
@@ -100,6 +100,9 @@ func findSocket(ctx context.Context, mountPoint string, root root, owners []int)
 				errs = append(errs, err)
 			}
 		}
+	}
+	if ctx.Err() != nil {
+		return "", ctx.Err()
 	}
 	// The mount point may have had another path when the daemon began to listen, its environment may have been
 	// another one, or the socket was removed.
@@ -140,8 +143,15 @@ func newRoot(mountPoint string) root {
 
 // Works reports whether the root of a mount answers. Its daemon lives then, also if Dial fails.
 func Works(mountPoint string) bool {
-	_, err := newRoot(mountPoint)()
-	return err == nil || errors.Is(err, unix.ENODATA)
+	root := newRoot(mountPoint)
+	_, err := root()
+	return err == nil || root.hasNone()
+}
+
+// hasNone reports whether the daemon has no socket at present.
+func (r root) hasNone() bool {
+	_, err := r()
+	return errors.Is(err, unix.ENODATA)
 }
 
 // socketOf returns the socket that the root names if it is in a directory of one of these users, in which no other user
@@ -254,11 +264,14 @@ func notAnswering(mountPoint string, err error, root root) error {
 	case i < 0:
 		e.Err = fmt.Errorf("no Milkweed is mounted at %s", mountPoint)
 		e.Remedy = mountedRemedy(mounts)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	case root.hasNone():
+		e.Err = fmt.Errorf("%s is mounted and works, but its daemon has no control socket at present", mountPoint)
+		e.Remedy = "The log of the daemon says why. It makes the socket again when it can."
 	case mounts[i].UID != os.Geteuid() && os.Geteuid() != 0:
 		e.Err = fmt.Errorf("%s was mounted by another user (%d); only that user and root can use its daemon, and with allow_other in part the users who may read it", mountPoint, mounts[i].UID)
 		e.Remedy = "Run the command as that user or as root."
-	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
-		return err
 	case mounts[i].Part != "":
 		e.Err = fmt.Errorf("%s is the part %s of a mount, whose daemon cannot be found from there", mountPoint, mounts[i].Part)
 		e.Remedy = "Run the command where the whole dataset is mounted."
@@ -266,16 +279,11 @@ func notAnswering(mountPoint string, err error, root root) error {
 			e.Remedy = fmt.Sprintf("Use %s.", path)
 		}
 	default:
-		switch path, err := root(); {
-		case err == nil:
+		e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
+		e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
+		if path, err := root(); err == nil {
 			e.Err = fmt.Errorf("%s is mounted and works, but its control socket cannot be used from here: %s", mountPoint, path)
 			e.Remedy = "If the daemon runs in a container, run the command there."
-		case errors.Is(err, unix.ENODATA):
-			e.Err = fmt.Errorf("%s is mounted and works, but its daemon has no control socket at present", mountPoint)
-			e.Remedy = "The log of the daemon says why. It makes the socket again when it can."
-		default:
-			e.Err = fmt.Errorf("the daemon of %s does not answer", mountPoint)
-			e.Remedy = fmt.Sprintf("If it has died, `milkweed umount %s` removes the mount. Then mount again.", mountPoint)
 		}
 	}
 	return e

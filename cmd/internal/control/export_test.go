@@ -33,5 +33,6 @@ func Abandon(l *Listener) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.end()
 	l.socket.UnixListener.Close()
 }

@@ -30,7 +30,11 @@ type Listener struct {
 	pathIn func(folder, mountPoint string) string // the path of the socket in a directory, for commands
 	all    bool                                   // for all users
 	guests guestBook
-	asked  atomic.Bool // Told waits for keep
+	asked  atomic.Bool        // Told waits for keep
+	open   context.Context    // until Close
+	end    context.CancelFunc // of open
+	next   time.Time          // when Accept looks for the socket again; of Accept alone
+	said   string             // the last failure that Accept has logged; of Accept alone
 
 	making sync.Mutex // held while a socket is made or moved, which takes at most makeTime
 
@@ -44,8 +48,9 @@ type Listener struct {
 // A socket is one on which this process listens. It does not change.
 type socket struct {
 	*net.UnixListener
-	path string
-	file os.FileInfo // of path, when it was made
+	folder string // as the environment names it, perhaps a link with a slash
+	path   string
+	file   os.FileInfo // of path, when it was made
 }
 
 // keepTime is the time between two looks for the socket. Tests shorten it.
@@ -55,6 +60,11 @@ const (
 	makeTime = 2 * time.Second // for making it again
 	toldTime = time.Second     // in which Told waits for that, less than resolveTimeout
 )
+
+func newListener(point string, pathIn func(folder, mountPoint string) string, all bool) *Listener {
+	open, end := context.WithCancel(context.Background())
+	return &Listener{point: point, pathIn: pathIn, all: all, open: open, end: end, next: time.Now().Add(keepTime)}
+}
 
 // listen makes the first socket of l.
 func (l *Listener) listen(ctx context.Context) (*Listener, error) {
@@ -112,6 +122,7 @@ func (l *Listener) makeSocket(ctx context.Context, folder string) (*socket, erro
 		s.Close()
 		return nil, err
 	}
+	s.folder = folder
 	return s, nil
 }
 
@@ -192,7 +203,7 @@ func replaceSocket(ctx context.Context, path string, mode os.FileMode) (*socket,
 		u.Close()
 		return nil, err
 	}
-	return &socket{u, path, file}, nil
+	return &socket{UnixListener: u, folder: filepath.Dir(path), path: path, file: file}, nil
 }
 
 // isThere reports whether path is the socket.
@@ -203,7 +214,7 @@ func (s *socket) isThere() bool {
 
 // lost returns why commands do not use the socket, or nil.
 func (s *socket) lost() error {
-	err := checkFolder(filepath.Dir(s.path), os.Geteuid())
+	err := checkFolder(s.folder, os.Geteuid())
 	if err == nil && !s.isThere() {
 		err = fmt.Errorf("%s was removed or replaced", s.path)
 	}
@@ -222,13 +233,16 @@ func (s *socket) Close() error {
 func (l *Listener) keep() error {
 	l.making.Lock()
 	defer l.making.Unlock()
+	if l.open.Err() != nil {
+		return net.ErrClosed
+	}
 	before := l.current()
 	why := before.lost()
 	if why == nil {
 		l.setFailed(time.Time{})
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), makeTime)
+	ctx, cancel := context.WithTimeout(l.open, makeTime)
 	defer cancel()
 	folder, err := makeFolder(os.Geteuid(), l.all)
 	if err != nil {
@@ -278,20 +292,20 @@ func (l *Listener) current() *socket {
 
 // Accept implements net.Listener. Only one goroutine calls it.
 func (l *Listener) Accept() (net.Conn, error) {
-	var said string // the last error of keep
-	for next := time.Now().Add(keepTime); ; {
+	for {
 		s := l.current()
-		s.SetDeadline(next)
-		if l.asked.Swap(false) || !time.Now().Before(next) {
+		s.SetDeadline(l.next)
+		if (l.asked.Load() || !time.Now().Before(l.next)) && l.open.Err() == nil {
 			err := l.keep()
 			text := ""
 			if err != nil {
 				text = err.Error()
 			}
-			if text != "" && text != said && l.Log != nil {
+			if text != "" && text != l.said && l.Log != nil && l.open.Err() == nil {
 				l.Log.Warn("commands cannot find this daemon", "err", err)
 			}
-			said, next = text, time.Now().Add(keepTime)
+			l.said, l.next = text, time.Now().Add(keepTime)
+			l.asked.Store(false)
 			continue
 		}
 		conn, err := s.AcceptUnix()
@@ -369,5 +383,6 @@ func (l *Listener) Close() error {
 		return net.ErrClosed
 	}
 	l.closed = true
+	l.end()
 	return l.socket.Close()
 }

@@ -50,19 +50,19 @@ var errInUse = errors.New("another daemon listens on it")
 // listens on it. It replaces the socket of a daemon that has died. If a daemon listens on it,
 // the error is an *exit.Error with the code MountPoint. Closing the listener removes the socket.
 func Listen(ctx context.Context, mountPoint string) (*Listener, error) {
-	return (&Listener{point: mountPoint, pathIn: socketPath}).listen(ctx)
+	return newListener(mountPoint, socketPath, false).listen(ctx)
 }
 
 // ListenForAll is Listen for a mount that other users may read. They can connect, unless there is no directory for the
 // socket that they can enter; see Listener.Reachable.
 func ListenForAll(ctx context.Context, mountPoint string) (*Listener, error) {
-	return (&Listener{point: mountPoint, pathIn: socketPath, all: true}).listen(ctx)
+	return newListener(mountPoint, socketPath, true).listen(ctx)
 }
 
 // ListenNamed is Listen for a file system that another process has mounted, perhaps in another mount
 // namespace. name is the absolute path under which it is known.
 func ListenNamed(ctx context.Context, name string) (*Listener, error) {
-	return (&Listener{point: name, pathIn: namedPath}).listen(ctx)
+	return newListener(name, namedPath, false).listen(ctx)
 }
 
 // drainSuffix ends the name of the socket of a daemon that drains.

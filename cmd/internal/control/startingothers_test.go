@@ -32,12 +32,13 @@ func TestStartingOfOthers(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, uid, uid)); err != nil && !errors.Is(err, fs.ErrExist) {
 			t.Fatal(err)
 		}
-		l, err := replaceSocket(t.Context(), socketPath(folder, point), 0o600)
-		if err != nil {
+		l := newListener(point, socketPath, false)
+		var err error
+		if l.socket, err = replaceSocket(t.Context(), socketPath(folder, point), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { l.Close() })
-		return &Listener{socket: l}
+		return l
 	}
 	serve := func(l net.Listener, point string) {
 		server := &Server{}
