@@ -128,12 +128,13 @@ func TestGuestsWithoutProc(t *testing.T) {
 	drivertest.Need(t, "unshare", "setpriv")
 	s := newSite(t)
 	s.write("f", 1000)
-	s.sh(`mount --bind "$1" "$1" && mount --make-shared "$1"`, s.dir) // so that the mount is seen outside
-	for _, own := range []string{"", "--mount-proc"} {                // as in a container
-		s.wrapper = append([]string{"unshare", "--mount", "--propagation", "unchanged", "--pid", "--fork"}, strings.Fields(own+" --")...)
+	s.inNamespace(`mount --bind "$2" "$2" && mount --make-shared "$2"`, s.dir) // so that the mount is seen in it
+	namespace := s.wrapper
+	for _, own := range []string{"", "--mount-proc"} { // as in a container
+		s.wrapper = slices.Concat(namespace, []string{"unshare", "--mount", "--propagation", "unchanged", "--pid", "--fork"}, strings.Fields(own+" --"))
 		d := &foreground{site: s, ended: make(chan error, 1)}
 		d.cmd = s.command(append(s.words(s.mountWords("1MiB")), "--foreground", "--options", "allow_other")...)
-		s.wrapper = nil
+		s.wrapper = namespace
 		d.start()
 		s.eventually("the mount is ready", func() bool { return s.try("status", s.point).code == exit.OK })
 		for words, want := range map[string]string{"status": s.point, "where " + s.point + "/f": "f"} {
@@ -141,10 +142,9 @@ func TestGuestsWithoutProc(t *testing.T) {
 				t.Errorf("%q, %s: exit code %d\n%s%s", own, words, r.code, r.stdout, r.stderr)
 			}
 		}
-		s.sh(`umount "$1"`, s.point)
+		s.must("umount", s.point)
 		d.wait()
 	}
-	s.sh(`umount -l "$1"`, s.dir)
 }
 
 // For a guest, where permits what the kernel permits, and says no more of other names. Status names no file.
