@@ -24,9 +24,8 @@ type Service struct {
 	Links Links // those of the sample that lead out of the mount
 }
 
-// Decide chooses the mode of a mount. It samples files of the source, which is what c has as such: a generation is a
-// source of its own. Tiers has the result of
-// TierPassthrough of each tier, or why the tier is not open.
+// Decide chooses the mode of a mount, and samples files for that. The source is where c says; for a generation that is
+// its directory. Tiers has the result of TierPassthrough of each tier, or why the tier is not open.
 func Decide(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) Service {
 	in := thisHost().modeInputs(ctx, c, source, tiers)
 	mode, reason := in.chooseMode(c.Mount.Mode)

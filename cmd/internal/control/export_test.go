@@ -32,7 +32,6 @@ func Conns(l *Listener) int {
 func Abandon(l *Listener) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.closed = true
 	l.end()
 	l.socket.UnixListener.Close()
 }

@@ -32,7 +32,7 @@ type Listener struct {
 	guests guestBook
 	asked  atomic.Bool        // Told waits for keep
 	open   context.Context    // until Close
-	end    context.CancelFunc // of open
+	end    context.CancelFunc // of open; called with mu held
 	next   time.Time          // when Accept looks for the socket again; of Accept alone
 	said   string             // the last failure that Accept has logged; of Accept alone
 
@@ -41,7 +41,6 @@ type Listener struct {
 	mu       sync.Mutex // guards the following
 	socket   *socket
 	draining bool
-	closed   bool
 	failed   time.Time // when the socket could not be made again; zero: it is there, as far as is known
 }
 
@@ -269,7 +268,7 @@ func (l *Listener) keep() error {
 func (l *Listener) replace(s *socket) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.open.Err() != nil {
 		return false
 	}
 	l.socket = s
@@ -342,7 +341,7 @@ func (l *Listener) Told(uid uint32) string {
 			return s.path
 		}
 		l.mu.Lock()
-		mayHelp := time.Since(l.failed) > keepTime && time.Since(began) < toldTime && !l.closed
+		mayHelp := time.Since(l.failed) > keepTime && time.Since(began) < toldTime && l.open.Err() == nil
 		l.mu.Unlock()
 		if !mayHelp {
 			return ""
@@ -379,10 +378,9 @@ func (l *Listener) Drain() error {
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.open.Err() != nil {
 		return net.ErrClosed
 	}
-	l.closed = true
 	l.end()
 	return l.socket.Close()
 }
