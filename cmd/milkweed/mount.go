@@ -244,7 +244,10 @@ func (f *mountFlags) addDaemon(flags *pflag.FlagSet) {
 // the foreground, a command that starts a daemon, that daemon, and its supervisor.
 func (f *mountFlags) mount(ctx context.Context, flags *pflag.FlagSet, args []string, stderr io.Writer) error {
 	defer catchSIGPIPE()() // the program that has started the command may have been killed
-	if err := cmp.Or(f.passDevice(flags, lastOf(args)), f.checkDevice(flags)); err != nil {
+	if err := f.passDevice(flags, lastOf(args)); err != nil {
+		return err
+	}
+	if err := f.checkDevice(flags); err != nil {
 		return err
 	}
 	d, err := asDaemon()

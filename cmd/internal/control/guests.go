@@ -65,7 +65,7 @@ type guestBook struct {
 	refused []*peerConn          // those of users who are no guests
 }
 
-// tell records that a user is told the path of the socket.
+// tell records when a user learns the path of the socket.
 func (b *guestBook) tell(uid uint32) {
 	if isOwner(int(uid)) {
 		return

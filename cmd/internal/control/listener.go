@@ -230,6 +230,19 @@ func (s *socket) Close() error {
 
 // keep makes the socket again if commands cannot find it.
 func (l *Listener) keep() error {
+	err := l.makeAgain()
+	failed := time.Time{}
+	if err != nil {
+		failed = time.Now()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = failed
+	return err
+}
+
+// makeAgain is keep without a record of the failure.
+func (l *Listener) makeAgain() error {
 	l.making.Lock()
 	defer l.making.Unlock()
 	if l.open.Err() != nil {
@@ -238,26 +251,22 @@ func (l *Listener) keep() error {
 	before := l.current()
 	why := before.lost()
 	if why == nil {
-		l.setFailed(time.Time{})
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(l.open, makeTime)
 	defer cancel()
 	folder, err := makeFolder(os.Geteuid(), l.all)
 	if err != nil {
-		l.setFailed(time.Now())
 		return fmt.Errorf("%w; it cannot be made again: %w", why, err)
 	}
 	s, err := l.makeSocket(ctx, folder)
 	if err != nil {
-		l.setFailed(time.Now())
 		return fmt.Errorf("%w; it cannot be made again as %s: %w", why, l.path(folder), err)
 	}
 	if !l.replace(s) {
 		return s.Close()
 	}
 	before.Close() // Accept goes on with s
-	l.setFailed(time.Time{})
 	if l.Log != nil {
 		l.Log.Warn("the control socket was made again", "cause", why, "socket", s.path)
 	}
@@ -273,13 +282,6 @@ func (l *Listener) replace(s *socket) bool {
 	}
 	l.socket = s
 	return true
-}
-
-// setFailed sets when the socket could not be made again.
-func (l *Listener) setFailed(at time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.failed = at
 }
 
 // current returns the socket.
@@ -357,21 +359,30 @@ func (l *Listener) Reachable() error { return openToAll(filepath.Dir(l.current()
 // Drain gives the socket another name, so that another daemon can use the mount point. Draining
 // finds it under that name.
 func (l *Listener) Drain() error {
+	if err := l.rename(); err != nil {
+		return err
+	}
+	return l.keep() // it may have been removed
+}
+
+// rename gives the socket, if it is there, the name of one of a daemon that drains.
+func (l *Listener) rename() error {
 	l.making.Lock()
+	defer l.making.Unlock()
 	l.mu.Lock()
 	l.draining = true
 	l.mu.Unlock()
-	if s := l.current(); s.isThere() {
-		moved := *s
-		moved.path = l.path(filepath.Dir(s.path))
-		if err := os.Rename(s.path, moved.path); err != nil {
-			l.making.Unlock()
-			return err
-		}
-		l.replace(&moved)
+	s := l.current()
+	if !s.isThere() {
+		return nil
 	}
-	l.making.Unlock()
-	return l.keep() // it may have been removed
+	renamed := *s
+	renamed.path = l.path(filepath.Dir(s.path))
+	if err := os.Rename(s.path, renamed.path); err != nil {
+		return err
+	}
+	l.replace(&renamed)
+	return nil
 }
 
 // Close implements net.Listener.

@@ -81,8 +81,8 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// A listener whose socket is removed makes it again, also after Drain and again and again. While it cannot, it says so
-// once, and goes on trying.
+// A listener makes its socket again each time that it is removed, also after Drain. While it cannot, it goes on trying,
+// and has logged that once.
 func TestSocketIsMadeAgain(t *testing.T) {
 	dir := shortDir(t)
 	folder := dir + "/made/run"
@@ -234,7 +234,7 @@ func TestFolderWithTwoNames(t *testing.T) {
 	l.Close()
 }
 
-// A user who is told the path of a socket that was removed finds the new one there.
+// The path that Told returns is that of a socket that is there, also if it was removed before.
 func TestToldSocketIsThere(t *testing.T) {
 	l, _ := serving(t, shortDir(t), time.Hour)
 	for range 10 {
