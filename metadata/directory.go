@@ -23,6 +23,7 @@ type directory struct {
 	denied      bool           // the source has denied the last listing
 	manyMissing bool           // there were more than maxMissing names in missing; it may be any name
 	relist      bool           // a name was found that the listing lacks: the next one comes from the source
+	removed     uint16         // counts names that were removed, except by a listing
 	version     uint32         // counts changes of the set of entries
 	retired     uint32         // counts entries that have lost their name
 	checked     uint32         // time when Sweep last compared the directory with the source, by Container.now

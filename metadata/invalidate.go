@@ -72,6 +72,7 @@ func (c *Container) remove(d *directory, e *Entry) {
 	if !c.byListing && d.shown(e.Name()) == e {
 		d.relist = true // other names may have changed too; one ReadDir shows all of them
 	}
+	d.removed++
 	d.delete(e.Name())
 	c.retire(e)
 }

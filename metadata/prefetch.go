@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"syscall"
 
@@ -14,6 +15,9 @@ import (
 // Nobody has requested the listing, so that nothing else changes: a name that is not in it is still
 // requested from the source when it is looked up, and a program that lists the directory gets
 // another listing. A concurrent listing does not wait for this one.
+//
+// If names of the directory vanish meanwhile, the listing may still have them, and ListAhead takes
+// another one. The error is errVanishing if that goes on.
 func (c *Container) ListAhead(ctx context.Context, dir *Entry) error {
 	ctx = drivers.Background(ctx)
 	if err := c.loadSnapshot(ctx, dir); err != nil {
@@ -23,17 +27,29 @@ func (c *Container) ListAhead(ctx context.Context, dir *Entry) error {
 		_, err := c.Listing(ctx, dir)
 		return err
 	}
+	for range maxListings {
+		if done, err := c.tryListAhead(ctx, dir); done || err != nil {
+			return err
+		}
+	}
+	return errVanishing
+}
+
+var errVanishing = errors.New("names have vanished while they were listed")
+
+// tryListAhead is ListAhead with one listing. It reports false if that may have names that have vanished since.
+func (c *Container) tryListAhead(ctx context.Context, dir *Entry) (done bool, err error) {
 	d := dir.dir
 	d.mu.RLock()
-	done := d.allNames()
+	done, removed := d.allNames(), d.removed
 	d.mu.RUnlock()
 	if done {
-		return nil
+		return true, nil
 	}
 	requested := c.now()
 	infos, _, err := c.names(ctx, dir)
 	if err != nil {
-		return err
+		return false, err
 	}
 	copies := dirCopies{retired: d.countRetired()}
 	if slices.ContainsFunc(infos, func(i drivers.Info) bool { return i.Err == nil }) {
@@ -41,8 +57,13 @@ func (c *Container) ListAhead(ctx context.Context, dir *Entry) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if dir.Stale() {
-		return syscall.ESTALE
+	switch {
+	case dir.Stale():
+		return false, syscall.ESTALE
+	case d.everListed: // since then
+		return true, nil
+	case d.removed != removed:
+		return false, nil
 	}
 	var added []*Entry
 	for _, info := range infos {
@@ -58,7 +79,7 @@ func (c *Container) ListAhead(ctx context.Context, dir *Entry) error {
 		d.sorted, d.shared = slices.Concat(d.all(), added), false
 		sortByName(d.sorted)
 	}
-	return nil
+	return true, nil
 }
 
 // allNames reports whether all names of the directory were known at some time; d.mu must be held.

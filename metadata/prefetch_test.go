@@ -1,10 +1,12 @@
 package metadata
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/milkweedfs/milkweed/drivers"
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
@@ -73,5 +75,91 @@ func TestRevalidateAfterListAhead(t *testing.T) {
 	entries, _, _, _ := dir.dir.known()
 	if len(entries) != 1 {
 		t.Errorf("got %d names to compare, want 1", len(entries))
+	}
+}
+
+// A listing for prefetch whose files are replaced meanwhile is not repeated.
+func TestListAheadWhileFilesChange(t *testing.T) {
+	mem := drivertest.NewMem(0)
+	source := &overtaken{Driver: mem}
+	w := worldOf(t, source, time.Hour)
+	consume(t, w, func(Outdated) {})
+	mem.Put("d/f", nil)
+	old := w.get(t, "d/f")
+	lists := 0
+	source.after = func() {
+		lists++
+		mem.Put("d/f", []byte("x"))
+		w.revalidate(t, ".")
+	}
+	if err := w.ListAhead(bg, old.Parent()); err != nil || lists != 1 {
+		t.Errorf("got %v after %d listings, want one", err, lists)
+	}
+	if e := w.get(t, "d/f"); e == old || e.Size() != 1 {
+		t.Errorf("got %+v, want the new version", e.Info())
+	}
+}
+
+// A source that calls after when it has listed the directory d.
+type overtaken struct {
+	drivers.Driver
+	after func()
+}
+
+func (o *overtaken) ReadDir(ctx context.Context, dir string) ([]drivers.Info, error) {
+	infos, err := o.Driver.ReadDir(ctx, dir)
+	if dir == "d" && o.after != nil {
+		o.after()
+	}
+	return infos, err
+}
+
+// A listing for prefetch does not bring back a name that was found missing after the source had
+// answered.
+func TestListAheadIsOvertaken(t *testing.T) {
+	validate := func(t *testing.T, w *world) { w.revalidate(t, ".") }
+	for _, tt := range []struct {
+		name     string
+		lists    int // listings that are overtaken
+		want     error
+		overtake func(t *testing.T, w *world)
+	}{
+		{"by a validation", 1, nil, validate},
+		{"by a listing", 1, nil, func(t *testing.T, w *world) { w.list(t, "d") }},
+		{"by many validations", maxListings, errVanishing, validate},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			mem := drivertest.NewMem(0)
+			source := &overtaken{Driver: mem}
+			w := worldOf(t, source, time.Hour)
+			consume(t, w, func(Outdated) {})
+			mem.Put("d/kept", nil)
+			for i := range tt.lists {
+				mem.Put(fmt.Sprint("d/removed", i), nil)
+				w.get(t, fmt.Sprint("d/removed", i))
+			}
+			next := 0
+			source.after = func() {
+				after := source.after
+				source.after = nil
+				mem.Delete(fmt.Sprint("d/removed", next))
+				tt.overtake(t, w)
+				if next++; next < tt.lists {
+					source.after = after
+				}
+			}
+			if err := w.ListAhead(bg, w.get(t, "d")); err != tt.want {
+				t.Errorf("got error %v, want %v", err, tt.want)
+			}
+			if next != tt.lists {
+				t.Errorf("%d listings were overtaken, want %d", next, tt.lists)
+			}
+			for i := range tt.lists {
+				wantMissing(t, w, fmt.Sprint("d/removed", i))
+			}
+			if got := w.list(t, "d"); got != "kept" {
+				t.Errorf("got listing %q, want the name that is left", got)
+			}
+		})
 	}
 }
