@@ -140,6 +140,18 @@ func WholeBlocks(off, n, size int64) bool {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// CheckEmpty returns an error that matches ErrUnsized if an open file has content, whatever its size is. It reads a byte.
+func CheckEmpty(ctx context.Context, o Object) error {
+	n, err := o.ReadAt(ctx, make([]byte, 1), 0)
+	switch {
+	case n > 0:
+		return ErrUnsized
+	case err == io.EOF:
+		return nil
+	}
+	return err
+}
+
 // Checksum adds p to a checksum of a block, which begins as 0: a CRC-32C (Castagnoli). It is that of
 // records on tiers, and of blocks that nodes send each other.
 func Checksum(sum uint32, p []byte) uint32 { return crc32.Update(sum, castagnoli, p) }
@@ -152,6 +164,9 @@ var (
 	// ErrShort: the storage ends the file before the size in Info, although it
 	// still has the version that was opened. The bytes before the end are valid.
 	ErrShort = errors.New("the file ends before its size")
+
+	// ErrUnsized: the file has content, although its size is 0. It matches syscall.EOPNOTSUPP.
+	ErrUnsized = fmt.Errorf("the source shows size 0 for a file that has content: %w", syscall.EOPNOTSUPP)
 
 	// ErrMismatch: the storage does not have the file that a Pinner knows. It matches syscall.EIO.
 	ErrMismatch = fmt.Errorf("not as in the manifest: %w", syscall.EIO)

@@ -24,6 +24,10 @@ type Info struct {
 	// stat(2), or FullBlocks(Size) if the storage has no such number.
 	Blocks int64
 
+	// Unsized tells that Size, which is 0, proves nothing: the storage makes the content of some files when
+	// they are read, and shows no size for them. Only a read tells such a file from an empty one.
+	Unsized bool
+
 	// Names is the number of names of a Store that share the storage of a copy, and 0 elsewhere.
 	// See Linker.
 	Names uint32

@@ -175,7 +175,13 @@ func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
 	if err != nil {
 		return drivers.Info{}, err
 	}
-	return infoOf(name, &st), nil
+	info := infoOf(name, &st)
+	if isEmpty(info) {
+		r := d.acquire()
+		defer r.release()
+		r.mark(&info, r.fd, name)
+	}
+	return info, nil
 }
 
 func (d *Dir) lstat(ctx context.Context, name string) (st unix.Stat_t, err error) {
@@ -248,6 +254,11 @@ func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error)
 		unix.Close(fd)
 		return -1, nil, err
 	}
+	for i := range infos {
+		if isEmpty(infos[i]) {
+			r.mark(&infos[i], fd, infos[i].Name)
+		}
+	}
 	return fd, infos, nil
 }
 
@@ -293,6 +304,9 @@ func (d *Dir) StatNames(ctx context.Context, dir string, names []string) ([]driv
 	return d.stats.Stats(ctx, names, func(name string) (info drivers.Info, err error) {
 		if err = statAt(fd, name, &info); err != nil {
 			err = pathError("stat", name, err)
+		}
+		if isEmpty(info) {
+			r.mark(&info, fd, name)
 		}
 		return info, err
 	}, func() { unix.Close(fd) }), nil
@@ -450,7 +464,11 @@ func (d *Dir) ACL(ctx context.Context, name string) (acl []byte, info drivers.In
 		if err := unix.Fstat(fd, &st); err != nil {
 			return err
 		}
-		info = infoOf(name, &st)
+		if info = infoOf(name, &st); isEmpty(info) {
+			r := d.acquire()
+			defer r.release()
+			r.mark(&info, fd, "")
+		}
 		acl, err = withBuffer(func(buf []byte) (int, error) { return unix.Getxattr(procPath(fd), drivers.ACLXattr, buf) })
 		if err == unix.ENODATA {
 			acl, err = nil, nil

@@ -41,10 +41,14 @@ func (r *root) newObject(fd int, name string) (*object, error) {
 	if err := checkRegular(&st); err != nil {
 		return nil, err
 	}
-	return &object{
+	o := &object{
 		fd: fd, cache: &r.cache, name: name, info: infoOf(name, &st), mtime: st.Mtim,
 		piece: pieceSize(r.fsType, int64(st.Blksize)),
-	}, nil
+	}
+	if isEmpty(o.info) {
+		r.mark(&o.info, fd, "")
+	}
+	return o, nil
 }
 
 // ReadAt implements drivers.Object. It checks ctx before the read; a read in flight cannot

@@ -173,7 +173,11 @@ func fsType(fd int) string {
 	if err := ignoringEINTR(func() error { return unix.Fstatfs(fd, &st) }); err != nil {
 		return "unknown"
 	}
-	magic := uint32(st.Type)
+	return nameOf(uint32(st.Type))
+}
+
+// nameOf returns the type of file system of a magic number, as fsType does.
+func nameOf(magic uint32) string {
 	names := map[uint32]string{
 		unix.TMPFS_MAGIC:           "tmpfs",
 		unix.RAMFS_MAGIC:           "ramfs",

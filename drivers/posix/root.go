@@ -1,6 +1,8 @@
 package posix
 
 import (
+	"sync"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/milkweedfs/milkweed/drivers/refcount"
@@ -21,6 +23,8 @@ type root struct {
 	names  *resolver // nil if the file system is local: it resolves names without requests
 	cache  cachePolicy
 	refs   refcount.Count
+
+	unsized sync.Map // by the unique ID of a mount on another device: isUnsized, a bool
 }
 
 // A fileID tells two files apart while a descriptor of each of them is open.
