@@ -50,8 +50,8 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 func (f *fileSystem) setEntry(out *fuse.EntryOut, dir, node uint64, e *metadata.Entry) {
 	f.names.Hold(e)
 	out.NodeId, out.Generation = node, f.generation
+	out.SetAttrTimeout(f.attrTTL(e))
 	ttl := f.names.TTL(e)
-	out.SetAttrTimeout(ttl)
 	if e.Stale() || !f.cachesNames(dir) {
 		// An old listing may still contain a stale e. The dentry must expire at once: the
 		// invalidation of the name may have reached the kernel before this reply.
@@ -77,10 +77,25 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if err := f.names.Refresh(r, e); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.status(err)
 	}
+	if f.mode == Stateless && e.Unsized() && in.Flags()&fuse.FUSE_GETATTR_FH != 0 {
+		if err := f.names.Permit(r, e); err != nil {
+			return f.status(err)
+		}
+	}
 	e.Use()
-	out.SetTimeout(f.names.TTL(e))
+	out.SetTimeout(f.attrTTL(e))
 	setAttr(&out.Attr, in.NodeId, e)
 	return fuse.OK
+}
+
+// attrTTL returns for how long the kernel caches the attributes of e. A stateless mount gets no OPEN, and no READ of
+// a file of size 0. If that proves nothing, the request for the attributes of an open file, which comes before each
+// read when they have expired, is the only one that can fail.
+func (f *fileSystem) attrTTL(e *metadata.Entry) time.Duration {
+	if f.mode == Stateless && e.Unsized() {
+		return 0
+	}
+	return f.names.TTL(e)
 }
 
 // Access replies to access(2) and chdir(2). The kernel sends it only without allow_other, when the

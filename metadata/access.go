@@ -26,25 +26,27 @@ import (
 // Permit returns nil if the source lets the user of this process open a regular file, or the file of a
 // piece. The error matches fs.ErrPermission if it does not, and is that of the source if it does not
 // answer and no earlier decision stands. A file that is no longer there is permitted if the
-// attributes do not deny it: its name is the concern of Lookup.
+// attributes do not deny it: its name is the concern of Lookup. The error for an Unsized file matches
+// drivers.ErrUnsized if it has content, and fs.ErrNotExist if it is no longer there.
 func (c *Container) Permit(ctx context.Context, e *Entry) error {
-	if !c.mayDeny {
-		return nil
-	}
 	e = e.File()
-	if known, err := c.permits(e); known {
+	if known, err := c.decided(e); known {
 		return err
 	}
 	_, err := c.accesses.request(ctx, replyKey{id: e.id}, e.lockedTimes(), func() (struct{}, error) {
-		if known, err := c.permits(e); known { // another request has just ended
+		known, err := c.decided(e)
+		switch {
+		case known: // another request has just ended
 			return struct{}{}, err
+		case e.Unsized():
+			return struct{}{}, c.proveEmpty(ctx, e)
 		}
 		result := c.Opening(e)
-		err := c.source.Access(ctx, e.Path())
+		err = c.source.Access(ctx, e.Path())
 		result(err)
 		return struct{}{}, err
 	})
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && !e.Unsized() {
 		return nil
 	}
 	return err
@@ -52,11 +54,21 @@ func (c *Container) Permit(ctx context.Context, e *Entry) error {
 
 // IsPermitted reports whether Permit would return nil without a request.
 func (c *Container) IsPermitted(e *Entry) bool {
-	if !c.mayDeny {
-		return true
-	}
-	known, err := c.permits(e.File())
+	known, err := c.decided(e.File())
 	return known && err == nil
+}
+
+// decided reports whether it is known what Permit returns for e, which is then err.
+func (c *Container) decided(e *Entry) (known bool, err error) {
+	if e.Full() {
+		return true, openError(e, drivers.ErrUnsized)
+	}
+	if c.mayDeny {
+		if known, err = c.permits(e); !known || err != nil {
+			return known, err
+		}
+	}
+	return !e.Unsized(), nil
 }
 
 // permits reports whether it is known whether the source lets the user of this process open e, and
@@ -85,8 +97,10 @@ func (c *Container) permits(e *Entry) (known bool, err error) {
 	}
 }
 
-func denial(e *Entry) error {
-	return &fs.PathError{Op: "open", Path: e.Path(), Err: syscall.EACCES}
+func denial(e *Entry) error { return openError(e, syscall.EACCES) }
+
+func openError(e *Entry, err error) error {
+	return &fs.PathError{Op: "open", Path: e.Path(), Err: err}
 }
 
 // permitsByAttributes is drivers.Permitter.Permits for e, which has the attributes info.
@@ -130,18 +144,23 @@ func (c *Container) Opening(e *Entry) (result func(error)) {
 		}
 	}
 	return func(err error) {
-		age := time.Since(info.Ctime)
 		switch {
 		case errors.Is(err, fs.ErrPermission):
 			e.setIfUnchanged(denied, timesOf(info))
 		case err != nil:
-		case age < 0 || age >= c.racy: // otherwise the next change may leave the times as they are
+		case c.isSettled(info):
 			e.setIfUnchanged(permitted, timesOf(info))
 			for i, p := range above {
 				p.setIfUnchanged(permitted, times[i])
 			}
 		}
 	}
+}
+
+// isSettled reports whether the next change of a file will change its times.
+func (c *Container) isSettled(info drivers.Info) bool {
+	age := time.Since(info.Ctime)
+	return age < 0 || age >= c.racy
 }
 
 // denies reports whether err says that the source denies a name. A bucket may do so because its

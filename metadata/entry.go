@@ -165,7 +165,7 @@ func (e *Entry) info() drivers.Info {
 		Mtime: time.Unix(e.mtime, int64(e.mtimeN)),
 		Ctime: time.Unix(e.ctime, int64(e.ctimeN)),
 		Atime: time.Unix(e.atime, int64(e.atimeN)),
-		Rdev:  e.rdev(), Blocks: e.blocks(),
+		Rdev:  e.rdev(), Blocks: e.blocks(), Unsized: e.Unsized(),
 	}
 }
 
@@ -179,7 +179,12 @@ func (e *Entry) set(info drivers.Info) (changed bool) {
 	changed = e.mode != info.Mode || e.nlink != info.Nlink || e.uid != info.UID || e.gid != info.GID || e.rdev() != info.Rdev ||
 		e.size != info.Size || e.times() != timesOf(info)
 	if changed {
-		e.clearBits(noXattrs | noACL | permitted)
+		e.clearBits(noXattrs | noACL | permitted | wasEmpty)
+		if info.Unsized {
+			e.setBits(unsized)
+		} else {
+			e.clearBits(unsized)
+		}
 	}
 	if e.dir != nil && e.dir.device == 0 {
 		e.dir.device = shortDev(info.Dev)

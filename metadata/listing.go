@@ -132,7 +132,10 @@ func (c *Container) readDir(ctx context.Context, dir *Entry) (difference, error)
 func (c *Container) renew(e *Entry, info drivers.Info, requested uint32) {
 	same := !e.IsRegular() || info.SameContent(e.info())
 	changed := e.set(info)
-	e.clearBits(denied | lost)
+	e.clearBits(denied | lost | full)
+	if info.Unsized && c.ttlsUntil(requested) != c.ttlsUntil(e.validated.Load()) {
+		e.setBits(unsized) // so that the sweep, which renews e before its TTL expires, does not prolong what a read has shown
+	}
 	if changed && e.lookups.Load() > 0 {
 		c.outdated.add(e, "", false)
 	}

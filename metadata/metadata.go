@@ -20,6 +20,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"path"
 	"strings"
 	"sync/atomic"
@@ -57,6 +58,7 @@ type Container struct {
 	changes     atomic.Uint64 // see Changes
 	overtaken   chan struct{} // see Overtaken; has room for one element
 	warned      atomic.Uint32 // time of the last warning about the source, by now; 0: none
+	warnedFull  atomic.Uint32 // the same about a file that is Unsized and has content
 	outdated    outdatedParts
 	hidesNames  atomic.Bool        // a name was found that a listing lacks, and that may be new
 	unanswered  atomic.Uint32      // time when the source last did not confirm that a name is missing, by now; 0: never
@@ -177,6 +179,11 @@ func (c *Container) fresh(then uint32) bool {
 	return then != 0 && then > c.distrusted.Load() && c.since(then) < c.ttl
 }
 
+// ttlsUntil returns how many TTLs had passed at a time.
+func (c *Container) ttlsUntil(then uint32) uint32 {
+	return then / uint32(min(max(c.ttl/tick, 1), math.MaxUint32))
+}
+
 // TTL returns for how much longer the attributes of e are cached. The kernel must not cache
 // them for longer.
 func (c *Container) TTL(e *Entry) time.Duration {
@@ -193,11 +200,15 @@ const warnInterval = 10 * time.Second
 
 // warn logs that a request to the source for e has failed.
 func (c *Container) warn(e *Entry, err error) {
-	last := c.warned.Load()
-	if last != 0 && c.since(last) < warnInterval || !c.warned.CompareAndSwap(last, c.now()) {
-		return
+	if c.mayWarn(&c.warned) {
+		c.log.Log(context.Background(), drivers.WarnLevel(err), "request to the source failed; serving cached metadata", "path", e.Path(), "err", err)
 	}
-	c.log.Log(context.Background(), drivers.WarnLevel(err), "request to the source failed; serving cached metadata", "path", e.Path(), "err", err)
+}
+
+// mayWarn reports whether the last warning of a kind is long enough ago, and records another one.
+func (c *Container) mayWarn(warned *atomic.Uint32) bool {
+	last := warned.Load()
+	return (last == 0 || c.since(last) >= warnInterval) && warned.CompareAndSwap(last, c.now())
 }
 
 // Readlink returns the target of a symbolic link at the source.

@@ -33,23 +33,24 @@ import (
 //	listed   time when all names were last known, 0 if they were not
 //	stamp    mtime and ctime of the directory, and the time of the stamp; see stamp
 //	number   of entries, which follow by name
-//	entry    name, version, mode and permission, nlink, uid, gid, rdev, size, blocks, mtime,
+//	entry    name, version, mode and two bits, nlink, uid, gid, rdev, size, blocks, mtime,
 //	         ctime, atime, time of the request that validated it, and for a directory the
 //	         offset and size of its block, 0 if there is none
 //	checksum of these
 //
-// The permission, the lowest bit, is whether the source lets the user in the head use the file; see
-// Permit. The root in the head is the state of the attributes of the root for which that is so, or
+// The lowest bit is whether the source lets the user in the head use the file; see Permit. The second one
+// is Unsized. The root in the head is the state of the attributes of the root for which that is so, or
 // empty. Blocks are the difference from drivers.FullBlocks. File times are seconds and nanoseconds.
 // The seconds of mtime are the difference from the entry before, those of ctime and atime the
 // difference from mtime. Other times count units of 100 ms since 1970. The time of validation
 // is the difference from the entry before, or from listed for the first entry.
 //
-// Format version 1 had no versions of files, 2 no blocks, 3 no stamps, and 4 no permissions.
+// Format version 1 had no versions of files, 2 no blocks, 3 no stamps, 4 no permissions, and 5
+// no Unsized.
 const (
 	headMagic     = "milkweed: names\n"
 	tailMagic     = "milkweed: end  \n"
-	formatVersion = 5
+	formatVersion = 6
 	tailSize      = int64(len(tailMagic)) + 3*8 + crc32.Size
 )
 

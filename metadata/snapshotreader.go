@@ -221,8 +221,8 @@ type decoder struct {
 func (d *decoder) entry(last snapshotEntry) snapshotEntry {
 	e := snapshotEntry{name: d.bytes(), version: d.bytes()}
 	i := &e.info
-	mode := d.below(1 << 33)
-	i.Mode, e.permitted = uint32(mode>>1), mode&1 != 0
+	mode := d.below(1 << 34)
+	i.Mode, e.permitted, i.Unsized = uint32(mode>>2), mode&1 != 0, mode&2 != 0
 	for _, v := range []*uint32{&i.Nlink, &i.UID, &i.GID, &i.Rdev} {
 		*v = uint32(d.below(1 << 32))
 	}

@@ -160,9 +160,12 @@ func (s *snapshotWriter) beginBlock(listed wallTime, stamp stamp, n int) *blockW
 func (b *blockWriter) add(e snapshotEntry) {
 	i, validated, buf := e.info, min(e.validated, b.s.wall), b.s.buf[:0]
 	buf = appendString(appendString(buf, e.name), e.version)
-	mode := uint64(i.Mode) << 1
+	mode := uint64(i.Mode) << 2
 	if e.permitted {
 		mode |= 1
+	}
+	if i.Unsized {
+		mode |= 2
 	}
 	buf = binary.AppendUvarint(buf, mode)
 	for _, v := range []uint32{i.Nlink, i.UID, i.GID, i.Rdev} {

@@ -17,20 +17,23 @@ import "github.com/milkweedfs/milkweed/tiers"
 // A stale entry cannot be claimed or retracted.
 const (
 	levelMask  = 0xff
-	claimed    = 0x100    // there is an owner
-	stale      = 0x200    // the name has another entry now, or none
-	unverified = 0x400    // see Unverified
-	skipped    = 0x800    // no tier had room for the file
-	used       = 0x1000   // see Use
-	doubtful   = 0x2000   // see Doubtful
-	noXattrs   = 0x4000   // the source has listed no extended attributes
-	noACL      = 0x8000   // the source has no ACL of the file
-	unknown    = 0x10000  // see Unknown
-	permitted  = 0x20000  // see Permit; until the attributes change
-	denied     = 0x40000  // see Permit; until the source has confirmed the attributes
-	lost       = 0x80000  // see isLost; until the source has confirmed the attributes
-	mismatched = 0x100000 // see Mismatch
-	opened     = 0x200000 // see MarkOpened
+	claimed    = 0x100     // there is an owner
+	stale      = 0x200     // the name has another entry now, or none
+	unverified = 0x400     // see Unverified
+	skipped    = 0x800     // no tier had room for the file
+	used       = 0x1000    // see Use
+	doubtful   = 0x2000    // see Doubtful
+	noXattrs   = 0x4000    // the source has listed no extended attributes
+	noACL      = 0x8000    // the source has no ACL of the file
+	unknown    = 0x10000   // see Unknown
+	permitted  = 0x20000   // see Permit; until the attributes change
+	denied     = 0x40000   // see Permit; until the source has confirmed the attributes
+	lost       = 0x80000   // see isLost; until the source has confirmed the attributes
+	mismatched = 0x100000  // see Mismatch
+	opened     = 0x200000  // see MarkOpened
+	unsized    = 0x400000  // see Unsized
+	full       = 0x800000  // see Full; until the source has confirmed the attributes
+	wasEmpty   = 0x1000000 // the Unsized file was empty when it was last read; until the attributes change
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.

@@ -131,10 +131,15 @@ func (e *Entry) lockedTimes() fileTimes {
 // setIfUnchanged sets bits of the state of e if its attributes still have the times t. The bits
 // end with the next change of the attributes.
 func (e *Entry) setIfUnchanged(bits uint32, t fileTimes) {
+	e.ifUnchanged(t, func() { e.setBits(bits) })
+}
+
+// ifUnchanged calls f if the attributes of e still have the times t.
+func (e *Entry) ifUnchanged(t fileTimes, f func()) {
 	mu := e.attributes()
 	mu.RLock()
 	defer mu.RUnlock()
 	if e.times() == t {
-		e.setBits(bits)
+		f()
 	}
 }
