@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
+	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
@@ -51,15 +52,17 @@ func PassthroughWorks(mode config.Mode, now bool, reason string) bool {
 
 // modeInputs are the facts that the choice of a mode depends on.
 type modeInputs struct {
-	sample []drivers.Info // of files of the source
-	links  Links
+	sample  []drivers.Info // of files of the source
+	unsized func() string  // FindUnsized of the sample
+	links   Links
 	probeResults
 }
 
 // modeInputs collects the facts that the configuration does not make irrelevant. Tiers has
 // the result of the probe of each tier.
 func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) modeInputs {
-	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
+	parent := ctx
+	ctx, cancel := context.WithTimeout(parent, sampleTimeout)
 	defer cancel()
 	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
 	in := modeInputs{
@@ -74,6 +77,11 @@ func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.S
 		if !ok || p.Profile().ReadsAhead || c.Source.URL != "" {
 			in.source = h.probeFile(openAny(c.Source, slices.Sorted(maps.Keys(sample.Files))))
 		}
+	}
+	in.unsized = func() string {
+		reading, cancel := context.WithTimeout(parent, sampleTimeout)
+		defer cancel()
+		return FindUnsized(reading, source, sample.Files)
 	}
 	return in
 }
@@ -92,7 +100,14 @@ func AllowsPassthrough(c *config.Config) bool {
 
 func (in modeInputs) chooseMode(configured config.Mode) (config.Mode, string) {
 	works, why := in.anyTier()
-	return ChooseMode(configured, works, why, in.sample)
+	mode, reason := ChooseMode(configured, works, why, in.sample)
+	if mode != config.Stateless || configured != config.Auto {
+		return mode, reason
+	}
+	if name := in.unsized(); name != "" {
+		return config.Cached, fmt.Sprintf("the source shows size 0 for %s, which may have content, and stateless cannot refuse every read of it", paths.Printable(name))
+	}
+	return mode, reason
 }
 
 // statelessBelow is the mean file size in bytes below which auto prefers stateless
