@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,8 +58,21 @@ func TestPlanCommand(t *testing.T) {
 	if want := (placement.PlanPart{Stream: "r1", Epoch: 2, From: 7, Lead: 9}); parts[0] != want {
 		t.Errorf("got %+v, want %+v", parts[0], want)
 	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(point, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(link+"/by/link\n"+point+"/by/point\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, before, _ := d.Planned.Calls()
+	_, _, err := runMilkweed(t, "plan", link, file)
+	wantCode(t, err, exit.OK)
+	if _, paths, _ := d.Planned.Calls(); !slices.Equal(paths[len(before):], []string{"by/link", "by/point"}) {
+		t.Errorf("a plan by a link to the mount: the paths in the request are %q", paths[len(before):])
+	}
 	d.PlanErr = &exit.Error{Code: exit.Usage, Err: errors.New("the plan is full")}
-	_, _, err := runMilkweed(t, "plan", point, file)
+	_, _, err = runMilkweed(t, "plan", point, file)
 	wantCode(t, err, exit.Usage)
 
 	for words, want := range map[string]string{"--clear": "*", "--clear --stream r1": "r1", "--clear --stream=": ""} {
