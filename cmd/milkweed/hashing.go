@@ -163,6 +163,11 @@ func (h *hasher) hash(ctx context.Context, e manifest.Entry) (sum [sha256.Size]b
 	if size != e.Size {
 		return sum, fmt.Errorf("%s: %w", e.Name, drivers.ErrChanged)
 	}
+	if o.Info().Unsized {
+		if err := drivers.CheckEmpty(ctx, o); err != nil {
+			return sum, fmt.Errorf("%s: %w", e.Name, err)
+		}
+	}
 	hash := sha256.New()
 	var content io.Reader = io.NewSectionReader(contentOf{ctx, o}, 0, size)
 	if s, ok := drivers.As[drivers.Streamer](o); ok && drivers.ProfileOf(h.driver).Stride > 0 && size > 0 {

@@ -196,6 +196,10 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), d.dataset, "files", e.CopyName())
 	case filling:
 		l.State, l.FilledBytes = control.Filling, filled
+	case e.Full():
+		l.State, l.Reason = control.NotPlaced, "it has content, and the source shows size 0: it cannot be read here"
+	case e.Unsized():
+		l.State, l.Reason = control.NotPlaced, "the source shows size 0, and an open finds out whether it is empty"
 	case e.Size() == 0:
 		l.State, l.Reason = control.NotPlaced, "empty"
 	case !e.Placeable():
