@@ -171,38 +171,29 @@ func (d *Dir) withoutAtime(flags int, open func(flags int) (int, error)) (int, e
 // Stat implements drivers.Driver. It opens the name itself, not its folder: both opens cost
 // the same, and the name is resolved once instead of twice.
 func (d *Dir) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	st, err := d.lstat(ctx, name)
-	if err != nil {
-		return drivers.Info{}, err
-	}
-	info := infoOf(name, &st)
-	if isEmpty(info) {
-		r := d.acquire()
-		defer r.release()
-		r.mark(&info, r.fd, name)
-	}
-	return info, nil
-}
-
-func (d *Dir) lstat(ctx context.Context, name string) (st unix.Stat_t, err error) {
 	if name == "." && d.path != "" {
 		if err := d.follow(); err != nil {
-			return st, pathError("stat", name, err)
+			return drivers.Info{}, pathError("stat", name, err)
 		}
 	}
 	r := d.acquire()
 	defer r.release()
+	var st unix.Stat_t
 	if r.names == nil {
-		err = d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) })
-		return st, err
+		if err := d.withPath(ctx, "stat", name, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
+			return drivers.Info{}, err
+		}
+	} else {
+		if err := checkRequest(ctx, "stat", name); err != nil {
+			return drivers.Info{}, err
+		}
+		if err := r.names.stat(name, &st); err != nil {
+			return drivers.Info{}, pathError("stat", name, asMissing(err))
+		}
 	}
-	if err := checkRequest(ctx, "stat", name); err != nil {
-		return st, err
-	}
-	if err := r.names.stat(name, &st); err != nil {
-		return st, pathError("stat", name, asMissing(err))
-	}
-	return st, nil
+	info := infoOf(name, &st)
+	r.mark(&info, r.fd, name)
+	return info, nil
 }
 
 // withPath calls f with an O_PATH descriptor of name, which may be a symbolic link.
@@ -255,9 +246,7 @@ func (d *Dir) list(ctx context.Context, dir string) (int, []drivers.Info, error)
 		return -1, nil, err
 	}
 	for i := range infos {
-		if isEmpty(infos[i]) {
-			r.mark(&infos[i], fd, infos[i].Name)
-		}
+		r.mark(&infos[i], fd, infos[i].Name)
 	}
 	return fd, infos, nil
 }
@@ -303,12 +292,10 @@ func (d *Dir) StatNames(ctx context.Context, dir string, names []string) ([]driv
 	}
 	return d.stats.Stats(ctx, names, func(name string) (info drivers.Info, err error) {
 		if err = statAt(fd, name, &info); err != nil {
-			err = pathError("stat", name, err)
+			return info, pathError("stat", name, err)
 		}
-		if isEmpty(info) {
-			r.mark(&info, fd, name)
-		}
-		return info, err
+		r.mark(&info, fd, name)
+		return info, nil
 	}, func() { unix.Close(fd) }), nil
 }
 
@@ -464,11 +451,8 @@ func (d *Dir) ACL(ctx context.Context, name string) (acl []byte, info drivers.In
 		if err := unix.Fstat(fd, &st); err != nil {
 			return err
 		}
-		if info = infoOf(name, &st); isEmpty(info) {
-			r := d.acquire()
-			defer r.release()
-			r.mark(&info, fd, "")
-		}
+		info = infoOf(name, &st)
+		d.root.Load().mark(&info, fd, "")
 		acl, err = withBuffer(func(buf []byte) (int, error) { return unix.Getxattr(procPath(fd), drivers.ACLXattr, buf) })
 		if err == unix.ENODATA {
 			acl, err = nil, nil
@@ -508,15 +492,14 @@ func (d *Dir) HaveSameContent(ctx context.Context, names [2]string, infos [2]dri
 	if !infos[0].IsRegular() || !infos[0].SameVersion(infos[1]) || infos[0].Nlink < 2 && infos[1].Nlink < 2 {
 		return false
 	}
-	var sts [2]unix.Stat_t
+	var now [2]drivers.Info
 	for i, name := range names {
-		st, err := d.lstat(ctx, name)
-		if err != nil || !infoOf(name, &st).SameContent(infos[i]) {
+		var err error
+		if now[i], err = d.Stat(ctx, name); err != nil || !now[i].SameContent(infos[i]) {
 			return false
 		}
-		sts[i] = st
 	}
-	return sts[0].Dev == sts[1].Dev && sts[0].Ino == sts[1].Ino
+	return now[0].Dev == now[1].Dev && now[0].Inode == now[1].Inode
 }
 
 // Statfs implements drivers.Statfser.

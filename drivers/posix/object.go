@@ -45,9 +45,7 @@ func (r *root) newObject(fd int, name string) (*object, error) {
 		fd: fd, cache: &r.cache, name: name, info: infoOf(name, &st), mtime: st.Mtim,
 		piece: pieceSize(r.fsType, int64(st.Blksize)),
 	}
-	if isEmpty(o.info) {
-		r.mark(&o.info, fd, "")
-	}
+	r.mark(&o.info, fd, "")
 	return o, nil
 }
 

@@ -9,15 +9,14 @@ import (
 	"github.com/milkweedfs/milkweed/drivers"
 )
 
-// isEmpty reports whether info describes a regular file of size 0.
-func isEmpty(info drivers.Info) bool { return info.Err == nil && info.IsRegular() && info.Size == 0 }
-
-// mark sets info.Unsized of a file that isEmpty, also if its file system is not known. dir is a descriptor of a
-// directory below which it has the name, or of the file, and then the name is "". Only for a file of another device
-// than that of r, mark may make a request: one for each mount, before Linux 6.8 for each file. It does not use r.fd,
-// so that r may have been released.
+// mark sets info.Unsized, also if the file system is not known. dir is a descriptor of a directory below which the file
+// has the name, or of the file, and then the name is "". Only for an empty file of another device than that of r, mark
+// may make a request: one for each mount, before Linux 6.8 for each file. It needs no reference to r.
 func (r *root) mark(info *drivers.Info, dir int, name string) {
-	if info.Dev == r.file.dev {
+	switch {
+	case info.Err != nil || !info.IsRegular() || info.Size > 0:
+		return
+	case info.Dev == r.file.dev:
 		info.Unsized = isUnsized(r.fsType)
 		return
 	}
