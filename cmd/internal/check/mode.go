@@ -61,13 +61,12 @@ type modeInputs struct {
 // modeInputs collects the facts that the configuration does not make irrelevant. Tiers has
 // the result of the probe of each tier.
 func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.Sampler, tiers []error) modeInputs {
-	parent := ctx
-	ctx, cancel := context.WithTimeout(parent, sampleTimeout)
+	sampling, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
-	sample, _ := source.Sample(ctx, sampleFiles) // after an error the sample may be empty
+	sample, _ := source.Sample(sampling, sampleFiles) // after an error the sample may be empty
 	in := modeInputs{
 		sample:       slices.Collect(maps.Values(sample.Files)),
-		links:        FindLinks(ctx, source, c.Source.Path, c.Mount.Point, sample.Links),
+		links:        FindLinks(sampling, source, c.Source.Path, c.Mount.Point, sample.Links),
 		probeResults: probeResults{tiers: make([]error, len(c.Tiers))},
 	}
 	if AllowsPassthrough(c) {
@@ -79,7 +78,7 @@ func (h host) modeInputs(ctx context.Context, c *config.Config, source drivers.S
 		}
 	}
 	in.unsized = func() string {
-		reading, cancel := context.WithTimeout(parent, sampleTimeout)
+		reading, cancel := context.WithTimeout(ctx, sampleTimeout)
 		defer cancel()
 		return FindUnsized(reading, source, sample.Files)
 	}

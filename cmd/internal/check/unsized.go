@@ -26,18 +26,17 @@ func FindUnsized(ctx context.Context, source any, sample map[string]drivers.Info
 			names = append(names, name)
 		}
 	}
-	n := min(len(names), openedUnsized)
-	results := make([]chan error, n)
-	for i := range results {
-		results[i] = make(chan error, 1)
+	opened := make([]string, min(len(names), openedUnsized))
+	results := make([]chan error, len(opened))
+	for i := range opened {
+		opened[i], results[i] = names[i*len(names)/len(opened)], make(chan error, 1)
 		go func() {
-			results[i] <- panics.Do(func() error { return readEmpty(ctx, driver, names[i*len(names)/n]) })
+			results[i] <- panics.Do(func() error { return readEmpty(ctx, driver, opened[i]) })
 		}()
 	}
-	for i, result := range results {
-		name := names[i*len(names)/n]
+	for i, name := range opened {
 		select {
-		case err := <-result:
+		case err := <-results[i]:
 			if errors.Is(err, drivers.ErrUnsized) || ctx.Err() != nil {
 				return name
 			}
