@@ -79,13 +79,13 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 		}
 		return h.placePieces(ctx, pieces)
 	}
+	if e.Unsized() {
+		if err := h.names.Permit(ctx, e); err != nil {
+			return Failed, err
+		}
+	}
 	for {
 		switch {
-		case e.Unsized():
-			if err := h.names.Permit(ctx, e); err != nil {
-				return Failed, err
-			}
-			return Placed, nil
 		case copied(e).Level() != tiers.AtSource || e.Size() == 0:
 			return Placed, nil
 		case !e.Placeable():
