@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -258,19 +257,7 @@ func TestUnsizedBefore(t *testing.T) {
 // Readers of one file share the request.
 func TestUnsizedAtOnce(t *testing.T) {
 	w, s := newSizeless(t)
-	e := w.get(t, "empty")
-	var readers sync.WaitGroup
-	for range 20 {
-		readers.Go(func() {
-			if err := w.Permit(bg, e); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	readers.Wait()
-	if got := s.opens.Load(); got != 1 {
-		t.Errorf("%d opens, want 1", got)
-	}
+	permitAtOnce(t, w, w.get(t, "empty"), &s.opens)
 }
 
 // A source that denies files denies one without a size, too.
