@@ -189,6 +189,9 @@ var (
 	// size is the reason, the error also matches syscall.EFBIG.
 	ErrUnfit = errors.New("the file system cannot hold this file")
 
+	// ErrNoRecord: a Store cannot record a copy, because the file with the records of all copies must not grow.
+	ErrNoRecord = errors.New("checksums.log, which records its copies, is as large as its file system or RLIMIT_FSIZE (ulimit -f) allows")
+
 	// ErrFull: no tier of the node that was asked for a file has room for a copy.
 	ErrFull = errors.New("no tier has room")
 

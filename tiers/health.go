@@ -145,7 +145,7 @@ func harmless(k kind, err error) bool {
 		return k < writing
 	}
 	for _, e := range [...]error{
-		drivers.ErrChanged, drivers.ErrCorrupt, drivers.ErrUnfit, errDown, errBusy, errQueued, context.Canceled,
+		drivers.ErrChanged, drivers.ErrCorrupt, drivers.ErrUnfit, drivers.ErrNoRecord, errDown, errBusy, errQueued, context.Canceled,
 		syscall.ENOTDIR, syscall.EISDIR, syscall.ENOTEMPTY, syscall.ENAMETOOLONG, syscall.EFBIG, syscall.ELOOP, syscall.ENXIO,
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.EINTR,
 	} {

@@ -20,7 +20,7 @@ var (
 // A shortage is what the device of a tier lacks for copies of some sizes. The zero value is that of a
 // device that lacks nothing.
 type shortage struct {
-	cause    error     // ErrDiskFull or ErrNoInodes; nil: nothing
+	cause    error     // ErrDiskFull, ErrNoInodes or drivers.ErrNoRecord; nil: nothing
 	bytes    int64     // what the smallest copy occupies that was not possible
 	measured bool      // statfs(2) shows it; otherwise only an operation has failed
 	until    time.Time // when the next copy of that size is tried
@@ -115,10 +115,12 @@ func (t *Tier) noteShortage(cause error, bytes int64, measured bool) {
 }
 
 // noteRefused records err, of a copy of size bytes, if it says that the device has no room, or that the
-// copy is too large for the file system.
+// copy, or the file with the records of all copies, is too large for the file system.
 func (t *Tier) noteRefused(err error, size int64) {
 	bytes := t.Allocated(size)
 	switch {
+	case errors.Is(err, drivers.ErrNoRecord):
+		t.noteShortage(drivers.ErrNoRecord, bytes, false)
 	case errors.Is(err, syscall.EFBIG):
 		if t.space.limitSize(max(bytes, 1)) {
 			t.log.Warn("the tier takes no large copies", "reason", ErrTooLarge, "from_bytes", size)

@@ -164,6 +164,38 @@ func TestShortageThatTheDeviceDoesNotShow(t *testing.T) {
 	})
 }
 
+// If the records of the copies have no room, no copies are made, and one is tried every ten seconds.
+func TestRecordsHaveNoRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, tier, log, stop := crowded(t, 1<<30, 500)
+		defer stop()
+		s.Add(drivertest.Rule{Op: drivertest.OpCommit, Err: drivers.ErrNoRecord})
+		tries := 0
+		for i := range 30 {
+			ok, err := place(tier, "f", 1+int64(i%2)<<20)
+			if ok {
+				tries++
+			}
+			if ok && !errors.Is(err, drivers.ErrNoRecord) || tier.Stats().Health != Healthy {
+				t.Fatalf("%v, %v", err, tier.Stats().Health)
+			}
+			time.Sleep(time.Second)
+		}
+		if tries != 3 {
+			t.Errorf("%d copies tried in 30 s, want 3", tries)
+		}
+		if st := tier.Stats(); st.Health != Healthy || !errors.Is(st.Short, drivers.ErrNoRecord) || !errors.Is(tier.Lacks(1), drivers.ErrNoRecord) {
+			t.Errorf("%v, short of %v", st.Health, st.Short)
+		}
+		s.Clear()
+		time.Sleep(shortTime)
+		mustPlace(t, tier, "f", 1)
+		if st := tier.Stats(); st.Short != nil || strings.Count(log.String(), "takes no more copies") != 1 {
+			t.Errorf("short of %v after a copy; log: %s", st.Short, log)
+		}
+	})
+}
+
 // Errors that concern one file do not concern the tier. Files that are as large as one that was too
 // large have no room there.
 func TestErrorsOfOneFile(t *testing.T) {

@@ -84,7 +84,7 @@ type TierStats struct {
 	Files   int64   // committed copies
 	Health  Health  // state
 	Cause   error   // why it is not Healthy, or nil
-	Short   error   // what its device lacks for copies for which the quota has room, or nil; it matches ErrDiskFull or ErrNoInodes
+	Short   error   // what its device lacks for copies for which the quota has room, or nil; it matches ErrDiskFull, ErrNoInodes or drivers.ErrNoRecord
 	Scanned bool    // the copies have been counted
 	Latency Latency // of reads
 }

@@ -449,6 +449,113 @@ func TestLogIsRewritten(t *testing.T) {
 	}
 }
 
+// A log that cannot be rewritten, because the disk is full, is used as it is.
+func TestLogOnAFullDisk(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("milkweed-test", disk, "tmpfs", 0, "size=16m"); err != nil {
+		drivertest.Skipf(t, "needs permission to mount: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	s := openIn(t, filepath.Join(disk, "tier"))
+	const copies = 1000
+	for i := range copies {
+		addCopy(t, s, fmt.Sprint("keep", i), "data")
+	}
+	addLink(t, s, "keep0", "link")
+	records := s.tree.Load().records
+	for range 2 * minLog / recordSize {
+		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log, mine := filepath.Join(s.Path(), recordsName), filepath.Join(disk, "mine")
+	before, err := os.Stat(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, full := range []bool{true, false} {
+		s = closed(t, s, func() {
+			if !full {
+				os.Remove(mine)
+				return
+			}
+			if err := os.WriteFile(mine, make([]byte, 16<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+				t.Fatalf("the disk is not full: %v", err)
+			}
+			info, err := os.Stat(mine)
+			if err == nil { // so that a part of the log can be written
+				err = os.Truncate(mine, info.Size()-copies*recordSize/2)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+		for i := range copies {
+			openCopyOf(t, s, fmt.Sprint("keep", i))
+		}
+		openCopyOf(t, s, "link")
+		after, err := os.Stat(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rewritten := after.Size() < before.Size()/2; rewritten == full {
+			t.Errorf("full disk %v: the log has %d bytes, %d before", full, after.Size(), before.Size())
+		}
+	}
+}
+
+// If the disk has no room when the new log has its name already, that one is used.
+func TestLogOnADiskThatBecomesFull(t *testing.T) {
+	s := openIn(t, t.TempDir())
+	addCopy(t, s, "before", "data")
+	records := s.tree.Load().records
+	for range 2 * minLog / recordSize {
+		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = closed(t, s, func() {})
+	failed := false
+	syncFolder = func(int) error { failed = true; return unix.ENOSPC }
+	t.Cleanup(func() { syncFolder = unix.Fsync })
+	if _, err := s.Open(ctx, "before"); !failed || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got error %v", err)
+	}
+	addCopy(t, s, "after", "data")
+	if s = reopened(t, s); !has(t, s, "before") || !has(t, s, "after") {
+		t.Error("a copy is gone")
+	}
+}
+
+// A disk that is full when the store is opened does not keep it from reading the copies.
+func TestOpenOnAFullDisk(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("milkweed-test", disk, "tmpfs", 0, "size=1m"); err != nil {
+		drivertest.Skipf(t, "needs permission to mount: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	s := openIn(t, filepath.Join(disk, "tier"))
+	addCopy(t, s, "f", "data")
+	for range 2 {
+		s = closed(t, s, func() {
+			mine, err := os.OpenFile(filepath.Join(disk, "mine"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer mine.Close()
+			for err == nil {
+				_, err = mine.Write(make([]byte, 4096))
+			}
+			if !errors.Is(err, unix.ENOSPC) {
+				t.Fatal(err)
+			}
+		})
+		if !has(t, s, "f") {
+			t.Error("the copy is gone")
+		}
+	}
+}
+
 // Records after a damaged part of the log are found.
 func TestDamagedLog(t *testing.T) {
 	s := openIn(t, t.TempDir())

@@ -56,6 +56,9 @@ func takeLock(folder, held int, path string, holder Holder) (int, error) {
 	if err == nil {
 		err = writeHolder(fd, encode(holder))
 	}
+	if isNoRoom(err) { // the copies can be read, and another process says that it does not know the holder
+		err = nil
+	}
 	if err != nil {
 		unix.Close(fd)
 		return -1, pathError("lock", path, err)
@@ -102,6 +105,13 @@ func writeHolder(fd int, data []byte) error {
 	}
 	_, err := writeAt(fd, data, 0, 0)
 	return err
+}
+
+// isNamed reports whether name in a folder is the file of fd.
+func isNamed(dirfd int, name string, fd int) bool {
+	var named, open unix.Stat_t
+	return unix.Fstatat(dirfd, name, &named, unix.AT_SYMLINK_NOFOLLOW) == nil && unix.Fstat(fd, &open) == nil &&
+		named.Dev == open.Dev && named.Ino == open.Ino
 }
 
 // sameFile reports whether a and b are descriptors of the same file.

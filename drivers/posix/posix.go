@@ -42,6 +42,11 @@ func pathError(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: name, Err: err}
 }
 
+// isNoRoom reports whether err says that a file cannot be written because there is no room for it.
+func isNoRoom(err error) bool {
+	return err == unix.ENOSPC || err == unix.EDQUOT || err == unix.EFBIG
+}
+
 // checkRequest returns an error if ctx is done or name is invalid.
 func checkRequest(ctx context.Context, op, name string) error {
 	if err := ctx.Err(); err != nil {

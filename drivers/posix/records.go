@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/milkweedfs/milkweed/drivers"
 )
 
 // records is the log of the records of all copies in a dataset folder. A commit appends the
@@ -134,12 +136,20 @@ func (r *records) load(ctx context.Context) error {
 		return err
 	}
 	index, live, end, err := readLog(ctx, fd)
-	if err == nil && end > minLog && end > 2*live {
-		fd, end, err = rewriteLog(r.dirfd, fd, index)
-	}
 	if err != nil {
 		unix.Close(fd)
 		return err
+	}
+	if end > minLog && end > 2*live {
+		smaller, moved, length, err := rewriteLog(r.dirfd, fd, index)
+		switch {
+		case err == nil:
+			unix.Close(fd)
+			fd, index, end = smaller, moved, length
+		case !isNoRoom(err) || !isNamed(r.dirfd, recordsName, fd): // otherwise the log is used as it is
+			unix.Close(fd)
+			return err
+		}
 	}
 	r.fd, r.end, r.recordIndex = fd, end, index
 	r.loaded.Store(true)
@@ -252,60 +262,57 @@ func (s *logScanner) scan(b []byte) (need int64) {
 // maxRecord is the length of the record of a copy of 64 TiB.
 const maxRecord = 256 << 20
 
-// rewriteLog writes the records of index to a new log, which replaces that of fd. It updates
-// index. It closes fd unless it fails.
-func rewriteLog(dirfd, fd int, index recordIndex) (int, int64, error) {
+// rewriteLog writes the records of index to a new log, which replaces that of fd. It returns the
+// descriptor, the index and the length of the new log.
+func rewriteLog(dirfd, fd int, index recordIndex) (int, recordIndex, int64, error) {
 	f, err := newTempFile(dirfd, fileMode)
 	if err != nil {
-		return fd, 0, err
+		return -1, recordIndex{}, 0, err
 	}
 	end := int64(0)
-	rewrite := func(p position) (position, error) {
+	moved, err := index.moved(func(p position) (position, error) {
 		r, err := readRecord(fd, p.off)
-		if err != nil {
+		switch {
+		case err == errNoRecord: // it is damaged: its copy is found to be of no use later
+			return p, nil
+		case err != nil:
 			return p, err
 		}
 		b := r.appendTo(nil)
-		_, err = writeAt(f.fd, b, end, 0)
 		p = position{off: end}
 		end += int64(len(b))
+		_, err = writeAt(f.fd, b, p.off, 0)
 		return p, err
-	}
-	for inode := range index.index {
-		if err = index.rewrite(index.index, inode, rewrite); err != nil {
-			break
-		}
-	}
-	for _, links := range index.links { // after the first names, whose records drop the links of earlier files
-		for name := range links {
-			if err == nil {
-				err = index.rewrite(links, name, rewrite)
-			}
-		}
+	})
+	if err == nil {
+		err = f.rename(recordsName)
 	}
 	if err != nil {
 		f.unlink()
 		f.close()
-		return fd, 0, err
+		return -1, recordIndex{}, 0, err
 	}
-	if err := f.rename(recordsName); err != nil {
-		f.unlink()
-		f.close()
-		return fd, 0, err
-	}
-	unix.Close(fd)
-	return f.fd, end, nil
+	return f.fd, moved, end, nil
 }
 
-// rewrite replaces one position in m, which is a part of x, by what f returns for it. A record that is
-// damaged stays as it is: its copy is found to be of no use later.
-func (x *recordIndex) rewrite(m map[uint64]position, key uint64, f func(position) (position, error)) error {
-	p, err := f(m[key])
-	if err == errNoRecord {
-		return nil
+// moved returns an index with the positions that f returns for those of x. It calls f for the first
+// names before the links, because the record of a first name drops the links of an earlier file.
+func (x recordIndex) moved(f func(position) (position, error)) (y recordIndex, err error) {
+	y = newRecordIndex()
+	for inode, p := range x.index {
+		if y.index[inode], err = f(p); err != nil {
+			return y, err
+		}
 	}
-	m[key] = p
-	return err
+	for inode, links := range x.links {
+		y.links[inode] = make(map[uint64]position, len(links))
+		for name, p := range links {
+			if y.links[inode][name], err = f(p); err != nil {
+				return y, err
+			}
+		}
+	}
+	return y, nil
 }
 
 // readRecord reads the record at an offset of the log.
@@ -446,6 +453,9 @@ func (r *records) write(rec *record) (off int64, err error) {
 	defer r.append.Unlock()
 	off = r.end
 	if _, err := writeAt(r.fd, b, off, 0); err != nil {
+		if err == unix.EFBIG {
+			return 0, drivers.ErrNoRecord
+		}
 		return 0, err
 	}
 	r.end += int64(len(b))

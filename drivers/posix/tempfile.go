@@ -73,8 +73,11 @@ func (f tempFile) rename(name string) error {
 	if err := unix.Renameat(f.dirfd, f.name, f.dirfd, name); err != nil {
 		return err
 	}
-	return ignoringEINTR(func() error { return unix.Fsync(f.dirfd) })
+	return ignoringEINTR(func() error { return syncFolder(f.dirfd) })
 }
+
+// syncFolder is fsync(2) of a folder. Tests replace it.
+var syncFolder = unix.Fsync
 
 func (f tempFile) unlink() { unix.Unlinkat(f.dirfd, f.name, 0) }
 
