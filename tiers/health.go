@@ -293,6 +293,9 @@ func (t *Tier) use(ctx context.Context, fast bool) error {
 	if p, ok := drivers.As[drivers.Prober](t.store); ok {
 		err = p.Probe(ctx)
 	}
+	if read > 0 && (isFull(err) || errors.Is(err, syscall.EFBIG)) { // it has no room for the file of the probe
+		err = nil
+	}
 	if took := time.Since(start); err == nil && fast && read == 0 && took > slowRead {
 		err = fmt.Errorf("a probe takes %v", took)
 	}

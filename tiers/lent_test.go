@@ -167,6 +167,31 @@ func TestUnreadableTierStaysDown(t *testing.T) {
 	})
 }
 
+// A disk that works again is used, also if it has no room for the file of a probe: its copies can be read.
+func TestFullDiskWorksAgain(t *testing.T) {
+	for _, err := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
+		synctest.Test(t, func(t *testing.T) {
+			tier, store, open, stop := startLender(t)
+			defer stop()
+			store.Add(drivertest.Rule{Op: drivertest.OpProbe, Err: err})
+			store.Add(drivertest.Rule{Op: drivertest.OpRead, Err: syscall.EIO})
+			for range maxFailures {
+				open[0].ReadAt(bg, make([]byte, 4), 0)
+			}
+			time.Sleep(time.Minute)
+			if state, _ := tier.health.get(); state != Down {
+				t.Fatalf("got %v, want %v", state, Down)
+			}
+			store.Clear()
+			store.Add(drivertest.Rule{Op: drivertest.OpProbe, Err: err})
+			time.Sleep(2 * maxProbe)
+			if state, cause := tier.health.get(); state != Healthy {
+				t.Errorf("%v: got %v, %v", err, state, cause)
+			}
+		})
+	}
+}
+
 // A disk that is busy with the reads of the kernel is not slow.
 func TestLentAndBusy(t *testing.T) {
 	for queued, want := range map[int]Health{0: Down, 64: Healthy} {
