@@ -218,3 +218,22 @@ func TestTierWithoutSize(t *testing.T) {
 	s.sh(`umount "$1"`, s.tier(1))
 	s.wantNothing()
 }
+
+// A mount on a disk without room for the folder of the dataset says what to do, and uses the tier when there is room.
+func TestMountOnAFullTier(t *testing.T) {
+	s := newSite(t)
+	s.write("f", 5000)
+	s.check(os.Mkdir(s.tier(1), 0o700))
+	s.sh(`mount -t tmpfs -o size=1m,nr_inodes=10 none "$1"; for i in $(seq 9); do : >"$1/mine$i"; done`, s.tier(1))
+	s.mountWith("mode=cached", "64MiB") // each open is seen
+	if log := s.logs(); !strings.Contains(log, "starts without a tier") || !strings.Contains(log, "Make room on its disk") {
+		t.Errorf("the log: %s", log)
+	}
+	s.must("cat", s.point+"/f")
+	s.sh(`rm "$1"/mine?`, s.tier(1))
+	s.eventually("the tier is used", func() bool { return s.status().Tiers[0].Health == control.Healthy })
+	s.eventually("the file has a copy", func() bool { s.must("cat", s.point+"/f"); return s.status().Tiers[0].Files == 1 })
+	s.umount()
+	s.sh(`umount "$1"`, s.tier(1))
+	s.wantNothing()
+}

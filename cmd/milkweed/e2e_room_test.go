@@ -140,6 +140,50 @@ func TestFileSizeLimit(t *testing.T) {
 	s.wantNothing()
 }
 
+// If checksums.log has reached the size that a process may write, the tier says so, and keeps the copies that it has.
+func TestSizeLimitOfRecords(t *testing.T) {
+	s := newSite(t)
+	drivertest.Need(t, "prlimit")
+	const files = 300
+	for i := range files {
+		s.write(fmt.Sprintf("%03d.jpg", i), 500+i)
+	}
+	s.write("large.bin", 20_000)
+	s.wrapper = []string{"prlimit", "--fsize=16384:16384", "--"}
+	s.mountWith("mode=cached", "64MiB")
+	s.wrapper = nil
+	s.must("cat", s.point+"/large.bin")
+	s.eventually("the large file has no copy", func() bool { return strings.Contains(s.where("large.bin"), "does not allow files of this size") })
+	s.epoch(0)
+	status := s.settled()
+	tier, missing := status.Tiers[0], s.notPlaced("checksums.log")
+	if tier.Health != control.Full || !strings.Contains(tier.Reason, "RLIMIT_FSIZE") || tier.Files < 50 || tier.Files+int64(missing) != files {
+		t.Errorf("%s: %s; %d copies, and %d of %d files without one", tier.Health, tier.Reason, tier.Files, missing, files)
+	}
+	if out := s.run(s.program, "doctor", s.point).stdout; !strings.Contains(out, "checksums.log, which records its copies") || !strings.Contains(out, "ulimit -Hf") {
+		t.Errorf("doctor: %s", out)
+	}
+	if n := strings.Count(s.logs(), "takes no more copies"); n != 1 {
+		t.Errorf("%d lines of the log", n)
+	}
+	s.umount()
+	s.wrapper = []string{"prlimit", "--fsize=2048:2048", "--"}
+	s.mountWith("mode=cached", "64MiB")
+	s.wrapper = nil
+	s.epoch(1)
+	if got := s.settled(); got.Tiers[0].Reads < tier.Files || got.Tiers[0].Health == control.Down {
+		t.Errorf("with a lower limit: %s (%s), %d reads of %d copies", got.Tiers[0].Health, got.Tiers[0].Reason, got.Tiers[0].Reads, tier.Files)
+	}
+	s.umount()
+	s.mountWith("mode=cached", "64MiB")
+	s.epoch(2)
+	if got := s.settled().Tiers[0]; got.Files != files+1 || got.Health != control.Healthy {
+		t.Errorf("without the limit: %s, %d copies", got.Health, got.Files)
+	}
+	s.umount()
+	s.wantNothing()
+}
+
 // A disk that stores whole seconds holds copies as any other, also for the next mount.
 func TestWholeSeconds(t *testing.T) {
 	s := newSite(t)

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/milkweedfs/milkweed/cmd/internal/check"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
 	"github.com/milkweedfs/milkweed/drivers"
@@ -191,6 +193,10 @@ func tierRemedy(err error) string {
 		return "Milkweed does not change it. Choose another tier path, or move that directory away."
 	case errors.Is(err, drivers.ErrAbandoned):
 		return "Check its disk."
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return "Make room on its disk: `df` and `df -i` show what is used."
+	case errors.Is(err, unix.EFBIG):
+		return "Raise the limit on the size of files (ulimit -f)."
 	}
 	return "Choose a tier path that this user may write to."
 }

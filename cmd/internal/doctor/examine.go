@@ -131,8 +131,8 @@ func tierHealth(f *Facts) (all []Finding) {
 		case t.Health == control.Degraded:
 			seen = "degraded: " + t.Reason
 		case t.Health == control.Full && !hangs:
-			all = append(all, one(Warning, subject, fmt.Sprintf("Make room there, or mount without this tier: `df %s` and `df -i %s` show "+
-				"what is used. Copies are then made again.", path, path), seeTiers, "%s; %s had no room", t.Reason, files(f.Status.Placement.Skipped))...)
+			all = append(all, one(Warning, subject, fmt.Sprintf("Make room there, raise the limit if one is named, or mount without this tier: "+
+				"`df %s` and `df -i %s` show what is used. Copies are then made again.", path, path), seeTiers, "%s; %s had no room", t.Reason, files(f.Status.Placement.Skipped))...)
 			continue
 		case hangs:
 			seen = "the daemon has not noticed yet"
