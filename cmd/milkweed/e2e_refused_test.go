@@ -33,6 +33,12 @@ done 2>/dev/null`
 // An archived object takes one request, whatever its size and however often it is opened. Its readers get
 // EACCES, the log has one line, and status and doctor count the objects.
 func TestArchivedObjects(t *testing.T) {
+	for _, manifest := range []bool{false, true} {
+		testArchivedObjects(t, manifest)
+	}
+}
+
+func testArchivedObjects(t *testing.T, manifest bool) {
 	s := newSite(t)
 	for i := range 10 {
 		s.write(fmt.Sprintf("archived%d", i), 30_000)
@@ -40,7 +46,12 @@ func TestArchivedObjects(t *testing.T) {
 	}
 	s.write("archived-large", 40<<20)
 	b := newBucket(s)
-	s.milkweed(b.mountWords("-o", "mode=cached,log_file="+s.dir+"/log")...)
+	words := b.mountWords("-o", "mode=cached,log_file="+s.dir+"/log")
+	if manifest {
+		s.milkweed("manifest", "-o", s.dir+"/mtree", s.source)
+		words = append(words, "--manifest", s.dir+"/mtree")
+	}
+	s.milkweed(words...)
 	var mu sync.Mutex
 	gets := make(map[string]int)
 	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -84,11 +95,18 @@ func TestArchivedObjects(t *testing.T) {
 	if got := warnings(s.must("cat", s.dir+"/log")); len(got) != 1 || !strings.Contains(got[0], "restore-object") {
 		t.Errorf("the log has the warnings %q", got)
 	}
+	if got := s.where("archived1"); !strings.Contains(got, "not placed") || !strings.Contains(got, "InvalidObjectState") || !strings.Contains(got, "restore-object") {
+		t.Errorf("where: %s", got)
+	}
 
 	b.refuse.Store(nil) // they are restored
 	s.milkweed("refresh", s.point+"/archived0")
 	if got := s.must("cat", s.point+"/archived0"); len(got) != 30_000 {
 		t.Errorf("a restored object has %d bytes", len(got))
+	}
+	s.milkweed("refresh", s.point)
+	if got := s.sh(openAll, s.point); strings.Contains(got, "shut") {
+		t.Errorf("after a refresh of the directory: %q", got)
 	}
 	s.umount()
 	s.wantNothing()

@@ -93,7 +93,7 @@ func (d *daemon) Status(context.Context) control.Status {
 		ClockAheadSeconds:  placed.ClockAhead.Seconds(),
 	}
 	s.Source.Passthrough, s.Source.PassthroughReason = passthroughStatus(d.service.Source)
-	if b, ok := d.source.(*blob.Bucket); ok {
+	if b := d.bucket(); b != nil {
 		requests := b.Stats()
 		s.Source.Requests = &requests
 	}
@@ -190,6 +190,14 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 	l.Level, l.State = d.levels.Name(level), control.AtSource
 	filled, filling := d.handler.Filling(e)
 	wait, recently := d.handler.ChangedRecently(e)
+	var refused error
+	if b := d.bucket(); b != nil {
+		version := e.Info().Version
+		if d.cfg.Source.Manifest != "" { // it is that of the manifest
+			version = ""
+		}
+		refused = b.Refused(e.Path(), version)
+	}
 	switch {
 	case level != tiers.AtSource:
 		l.State = control.Placed
@@ -204,6 +212,8 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 		l.State, l.Reason = control.NotPlaced, "empty"
 	case !e.Placeable():
 		l.State, l.Reason = control.NotPlaced, "its path is reserved for copies"
+	case refused != nil:
+		l.State, l.Reason = control.NotPlaced, fmt.Sprintf("the store has refused to read it: %v. %s", refused, blob.Remedy(refused))
 	case recently:
 		l.State, l.Reason = control.NotPlaced, fmt.Sprintf("it changed recently, and can be copied in %v", max(wait, time.Second).Round(time.Second))
 	case d.names.HasPieces(e):
@@ -230,6 +240,12 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 		}
 	}
 	return l
+}
+
+// bucket returns the source if it is a bucket, or nil.
+func (d *daemon) bucket() *blob.Bucket {
+	b, _ := d.source.(*blob.Bucket)
+	return b
 }
 
 // lacks returns what the devices of tiers lack for a copy of size bytes, a text for each that lacks
@@ -382,6 +398,9 @@ func (d *daemon) Refresh(ctx context.Context, names []string, opts control.Refre
 		ctx, progressed = silent, s.progress
 	}
 	d.levels.CheckPaths(ctx)
+	if b := d.bucket(); b != nil {
+		b.Retry(inside)
+	}
 	err := d.names.Revalidate(ctx, inside, func(f metadata.Finding) {
 		progressed()
 		f.Path = d.names.Outside(f.Path)

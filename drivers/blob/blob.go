@@ -225,7 +225,6 @@ func (b *Bucket) OpenVersion(ctx context.Context, name string, info drivers.Info
 // Stat implements drivers.Driver. It sends the requests of find, but none for the root within
 // rootTTL of opening the bucket.
 func (b *Bucket) Stat(ctx context.Context, name string) (drivers.Info, error) {
-	b.refused.expire(b.location.Prefix + name)
 	info, err := b.stat(ctx, name)
 	return info, wrap(ctx, "stat", name, err)
 }

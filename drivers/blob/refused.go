@@ -2,6 +2,8 @@ package blob
 
 import (
 	"context"
+	"path"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,7 +14,7 @@ import (
 // or access is denied: each open, each reader and each copy of a file would send one.
 
 // How long the refusal of one version of an object is remembered. To restore an archived object takes
-// minutes or hours. Bucket.Stat makes the next open send a request.
+// minutes or hours. Bucket.Retry makes the next open send a request.
 var (
 	archivedTTL = 5 * time.Minute
 	deniedTTL   = 10 * time.Second
@@ -129,6 +131,46 @@ func (r *refusedObjects) expire(key string) {
 	defer r.mu.Unlock()
 	if found := r.byKey[key]; found != nil {
 		found.until = time.Time{}
+	}
+}
+
+// Refused returns the error of the opens of a version of an object that the store has refused to read, or nil if
+// the next open sends a request. The error has a Remedy. The version is that of an Info, or "" for any.
+func (b *Bucket) Refused(name, version string) error {
+	r := &b.refused
+	if !r.any.Load() {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found := r.byKey[b.location.Prefix+name]
+	if found == nil || version != "" && found.version != version || !time.Now().Before(found.until) {
+		return nil
+	}
+	return found.err
+}
+
+// Retry makes the next open of each object that is named, or is below a directory that is named, send a
+// request, also if the store has refused the object.
+func (b *Bucket) Retry(names []string) {
+	r := &b.refused
+	if !r.any.Load() {
+		return
+	}
+	named := make(map[string]bool, len(names))
+	for _, name := range names {
+		named[name] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, found := range r.byKey {
+		name := strings.TrimPrefix(key, b.location.Prefix)
+		for !named[name] && name != "." {
+			name = path.Dir(name)
+		}
+		if named[name] {
+			found.until = time.Time{}
+		}
 	}
 }
 

@@ -80,17 +80,27 @@ func TestArchivedObject(t *testing.T) {
 			t.Errorf("logged %q", got)
 		}
 
-		if info, err = b.Stat(t.Context(), "dir/object"); err != nil {
-			t.Fatal(err)
+		if err := b.Refused("dir/object", info.Version); !errors.Is(err, fs.ErrPermission) || !strings.Contains(Remedy(err), "restore-object") {
+			t.Errorf("Refused: %v", err)
 		}
-		if _, err := b.OpenVersion(t.Context(), "dir/object", info); !errors.Is(err, fs.ErrPermission) || s.gets.Load() != 2 {
-			t.Errorf("open after a Stat: got error %v after %d requests", err, s.gets.Load())
+		if err := b.Refused("dir/object", "another"); err != nil {
+			t.Errorf("Refused, of another version: %v", err)
+		}
+		for i, name := range []string{"dir", "di", ".", "dir/object", "dir/object/below"} {
+			b.Retry([]string{"other", name})
+			requests := []int64{2, 2, 3, 4, 4}[i]
+			if _, err := b.OpenVersion(t.Context(), "dir/object", info); !errors.Is(err, fs.ErrPermission) || s.gets.Load() != requests {
+				t.Errorf("open after a Retry of %s: got error %v after %d requests, want %d", name, err, s.gets.Load(), requests)
+			}
 		}
 		s.reset()
 		if _, err := readAll(o); !errors.Is(err, fs.ErrPermission) {
 			t.Errorf("read before the next request: got error %v", err)
 		}
-		b.Stat(t.Context(), "dir/object")
+		b.Retry([]string{"dir/object"})
+		if err := b.Refused("dir/object", ""); err != nil {
+			t.Errorf("Refused, after a Retry: %v", err)
+		}
 		again := b.object(t)
 		if got, err := readAll(again); err != nil || !bytes.Equal(got, s.data) {
 			t.Errorf("restored: got error %v, or wrong data", err)
@@ -118,9 +128,7 @@ func TestRestoredObject(t *testing.T) {
 				fail(w, status, "another", "x")
 			}
 		})
-		if _, err := b.Stat(t.Context(), "dir/object"); err != nil {
-			t.Fatal(err)
-		}
+		b.Retry([]string{"dir/object"})
 		for range 2 {
 			if o, err := b.OpenVersion(t.Context(), "dir/object", o.Info()); err != nil {
 				t.Errorf("%d: open: %v", status, err)
@@ -472,7 +480,7 @@ func TestSignaturesOfSomeKeys(t *testing.T) {
 	}
 
 	refuse(func(r *http.Request) bool { return r.URL.Query().Get("prefix") == "dir/" })
-	b.Stat(t.Context(), "dir/object") // the object is requested again
+	b.Retry([]string{"dir/object"})
 	for range 5 {
 		if _, err := b.ReadDir(t.Context(), "dir"); !errors.Is(err, syscall.EACCES) {
 			t.Errorf("such a directory: got error %v", err)

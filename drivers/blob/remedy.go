@@ -66,7 +66,7 @@ func (b *Bucket) remedy(e *storeError) string {
 	l := b.location
 	switch {
 	case e.archived:
-		return remedyOfArchived[l.Scheme] + " Then run `milkweed refresh` on the file; otherwise it is requested again after 5 minutes."
+		return remedyOfArchived[l.Scheme] + " Then run `milkweed refresh` on it, or on its directory; otherwise it is requested again after 5 minutes."
 	case slices.Contains(skewCodes, e.code) && e.skew.Abs() > maxSkew:
 		return fmt.Sprintf("Set the clock of this machine: it is %s that of the store.", behind(e.skew))
 	case e.code == codeSkewed:
