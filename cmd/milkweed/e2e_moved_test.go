@@ -7,7 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/milkweedfs/milkweed/cmd/internal/control"
 	"github.com/milkweedfs/milkweed/cmd/internal/exit"
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // If a mount point is moved, or a directory above it renamed, commands find the daemon at the new path,
@@ -100,5 +102,33 @@ func TestBindOfAMount(t *testing.T) {
 		t.Error("the first mount point has suffered")
 	}
 	s.umount()
+	s.wantNothing()
+}
+
+// Root finds the mount of another user by its new path, although the kernel lets nobody else read it.
+func TestMovedMountOfAUser(t *testing.T) {
+	drivertest.Need(t, "setpriv")
+	s := newSite(t)
+	s.write("f", 5000)
+	s.check(os.MkdirAll(s.dir+"/a/point", 0o755))
+	s.inNamespace(fuseForAll + "\nmount --make-rprivate / 2>/dev/null || true")
+	asRoot := s.wrapper
+	s.point = s.dir + "/a/point"
+	s.giveToNobody()
+	s.mount("64MiB")
+	asUser := s.wrapper
+	s.sh(`mv "$1/a" "$1/b"`, s.dir)
+	s.point = s.dir + "/b/point"
+	pid := s.status().PID
+	s.wrapper = asRoot
+	if r := s.run("ls", s.point); r.code == exit.OK {
+		t.Error("root may read the mount")
+	}
+	if got, err := control.DecodeStatus([]byte(s.milkweed("status", "--json", s.point))); err != nil || got.PID != pid {
+		t.Errorf("status of process %d (%v), want %d", got.PID, err, pid)
+	}
+	s.milkweed("umount", s.point)
+	s.eventually("the daemon has ended", func() bool { return unix.Kill(pid, 0) != nil })
+	s.wrapper = asUser
 	s.wantNothing()
 }

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -130,6 +131,9 @@ func newRoot(mountPoint string) root {
 		go func() { // it ends with the process
 			buf := make([]byte, maxSocketPath)
 			n, err := unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
+			if err == unix.EACCES && os.Geteuid() == 0 && becomeMounter(mountPoint) == nil {
+				n, err = unix.Getxattr(mountPoint, milkweed.SocketXattr, buf)
+			}
 			answers <- answer{string(buf[:max(n, 0)]), err}
 		}()
 		select {
@@ -139,6 +143,29 @@ func newRoot(mountPoint string) root {
 			return "", os.ErrDeadlineExceeded
 		}
 	})
+}
+
+// becomeMounter gives the calling goroutine the rights of the user who has mounted at a mount point: without
+// allow_other, the kernel admits nobody else, not even root. The goroutine keeps its thread, which ends with it.
+func becomeMounter(mountPoint string) error {
+	table, err := mounts.Read(mounts.Self)
+	if err != nil {
+		return err
+	}
+	m, _, ok := find(table, mountPoint)
+	if !ok || m.Point != mountPoint {
+		return fs.ErrNotExist
+	}
+	runtime.LockOSThread()
+	// The functions of package unix change all threads.
+	uid, gid := uintptr(m.UID), uintptr(m.GID)
+	if _, _, err := unix.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid); err != 0 {
+		return err
+	}
+	if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); err != 0 {
+		return err
+	}
+	return nil
 }
 
 // Works reports whether the root of a mount answers. Its daemon lives then, also if Dial fails.

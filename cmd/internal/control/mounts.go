@@ -22,6 +22,7 @@ type Mount struct {
 	Point  string // the mount point, absolute and without symbolic links
 	Source string // the source, as in the mount table
 	UID    int    // the user who mounted it
+	GID    int    // the group of that user then
 	Dev    uint64 // device number of the file system; 0: it is in another mount namespace
 	Part   string // what of the file system is mounted there by itself, as by mount --bind; "": all
 }
@@ -193,7 +194,7 @@ func find(table mounts.Table, path string) (Mount, string, bool) {
 		return Mount{}, "", false
 	}
 	name, _ := paths.Rel(path, m.Point)
-	return Mount{m.Point, m.Source, userID(m.Options), m.Dev, strings.TrimPrefix(m.Root, "/")}, name, true
+	return Mount{m.Point, m.Source, idOf("user_id=", m.Options), idOf("group_id=", m.Options), m.Dev, strings.TrimPrefix(m.Root, "/")}, name, true
 }
 
 // reachable lists the mounts of Milkweed that no later mount hides.
@@ -207,10 +208,10 @@ func reachable(table mounts.Table) []Mount {
 	return all
 }
 
-// userID returns the user_id in the options of a FUSE mount.
-func userID(options string) int {
+// idOf returns the number after key in the options of a FUSE mount.
+func idOf(key, options string) int {
 	for o := range strings.SplitSeq(options, ",") {
-		if v, ok := strings.CutPrefix(o, "user_id="); ok {
+		if v, ok := strings.CutPrefix(o, key); ok {
 			id, _ := strconv.Atoi(v)
 			return id
 		}

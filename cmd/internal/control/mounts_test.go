@@ -31,7 +31,7 @@ func parseTable(t *testing.T) mounts.Table {
 
 func TestReachable(t *testing.T) {
 	got := reachable(parseTable(t))
-	want := []Mount{{"/mnt/a b", `/lustre/x\y`, 1000, got[0].Dev, ""}, {"/mnt/data", "/src", 0, got[1].Dev, ""}}
+	want := []Mount{{"/mnt/a b", `/lustre/x\y`, 1000, 100, got[0].Dev, ""}, {"/mnt/data", "/src", 0, 0, got[1].Dev, ""}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
