@@ -37,6 +37,7 @@ func (n *node) shuffle(args ...string) *shuffler {
 		"--nodes", strconv.Itoa(len(n.c.nodes)), "--node", strconv.Itoa(slices.Index(n.c.nodes, n))}, args)...)
 	examples, err := filepath.Abs("../../../examples/pytorch")
 	n.c.check(err)
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // with the workers of the DataLoader
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "PYTHONPATH=" + examples, "PYTHONWARNINGS=error::RuntimeWarning", "HOME=" + n.dir}
 	s := &shuffler{node: n, cmd: cmd}
 	s.errs, err = os.CreateTemp(n.dir, "job")
@@ -52,9 +53,11 @@ func (n *node) shuffle(args ...string) *shuffler {
 	return s
 }
 
-// kill ends the process.
+// kill ends the process and its workers. One that has just started would not notice the end of the process.
 func (s *shuffler) kill() {
-	s.cmd.Process.Kill()
+	if s.cmd.ProcessState == nil { // otherwise the process group may be another one by now
+		unix.Kill(-s.cmd.Process.Pid, unix.SIGKILL)
+	}
 	s.cmd.Wait()
 	s.errs.Close()
 }
