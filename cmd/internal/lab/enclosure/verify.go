@@ -57,10 +57,23 @@ func left() (left []string, err error) {
 			continue
 		}
 		if procs.Alive(pid) {
-			left = append(left, fmt.Sprintf("the process %d: %s", pid, name(filepath.Join("/proc", e.Name()))))
+			folder := filepath.Join("/proc", e.Name())
+			left = append(left, fmt.Sprintf("the process %d: %s, %s", pid, name(folder), state(folder)))
 		}
 	}
 	return left, nil
+}
+
+// state says what the threads of a process do in the kernel.
+func state(folder string) string {
+	var all []string
+	threads, _ := filepath.Glob(filepath.Join(folder, "task", "*"))
+	for _, t := range threads {
+		stack, _ := os.ReadFile(filepath.Join(t, "stack"))
+		calls := strings.Split(strings.TrimSpace(string(stack)), "\n")
+		all = append(all, strings.Join(calls[:min(len(calls), 6)], " "))
+	}
+	return "in " + strings.Join(all, "; ")
 }
 
 // name names the process of a folder in /proc by its words or, if it has none, as in the middle of an
