@@ -145,20 +145,17 @@ func newRoot(mountPoint string) root {
 	})
 }
 
-// becomeMounter gives the calling goroutine the rights of the user who has mounted at a mount point: without
-// allow_other, the kernel admits nobody else, not even root. The goroutine keeps its thread, which ends with it.
+// becomeMounter gives the calling goroutine the user and the group of the mount at a mount point. Without
+// allow_other, only that user may read the mount, and not even root. The goroutine keeps its thread, which
+// ends with it.
 func becomeMounter(mountPoint string) error {
-	table, err := mounts.Read(mounts.Self)
-	if err != nil {
-		return err
-	}
-	m, _, ok := find(table, mountPoint)
-	if !ok || m.Point != mountPoint {
+	all := mountedAt(mountPoint)
+	if len(all) == 0 {
 		return fs.ErrNotExist
 	}
 	runtime.LockOSThread()
 	// The functions of package unix change all threads.
-	uid, gid := uintptr(m.UID), uintptr(m.GID)
+	uid, gid := uintptr(all[0].UID), uintptr(all[0].GID)
 	if _, _, err := unix.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid); err != 0 {
 		return err
 	}
@@ -269,13 +266,16 @@ func owners(mountPoint string) []int {
 
 // mounters lists the users who have mounted at a mount point. It is empty if they are not known.
 func mounters(mountPoint string) (uids []int) {
-	table, _ := mounts.Read(mounts.Self)
-	for _, m := range reachable(table) {
-		if m.Point == mountPoint {
-			uids = append(uids, m.UID)
-		}
+	for _, m := range mountedAt(mountPoint) {
+		uids = append(uids, m.UID)
 	}
 	return uids
+}
+
+// mountedAt lists the mounts of Milkweed at a mount point.
+func mountedAt(mountPoint string) []Mount {
+	table, _ := mounts.Read(mounts.Self)
+	return slices.DeleteFunc(reachable(table), func(m Mount) bool { return m.Point != mountPoint })
 }
 
 // notAnswering returns the error for a mount point whose daemon does not answer. err is the
