@@ -417,6 +417,17 @@ func TestCommitOverForeignFile(t *testing.T) {
 	}
 }
 
+// waste makes most of the log of no use, so that it is due to be rewritten.
+func waste(t *testing.T, s *Store) {
+	t.Helper()
+	records := s.tree.Load().records
+	for range 2 * minLog / recordSize {
+		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // The log is rewritten when most of it is of no use, and the records stay.
 func TestLogIsRewritten(t *testing.T) {
 	s := openIn(t, t.TempDir())
@@ -428,12 +439,7 @@ func TestLogIsRewritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	records := s.tree.Load().records
-	for range 2 * minLog / recordSize {
-		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	waste(t, s)
 	s = reopened(t, s)
 	for i := range 10 {
 		if !has(t, s, fmt.Sprint("keep", i)) {
@@ -451,23 +457,14 @@ func TestLogIsRewritten(t *testing.T) {
 
 // A log that cannot be rewritten, because the disk is full, is used as it is.
 func TestLogOnAFullDisk(t *testing.T) {
-	disk := t.TempDir()
-	if err := unix.Mount("milkweed-test", disk, "tmpfs", 0, "size=16m"); err != nil {
-		drivertest.Skipf(t, "needs permission to mount: %v", err)
-	}
-	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	disk := memory(t, "size=16m")
 	s := openIn(t, filepath.Join(disk, "tier"))
 	const copies = 1000
 	for i := range copies {
 		addCopy(t, s, fmt.Sprint("keep", i), "data")
 	}
 	addLink(t, s, "keep0", "link")
-	records := s.tree.Load().records
-	for range 2 * minLog / recordSize {
-		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	waste(t, s)
 	log, mine := filepath.Join(s.Path(), recordsName), filepath.Join(disk, "mine")
 	before, err := os.Stat(log)
 	if err != nil {
@@ -508,12 +505,7 @@ func TestLogOnAFullDisk(t *testing.T) {
 func TestLogOnADiskThatBecomesFull(t *testing.T) {
 	s := openIn(t, t.TempDir())
 	addCopy(t, s, "before", "data")
-	records := s.tree.Load().records
-	for range 2 * minLog / recordSize {
-		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	waste(t, s)
 	s = closed(t, s, func() {})
 	failed := false
 	syncFolder = func(int) error { failed = true; return unix.ENOSPC }
@@ -529,11 +521,7 @@ func TestLogOnADiskThatBecomesFull(t *testing.T) {
 
 // A disk that is full when the store is opened does not keep it from reading the copies.
 func TestOpenOnAFullDisk(t *testing.T) {
-	disk := t.TempDir()
-	if err := unix.Mount("milkweed-test", disk, "tmpfs", 0, "size=1m"); err != nil {
-		drivertest.Skipf(t, "needs permission to mount: %v", err)
-	}
-	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	disk := memory(t, "size=1m")
 	s := openIn(t, filepath.Join(disk, "tier"))
 	addCopy(t, s, "f", "data")
 	for range 2 {

@@ -103,12 +103,7 @@ func TestLinksInRewrittenLog(t *testing.T) {
 	if err := s.Remove(ctx, "keep3"); err != nil {
 		t.Fatal(err)
 	}
-	records := s.tree.Load().records
-	for range 2 * minLog / recordSize {
-		if _, err := records.write(&record{inode: 1 << 60, source: drivers.Info{Size: removedSize}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	waste(t, s)
 	for range 2 {
 		s = reopened(t, s)
 		for i := range 10 {

@@ -13,13 +13,13 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
-// memory mounts a tmpfs with an option for huge pages, and returns its path.
-func memory(t *testing.T, huge string) string {
+// memory mounts a tmpfs with options, and returns its path.
+func memory(t *testing.T, options string) string {
 	t.Helper()
 	drivertest.Need(t, "root")
 	point := t.TempDir()
-	if err := unix.Mount("milkweed-test", point, "tmpfs", 0, "size=64M,huge="+huge); err != nil {
-		drivertest.Skipf(t, "a tmpfs with huge pages: %v", err)
+	if err := unix.Mount("milkweed-test", point, "tmpfs", 0, options); err != nil {
+		drivertest.Skipf(t, "a tmpfs with %s: %v", options, err)
 	}
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
 	return point
@@ -33,8 +33,8 @@ func TestCopiesTakeTheirSize(t *testing.T) {
 		make func(t *testing.T) string
 		unit int64
 	}{
-		{"tmpfs in huge pages", func(t *testing.T) string { return memory(t, "always") }, 4096},
-		{"tmpfs", func(t *testing.T) string { return memory(t, "never") }, 4096},
+		{"tmpfs in huge pages", func(t *testing.T) string { return memory(t, "size=64M,huge=always") }, 4096},
+		{"tmpfs", func(t *testing.T) string { return memory(t, "size=64M,huge=never") }, 4096},
 		{"ext4", func(t *testing.T) string { return drivertest.Disk(t, "mkfs.ext4", "-q", "-b", "4096") }, 4096},
 		{"ext4 with content beside attributes", func(t *testing.T) string {
 			return drivertest.Disk(t, "mkfs.ext4", "-q", "-b", "4096", "-O", "inline_data", "-I", "512")
@@ -102,7 +102,7 @@ func TestCopiesTakeTheirSize(t *testing.T) {
 // The unit of a folder in which nothing can be written is not known, and copies in it can be read. It is found out
 // when there is room.
 func TestUnitOfFullDisk(t *testing.T) {
-	point := memory(t, "never")
+	point := memory(t, "size=64M,huge=never")
 	s := openIn(t, point)
 	addCopy(t, s, "copy", "data")
 	s.Close()
@@ -177,7 +177,7 @@ func TestTrimDoesNotWait(t *testing.T) {
 // A huge page whose rest cannot be given back while somebody reads from it is given back by the commit.
 func TestTrimAfterReader(t *testing.T) {
 	const size, tail = 2<<20 + 20_000, 2 << 20
-	s := openIn(t, memory(t, "always"))
+	s := openIn(t, memory(t, "size=64M,huge=always"))
 	w, err := s.Create(background, "copy", drivers.Info{Size: size, Mtime: time.Unix(1e9, 0)})
 	if err != nil {
 		t.Fatal(err)
