@@ -34,7 +34,7 @@ done 2>/dev/null`
 // EACCES, the log has one line, and status and doctor count the objects.
 func TestArchivedObjects(t *testing.T) {
 	for _, manifest := range []bool{false, true} {
-		testArchivedObjects(t, manifest)
+		t.Run(fmt.Sprintf("manifest %v", manifest), func(t *testing.T) { testArchivedObjects(t, manifest) })
 	}
 }
 

@@ -140,7 +140,7 @@ func TestFileSizeLimit(t *testing.T) {
 	s.wantNothing()
 }
 
-// If checksums.log has reached the size that a process may write, the tier says so, and keeps the copies that it has.
+// A tier whose checksums.log must not grow says so, and keeps its copies.
 func TestSizeLimitOfRecords(t *testing.T) {
 	s := newSite(t)
 	drivertest.Need(t, "prlimit")

@@ -108,10 +108,10 @@ func (h host) inspectTier(name string, t config.Tier, source string) ([]Finding,
 		return fail("Choose a directory of your own: its owner could change the copies.", "%s belongs to user %d", dir, owner(info))
 	}
 	switch _, err := h.unit(dir); {
+	// Without room, it is only a warning, because existing copies can still be read.
 	case errors.Is(err, unix.EFBIG):
 		return warning(name, "Raise the limit on the size of files (ulimit -f).", "cannot write to %s: %v", dir, reason(err)), nil
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		// This is only a warning, because existing copies can still be read.
 		return warning(name, "Remove files that are not needed there, or choose another directory.", "cannot write to %s: %v", dir, reason(err)), nil
 	case errors.Is(err, unix.EROFS):
 		return fail("Choose a directory on a file system that is mounted for writing.", "cannot write to %s: %w", dir, reason(err))
