@@ -1,6 +1,7 @@
 package tiers
 
 import (
+	"context"
 	"math"
 	"sync/atomic"
 	"time"
@@ -37,7 +38,7 @@ type space struct {
 	reserved int64        // bytes of copies in flight, and of those in the window
 	window   int64        // bytes of the quota that are for the window only
 	windowed int64        // bytes of reserved that are in the window
-	written  int64        // bytes of windowed that are written
+	written  int64        // bytes of reserved that were written by copies that stay in flight for long
 	files    int64        // committed copies
 	short    shortage     // what the device lacks
 	tooLarge int64        // what the smallest copy occupies that the file system does not allow; 0: it has allowed all
@@ -58,7 +59,7 @@ type openCopy struct {
 
 // reserve reserves bytes. It reports false if the account or the device,
 // which has available bytes, cannot hold all that is reserved. The bytes that copies in
-// flight have already written are counted twice: on a nearly full device a copy is
+// flight have already written are counted twice, unless these are in written: on a nearly full device a copy is
 // postponed until the others are complete, instead of failing halfway. The room is in the window
 // if windowed is set, and outside of it otherwise.
 func (s *space) reserve(bytes, available int64, windowed bool, now time.Time) bool {
@@ -181,26 +182,76 @@ func (s *space) removed(name string, bytes int64) {
 	delete(s.open, name)
 }
 
-// A Reservation is room in a tier for one copy. Commit or Return ends it; a second call of
-// either does nothing. A Reservation in the window is not committed.
+// A Reservation is room in a tier for one copy, or for a part of one. Commit or Return ends it; a second
+// call of either does nothing. A Reservation in the window is not committed.
 type Reservation struct {
 	tier     *Tier
 	bytes    int64
-	size     int64 // of the copy
+	size     int64 // of the copy, or of its part
 	windowed bool  // see ReserveWindow
 	retry    bool  // the device lacked something for such a copy before
-	written  bool  // guarded by space.mu
+	written  int64 // bytes of the room; guarded by space.mu
 	ended    bool  // guarded by space.mu
 }
 
-// Written records that a copy in the window is complete.
-func (r *Reservation) Written() {
+// Bytes returns the room. It is not called during Extend.
+func (r *Reservation) Bytes() int64 { return r.bytes }
+
+// Shrink makes r the room for size bytes of the copy, which are fewer. It is not called during Extend.
+func (r *Reservation) Shrink(size int64) {
+	s := &r.tier.space
+	less := r.bytes - r.tier.Allocated(size)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.ended || less <= 0 {
+		return
+	}
+	r.bytes, r.size = r.bytes-less, size
+	s.reserved -= less
+	if r.windowed {
+		s.windowed -= less
+	}
+}
+
+// Extend makes r the room for size bytes of the copy, and reports success, as Reserve does. If r has room
+// for as many, it does nothing. Calls of Extend, and that of Commit, are not concurrent.
+func (r *Reservation) Extend(ctx context.Context, size int64) bool {
+	if size <= r.size {
+		return true
+	}
+	more, ok := r.tier.take(ctx, size, r.bytes, r.windowed)
+	return ok && r.extend(size, more)
+}
+
+// extend adds bytes that were taken, unless r has ended.
+func (r *Reservation) extend(size, more int64) bool {
+	retry := r.tier.Lacks(size) != nil
 	s := &r.tier.space
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !r.written && !r.ended {
-		r.written = true
-		s.written += r.bytes
+	if r.ended {
+		s.reserved -= more
+		if r.windowed {
+			s.windowed -= more
+		}
+		return false
+	}
+	r.bytes, r.size, r.retry = r.bytes+more, size, r.retry || retry
+	return true
+}
+
+// Written records that a copy in the window is complete.
+func (r *Reservation) Written() { r.Wrote(r.bytes) }
+
+// Wrote records that bytes of a copy were written that may stay in flight for long. The device has that much
+// less room, so they do not count as room that it must have.
+func (r *Reservation) Wrote(bytes int64) {
+	s := &r.tier.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if bytes = min(bytes, r.bytes-r.written); !r.ended {
+		r.written += bytes
+		s.written += bytes
 	}
 }
 
@@ -227,9 +278,7 @@ func (r *Reservation) end(files int64) {
 	if r.windowed {
 		s.windowed -= r.bytes
 	}
-	if r.written {
-		s.written -= r.bytes
-	}
+	s.written -= r.written
 	s.used += files * s.rounded(r.size)
 	s.files += files
 }

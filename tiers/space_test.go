@@ -126,6 +126,147 @@ func TestReservationEndsOnce(t *testing.T) {
 	}
 }
 
+// A reservation that is extended takes what it lacks, and keeps what it has if there is no room.
+func TestExtend(t *testing.T) {
+	store := drivertest.NewMem(0)
+	tier, stop := startTier(t, store, Quota{Bytes: 8 * allocationUnit})
+	defer stop()
+	room, ok := tier.Reserve(bg, 1)
+	if !ok {
+		t.Fatal("no room")
+	}
+	filling := func(when string, want int64) {
+		t.Helper()
+		if got := tier.Stats().Filling; got != want*allocationUnit {
+			t.Errorf("%s: got %d bytes in flight, want %d units", when, got, want)
+		}
+	}
+	for _, step := range []struct {
+		size int64
+		ok   bool
+		held int64 // units
+	}{
+		{allocationUnit, true, 1},
+		{allocationUnit + 1, true, 2},
+		{8*allocationUnit + 1, false, 2},
+		{1, true, 2},
+		{7 * allocationUnit, true, 7},
+	} {
+		if got := room.Extend(bg, step.size); got != step.ok {
+			t.Errorf("extended to %d: got %v", step.size, got)
+		}
+		filling(fmt.Sprintf("extended to %d", step.size), step.held)
+	}
+	room.Shrink(3*allocationUnit + 1)
+	filling("shrunk", 4)
+	room.Shrink(5 * allocationUnit)
+	filling("shrunk to more", 4)
+	if !room.Extend(bg, 7*allocationUnit) {
+		t.Error("not extended again")
+	}
+	filling("extended again", 7)
+	mustPlace(t, tier, "other", allocationUnit)
+	if room.Extend(bg, 8*allocationUnit) {
+		t.Error("extended into the room of another copy")
+	}
+	room.Return()
+	if room.Extend(bg, 8*allocationUnit) {
+		t.Error("extended after its end")
+	}
+	checkAccount(t, tier, store)
+}
+
+// A reservation is committed with the size to which it was extended.
+func TestCommitExtended(t *testing.T) {
+	store := drivertest.NewMem(0)
+	tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+	defer stop()
+	const size = 5*allocationUnit + 1
+	room, ok := tier.Reserve(bg, allocationUnit)
+	if !ok || !room.Extend(bg, size) {
+		t.Fatal("no room")
+	}
+	store.Put("f", make([]byte, size))
+	room.Commit()
+	checkAccount(t, tier, store)
+}
+
+// What a copy has written is not counted twice: the device has less room available.
+func TestWrote(t *testing.T) {
+	store := drivertest.NewMem(10 * allocationUnit)
+	tier, stop := startTier(t, store, Quota{Bytes: 1 << 20})
+	defer stop()
+	room, ok := tier.Reserve(bg, 6*allocationUnit)
+	if !ok {
+		t.Fatal("no room")
+	}
+	store.Put("part", make([]byte, 5*allocationUnit))
+	fits := func(when string, units int64, want bool) {
+		t.Helper()
+		r, ok := tier.Reserve(bg, units*allocationUnit)
+		if ok {
+			r.Return()
+		}
+		if ok != want {
+			t.Errorf("%s: room for %d units: %t, want %t", when, units, ok, want)
+		}
+	}
+	fits("written and not recorded", 1, false)
+	room.Wrote(5 * allocationUnit)
+	fits("recorded", 4, true)
+	fits("recorded", 5, false)
+	other, ok := tier.Reserve(bg, 3*allocationUnit)
+	if !ok {
+		t.Fatal("no room")
+	}
+	fits("beside another copy", 1, true)
+	fits("beside another copy", 2, false)
+	room.Wrote(5 * allocationUnit) // of which 1 was reserved
+	fits("all recorded", 2, true)
+	fits("all recorded", 3, false)
+	room.Return()
+	fits("returned", 2, true)
+	fits("returned", 3, false)
+	other.Return()
+	other.Wrote(3 * allocationUnit)
+	if other, ok = tier.Reserve(bg, 3*allocationUnit); !ok {
+		t.Fatal("no room")
+	}
+	defer other.Return()
+	fits("recorded after its end", 3, false)
+}
+
+// Reservations that are extended and end at once never exceed the quota, and leave nothing.
+func TestExtendAtOnce(t *testing.T) {
+	const quota = 8 * allocationUnit
+	store := drivertest.NewMem(0)
+	tier, stop := startTier(t, store, Quota{Bytes: quota})
+	defer stop()
+	for range 300 {
+		var rooms []*Reservation
+		for range 4 {
+			room, ok := tier.Reserve(bg, 1)
+			if !ok {
+				t.Fatal("no room")
+			}
+			rooms = append(rooms, room)
+		}
+		var wg sync.WaitGroup
+		for _, room := range rooms {
+			wg.Go(func() {
+				room.Extend(bg, 2*allocationUnit)
+				room.Extend(bg, 5*allocationUnit)
+				if s := tier.Stats(); s.Filling > quota {
+					t.Errorf("%d bytes in flight, more than the quota", s.Filling)
+				}
+			})
+			wg.Go(room.Return)
+		}
+		wg.Wait()
+		checkAccount(t, tier, store)
+	}
+}
+
 // A copy that replaces another also replaces it in the account.
 func TestCommitOverCopy(t *testing.T) {
 	store := drivertest.NewMem(0)

@@ -331,24 +331,30 @@ func (t *Tier) ReserveWindow(ctx context.Context, size int64) (*Reservation, boo
 }
 
 func (t *Tier) reserve(ctx context.Context, size int64, windowed bool) (*Reservation, bool) {
-	bytes := t.Allocated(size)
-	if !t.Accepts() || !t.space.fits(bytes, windowed) {
+	bytes, ok := t.take(ctx, size, 0, windowed)
+	if !ok {
 		return nil, false
+	}
+	return &Reservation{tier: t, bytes: bytes, size: size, windowed: windowed, retry: t.Lacks(size) != nil}, true
+}
+
+// take takes the room for a copy of size bytes beside that of held bytes which the copy has, and reports
+// success. It returns the bytes that it has taken.
+func (t *Tier) take(ctx context.Context, size, held int64, windowed bool) (bytes int64, ok bool) {
+	if !t.Accepts() || !t.space.fits(max(t.Allocated(size)-held, 0), windowed) {
+		return 0, false
 	}
 	device, err := t.device(ctx)
 	if err != nil {
 		t.note(writing, err)
-		return nil, false
+		return 0, false
 	}
-	bytes = t.Allocated(size) // the unit may be known only now
+	bytes = max(t.Allocated(size)-held, 0) // the unit may be known only now
 	if lack := lackOf(device, bytes); lack != nil {
 		t.noteShortage(lack, bytes, true)
-		return nil, false
+		return 0, false
 	}
-	if !t.space.reserve(bytes, device.Available, windowed, time.Now()) {
-		return nil, false
-	}
-	return &Reservation{tier: t, bytes: bytes, size: size, windowed: windowed, retry: t.Lacks(size) != nil}, true
+	return bytes, t.space.reserve(bytes, device.Available, windowed, time.Now())
 }
 
 // Lost takes the copy of name, of size bytes, off the account, because it was found to be
