@@ -107,7 +107,15 @@ func (f *fill) start() {
 		f.fetchFirst()
 	}
 	if f.blocks.len() > 1 || !f.forOpen {
-		f.queue.add(f)
+		f.enqueue()
+	}
+}
+
+// enqueue queues f for workers, if they have something to do.
+func (f *fill) enqueue() {
+	f.queue.add(f)
+	if !f.blocks.isOpen() { // the end may have come before add
+		f.queue.remove(f)
 	}
 }
 

@@ -2,8 +2,11 @@ package placement
 
 import (
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/milkweedfs/milkweed/drivers/drivertest"
 )
 
 // newTestQueue makes a queue with a constant limit of blocks in flight.
@@ -147,5 +150,32 @@ func TestPredictionPanics(t *testing.T) {
 	q.done(want)
 	if n := q.gate.background(); n != 0 {
 		t.Errorf("requests in flight: got %d, want none", n)
+	}
+}
+
+// A fill that has ended does not get into the queue: its end takes it out once, and may come before its start has queued
+// it.
+func TestEndedFillIsNotQueued(t *testing.T) {
+	for name, fails := range map[string]bool{"complete": false, "failed": true} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, rigOptions{quotas: []int64{1 << 40}})
+			data := r.put("f", 3<<20)
+			if fails {
+				r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Err: syscall.EIO})
+			}
+			f, err := r.handler.join(t.Context(), r.entry("f"), forReader)
+			r.check(err)
+			defer f.release()
+			r.settled()
+			if !fails {
+				r.wantFile("f", data)
+			}
+			r.stop()
+			r.running.Wait() // no worker takes it out
+			f.enqueue()
+			if got := r.handler.queue.len(); got != 0 {
+				t.Errorf("%s: %d fills are queued, want none", name, got)
+			}
+		})
 	}
 }
