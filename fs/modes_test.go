@@ -220,8 +220,8 @@ func (s *stack) filled(name string) int64 {
 	s.t.Helper()
 	e, err := s.names.Resolve(s.t.Context(), name)
 	s.check(err)
-	n, _ := s.handler.Filling(e)
-	return n
+	f, _ := s.handler.Filling(e)
+	return f.Copied
 }
 
 // Many processes open files in all ways and hold some of them open, while the files are copied,

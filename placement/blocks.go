@@ -192,6 +192,13 @@ func (m *blockMap) failure() error {
 	return m.err
 }
 
+// taken returns the number of blocks that are present or in flight.
+func (m *blockMap) taken() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.states) - m.missing + len(m.flights)
+}
+
 // copied returns the number of blocks that are present.
 func (m *blockMap) copied() int {
 	m.mu.Lock()

@@ -14,6 +14,7 @@ import (
 // block is compared when it is opened. A larger one is queued when it was placed or is opened,
 // and until it has been compared it is read through the daemon.
 type checks struct {
+	early   bool // copies are queued when they are placed: the kernel may read them directly
 	queue   chan *metadata.Entry
 	pending atomic.Int64 // copies that were added and not compared yet
 }
@@ -21,7 +22,9 @@ type checks struct {
 // maxChecks is the number of copies that may wait. Further ones are queued by a later open.
 const maxChecks = 1024
 
-func newChecks() *checks { return &checks{queue: make(chan *metadata.Entry, maxChecks)} }
+func newChecks(early bool) *checks {
+	return &checks{early: early, queue: make(chan *metadata.Entry, maxChecks)}
+}
 
 // add queues the copy of e, unless too many copies wait.
 func (c *checks) add(e *metadata.Entry) {

@@ -17,12 +17,15 @@ type DropReport struct {
 
 // Drop removes the copies of all files at and below the paths, which are those of a generation that is
 // not used any more, or that a user has named. Open files stay readable, and later opens read the source,
-// or copy the file again. A copy that is being made stays. It calls report after each directory. The error
-// is that of ctx, or that of the first tier that could not be examined; then the other tiers were.
+// or copy the file again. A copy that is being made stays, unless it is of parts of a file that nobody reads.
+// Drop calls report after each directory. The error is that of ctx, or that of the first tier that could not
+// be examined; then the other tiers were.
 func (h *Handler) Drop(ctx context.Context, paths []string, report func(DropReport)) error {
 	h.levels.WaitScanned(ctx)
 	var r DropReport
 	var errs []error
+	h.dropParts(paths, &r)
+	report(r)
 	for _, t := range h.levels.Tiers() {
 		for _, root := range h.copiesOf(paths) {
 			err := t.Available()

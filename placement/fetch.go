@@ -23,6 +23,7 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	want := p[:min(int64(len(p)), f.size-off)]
+	f.asked(off, int64(len(want)))
 	for n := 0; n < len(want); {
 		pos := off + int64(n)
 		piece := want[n:min(len(want), n+int(blockSize-pos%blockSize))]
@@ -39,8 +40,8 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 
 // readBlock reads p, which lies within one block: from the copy, or from the flight of the
 // block. If there is no flight, it starts one. The reader also needs what follows, up to the
-// offset end. A sequential reader gets the rest of the range fetched, a random-access reader
-// nothing beyond end.
+// offset end. A sequential reader gets the rest of the range fetched, a random-access reader, and
+// every reader of a lazy fill, nothing beyond end.
 func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 	if f.blocks.complete.Load() {
 		return f.readCopy(p, off)
@@ -48,7 +49,7 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
 	b := int(off / blockSize)
 	to := f.blocks.len()
 	sequential := f.blocks.follow(b)
-	if !sequential {
+	if !sequential || f.isLazy() {
 		to = blocks(end)
 	}
 	f.queue.touch(f)
@@ -224,7 +225,7 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 	}
 	fl.arrive(buf)
 	defer fl.unset()
-	_, err = f.copy.WriteAt(buf, off)
+	err = f.write(buf, off)
 	if err == nil && f.pinned != nil {
 		err = f.pinned.wrote(f, fl.block, hashed)
 	}

@@ -397,13 +397,36 @@ func (f *file) leaveFailed() {
 	}
 }
 
-// verify checks that the source still has the version that is open, if the file is read there
-// and its Object is a drivers.Verifier.
+// verified returns a view that verify approves: v, or another one after v's fill has failed. It leaves v if
+// it does not return that.
+func (f *file) verified(ctx context.Context, v *view) (*view, error) {
+	for {
+		err := f.verify(ctx, v)
+		if err == nil {
+			return v, nil
+		}
+		ended := v.fill != nil && !f.entry.Stale() && v.fill.wait(ctx) == nil // otherwise the next view may be in it
+		v.leave()
+		if !ended {
+			return nil, err
+		}
+		if v, err = f.enterView(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// verify checks that the source still has the version that is open, if the file is read there, or in an old
+// fill, and its Object is a drivers.Verifier. Otherwise the fill fails.
 func (f *file) verify(ctx context.Context, v *view) error {
-	if !v.atSource() {
+	obj := v.Object
+	switch {
+	case v.fill != nil && v.fill.isOld():
+		obj = v.fill.source
+	case !v.atSource():
 		return nil
 	}
-	o, ok := drivers.As[drivers.Verifier](v.Object)
+	o, ok := drivers.As[drivers.Verifier](obj)
 	if !ok {
 		return nil
 	}
@@ -412,10 +435,17 @@ func (f *file) verify(ctx context.Context, v *view) error {
 	took := time.Since(start)
 	f.handler.waits.latency.Observe(took)
 	attribute(ctx, CauseLatency, took)
-	if err != nil {
+	switch {
+	case err == nil:
+		return nil
+	case v.fill == nil:
 		return f.sourceError(ctx, err)
+	case ctx.Err() == nil:
+		v.failed.Store(true)
+		err = f.handler.names.Failed(ctx, f.entry, err)
+		v.fill.fail(err)
 	}
-	return nil
+	return err
 }
 
 // staysAtSource reports whether the file is read from the source, and no tier has room for it.

@@ -46,7 +46,8 @@ type fill struct {
 	begin      func() // starts the copy, once; returns when that is done
 	begun      bool   // begin was called for a reader; guarded by Handler.mu
 	blocks     *blockMap
-	pinned     *pinned // nil: the content is not known before
+	pinned     *pinned   // nil: the content is not known before
+	interest   *interest // of readers; nil: the file is not large
 
 	started chan struct{} // closed when the following are set
 	err     error         // why there is no copy to be filled
@@ -82,6 +83,9 @@ func newFill(h *Handler, e *metadata.Entry, rank int, foreign bool) *fill {
 	}
 	f.blocks = newBlockMap(e.Size(), stride)
 	f.pinned = newPinned(f)
+	if h.peers == nil {
+		f.interest = newInterest(f.size)
+	}
 	f.weight.blocks = min(f.blocks.len(), max(1, blocks(stride)))
 	f.weight.bytes = min(f.size, int64(f.weight.blocks)*blockSize)
 	f.ctx, f.cancel = context.WithCancel(h.ctx)
@@ -99,8 +103,14 @@ func newFill(h *Handler, e *metadata.Entry, rank int, foreign bool) *fill {
 // start is begin, without the guarantee that it runs once.
 func (f *fill) start() {
 	defer close(f.started)
+	if f.isLazy() {
+		f.handler.limitLazy(f)
+	}
 	if err := panics.Do(f.prepare); err != nil {
 		f.giveUp(err)
+		return
+	}
+	if f.isLazy() {
 		return
 	}
 	if f.forOpen { // a file is opened in order to be read
@@ -145,10 +155,10 @@ func (f *fill) prepare() error {
 // fetchFirst fetches the first block for a reader, unless it was fetched or is in flight. It
 // returns the flight, or nil if the fill has failed. The blocks that one request serves with it
 // are fetched, too; except in a file of several ranges while a crowd of readers waits, since
-// that would delay them.
+// that would delay them; and except in a lazy fill.
 func (f *fill) fetchFirst() *flight {
 	to := f.blocks.len()
-	if to > f.blocks.stride && f.gate.crowded() {
+	if f.isLazy() || to > f.blocks.stride && f.gate.crowded() {
 		to = 1
 	}
 	first, taken := f.blocks.lookupFirst(to)
@@ -212,7 +222,7 @@ func (f *fill) create(t *tiers.Tier, room *tiers.Reservation) error {
 		if f.windowed {
 			below = nil
 		}
-		if t, room = h.reserve(f.size, below); t == nil {
+		if t, room = f.reserve(below); t == nil {
 			if h.full(f.size) { // the tier has found that its device has no room, and has logged it
 				h.skip(f.entry)
 				return errNoRoom
@@ -298,7 +308,7 @@ func (f *fill) commit() {
 	}
 	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())
-	if h.checksEarly && f.blocks.len() > 1 {
+	if h.checks.early && f.blocks.len() > 1 {
 		h.checks.add(f.entry)
 	}
 	f.end(true, false)
@@ -326,9 +336,11 @@ func (f *fill) discard(cause error) {
 	f.blocks.close(cause)
 	f.cancel()
 	f.copy.Abort()
-	f.room.Return()
+	if !f.isLazy() { // otherwise readers may stay for long, and the removed copy takes the room until then
+		f.room.Return()
+	}
 	h := f.handler
-	stopped := h.ctx.Err() != nil || cause == errTakenOver || cause == errNotYet
+	stopped := h.ctx.Err() != nil || cause == errTakenOver || cause == errNotYet || cause == errNoRoom || cause == errStopped
 	if !stopped {
 		atomic.AddInt64(&h.counters.Failed, 1)
 		level := drivers.WarnLevel(cause)
@@ -344,6 +356,7 @@ func (f *fill) discard(cause error) {
 func (f *fill) end(published, failed bool) {
 	f.cancel()
 	f.queue.remove(f)
+	f.handler.large.remove(f)
 	switch {
 	case published:
 		f.handler.placed(f.entry)
@@ -381,6 +394,7 @@ func (f *fill) release() {
 	}
 	if f.copy != nil {
 		f.copy.Close()
+		f.room.Return()
 	}
 	if f.source != nil {
 		f.source.Close()

@@ -88,7 +88,7 @@ func (h *Handler) SpliceDescriptor(e *metadata.Entry) (fd uintptr, release func(
 	}, nil
 }
 
-// opened chooses where a file is read, and counts the open. If the file was open at the
+// opened chooses where a file is read, and counts the open. If the file, or its lazy fill, was open at the
 // source before, opened verifies that the source still has the version. off is where the file is
 // read first.
 func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) error {
@@ -101,15 +101,13 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 		f.leaveFailed()
 	}
 	v, err := f.enterView(ctx)
+	if err == nil && (!fresh || v.fill != nil) {
+		v, err = f.verified(ctx, v)
+	}
 	if err != nil {
 		return err
 	}
 	defer v.leave()
-	if !fresh {
-		if err := f.verify(ctx, v); err != nil {
-			return err
-		}
-	}
 	if !fresh || !v.atSource() || v.atPeers || v.inPieces { // otherwise the source has just opened it
 		if err := h.names.Permit(ctx, f.entry); err != nil {
 			return err

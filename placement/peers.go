@@ -148,7 +148,7 @@ func (h *Handler) reserveFor(f *fill) (*tiers.Tier, *tiers.Reservation, error) {
 	}
 	f.admitted = true
 	if f.rank == 0 || h.peers.spare.take(f.rank, f.foreign, bytes) {
-		t, room := h.reserve(f.size, h.levels.Tiers())
+		t, room := f.reserve(h.levels.Tiers())
 		if t == nil {
 			t, room = h.reserveInExchange(f.entry)
 		}

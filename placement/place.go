@@ -116,12 +116,13 @@ func (h *Handler) Place(ctx context.Context, e *metadata.Entry) (outcome Outcome
 			f.release()
 			return Skipped, nil
 		}
+		f.fetchRest()
 		if err = f.wait(ctx); err == nil {
 			err = f.blocks.failure()
 		}
 		f.release()
 		switch {
-		case err == errTakenOver: // the next fill is there already
+		case err == errTakenOver, err == errNoRoom: // there is another fill, or another tier may have room
 			continue
 		case err != nil:
 			return Failed, err
@@ -220,6 +221,9 @@ func (h *Handler) claim(e *metadata.Entry, rank int, why purpose) (f *fill, firs
 		if why != forBackground { // a fill in the background may still be queued
 			h.beginNow(f)
 		}
+		if f.isLazy() {
+			h.large.touch(f)
+		}
 	case h.racy.has(e, time.Now()):
 		return nil, false, errRacy
 	case why != forBackground && h.gateOf(foreign).stuck():
@@ -237,6 +241,9 @@ func (h *Handler) claim(e *metadata.Entry, rank int, why purpose) (f *fill, firs
 	default:
 		f, first = newFill(h, e, rank, foreign), true
 		f.forOpen = why != forBackground
+		if why == forReader && f.interest != nil && f.pinned == nil {
+			h.large.add(f)
+		}
 		h.fills[e] = f
 		if f.forOpen {
 			h.beginNow(f)

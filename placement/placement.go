@@ -5,7 +5,8 @@
 // tier that has room for the file reserves it, and the file is copied there block by block
 // (blocks.go, fetch.go): each block when a reader needs it, and the others by a pool of
 // background workers (queue.go), as many at a time as do not slow the source down (gate.go,
-// concurrency.go). A fill is read while it is in flight. A reader
+// concurrency.go). Of a large file, the others are copied when readers have shown that they want
+// them (lazy.go). A fill is read while it is in flight. A reader
 // therefore waits only for the blocks that it requests, and each block is fetched at most
 // once. Some files are copied before they are opened (predictor.go, plan.go). Placed copies are
 // never evicted. A file for which no tier has room is read from the source. With peers, the nodes of
@@ -40,8 +41,8 @@ import (
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
 // Handler.mu; the lock of a predictor, then spare.mu; Handler.mu, then that of a block map.
-// controller.mu, stalls.mu, spare.mu and usage.mu are taken last. epochs.mu is held without any other lock of
-// this package.
+// controller.mu, stalls.mu, spare.mu, lazyFills.mu and usage.mu are taken last. epochs.mu is held without
+// any other lock of this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
 	names       *metadata.Container
@@ -56,6 +57,7 @@ type Handler struct {
 	scattered *scattered // of files that may be opened at some time
 	plans     *plans
 	pieces    pieceFeed
+	large     *lazyFills
 	window    *planWindow
 	files     *table
 	sources   sources         // of files that are read in pieces
@@ -69,8 +71,6 @@ type Handler struct {
 	epochs    epochs
 	usage     usage
 	traces    traces
-
-	checksEarly bool // Config.Passthrough
 
 	exchanges panics.Mutex              // held while the exchange starts or ends
 	exchange  atomic.Pointer[exchanger] // nil: there is none
@@ -133,8 +133,8 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		ahead:       readahead.NewPool(ahead, source),
 		racy:        newRacyFiles(cfg.RacyWindow),
 		commits:     make(chan struct{}, maxCommits),
-		checks:      newChecks(),
-		checksEarly: cfg.Passthrough,
+		checks:      newChecks(cfg.Passthrough),
+		large:       newLazyFills(cfg.IdleHandles),
 		fills:       make(map[*metadata.Entry]*fill),
 		backoffs:    make(map[*metadata.Entry]backoff),
 	}
@@ -144,7 +144,10 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 		h.scattered.waste = requestWaste
 	}
 	h.epochs.totals = h.totals
-	levels.OnScarcity(h.files.relieve)
+	levels.OnScarcity(func() {
+		h.files.relieve()
+		h.relieveLazy()
+	})
 	h.queue = newQueue(h.gate, h.nextInOrder, h.nextPieceOrPlanned, h.nextScattered)
 	if p := levels.Peers(); p != nil {
 		h.peers = newPeers(p, cfg.Workers, atPeers)
@@ -197,12 +200,17 @@ func (h *Handler) sweep() {
 				defer panics.Contain()
 				h.settleRacy(now)
 			})
+			h.wg.Go(func() {
+				defer panics.Contain()
+				h.sweepLazy(now)
+			})
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
 			h.plans.prune(now)
 			if h.plans.active() { // a tier may have been scanned, or may work again
 				h.queue.feedPlanned()
 			}
+			h.large.prune()
 			h.pruneBackoffs(now)
 			h.bad.prune(now)
 		case <-h.ctx.Done():

@@ -237,13 +237,13 @@ func (h *Handler) nextPlanned() prediction {
 	return nil
 }
 
-// hasCopy reports whether a file of the plan has a copy, or one is being made. If that is in the
-// window, it is kept for u. A file with pieces has one if there is none that this node may copy.
+// hasCopy reports whether a file of the plan has a copy, or one of the whole file is being made. If that
+// is in the window, it is kept for u. A file with pieces has one if there is none that this node may copy.
 func (h *Handler) hasCopy(e *metadata.Entry, u use) bool {
 	if h.names.HasPieces(e) {
 		return e.Level() != tiers.AtSource || !h.mayPrefetch(e)
 	}
-	return e.Level() != tiers.AtSource || u.ofOwner() && h.window.again(e, u) || e.Claimed()
+	return e.Level() != tiers.AtSource || u.ofOwner() && h.window.again(e, u) || e.Claimed() && !h.isLazy(e)
 }
 
 // beginPlanned looks up a file of the plan, so that a lookup of the job is answered from memory, and
@@ -263,6 +263,7 @@ func (h *Handler) beginPlanned(path string, u use) *fill {
 	case err != nil || !e.IsRegular():
 		return nil
 	}
+	h.wantWhole(e, (*fill).fetchRest)
 	if u.ofOwner() && !h.names.HasPieces(e) && !h.hasCopy(e, u) && h.mayCopy(e, h.rank(e), forBackground) != nil {
 		f, held := h.withoutRoom(e, u)
 		if !held { // otherwise it is looked up again

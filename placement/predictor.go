@@ -24,7 +24,11 @@ func (h *Handler) predict(ctx context.Context, e *metadata.Entry, missing bool) 
 	if missing && h.peers != nil {
 		atomic.AddInt64(&h.peers.spare.opens, 1)
 	}
-	if len(h.levels.Tiers()) == 0 || h.planned(ctx, e) {
+	if len(h.levels.Tiers()) == 0 {
+		return
+	}
+	if h.planned(ctx, e) {
+		h.wantWhole(e, (*fill).want)
 		return
 	}
 	var recognized, more bool
@@ -58,6 +62,9 @@ func (h *Handler) nextScattered() prediction {
 
 // beginInOrder claims a file that is about to be opened, and returns its fill, or nil.
 func (h *Handler) beginInOrder(e *metadata.Entry) *fill {
+	if !h.mayPredict(e) {
+		return nil
+	}
 	f := h.prefetch(e, nil)
 	if f != nil {
 		h.scattered.foreign(e)
@@ -94,7 +101,7 @@ func (h *Handler) beginScattered(e *metadata.Entry) *fill {
 		if ctx.Err() != nil {
 			h.scattered.fail(e.Parent())
 		}
-	case wasKnown || now.Size() <= maxScattered: // otherwise its turn comes later
+	case (wasKnown || now.Size() <= maxScattered) && h.mayPredict(now): // otherwise its turn comes later, or never
 		f = h.prefetch(now, nil)
 	}
 	if h.scattered.settle(e, now, f != nil) {

@@ -230,6 +230,7 @@ func TestScatteredPrefetchComesLast(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 2, bucket: bucket})
 		large := r.put("large", 40<<20)
 		s := newShuffled(r, 1, 2000, 100)
+		s.wantWhole("large")
 		remove := s.from.Add(drivertest.Rule{Op: drivertest.OpRead, Name: "large", Hang: true})
 		s.touch("large") // occupies the workers
 		for i := range opened + 50 {

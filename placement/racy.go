@@ -226,7 +226,7 @@ func (h *Handler) settle(e *metadata.Entry) {
 // queueCopy queues a copy of e, unless it has one or cannot be copied now.
 func (h *Handler) queueCopy(e *metadata.Entry) {
 	rank := h.rank(e)
-	if h.names.HasPieces(e) || e.Level() != tiers.AtSource || e.Claimed() || h.mayCopy(e, rank, forBackground) != nil {
+	if h.names.HasPieces(e) || e.Level() != tiers.AtSource || e.Claimed() || !h.mayPredict(e) || h.mayCopy(e, rank, forBackground) != nil {
 		return
 	}
 	if f, _, err := h.claim(e, rank, forBackground); err == nil {

@@ -220,6 +220,13 @@ func (r *rig) entry(name string) *metadata.Entry {
 	return e
 }
 
+// wantWhole makes the handler copy the large files in the directory of a file as a whole from their open
+// on, as after a reader who has gone through one.
+func (r *rig) wantWhole(name string) {
+	r.t.Helper()
+	r.handler.large.learn(r.entry(name), true, true)
+}
+
 // open opens a file; the test closes it.
 func (r *rig) open(name string) drivers.Object {
 	r.t.Helper()

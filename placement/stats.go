@@ -24,6 +24,8 @@ type Counters struct {
 type Fills struct {
 	InFlight        int64   `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
 	InFlightBytes   int64   `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
+	Lazy            int64   `json:"lazy" metric:"lazy_fills" help:"Files above 8 MiB of which only the blocks that readers ask for are fetched. They are not among the copies in flight."`
+	LazyBytes       int64   `json:"lazy_bytes" metric:"lazy_fills_bytes" help:"Bytes that were fetched of these files."`
 	Queued          int64   `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
 	Stalled         int64   `json:"stalled" metric:"fills_stalled" help:"Requests of copies without an answer of the source for a second or, if no reader waits, for five."`
 	Background      int64   `json:"background" metric:"background_blocks" help:"Blocks that background requests have in flight at the source. A block is a request of up to 1 MiB, or each MiB of a longer one."`
@@ -95,17 +97,19 @@ func (h *Handler) Stats() Stats {
 	// In the order in which a file passes these states, so that it is found in one of them.
 	s.RacyFiles, s.RacySeen = h.racy.len(), h.racy.total()
 	s.InFlight, s.InFlightBytes = h.copying()
+	s.Lazy, s.LazyBytes = h.lazyStats()
 	s.Unchecked = h.checks.pending.Load()
 	s.Counters = drivers.Snapshot(&h.counters)
 	return s
 }
 
-// copying returns the number of copies that have begun and not ended, and the sizes of their files.
+// copying returns the number of copies that have begun and not ended, and the sizes of their files. Lazy
+// fills are not among them.
 func (h *Handler) copying() (files, bytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range h.fills {
-		if !f.held {
+		if !f.held && !f.isLazy() {
 			files++
 			bytes += f.size
 		}
@@ -113,15 +117,20 @@ func (h *Handler) copying() (files, bytes int64) {
 	return files, bytes
 }
 
-// Filling returns the number of bytes of e that have been copied by the fill in flight, and
-// reports whether there is one.
-func (h *Handler) Filling(e *metadata.Entry) (int64, bool) {
+// A Filling describes a copy in flight.
+type Filling struct {
+	Copied int64 // bytes
+	Lazy   bool  // only what readers ask for is copied
+}
+
+// Filling describes the copy of e that is in flight, and reports whether there is one.
+func (h *Handler) Filling(e *metadata.Entry) (Filling, bool) {
 	h.mu.Lock()
 	f := h.fills[e]
 	held := f != nil && f.held
 	h.mu.Unlock()
 	if f == nil || held {
-		return 0, false
+		return Filling{}, false
 	}
-	return f.copied(), true
+	return Filling{Copied: f.copied(), Lazy: f.isLazy()}, true
 }

@@ -56,6 +56,7 @@ func TestOneRequestForEachRange(t *testing.T) {
 			t.Run(fmt.Sprintf("%d of %d by %d, %s", c.size, c.stride, c.workers, how), func(t *testing.T) {
 				r := newBucketRig(t, c.stride, c.workers)
 				data := r.put("f", c.size)
+				r.wantWhole("f")
 				switch how {
 				case "in order":
 					r.wantFile("f", data)
@@ -126,6 +127,7 @@ func TestRandomReads(t *testing.T) {
 		const slow = time.Second
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
 		data := r.put("f", 16<<20)
+		r.wantWhole("f")
 		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: slow})
 		obj := r.open("f")
 		defer obj.Close()
@@ -167,6 +169,7 @@ func TestRandomReadsDuringCopy(t *testing.T) {
 		const stride = 8
 		r := newBucketRig(t, stride<<20, 1)
 		data := r.put("f", 8*stride<<20)
+		r.wantWhole("f")
 		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, Delay: time.Second}) // of each block
 		obj := r.open("f")
 		defer obj.Close()
@@ -193,6 +196,7 @@ func TestReadersInOrderInParts(t *testing.T) {
 		const readers, stride = 8, 4
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: stride << 20}})
 		data := r.put("f", readers*2*stride<<20)
+		r.wantWhole("f")
 		obj := r.open("f")
 		defer obj.Close()
 		for b := range 2 * stride {
@@ -430,6 +434,7 @@ func TestTierFailsUnderStreams(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
 		data := r.put("f", 16<<20)
+		r.wantWhole("f")
 		r.from.Add(drivertest.Rule{Op: drivertest.OpStream, After: 1, Delay: 1000 * time.Hour})
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpWrite, Delay: time.Second, Err: errBroken})
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpAbort, Delay: time.Second})

@@ -228,7 +228,7 @@ func TestPrefetchedInOrder(t *testing.T) {
 				for i := range c.files {
 					last = max(last, c.order(i))
 					obj := r.open(fmt.Sprintf("d/%03d", c.order(i)))
-					if _, err := obj.ReadAt(t.Context(), make([]byte, 100), 0); err != nil && err != io.EOF {
+					if _, err := obj.ReadAt(t.Context(), make([]byte, min(c.size, wantedRun)), 0); err != nil && err != io.EOF {
 						t.Error(err)
 					}
 					obj.Close()

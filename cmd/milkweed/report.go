@@ -188,7 +188,7 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 	}
 	level := e.Level()
 	l.Level, l.State = d.levels.Name(level), control.AtSource
-	filled, filling := d.handler.Filling(e)
+	fill, filling := d.handler.Filling(e)
 	wait, recently := d.handler.ChangedRecently(e)
 	var refused error
 	if b := d.bucket(); b != nil {
@@ -203,7 +203,10 @@ func (d *daemon) locate(name string, e *metadata.Entry) control.Location {
 		l.State = control.Placed
 		l.TierPath = filepath.Join(d.levels.Tier(level).Path(), d.dataset, "files", e.CopyName())
 	case filling:
-		l.State, l.FilledBytes = control.Filling, filled
+		l.State, l.FilledBytes = control.Filling, fill.Copied
+		if fill.Lazy {
+			l.Reason = "only what readers ask for is copied, until they ask for 4 MiB in sequence, or for an eighth of the blocks"
+		}
 	case e.Full():
 		l.State, l.Reason = control.NotPlaced, "it has content, and the source shows size 0: it cannot be read here"
 	case e.Unsized():
