@@ -268,9 +268,9 @@ func TestDoctorNamesOddUses(t *testing.T) {
 			s := newSite(t)
 			s.write("a/f", 64<<20)
 			s.mountWith("mode="+mode, "1GiB")
-			s.sh(`dd if="$1/a/f" of=/dev/null bs=64k count=30 iflag=direct 2>/dev/null`, s.point)
+			s.sh(`dd if="$1/a/f" of=/dev/null bs=64k count=80 iflag=direct 2>/dev/null`, s.point)
 			s.closed()
-			s.wantFinding(s.examined(exit.OK), severity, "copies", []string{"jobs have read 1.9 MiB so far, 3% of the files that they opened (64 MiB)"}, "split")
+			s.wantFinding(s.examined(exit.OK), severity, "copies", []string{"jobs have read 5.0 MiB so far, 8% of the files that they opened (64 MiB)"}, "split")
 			s.sh(`cat "$1/a/f" >/dev/null`, s.point)
 			s.settled()
 			for _, f := range s.examined(exit.OK).Findings {

@@ -329,6 +329,9 @@ func printStatus(out io.Writer, s control.Status) error {
 	fmt.Fprintf(t, "placed\t%s (%s), %s prefetched, %s skipped, %s failed\n",
 		files(s.Placement.Placed), size(s.Placement.PlacedBytes), count(s.Placement.Prefetched), count(s.Placement.Skipped), count(s.Placement.Failed))
 	fmt.Fprintf(t, "in flight\t%s (%s), %s queued\n", files(s.Fills.InFlight), size(s.Fills.InFlightBytes), count(s.Fills.Queued))
+	if n := s.Fills.Lazy; n > 0 {
+		fmt.Fprintf(t, "in parts\t%s above 8 MiB, of which only what jobs ask for is copied: %s\n", files(n), size(s.Fills.LazyBytes))
+	}
 	fmt.Fprintf(t, "limit\t%s of at most %s in flight in the background; requests take %.1f × the time of an idle source\n",
 		plural(s.Fills.Background, "block", "blocks"), count(s.Fills.BackgroundLimit), s.Fills.SourceSlowdown)
 	if w := s.Window; w.Size > 0 {

@@ -24,7 +24,8 @@ func newWhere() *cobra.Command {
 that serves its reads:
 
   placed      a tier has a copy; the path of the copy follows
-  filling     a copy is in flight; the share that is copied follows
+  filling     a copy is in flight; the share that is copied follows, and the
+              reason if only what readers ask for is copied
   source      only the source has the file; its next open starts a copy
   not placed  only the source has the file, and it is not copied; the reason
               follows
@@ -114,7 +115,11 @@ func describe(l control.Location) string {
 	case control.Placed:
 		return row("placed", text(l.TierPath))
 	case control.Filling:
-		return row("filling", percent(l.FilledBytes, l.SizeBytes)+" copied")
+		detail := percent(l.FilledBytes, l.SizeBytes) + " copied"
+		if l.Reason != "" {
+			detail += "; " + l.Reason
+		}
+		return row("filling", detail)
 	case control.NotPlaced:
 		return row("not placed", l.Reason)
 	default:

@@ -19,6 +19,6 @@ type Location struct {
 	Level       string `json:"level,omitempty"`        // level that serves its reads: the name of a tier, or "source"; "" if it is not a file
 	TierPath    string `json:"tier_path,omitempty"`    // path of the copy, if Placed
 	State       State  `json:"state,omitempty"`        // "" if it is not a file
-	Reason      string `json:"reason,omitempty"`       // if NotPlaced: why
+	Reason      string `json:"reason,omitempty"`       // if NotPlaced: why; if Filling: why not all of the file is copied
 	FilledBytes int64  `json:"filled_bytes,omitempty"` // if Filling: bytes copied so far
 }

@@ -43,6 +43,16 @@ func partly(f *Facts) []Finding {
 		size(read), 100*float64(read)/float64(opened), size(opened), size(copied), now)
 }
 
+// parts reports on large files of which jobs have read a part so far.
+func parts(f *Facts) []Finding {
+	n := f.Status.Fills.Lazy
+	if n == 0 {
+		return nil
+	}
+	return one(Note, "parts", "None is needed if jobs read no more of them. `milkweed warmup PATH` copies a file as a whole, and `milkweed where FILE` shows what is copied.", seeSlow,
+		"jobs read parts of %s above 8 MiB, and only these parts are copied: %s", files(n), size(f.Status.Fills.LazyBytes))
+}
+
 // recent reports on files that were read while their times did not identify their content, and were
 // therefore not copied.
 func recent(f *Facts) []Finding {

@@ -37,7 +37,7 @@ func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
 		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, storeClock, clock,
-		full, laterEpochs, partly, recent, gone, storages, descriptors, threads, limits, memory, waits, passthrough, mode, readAhead,
+		full, laterEpochs, partly, parts, recent, gone, storages, descriptors, threads, limits, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
 		all = append(all, rule(f)...)
@@ -235,7 +235,7 @@ func source(f *Facts) (all []Finding) {
 	}
 	severity, used := Warning, ""
 	if e, later := f.lastEpoch(); later {
-		if missed, opens := misses(e); missed == 0 && opens > 0 {
+		if missed, opens := f.misses(e); missed == 0 && opens > 0 {
 			severity, used = Note, "; the last epoch did not read it"
 		}
 	}
@@ -392,7 +392,7 @@ func full(f *Facts) []Finding {
 	}
 	missed := ""
 	if e, later := f.lastEpoch(); later {
-		if n, opens := misses(e); n > 0 {
+		if n, opens := f.misses(e); n > 0 {
 			missed = fmt.Sprintf("; in the last epoch, %s of %s went to the source", humanize.Comma(n), plural(opens, "open", "opens"))
 		}
 	}
@@ -442,7 +442,7 @@ func laterEpochs(f *Facts) []Finding {
 	if !later || f.Status.Placement.Skipped > 0 {
 		return nil
 	}
-	missed, opens := misses(e)
+	missed, opens := f.misses(e)
 	if missed*100 < opens || missed == 0 {
 		return nil
 	}

@@ -92,11 +92,12 @@ func (f *Facts) lastEpoch() (e *control.Epoch, later bool) {
 	return e, e != nil && f.Status.EpochsEnded > 1
 }
 
-// misses returns the opens of an epoch that no copy and no other node served, and all opens.
-func misses(e *control.Epoch) (missed, all int64) {
+// misses returns the opens of an epoch that no copy and no other node served, and all opens. Opens of
+// copies in flight do not count while there are lazy ones, which may have had what was read.
+func (f *Facts) misses(e *control.Epoch) (missed, all int64) {
 	for _, o := range e.Opens {
 		all += o.Opens
-		if o.Level == "source" || o.Level == "fill" {
+		if o.Level == control.SourceLevel || o.Level == control.FillLevel && f.Status.Fills.Lazy == 0 {
 			missed += o.Opens
 		}
 	}
