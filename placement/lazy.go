@@ -29,12 +29,12 @@ import (
 
 // The rules of lazy fills.
 const (
-	lazyFrom    = 8 << 20 // bytes of a file above which it is large
-	wantedRun   = 4 << 20 // bytes asked for in sequence, of which the kernel may have read 1 MiB ahead
-	wantedShare = 8       // one of so many blocks is enough
-	wantedLeast = 8       // blocks, in a file of fewer than 64
-	runGap      = 1 << 20 // between requests of a run, which overtake each other
-	growMost    = 64 << 20
+	lazyFrom    = 8 << 20  // bytes of a file above which it is large
+	wantedRun   = 4 << 20  // bytes asked for in sequence, of which the kernel may have read 1 MiB ahead
+	wantedShare = 8        // one of so many blocks is enough
+	wantedLeast = 8        // blocks, in a file of fewer than 64
+	runGap      = 1 << 20  // between requests of a run, which overtake each other
+	growMost    = 64 << 20 // bytes by which the room grows at most
 
 	maxLazy   = 4096 // lazy fills: each has two open files
 	lazyTries = 16   // of dropping one, if there are too many
@@ -97,6 +97,9 @@ func (i *interest) record(off, n int64, of int) (first, wanted bool) {
 
 // isLazy reports whether f fetches only what readers ask for.
 func (f *fill) isLazy() bool { return f.interest != nil && f.interest.lazy.Load() }
+
+// hasParts reports whether f is lazy, and has started.
+func (f *fill) hasParts() bool { return f.isLazy() && isClosed(f.started) && f.err == nil }
 
 // asked is called when a reader asks for n bytes at an offset, which are in the file.
 func (f *fill) asked(off, n int64) {
@@ -352,7 +355,7 @@ func (h *Handler) lazyFill(e *metadata.Entry) *fill {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f := h.fills[e]
-	if f == nil || !f.isLazy() || !isClosed(f.started) || f.err != nil || !f.refs.Acquire() {
+	if f == nil || !f.hasParts() || !f.refs.Acquire() {
 		return nil
 	}
 	return f
@@ -447,7 +450,7 @@ func (h *Handler) endLazy(f *fill) bool {
 func (h *Handler) unclaim(f *fill) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ctx.Err() != nil || h.fills[f.entry] != f || !f.isLazy() || !isClosed(f.started) || f.err != nil || !f.refs.Last() || !f.blocks.fail(errStopped) {
+	if h.ctx.Err() != nil || h.fills[f.entry] != f || !f.hasParts() || !f.refs.Last() || !f.blocks.fail(errStopped) {
 		return false
 	}
 	delete(h.fills, f.entry)

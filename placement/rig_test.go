@@ -221,7 +221,7 @@ func (r *rig) entry(name string) *metadata.Entry {
 }
 
 // wantWhole makes the handler copy the large files in the directory of a file as a whole from their open
-// on, as after a reader who has gone through one.
+// on. It does so after a reader has wanted one of them.
 func (r *rig) wantWhole(name string) {
 	r.t.Helper()
 	r.handler.large.learn(r.entry(name), true, true)

@@ -436,7 +436,7 @@ func (f *fill) keep() {
 	f.handler.window.poke()
 }
 
-// expel ends a fill that unhold or unclaim has taken.
+// expel ends a fill in the window that unhold has taken.
 func (f *fill) expel() {
 	f.copy.Abort()
 	f.room.Return()

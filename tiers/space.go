@@ -59,9 +59,9 @@ type openCopy struct {
 
 // reserve reserves bytes. It reports false if the account or the device,
 // which has available bytes, cannot hold all that is reserved. The bytes that copies in
-// flight have already written are counted twice, unless these are in written: on a nearly full device a copy is
-// postponed until the others are complete, instead of failing halfway. The room is in the window
-// if windowed is set, and outside of it otherwise.
+// flight have already written are counted twice, unless they are in s.written: on a nearly full
+// device a copy is postponed until the others are complete, instead of failing halfway. The room
+// is in the window if windowed is set, and outside of it otherwise.
 func (s *space) reserve(bytes, available int64, windowed bool, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

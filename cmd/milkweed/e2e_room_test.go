@@ -140,7 +140,7 @@ func TestFileSizeLimit(t *testing.T) {
 	s.wantNothing()
 }
 
-// A tier whose checksums.log must not grow says so, and keeps its copies.
+// If the checksums.log of a tier must not grow, the status says so, and the copies stay.
 func TestSizeLimitOfRecords(t *testing.T) {
 	s := newSite(t)
 	drivertest.Need(t, "prlimit")
