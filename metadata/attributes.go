@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -19,9 +20,10 @@ import (
 //  1. A lookup of an Unknown entry requests that name alone, unless the name belongs to a batch
 //     that is in flight.
 //  2. If the names of a directory are looked up in order, as by ls -l and find, a lookup requests
-//     the next batchSize names together, in parallel, and those that follow need no request. A job
-//     that looks names up in no order opens them: the client of the source may request each name
-//     at its open once more, so that a request ahead would save nothing.
+//     the next batchSize names together, in parallel, and those that follow need no request. If
+//     every n-th name is looked up, these are every n-th, too. A job that looks names up in no order
+//     opens them: the client of the source may request each name at its open once more, so that a
+//     request ahead would save nothing.
 //  3. A program that has looked up the last names that it has read of a directory, as ls -l does,
 //     gets the following ones with their attributes (Container.Complete).
 //  4. Walk requests all of them.
@@ -39,18 +41,22 @@ const (
 type ahead struct {
 	unknown atomic.Int32 // number of Unknown entries; changes under the lock of the directory
 	last    uint32       // position after the last name that was looked up; 0: none was
-	credit  uint32       // number of names that may be requested ahead
+	credit  uint8        // number of names that may be requested ahead
+	step    uint8        // the distances of the names that were looked up since there was no credit are multiples of it
 }
 
-// A batch is a request for the attributes of consecutive names.
+// A batch is a request for the attributes of names.
 type batch struct {
-	first, last string
-	ended       chan struct{}
+	names []string // in their order
+	ended chan struct{}
 }
 
-// covers reports whether the batch is in flight and may include a name.
+// covers reports whether the batch is in flight and includes a name.
 func (b *batch) covers(name string) bool {
-	if b == nil || name < b.first || name > b.last {
+	if b == nil {
+		return false
+	}
+	if _, has := slices.BinarySearch(b.names, name); !has {
 		return false
 	}
 	select {
@@ -61,8 +67,7 @@ func (b *batch) covers(name string) bool {
 	}
 }
 
-// overlaps reports whether the batch is in flight and may include one of the entries, which are in
-// the order of their names.
+// overlaps reports whether the batch is in flight and includes one of the entries.
 func (b *batch) overlaps(entries []*Entry) bool {
 	return slices.ContainsFunc(entries, func(e *Entry) bool { return b.covers(e.Name()) })
 }
@@ -78,12 +83,25 @@ func (d *directory) lookedUp(name string) {
 	if !ok || !d.everListed { // no program has requested the other names
 		return
 	}
-	if d.ahead.follows(i) {
-		d.ahead.credit = min(d.ahead.credit+creditOrder, batchSize)
-	} else {
-		d.ahead.credit -= min(d.ahead.credit, creditOrder)
+	d.ahead.lookedUp(i)
+}
+
+// lookedUp records the lookup of the name at position i.
+func (a *ahead) lookedUp(i int) {
+	distance := max(i+1-int(a.last), int(a.last)-i-1)
+	switch {
+	case !a.follows(i):
+		a.credit -= min(a.credit, creditOrder)
+	case a.credit == 0:
+		a.credit, a.step = creditOrder, uint8(distance)
+	default:
+		a.credit = min(a.credit+creditOrder, batchSize)
 	}
-	d.ahead.last = uint32(i) + 1
+	step := int(a.step)
+	for distance != 0 { // the greatest common divisor
+		step, distance = distance, step%distance
+	}
+	a.step, a.last = uint8(min(step, math.MaxUint8)), uint32(i)+1
 }
 
 // follows reports whether position i follows the last name that was looked up.
@@ -104,12 +122,9 @@ func (d *directory) startBatch(e *Entry) (entries []*Entry, b *batch) {
 		return nil, nil
 	}
 	d.ahead.credit = 0
-	for _, next := range d.sorted[i:] {
-		if len(entries) == batchSize {
-			break
-		}
-		if next.Unknown() {
-			entries = append(entries, next)
+	for ; i < len(d.sorted) && len(entries) < batchSize; i += max(1, int(d.ahead.step)) {
+		if d.sorted[i].Unknown() {
+			entries = append(entries, d.sorted[i])
 		}
 	}
 	return entries, d.newBatch(entries)
@@ -117,7 +132,10 @@ func (d *directory) startBatch(e *Entry) (entries []*Entry, b *batch) {
 
 // newBatch records a batch of entries, which are in the order of their names; d.mu must be held.
 func (d *directory) newBatch(entries []*Entry) *batch {
-	b := &batch{entries[0].Name(), entries[len(entries)-1].Name(), make(chan struct{})}
+	b := &batch{ended: make(chan struct{})}
+	for _, e := range entries {
+		b.names = append(b.names, e.Name())
+	}
 	d.batch = b
 	return b
 }

@@ -103,6 +103,58 @@ func TestLocalListing(t *testing.T) {
 	}
 }
 
+// A program that looks up every n-th name has no others requested, also if it does so with several threads,
+// and one that goes on with all names has these requested.
+func TestEveryNthLookup(t *testing.T) {
+	for _, n := range []int{1, 2, 5, 8, 16} {
+		inNamerBubble(t, 1600, func(t *testing.T, w *world, names []string) {
+			w.list(t, "d")
+			w.wantRequests(t, 1, 0)
+			start := time.Now()
+			order := []int{0, 2, 1, 3}
+			if n > 8 { // the distance would be too large
+				order = []int{0, 1, 2, 3}
+			}
+			for i := n - 1; i+4*n < len(names); i += 4 * n {
+				for _, next := range order {
+					w.get(t, names[i+next*n])
+				}
+			}
+			looked := 1600 / n
+			if got, most := time.Since(start), time.Duration(looked)*2*time.Millisecond/3; got > most {
+				t.Errorf("1 of %d: took %v, want at most %v", n, got, most)
+			}
+			w.wantRequests(t, 0, int64(looked+4*n)) // of which some were passed
+			for _, name := range names {
+				w.get(t, name)
+			}
+			w.wantRequests(t, 0, int64(1600-looked+batchSize))
+		})
+	}
+}
+
+// While every n-th name is requested, the others are looked up at once.
+func TestLookupBetweenNthNames(t *testing.T) {
+	inNamerBubble(t, 1600, func(t *testing.T, w *world, names []string) {
+		w.list(t, "d")
+		for i := range 4 {
+			w.get(t, names[8*i])
+		}
+		remove := w.faults.Add(drivertest.Rule{Op: drivertest.OpEntry, Hang: true, Match: func(name string) bool { return name != names[101] }})
+		var batch sync.WaitGroup
+		batch.Go(func() { w.get(t, names[32]) })
+		synctest.Wait()
+		start := time.Now()
+		w.get(t, names[101])
+		if got := time.Since(start); got > 10*time.Millisecond {
+			t.Errorf("the lookup took %v", got)
+		}
+		remove()
+		w.faults.Release()
+		batch.Wait()
+	})
+}
+
 // A lookup that has found an Unknown name begins no batch if the attributes of that name and of those after
 // it have arrived meanwhile.
 func TestBatchComesTooLate(t *testing.T) {
