@@ -187,15 +187,17 @@ func (c *Container) Index(e *Entry) (i int, listed bool) {
 	return i, true
 }
 
-// Siblings returns up to n entries of e's directory, which may include e, that start at the
-// position from, as returned by Index.
-func (c *Container) Siblings(e *Entry, from, n int) []*Entry {
+// Siblings returns up to n entries of e's directory, which may include e: those at the position from, as
+// returned by Index, and at every step-th position after it.
+func (c *Container) Siblings(e *Entry, from, n, step int) (found []*Entry) {
 	if e.parent == nil {
 		return nil
 	}
 	d := e.parent.dir
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	from = min(max(from, 0), len(d.sorted))
-	return slices.Clone(d.sorted[from:min(from+max(n, 0), len(d.sorted))])
+	for i := max(from, 0); i < len(d.sorted) && len(found) < n; i += step {
+		found = append(found, d.sorted[i])
+	}
+	return found
 }

@@ -63,7 +63,7 @@ func TestSiblings(t *testing.T) {
 		}{
 			{0, 2, "a b"}, {1, 2, "b c"}, {2, 10, "c e"}, {4, 1, ""}, {9, 1, ""}, {0, 0, ""}, {-1, 1, "a"}, {0, -1, ""},
 		} {
-			if got := names(w.Siblings(b, c.from, c.n)); got != c.want {
+			if got := names(w.Siblings(b, c.from, c.n, 1)); got != c.want {
 				t.Errorf("%d from %d: got %q, want %q", c.n, c.from, got, c.want)
 			}
 		}
@@ -74,7 +74,7 @@ func TestSiblings(t *testing.T) {
 		if i, listed := w.Index(w.get(t, "d/c")); i != 1 || !listed {
 			t.Errorf("after b is removed: got %d, %v, want 1", i, listed)
 		}
-		if _, listed := w.Index(w.Root()); listed || w.Siblings(w.Root(), 0, 1) != nil {
+		if _, listed := w.Index(w.Root()); listed || w.Siblings(w.Root(), 0, 1, 1) != nil {
 			t.Error("the root has siblings")
 		}
 	})

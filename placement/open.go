@@ -125,7 +125,7 @@ func (h *Handler) opened(ctx context.Context, f *file, fresh bool, off int64) er
 			h.dropPieces(f.entry)
 		}
 	}
-	h.usage.opened(f.entry, began)
-	h.predict(ctx, f.entry, missing)
+	first := h.usage.opened(f.entry, began)
+	h.predict(ctx, f.entry, missing, first)
 	return nil
 }

@@ -40,8 +40,8 @@ import (
 //
 // Lock order: Handler.mu, then racyFiles.mu; a table shard, then the idle-handle cache; watch.mu,
 // then queue.mu, then gate.mu; Handler.mu, then queue.mu; window.mu, then plan.mu, queue.mu or
-// Handler.mu; the lock of a predictor, then spare.mu; Handler.mu, then that of a block map.
-// controller.mu, stalls.mu, spare.mu, lazyFills.mu and usage.mu are taken last. epochs.mu is held without
+// Handler.mu; the lock of a predictor, then spare.mu or shares.mu; Handler.mu, then that of a block map.
+// controller.mu, stalls.mu, spare.mu, shares.mu, lazyFills.mu and usage.mu are taken last. epochs.mu is held without
 // any other lock of this package.
 type Handler struct {
 	levels      *tiers.Hierarchy
@@ -152,6 +152,7 @@ func New(levels *tiers.Hierarchy, names *metadata.Container, cfg Config, log *sl
 	if p := levels.Peers(); p != nil {
 		h.peers = newPeers(p, cfg.Workers, atPeers)
 		h.scattered.mine = h.mayPrefetch
+		h.scattered.shares.off = true // the nodes read their shares of the dataset together
 	}
 	h.staff.wanted.Store(int64(cfg.Workers))
 	h.ctx, h.stop = context.WithCancel(context.Background())
@@ -206,6 +207,7 @@ func (h *Handler) sweep() {
 			})
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
+			h.scattered.shares.prune()
 			h.plans.prune(now)
 			if h.plans.active() { // a tier may have been scanned, or may work again
 				h.queue.feedPlanned()

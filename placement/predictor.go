@@ -16,11 +16,11 @@ import (
 // opened. Workers pull their predictions one at a time. Each holds a position in its predictions, so
 // that a million predicted files cost no more than one. Their methods may be called concurrently.
 // The method next returns an entry to prefetch, or nil if there is none until the next open. It
-// makes no request, and returns each prediction once. The file may be placed already.
+// makes no request. The file may be placed already, or be in flight.
 
 // predict passes an open with a context to the plans and, if none has predicted it, to the predictors. missing
-// means that the file has no copy.
-func (h *Handler) predict(ctx context.Context, e *metadata.Entry, missing bool) {
+// means that the file has no copy; first, that it was not opened before.
+func (h *Handler) predict(ctx context.Context, e *metadata.Entry, missing, first bool) {
 	if missing && h.peers != nil {
 		atomic.AddInt64(&h.peers.spare.opens, 1)
 	}
@@ -32,8 +32,16 @@ func (h *Handler) predict(ctx context.Context, e *metadata.Entry, missing bool) 
 		return
 	}
 	var recognized, more bool
-	if i, listed := h.names.Index(e); listed {
-		if recognized, more = h.inOrder.opened(e, i, h.scattered.noOrder(e.Parent())); more {
+	i, listed := h.names.Index(e)
+	var share share
+	if first {
+		share = h.scattered.shares.opened(e, i, listed)
+	} else {
+		share = h.scattered.shares.of(e.Parent())
+	}
+	if listed {
+		noOrder, fruitless := h.scattered.order(e.Parent())
+		if recognized, more = h.inOrder.opened(opening{e, i, first, share, noOrder, fruitless}); more {
 			h.queue.feedUrgent()
 		}
 	}
@@ -67,7 +75,7 @@ func (h *Handler) beginInOrder(e *metadata.Entry) *fill {
 	}
 	f := h.prefetch(e, nil)
 	if f != nil {
-		h.scattered.foreign(e)
+		h.scattered.predictedInOrder(e)
 	}
 	return f
 }

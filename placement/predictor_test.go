@@ -211,7 +211,7 @@ func TestNotPrefetchedForShuffledJobs(t *testing.T) {
 			_, err := r.names.List(t.Context(), r.entry("d"))
 			r.check(err)
 			for i := range 30 {
-				r.wantFile(fmt.Sprintf("d/%02d", 59-2*i), data) // backwards
+				r.wantFile(fmt.Sprintf("d/%02d", (59+37*i)%60), data)
 			}
 			r.settled()
 			if got := r.handler.Stats(); got.Placed != 30 || got.Prefetched != 0 {

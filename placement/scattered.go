@@ -23,6 +23,9 @@ const (
 	maxPages        = 256      // requests that a listing counts as, at most: the size of a directory is a hint
 	maxListings     = 8        // background listings of a subtree in flight
 
+	looksPerOpen  = 1 << 12 // files that are left out at a time: meanwhile, no open is recorded
+	othersPerOpen = 64      // files left out that are considered again, for each open
+
 	calmAfter   = 5 * time.Minute // without opens of files that have no copy, after which all are counted anew
 	maxSubtrees = 1 << 16         // directories that are remembered, before all are counted anew
 )
@@ -81,6 +84,8 @@ func requestWaste(f float64) float64 {
 //     to a multiple of the opened ones (waste). The files of directories that were not listed are
 //     estimated from those that were.
 //   - Most opens of the subtree must be out of order. inOrder predicts better than scattered.
+//   - Only files in the share of the job are predicted. The others are considered again when it has
+//     another one.
 //   - A directory that is not listed is listed in the background: first the subtree, then those
 //     below it, each when its names are to be predicted. The opens limit the number of requests
 //     for that. That they are needed for a directory of 1,000,000 names is known from its size.
@@ -93,8 +98,9 @@ func requestWaste(f float64) float64 {
 // Prefetched files that the job does not open must not take the room of those that it does. See
 // Handler.hasSpareRoom.
 type scattered struct {
-	names *metadata.Container
-	waste func(f float64) float64
+	names  *metadata.Container
+	shares *shares
+	waste  func(f float64) float64
 
 	// room reports whether the tiers have room for a file that may never be opened, of a
 	// dataset of a number of files and bytes.
@@ -108,6 +114,7 @@ type scattered struct {
 	total    int                       // files that were opened
 	opens    idSet                     // the same files
 	ahead    map[uint64]int64          // sizes of files that were prefetched and not opened, by ID
+	ordered  orderedPredictions        // of inOrder
 	pending  map[*metadata.Entry]int64 // estimated sizes of files that next has returned
 	last     time.Time                 // when a file without a copy was last opened
 	ready    list.List                 // of *subtree: those that may have predictions, the next one first
@@ -124,6 +131,8 @@ type subtree struct {
 	unread   int64 // the size of files that were prefetched and not opened
 	touched  int   // subdirectories with opened files
 	example  bool  // a job has read a third of a subdirectory in no order
+	part     int   // the job opens one of so many files
+	before   int   // files that were opened while its share was another one
 	since    int   // files that were opened before the first one of these, in all subtrees
 
 	files  int // files of the directories that are listed
@@ -132,6 +141,10 @@ type subtree struct {
 
 	// The following is of this directory alone.
 	entries []*metadata.Entry // those that were not considered yet, if it is loaded
+	share   nth               // by position, of the job, when it last had one
+	others  []*metadata.Entry // those that were not in the share
+	outside share             // because of which they are there; the zero value if there are several
+	again   int               // files that must be opened before others are considered again
 	loaded  bool              // it was found to be listed
 	lister  *subtree          // the one for which next has returned the directory, or nil
 	failed  bool              // the source did not answer a request for it, or for names in it
@@ -147,7 +160,7 @@ type subtree struct {
 }
 
 func newScattered(names *metadata.Container, waste func(float64) float64, room func(size, files, bytes int64) bool) *scattered {
-	p := &scattered{names: names, waste: waste, room: room}
+	p := &scattered{names: names, shares: newShares(), waste: waste, room: room}
 	p.reset()
 	return p
 }
@@ -156,6 +169,7 @@ func newScattered(names *metadata.Container, waste func(float64) float64, room f
 func (p *scattered) reset() {
 	p.subtrees = make(map[*metadata.Entry]*subtree)
 	p.opens, p.ahead, p.pending = nil, make(map[uint64]int64), make(map[*metadata.Entry]int64)
+	p.ordered = orderedPredictions{}
 	p.ready.Init()
 }
 
@@ -183,9 +197,14 @@ func (p *scattered) opened(e *metadata.Entry, inOrder, missing bool) (more bool)
 	if n, ok := p.ahead[e.ID()]; ok {
 		delete(p.ahead, e.ID())
 		d.prefetched(-n)
+		if p.ordered.files.has(e.ID()) {
+			p.ordered.unopened--
+			p.ordered.opened++
+		}
 	}
 	d.open(p.total, e.Size(), inOrder)
 	p.total++
+	p.divide(d)
 	return p.announce(d)
 }
 
@@ -193,7 +212,7 @@ func (p *scattered) opened(e *metadata.Entry, inOrder, missing bool) (more bool)
 func (p *scattered) subtree(dir *metadata.Entry) *subtree {
 	s := p.subtrees[dir]
 	if s == nil {
-		s = &subtree{dir: dir, leaves: 1}
+		s = &subtree{dir: dir, leaves: 1, part: 1}
 		if up := dir.Parent(); up != dir {
 			s.parent = p.subtree(up)
 		}
@@ -260,13 +279,21 @@ func (p *scattered) load(d *subtree) bool {
 // mayBeFile reports whether e is a regular file, or its type is not known.
 func mayBeFile(e *metadata.Entry) bool { return e.IsRegular() || e.Unknown() && e.Type() == 0 }
 
-// count estimates the number of files in d. It returns 0 if that is unknown.
+// count estimates the number of files in d that the job opens. It returns 0 if that is unknown.
 func (d *subtree) count() float64 {
 	if !d.loaded || d.listed == 0 {
 		return 0
 	}
-	n := float64(d.files) * max(1, float64(d.leaves)/float64(d.listed))
-	return max(n, float64(d.opened))
+	n := float64(d.files) * max(1, float64(d.leaves)/float64(d.listed)) / float64(d.part)
+	return max(n, float64(d.inShare()))
+}
+
+// inShare returns how many files were opened of those that count estimates.
+func (d *subtree) inShare() int {
+	if d.part > 1 {
+		return d.opened - d.before
+	}
+	return d.opened
 }
 
 // needed returns how many files of d must be opened out of order before others are prefetched. A job
@@ -285,7 +312,7 @@ func (d *subtree) fraction() float64 {
 	if n == 0 {
 		return 0
 	}
-	return max(0, float64(d.opened-d.needed())/n)
+	return max(0, float64(d.inShare()-d.needed())/n)
 }
 
 // mean returns the mean size of the files of d that were opened.
@@ -371,6 +398,11 @@ func (p *scattered) allowance(s *subtree) allowance {
 // step returns the next file of s, or the next directory to list, or nil. p.mu must be held.
 func (p *scattered) step(s *subtree) *metadata.Entry {
 	left := p.allowance(s)
+	var (
+		looked int      // entries that are not in the share
+		in     *subtree // where it is
+		share  share
+	)
 	if !s.begun {
 		switch listed, asked := p.enter(s, s, left); {
 		case asked:
@@ -410,8 +442,17 @@ func (p *scattered) step(s *subtree) *metadata.Entry {
 			}
 			continue
 		}
+		if d != in {
+			in, share = d, p.shares.of(d.dir)
+		}
 		switch size := p.size(s, e); {
 		case !p.wanted(e):
+		case !share.has(p.names, e):
+			d.leaveOut(e, share)
+			if looked++; looked == looksPerOpen {
+				d.entries = d.entries[1:]
+				return nil
+			}
 		case size > maxScattered:
 			s.large = append(s.large, e)
 		case !p.take(s, d, e, size, left):
@@ -431,10 +472,14 @@ func (p *scattered) stepLarge(s *subtree, left allowance) *metadata.Entry {
 	}
 	for len(s.large) > 0 {
 		e := s.large[0]
-		if p.wanted(e) {
-			if !p.take(s, p.subtree(e.Parent()), e, e.Size(), left) {
-				return nil
-			}
+		d := p.subtree(e.Parent())
+		switch share := p.shares.of(d.dir); {
+		case !p.wanted(e):
+		case !share.has(p.names, e):
+			d.leaveOut(e, share)
+		case !p.take(s, d, e, e.Size(), left):
+			return nil
+		default:
 			s.large = s.large[1:]
 			return e
 		}
@@ -467,6 +512,43 @@ func (p *scattered) wanted(e *metadata.Entry) bool {
 	_, pending := p.pending[e]
 	_, ahead := p.ahead[e.ID()]
 	return !pending && !ahead && (p.mine == nil || p.mine(e))
+}
+
+// leaveOut records that e, of d, is not in the share of the job.
+func (d *subtree) leaveOut(e *metadata.Entry, s share) {
+	if len(d.others) > 0 && d.outside != s {
+		s = share{}
+	}
+	d.others, d.outside = append(d.others, e), s
+}
+
+// divide finds the share of the job in d, after an open in d. If it is another one, next considers the files
+// that were left out again. That takes time for each of them, and is not done after each open. p.mu must
+// be held.
+func (p *scattered) divide(d *subtree) {
+	now := p.shares.of(d.dir)
+	is := now[byPosition]
+	was := d.share
+	isOther := is.part > 1 && was.part > 1 && (is.rest-was.rest)%min(is.part, was.part) != 0
+	for s := d; s != nil; s = s.parent {
+		s.part = p.shares.part(s.dir)
+		if isOther {
+			s.before = s.opened - 1
+		}
+	}
+	if is.part > 1 {
+		d.share = is
+	}
+	if len(d.others) == 0 || d.opened < d.again || d.outside == now {
+		return
+	}
+	d.again = d.opened + len(d.others)/othersPerOpen
+	d.entries, d.others = append(d.entries, d.others...), nil
+	for s := d; s != nil; s = s.parent {
+		if s.begun {
+			s.found = append(s.found, d)
+		}
+	}
 }
 
 // size returns the size of e, or an estimate of it.
@@ -514,23 +596,32 @@ func (p *scattered) settle(e, now *metadata.Entry, ok bool) (more bool) {
 	return n > 0 && p.announce(d)
 }
 
-// foreign records that another predictor has had a copy of e started. It counts as the others do.
-func (p *scattered) foreign(e *metadata.Entry) {
+// orderedPredictions are the predictions of inOrder of which copies were started.
+type orderedPredictions struct {
+	files            idSet
+	opened, unopened int // numbers of them
+}
+
+// predictedInOrder records that a copy of e was started since inOrder has predicted it. It counts as the
+// others do.
+func (p *scattered) predictedInOrder(e *metadata.Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if d := p.subtrees[e.Parent()]; d != nil && !p.opens.has(e.ID()) {
+	if d := p.subtrees[e.Parent()]; d != nil && !p.opens.has(e.ID()) && p.ordered.files.add(e.ID()) {
 		p.ahead[e.ID()] = e.Size()
 		d.prefetched(e.Size())
+		p.ordered.unopened++
 	}
 }
 
-// noOrder reports whether the files of a directory, or of a dataset that it belongs to, are read in
-// no order.
-func (p *scattered) noOrder(dir *metadata.Entry) bool {
+// order reports whether the files of a directory, or of a dataset that it belongs to, are read in no
+// order, and whether less than half of the predictions of inOrder were opened, without the last maxDepth.
+func (p *scattered) order(dir *metadata.Entry) (none, fruitless bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := p.subtrees[dir]
-	return d != nil && slices.ContainsFunc(d.around(), (*subtree).isShuffled)
+	none = d != nil && slices.ContainsFunc(d.around(), (*subtree).isShuffled)
+	return none, p.ordered.unopened > maxDepth+p.ordered.opened
 }
 
 // fail records that the source did not answer a request for a name in a directory, or for its

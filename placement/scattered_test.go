@@ -49,7 +49,7 @@ func TestPrefetchIsInProportion(t *testing.T) {
 			for i, name := range s.names {
 				entries[i] = s.entry(name)
 			}
-			for seed := range uint64(20) {
+			for seed := range uint64(40) {
 				rand.New(rand.NewPCG(seed, 1)).Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
 				p := newScattered(r.names, waste, func(int64, int64, int64) bool { return true })
 				found := 0 // opened files that were prefetched
@@ -67,6 +67,8 @@ func TestPrefetchIsInProportion(t *testing.T) {
 					} else {
 						found++
 					}
+					at, listed := r.names.Index(e)
+					p.shares.opened(e, at, listed)
 					p.opened(e, false, missing)
 					for next := p.next(); next != nil; next = p.next() {
 						if next.IsDir() {
@@ -395,7 +397,7 @@ func TestNoOrderIsNotOrder(t *testing.T) {
 		for _, name := range s.names[:600] {
 			e := s.entry(name)
 			i, _ := r.names.Index(e)
-			p.opened(e, i, false)
+			p.opened(opening{e, i, true, r.handler.scattered.shares.opened(e, i, true), false, false})
 			for p.next() != nil {
 				ahead++
 			}

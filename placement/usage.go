@@ -65,9 +65,9 @@ func (u *usage) active(from time.Time) {
 	}
 }
 
-// opened records an open of e by a reader, which has begun at a time.
-func (u *usage) opened(e *metadata.Entry, began time.Time) {
-	if e.MarkOpened() {
+// opened records an open of e by a reader, which has begun at a time. It reports whether that is the first.
+func (u *usage) opened(e *metadata.Entry, began time.Time) (first bool) {
+	if first = e.MarkOpened(); first {
 		atomic.AddInt64(&u.counts.Files, 1)
 	}
 	u.active(began)
@@ -81,6 +81,7 @@ func (u *usage) opened(e *metadata.Entry, began time.Time) {
 		}
 	}
 	u.last = e
+	return first
 }
 
 // near is the distance from the end of the last read within which a read is sequential: the kernel sends
