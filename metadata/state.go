@@ -34,6 +34,7 @@ const (
 	unsized    = 0x400000  // see Unsized
 	full       = 0x800000  // see Full; until the source has confirmed the attributes
 	wasEmpty   = 0x1000000 // the Unsized file was empty when it was last read; until the attributes change
+	prefetched = 0x2000000 // see MarkPrefetched
 )
 
 // Level returns the level of the best copy of the file. It takes no lock.
@@ -68,7 +69,7 @@ func (e *Entry) Claim() bool {
 // Publish ends a claim: level l holds a complete copy. The entry is then not Unverified.
 func (e *Entry) Publish(l tiers.Level) {
 	e.change(func(s uint32) (uint32, bool) {
-		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied|opened) | uint32(l), true
+		return s&(stale|used|doubtful|noXattrs|noACL|permitted|denied|opened|prefetched) | uint32(l), true
 	})
 }
 
@@ -142,6 +143,12 @@ func (e *Entry) MarkOpened() (first bool) {
 
 // WasOpened reports whether MarkOpened was called.
 func (e *Entry) WasOpened() bool { return e.state.Load()&opened != 0 }
+
+// MarkPrefetched records that the file, or a piece of it, was copied ahead of readers.
+func (e *Entry) MarkPrefetched() { e.setBits(prefetched) }
+
+// WasPrefetched reports whether MarkPrefetched was called.
+func (e *Entry) WasPrefetched() bool { return e.state.Load()&prefetched != 0 }
 
 func (e *Entry) setBits(bits uint32)   { e.state.Or(bits) }
 func (e *Entry) clearBits(bits uint32) { e.state.And(^bits) }

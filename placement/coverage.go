@@ -25,6 +25,9 @@ type Coverage struct {
 	OpenedCopied  int64 `json:"opened_files_copied_bytes" help:"Bytes of these files that have a copy in a tier."`
 	OpenedMissing int64 `json:"opened_files_without_copy" help:"Those of these files that have no copy."`
 
+	UnopenedFiles int64 `json:"unopened_files" metric:"unopened_files" help:"Known files that were copied ahead since the daemon started, have copies, and were never opened by a reader of this node."`
+	UnopenedBytes int64 `json:"unopened_bytes" metric:"unopened_bytes" help:"Bytes of these files that have a copy in a tier."`
+
 	UnlistedDirs int64 `json:"unlisted_directories" help:"Known directories of the dataset that were not listed yet: not all names in them are known."`
 	DeniedDirs   int64 `json:"denied_directories" help:"Known directories of the dataset that the source does not let the daemon list: the names in them are not known."`
 	UnknownNames int64 `json:"unknown_names" help:"Names that were listed without attributes, and may be files."`
@@ -121,13 +124,17 @@ func (c *Coverage) add(e *metadata.Entry, copied int64, known bool) {
 	case copied == e.Size():
 		c.CopiedFiles++
 	}
-	if e.WasOpened() {
+	switch {
+	case e.WasOpened():
 		c.OpenedFiles++
 		c.OpenedBytes += e.Size()
 		c.OpenedCopied += copied
 		if copied < e.Size() {
 			c.OpenedMissing++
 		}
+	case e.WasPrefetched() && copied > 0:
+		c.UnopenedFiles++
+		c.UnopenedBytes += copied
 	}
 }
 

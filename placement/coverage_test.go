@@ -56,6 +56,35 @@ func TestCoverage(t *testing.T) {
 	})
 }
 
+// Copies that were made ahead count until their files are opened, or the copies are gone.
+func TestCoverageOfUnopenedFiles(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 20}})
+		var bytes int64
+		for i := range 20 {
+			r.put(fmt.Sprintf("d/%02d", i), 1000+i)
+			bytes += int64(1000 + i)
+		}
+		r.all()
+		read := func(n int) {
+			for i := range n {
+				_, err := r.read(fmt.Sprintf("d/%02d", i))
+				r.check(err)
+				r.idle()
+			}
+		}
+		read(4)
+		want := Coverage{Files: 20, Bytes: bytes, CopiedFiles: 20, CopiedBytes: bytes, OpenedFiles: 4, OpenedBytes: 4006, OpenedCopied: 4006, UnopenedFiles: 16, UnopenedBytes: bytes - 4006}
+		r.covers("after some files in order", want, true, true)
+		r.handler.Drop(r.ctx, []string{"d/19"}, func(DropReport) {})
+		r.all()
+		want.CopiedFiles, want.CopiedBytes, want.UnopenedFiles, want.UnopenedBytes = 19, bytes-1019, 15, want.UnopenedBytes-1019
+		r.covers("without a copy", want, false, true)
+		read(20)
+		r.covers("after all", Coverage{Files: 20, Bytes: bytes, CopiedFiles: 20, CopiedBytes: bytes, OpenedFiles: 20, OpenedBytes: bytes, OpenedCopied: bytes}, true, true)
+	})
+}
+
 // The names of a listing without attributes may be files.
 func TestCoverageOfUnknownNames(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -305,6 +305,7 @@ func (f *fill) commit() {
 	atomic.AddInt64(&h.counters.PlacedBytes, f.size)
 	if f.prefetched {
 		atomic.AddInt64(&h.counters.Prefetched, 1)
+		f.entry.File().MarkPrefetched()
 	}
 	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())

@@ -332,6 +332,9 @@ func printStatus(out io.Writer, s control.Status) error {
 	if n := s.Fills.Lazy; n > 0 {
 		fmt.Fprintf(t, "in parts\t%s above 8 MiB, of which only what jobs ask for is copied: %s\n", files(n), size(s.Fills.LazyBytes))
 	}
+	if n := s.Names.UnopenedFiles; n > 0 {
+		fmt.Fprintf(t, "unopened\t%s (%s) copied ahead, which no job has opened\n", files(n), size(s.Names.UnopenedBytes))
+	}
 	fmt.Fprintf(t, "limit\t%s of at most %s in flight in the background; requests take %.1f × the time of an idle source\n",
 		plural(s.Fills.Background, "block", "blocks"), count(s.Fills.BackgroundLimit), s.Fills.SourceSlowdown)
 	if w := s.Window; w.Size > 0 {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/milkweedfs/milkweed/cmd/internal/config"
 	"github.com/milkweedfs/milkweed/cmd/internal/paths"
 )
@@ -51,6 +53,26 @@ func parts(f *Facts) []Finding {
 	}
 	return one(Note, "parts", "None is needed if jobs read no more of them. `milkweed warmup PATH` copies a file as a whole, and `milkweed where FILE` shows what is copied.", seeSlow,
 		"jobs read parts of %s above 8 MiB, and only these parts are copied: %s", files(n), size(f.Status.Fills.LazyBytes))
+}
+
+// Copies that no job has opened are worth a finding if they are many, and many of all files with copies.
+const (
+	manyUnopened  = 64
+	unopenedShare = 0.25
+)
+
+// unopened reports on copies that were made ahead, and that no job has opened in a whole epoch. Other nodes
+// may read them.
+func unopened(f *Facts) []Finding {
+	n := &f.Status.Names
+	if e, _ := f.lastEpoch(); e == nil || f.Status.Peers != nil {
+		return nil
+	}
+	if n.UnopenedFiles < manyUnopened || float64(n.UnopenedFiles) < unopenedShare*float64(n.CopiedFiles) {
+		return nil
+	}
+	return one(Note, "copies", "If no job will: give the files that a job reads with `milkweed plan`, so that no others are copied ahead, and take the room back with `milkweed evict PATH`.", seeSlow,
+		"%s of %s with copies were copied ahead, and no job has opened them: %s", humanize.Comma(n.UnopenedFiles), files(n.CopiedFiles), size(n.UnopenedBytes))
 }
 
 // recent reports on files that were read while their times did not identify their content, and were

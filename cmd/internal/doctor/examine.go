@@ -37,7 +37,7 @@ func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, rule := range []func(*Facts) []Finding{
 		draining, faults, stuck, tierHealth, corrupt, mismatched, source, generation, rateLimits, throttled, refused, oddStore, storeClock, clock,
-		full, laterEpochs, partly, parts, recent, gone, storages, descriptors, threads, limits, memory, waits, passthrough, mode, readAhead,
+		full, laterEpochs, partly, parts, unopened, recent, gone, storages, descriptors, threads, limits, memory, waits, passthrough, mode, readAhead,
 		plan, scrubs, sweep, peers, version, missing,
 	} {
 		all = append(all, rule(f)...)

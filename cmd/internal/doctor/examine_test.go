@@ -207,6 +207,10 @@ func TestExamine(t *testing.T) {
 				e.Opens = []control.EpochOpens{{Level: "source", Opens: 40}, {Level: "ssd", Opens: 960}}
 			})
 		}, Warning, "epochs", "40 of 1,000 opens in the last epoch went to the source, though others were before it: 40 copies have failed", "log"},
+		"unopened copies": {func(f *Facts) {
+			n := &f.Status.Names
+			n.CopiedFiles, n.UnopenedFiles, n.UnopenedBytes = 1000, 300, 30*mib
+		}, Note, "copies", "300 of 1,000 files with copies were copied ahead, and no job has opened them: 30 MiB", "`milkweed plan`"},
 		"others use the disk": {func(f *Facts) { f.Tiers[1].Available = gib }, Warning, "tier ssd", "its quota allows 9.9 GiB more, but the file system has 1.0 GiB available", "reduce the quota"},
 		"tiers on one disk": {func(f *Facts) {
 			f.Tiers[0] = Storage{Known: true, Device: 2, Size: 100 * gib, Available: 11 * gib}
