@@ -371,7 +371,7 @@ func TestTierFailsMidway(t *testing.T) {
 				r.to[0].Clear()
 				time.Sleep(2 * maxBackoff)
 				r.wantFile("f", data)
-				r.settled()
+				r.idle()
 				if got := r.entry("f").Level(); got != 1 {
 					t.Errorf("level after the tier has recovered: got %d, want 1", got)
 				}

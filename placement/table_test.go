@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/milkweedfs/milkweed/drivers"
@@ -376,22 +377,30 @@ func TestOpenedBeforePrefetch(t *testing.T) {
 
 // Files that wait to be prefetched when the handler stops are not claimed.
 func TestStoppedDuringPrefetch(t *testing.T) {
-	r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 1})
-	for i := range 40 {
-		r.put(fmt.Sprintf("d/%03d", i), 10_000)
-	}
-	_, err := r.names.List(t.Context(), r.entry("d"))
-	r.check(err)
-	r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Hour, Match: func(name string) bool { return name > "d/002" }})
-	for i := range 3 {
-		r.wantFile(fmt.Sprintf("d/%03d", i), random(uint64(5)<<32+10_000, 10_000))
-	}
-	r.end()
-	for i := 3; i < 40; i++ {
-		if e := r.entry(fmt.Sprintf("d/%03d", i)); e.Claimed() || e.Level() != 0 {
-			t.Errorf("%s is still claimed", e.Path())
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, workers: 1})
+		for i := range 40 {
+			r.put(fmt.Sprintf("d/%03d", i), 10_000)
 		}
-	}
+		_, err := r.names.List(t.Context(), r.entry("d"))
+		r.check(err)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Hang: true, Match: func(name string) bool { return name > "d/002" }})
+		for i := range 3 {
+			r.wantFile(fmt.Sprintf("d/%03d", i), random(uint64(5)<<32+10_000, 10_000))
+		}
+		synctest.Wait()
+		if r.from.Hung() == 0 {
+			t.Fatal("no file is being prefetched")
+		}
+		r.stop()
+		synctest.Wait() // before the requests that hang are answered
+		r.end()
+		for i := 3; i < 40; i++ {
+			if e := r.entry(fmt.Sprintf("d/%03d", i)); e.Claimed() || e.Level() != 0 {
+				t.Errorf("%s is still claimed", e.Path())
+			}
+		}
+	})
 }
 
 // A stateless read of a placed file, and a read of an open one, allocate nothing before they
