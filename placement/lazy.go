@@ -233,12 +233,7 @@ func (h *habit) isWhole() bool { return h.wanted > 0 && 2*h.wanted >= h.begun }
 func (l *lazyFills) learn(e *metadata.Entry, begun, wanted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.dirs.get(e.Parent())
-	if h == nil {
-		h = new(habit)
-		l.dirs.set(e.Parent(), h)
-	}
-	h.add(begun, wanted)
+	l.dirs.of(e.Parent()).add(begun, wanted)
 	l.all.add(begun, wanted)
 }
 

@@ -207,7 +207,6 @@ func (h *Handler) sweep() {
 			})
 			h.inOrder.prune(now)
 			h.scattered.prune(now)
-			h.scattered.shares.prune()
 			h.plans.prune(now)
 			if h.plans.active() { // a tier may have been scanned, or may work again
 				h.queue.feedPlanned()

@@ -185,6 +185,16 @@ type perDirectory[T any] map[*metadata.Entry]*T
 // get returns the state of a directory, or nil.
 func (m perDirectory[T]) get(dir *metadata.Entry) *T { return m[dir] }
 
+// of returns the state of a directory. If there is none, it adds the zero value.
+func (m perDirectory[T]) of(dir *metadata.Entry) *T {
+	state := m.get(dir)
+	if state == nil {
+		state = new(T)
+		m.set(dir, state)
+	}
+	return state
+}
+
 // set sets the state of a directory.
 func (m perDirectory[T]) set(dir *metadata.Entry, state *T) {
 	for old := range m {

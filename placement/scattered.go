@@ -657,6 +657,7 @@ func (p *scattered) listed(dir *metadata.Entry) (more bool) {
 }
 
 func (p *scattered) prune(now time.Time) {
+	p.shares.prune()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.subtrees) > 0 && now.Sub(p.last) > calmAfter {

@@ -134,14 +134,14 @@ func (s *shares) part(dir *metadata.Entry) int {
 
 // add records an open of a file of dir, which is at a position or has a number. s.mu must be held.
 func (s *shares) add(dir *metadata.Entry, kind, at int) {
-	own := &s.steps(dir)[kind]
+	own := &s.dirs.of(dir)[kind]
 	if !own.known {
 		own.last, own.known = at, true
 		return
 	}
 	step := at - own.last
 	for d := dir; ; d = d.Parent() {
-		s.steps(d)[kind].add(step)
+		s.dirs.of(d)[kind].add(step)
 		if d == d.Parent() {
 			break
 		}
@@ -149,16 +149,6 @@ func (s *shares) add(dir *metadata.Entry, kind, at int) {
 	if step%s.counted(dir)[kind].part() == 0 {
 		own.last = at
 	}
-}
-
-// steps returns the steps of a directory, which it may add; s.mu must be held.
-func (s *shares) steps(dir *metadata.Entry) *directorySteps {
-	d := s.dirs.get(dir)
-	if d == nil {
-		d = new(directorySteps)
-		s.dirs.set(dir, d)
-	}
-	return d
 }
 
 // noSteps are those of a directory in which nothing was opened.
@@ -208,10 +198,9 @@ func (s *shares) prune() {
 // add adds a step.
 func (s *steps) add(step int) {
 	for n := 2; n <= maxPart; n++ {
-		switch m := &s.multiples[n]; {
-		case step%n == 0:
+		if m := &s.multiples[n]; step%n == 0 {
 			*m = min(*m+1, mostPart)
-		default:
+		} else {
 			*m -= min(*m, surePart)
 		}
 	}

@@ -44,7 +44,7 @@ with concurrent.futures.ThreadPoolExecutor(2) as pool:
 	}
 }
 
-// Of a random part of the files, a job has all others copied ahead. The commands say so.
+// A job opens half of the files in no order. The other half is copied ahead, and the commands say so.
 func TestUnopenedCopies(t *testing.T) {
 	parallel(t)
 	s := newSite(t)

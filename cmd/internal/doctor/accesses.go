@@ -55,7 +55,8 @@ func parts(f *Facts) []Finding {
 		"jobs read parts of %s above 8 MiB, and only these parts are copied: %s", files(n), size(f.Status.Fills.LazyBytes))
 }
 
-// Copies that no job has opened are worth a finding if they are many, and many of all files with copies.
+// Files that were copied and not opened are worth a finding if they are many, and a large part of all files
+// with copies.
 const (
 	manyUnopened  = 64
 	unopenedShare = 0.25
@@ -71,7 +72,7 @@ func unopened(f *Facts) []Finding {
 	if n.UnopenedFiles < manyUnopened || float64(n.UnopenedFiles) < unopenedShare*float64(n.CopiedFiles) {
 		return nil
 	}
-	return one(Note, "copies", "If no job will: give the files that a job reads with `milkweed plan`, so that no others are copied ahead, and take the room back with `milkweed evict PATH`.", seeSlow,
+	return one(Note, "copies", "A plan (`milkweed plan`) has only its files copied ahead. `milkweed evict PATH` gives the room of a copy back.", seeSlow,
 		"%s of %s with copies were copied ahead, and no job has opened them: %s", humanize.Comma(n.UnopenedFiles), files(n.CopiedFiles), size(n.UnopenedBytes))
 }
 
