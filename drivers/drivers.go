@@ -91,7 +91,7 @@ type Store interface {
 // Close. Abort does nothing after Commit, so that a caller may defer both Abort
 // and Close.
 type Writer interface {
-	// WriteAt writes WholeBlocks, and fails for another range. Each block is written once.
+	// WriteAt writes WholeUnits, and fails for another range. Each unit is written once.
 	io.WriterAt
 
 	// ReadAt reads bytes that were written, before and after Commit, as io.ReaderAt does. If the
@@ -127,15 +127,17 @@ func IsBackground(ctx context.Context) bool {
 	return ctx.Value(backgroundKey{}) != nil
 }
 
-// ChecksumBlock is the number of bytes that one checksum covers. It is also the unit in which
-// files are copied.
+// ChecksumBlock is the number of bytes that one checksum covers.
 const ChecksumBlock = 1 << 20
 
-// WholeBlocks reports whether n bytes from offset off are whole blocks of a file of size bytes. The last
-// block of a file may be shorter than ChecksumBlock.
-func WholeBlocks(off, n, size int64) bool {
+// WriteUnit is the unit in which a copy is written, in bytes. It is a part of ChecksumBlock.
+const WriteUnit = 128 << 10
+
+// WholeUnits reports whether n bytes from offset off are whole units of a file of size bytes. The last
+// unit of a file may be shorter than WriteUnit.
+func WholeUnits(off, n, size int64) bool {
 	end := off + n
-	return off >= 0 && end <= size && off%ChecksumBlock == 0 && (end%ChecksumBlock == 0 || end == size)
+	return off >= 0 && end <= size && off%WriteUnit == 0 && (end%WriteUnit == 0 || end == size)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -292,7 +292,7 @@ type memWriter struct {
 }
 
 func (w *memWriter) WriteAt(p []byte, off int64) (int, error) {
-	if !drivers.WholeBlocks(off, int64(len(p)), w.info.Size) {
+	if !drivers.WholeUnits(off, int64(len(p)), w.info.Size) {
 		return 0, pathError("write", w.name, syscall.EINVAL)
 	}
 	w.mu.Lock()

@@ -17,7 +17,7 @@ var storeTests = []namedTest{
 	{"a commit is atomic", suite.commitIsAtomic, isA[drivers.Store]},
 	{"a copy has the size and time given to Create", suite.copyHasSizeAndTime, isA[drivers.Store]},
 	{"a commit of the wrong size fails", suite.wrongSize, isA[drivers.Store]},
-	{"a part of a block cannot be written", suite.partOfBlock, isA[drivers.Store]},
+	{"a part of a unit cannot be written", suite.partOfUnit, isA[drivers.Store]},
 	{"an aborted copy leaves nothing behind", suite.abort, isA[drivers.Store]},
 	{"Close discards an uncommitted copy", suite.closeAborts, isA[drivers.Store]},
 	{"a Writer reads back what was written", suite.readBack, isA[drivers.Store]},
@@ -90,9 +90,9 @@ func (s suite) commitIsAtomic() {
 	data := content(twoBlocks, 1)
 	w := s.create("a/b/file", len(data))
 	s.wantMissing("a/b/file")
-	s.write(w, data[drivers.ChecksumBlock:], drivers.ChecksumBlock) // in any order
+	s.write(w, data[drivers.WriteUnit:], drivers.WriteUnit) // in any order
 	s.wantMissing("a/b/file")
-	s.write(w, data[:drivers.ChecksumBlock], 0)
+	s.write(w, data[:drivers.WriteUnit], 0)
 	s.wantMissing("a/b/file")
 	s.commit(w)
 	s.wantFile("a/b/file", data)
@@ -135,9 +135,9 @@ func (s suite) wrongSize() {
 	}
 }
 
-func (s suite) partOfBlock() {
+func (s suite) partOfUnit() {
 	w := s.create("file", twoBlocks)
-	for _, part := range [][2]int{{-1, 0}, {0, 1}, {1, drivers.ChecksumBlock}, {0, twoBlocks - 1}, {drivers.ChecksumBlock, twoBlocks + 1}} {
+	for _, part := range [][2]int{{-1, 0}, {0, 1}, {1, drivers.WriteUnit}, {0, twoBlocks - 1}, {0, drivers.ChecksumBlock + drivers.WriteUnit}} {
 		if _, err := w.WriteAt(make([]byte, part[1]-part[0]), int64(part[0])); err == nil {
 			s.Errorf("WriteAt from %d to %d of %d bytes succeeds, want an error", part[0], part[1], twoBlocks)
 		}

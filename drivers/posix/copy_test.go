@@ -276,27 +276,33 @@ func TestBackingFileIsChecked(t *testing.T) {
 	}
 }
 
-// Blocks may be written in any order. Their checksums are those of the content.
+// Units may be written in any order. The checksums of the blocks are those of the content.
 func TestChecksumsInAnyOrder(t *testing.T) {
-	const size = 2*drivers.ChecksumBlock + 12345
-	data := randomBytes(size)
-	s := openIn(t, t.TempDir())
-	w, err := s.Create(ctx, "file", drivers.Info{Size: size, Mtime: time.Unix(1e9, 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	for _, part := range [][2]int{{drivers.ChecksumBlock, size}, {0, drivers.ChecksumBlock}} {
-		if _, err := w.WriteAt(data[part[0]:part[1]], int64(part[0])); err != nil {
+	for _, size := range []int{
+		1, sumStep, sumStep + 1, drivers.WriteUnit, drivers.ChecksumBlock, drivers.ChecksumBlock + 1,
+		2*drivers.ChecksumBlock + 12345, 3*drivers.ChecksumBlock - 1,
+	} {
+		data := randomBytes(size)
+		s := openIn(t, t.TempDir())
+		w, err := s.Create(ctx, "file", drivers.Info{Size: int64(size), Mtime: time.Unix(1e9, 0)})
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := w.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, size)
-	if _, err := openCopyOf(t, reopened(t, s), "file").ReadAt(ctx, got, 0); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("got %v, or wrong bytes", err)
+		defer w.Close()
+		for _, i := range rand.Perm((size + drivers.WriteUnit - 1) / drivers.WriteUnit) {
+			off := i * drivers.WriteUnit
+			if _, err := w.WriteAt(data[off:min(off+drivers.WriteUnit, size)], int64(off)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		c := openCopyOf(t, reopened(t, s), "file")
+		got := make([]byte, size)
+		if _, err := c.ReadAt(ctx, got, 0); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes: got %v, or wrong bytes", size, err)
+		}
 	}
 }
 

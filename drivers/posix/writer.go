@@ -28,7 +28,7 @@ type writer struct {
 	done  bool         // committed or aborted
 
 	left  atomic.Int64 // bytes to write
-	sums  runningSums  // of what was written
+	sums  stepSums     // of what was written
 	inode uint64       // of the temporary file; set by finish, like mtime
 	mtime unix.Timespec
 
@@ -68,7 +68,7 @@ func (s *Store) newWriter(t *tree, name string, info drivers.Info) (*writer, err
 	if err != nil {
 		return nil, err
 	}
-	w := &writer{store: s, tree: t, temp: temp, name: name, info: info, sums: newRunningSums(info.Size)}
+	w := &writer{store: s, tree: t, temp: temp, name: name, info: info, sums: newStepSums(info.Size)}
 	w.left.Store(info.Size)
 	s.writers.Store(w, nil)
 	return w, nil
@@ -168,7 +168,7 @@ func makeDir(dirfd int, name string) (int, error) {
 
 // WriteAt implements drivers.Writer.
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
-	if !drivers.WholeBlocks(off, int64(len(p)), w.info.Size) {
+	if !drivers.WholeUnits(off, int64(len(p)), w.info.Size) {
 		return 0, pathError("write", w.name, unix.EINVAL)
 	}
 	n, err := w.tree.root().cache.writeAt(w.temp.fd, p, off, w.info.Size)
@@ -295,7 +295,7 @@ func (w *writer) commit() error {
 		}
 	}
 	rec := record{
-		inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks(), mtime: time.Unix(w.mtime.Unix()),
+		inode: w.inode, name: nameHash(w.name), source: w.info, sums: w.sums.blocks(w.info.Size), mtime: time.Unix(w.mtime.Unix()),
 	}
 	checked := allChecked
 	if !w.tree.root().cache.inMemory {
