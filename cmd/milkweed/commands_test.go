@@ -200,7 +200,7 @@ func TestWhere(t *testing.T) {
 	}
 	want := `point           directory
 point/a         placed      ram     2.0 KiB  /dev/shm/m/a
-point/b         filling     source  2.0 KiB  25% copied
+point/b         filling     source  2.0 KiB  512 B copied
 "point/c/\xff"  source      source  10 B     
 point/d         not placed  source  1.0 TiB  no tier has room
 `

@@ -31,7 +31,7 @@ func TestPartsOfLargeFiles(t *testing.T) {
 			if got := s.status(); got.Fills.Lazy != 3 || got.Fills.InFlight != 0 || got.Source.Bytes != 3*mib || got.Tiers[0].UsedBytes > 3*mib {
 				t.Errorf("after parts of three files: %+v, %d bytes of the source, %d of the tier", got.Fills, got.Source.Bytes, got.Tiers[0].UsedBytes)
 			}
-			if got := s.where("a/read"); !strings.Contains(got, "filling") || !strings.Contains(got, "2% copied; only what readers ask for is copied") {
+			if got := s.where("a/read"); !strings.Contains(got, "filling") || !strings.Contains(got, "1.0 MiB copied; only what readers ask for is copied") {
 				t.Errorf("where: %s", got)
 			}
 			if got := s.milkweed("status", s.point); !strings.Contains(got, "in parts   3 files above 8 MiB, of which only what jobs ask for is copied: 3.0 MiB\n") {

@@ -115,7 +115,7 @@ func describe(l control.Location) string {
 	case control.Placed:
 		return row("placed", text(l.TierPath))
 	case control.Filling:
-		detail := percent(l.FilledBytes, l.SizeBytes) + " copied"
+		detail := size(l.FilledBytes) + " copied"
 		if l.Reason != "" {
 			detail += "; " + l.Reason
 		}
