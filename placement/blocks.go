@@ -9,48 +9,57 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/sequential"
 )
 
-// blockSize is the unit in which files are copied, in bytes: that of checksums, so that a Writer
-// gets whole blocks and need not read them back. It is large, so that a parallel
+// blockSize is the unit in which whole files are copied, in bytes. It is large, so that a parallel
 // file system receives few requests, and small enough that a reader of 4 KiB does not wait
 // long.
 const blockSize = drivers.ChecksumBlock
 
-// The states of a block.
+// unitSize is the unit of what is copied of a file, in bytes, as for a lazy fill.
+const unitSize = drivers.WriteUnit
+
+// unitsOfBlock is the number of units in a block.
+const unitsOfBlock = blockSize / unitSize
+
+// The states of a unit.
 const (
 	absent byte = iota
 	inFlight
 	present
 )
 
-// A blockMap records which blocks of a file have been copied. It decides which goroutine
-// fetches which blocks, so that each block is fetched at most once; it moves no bytes
+// A blockMap records which units of a file have been copied. It decides which goroutine
+// fetches which units, so that each unit is fetched at most once; it moves no bytes
 // itself. Its methods may be called concurrently.
 //
-// A goroutine takes blocks, fetches them, and lands each of them. Where the source serves
-// long requests better than short ones, it takes several blocks in a row: from the one that
-// is needed to the end of its range of the file, or to the first that is not absent. Ranges
-// are as long as the source's stride, so that a sequential copy of a file costs as many
+// A goroutine takes blocks, or parts of them, fetches them, and lands each of them. Where the
+// source serves long requests better than short ones, it takes several blocks in a row: from
+// what is needed to the end of its range of the file, or to the first unit that is not absent.
+// Ranges are as long as the source's stride, so that a sequential copy of a file costs as many
 // requests as the file has ranges.
 type blockMap struct {
-	stride int // blocks of a range, at least 1
+	size   int64 // of the file
+	stride int   // units of a range: whole blocks, at least 1
 
-	complete atomic.Bool // all blocks are present
+	complete atomic.Bool // all units are present
 
-	mu      panics.Mutex    // guards the following
-	states  []byte          // of the blocks
-	flights map[int]*flight // of the blocks in flight
-	first   *flight         // of block 0, in flight or landed; nil if it was never taken
-	missing int             // number of blocks that are not present
-	readers sequential.Tracker[struct{}]
-	err     error // why no more blocks are fetched
+	mu      panics.Mutex                 // guards the following
+	states  []byte                       // of the units
+	flights map[int]*flight              // of the units in flight
+	first   *flight                      // of unit 0, in flight or landed; nil if it was never taken
+	missing int                          // number of units that are not present
+	touched int                          // number of blocks of which units were taken
+	low     int                          // no unit before this one is absent
+	readers sequential.Tracker[struct{}] // of blocks
+	err     error                        // why no more units are fetched
 }
 
 // newBlockMap makes the map of a file of size bytes, of which all blocks are absent. One
 // request to the source serves at most stride bytes.
 func newBlockMap(size, stride int64) *blockMap {
-	n := blocks(size)
+	n := units(size)
 	return &blockMap{
-		stride:  max(1, blocks(stride)),
+		size:    size,
+		stride:  max(1, blocks(stride)) * unitsOfBlock,
 		states:  make([]byte, n),
 		flights: make(map[int]*flight),
 		missing: n,
@@ -63,7 +72,10 @@ func newBlockMap(size, stride int64) *blockMap {
 // blocks returns the number of blocks that some bytes occupy.
 func blocks(bytes int64) int { return int((bytes + blockSize - 1) / blockSize) }
 
-// len returns the number of blocks of the file.
+// units returns the number of units that some bytes occupy.
+func units(bytes int64) int { return int((bytes + unitSize - 1) / unitSize) }
+
+// len returns the number of units of the file.
 func (m *blockMap) len() int { return len(m.states) }
 
 // follow records that a reader requests block b. It reports whether that continues what a
@@ -75,27 +87,52 @@ func (m *blockMap) follow(b int) bool {
 	return continues || b == 0
 }
 
-// lookup returns the flight of block b, or nil if the block is present. If the block was
-// absent, lookup takes it, and the blocks before block to that one request serves with it:
-// the caller fetches the blocks of taken, of which b is the first. The error is the one with
-// which the map was closed.
-func (m *blockMap) lookup(b, to int) (fl *flight, taken []*flight, err error) {
+// lookup returns the flight of unit u, or nil if the unit is present. If the unit was
+// absent, lookup takes it, and what one request serves with it of the units from from, which
+// is in the same block, to to: the caller fetches taken, of which u is in the first. The error
+// is the one with which the map was closed.
+func (m *blockMap) lookup(u, from, to int) (fl *flight, taken []*flight, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.states[b] == present {
+	if m.states[u] == present {
 		return nil, nil, nil
 	}
 	if m.err != nil {
 		return nil, nil, m.err
 	}
-	if fl := m.flights[b]; fl != nil {
+	if fl := m.flights[u]; fl != nil {
 		return fl, nil, nil
 	}
-	taken = m.take(b, to)
+	for u > from && m.states[u-1] == absent {
+		u--
+	}
+	taken = m.take(u, to)
 	return taken[0], taken, nil
 }
 
-// lookupFirst returns the flight of block 0, in flight or landed. If the block was never
+// presentTo returns the end of the present units that begin with unit u, and are before unit to.
+func (m *blockMap) presentTo(u, to int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for u < to && m.states[u] == present {
+		u++
+	}
+	return u
+}
+
+// takeFrom takes the first absent unit from unit u on and before unit to, and those that one
+// request serves with it. It returns nil if there is none.
+func (m *blockMap) takeFrom(u, to int) []*flight {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := bytes.IndexByte(m.states[u:to], absent)
+	if m.err != nil || i < 0 {
+		return nil
+	}
+	return m.take(u+i, to)
+}
+
+// lookupFirst returns the flight of unit 0, in flight or landed. If the unit was never
 // taken, lookupFirst takes it as lookup does. fl is nil if the map was closed before.
 func (m *blockMap) lookupFirst(to int) (fl *flight, taken []*flight) {
 	m.mu.Lock()
@@ -106,35 +143,46 @@ func (m *blockMap) lookupFirst(to int) (fl *flight, taken []*flight) {
 	return m.first, taken
 }
 
-// takeNext takes the next absent block after the latest request of any reader, and the blocks
-// that one request serves with it. It returns nil if there is none.
+// takeNext takes the next absent unit after the block of the latest request of any reader, and
+// those that one request serves with it. It returns nil if there is none.
 func (m *blockMap) takeNext() []*flight {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err != nil {
 		return nil
 	}
-	from := 0
-	if latest := m.readers.Latest(); latest != nil {
-		from = int(latest.Next) % len(m.states)
-	}
-	b := bytes.IndexByte(m.states[from:], absent)
-	if b >= 0 {
-		b += from
-	} else if b = bytes.IndexByte(m.states[:from], absent); b < 0 {
+	if i := bytes.IndexByte(m.states[m.low:], absent); i >= 0 {
+		m.low += i
+	} else {
 		return nil
 	}
-	return m.take(b, len(m.states))
+	u := m.low
+	if latest := m.readers.Latest(); latest != nil && int(latest.Next)*unitsOfBlock > u {
+		from := min(int(latest.Next)*unitsOfBlock, len(m.states))
+		if i := bytes.IndexByte(m.states[from:], absent); i >= 0 {
+			u = from + i
+		}
+	}
+	return m.take(u, len(m.states))
 }
 
-// take begins the flight of block b, which is absent, and of the absent blocks that follow
-// it in its range and before block to. m.mu must be held.
-func (m *blockMap) take(b, to int) (taken []*flight) {
-	for end := min((b/m.stride+1)*m.stride, to); b < end && m.states[b] == absent; b++ {
-		fl := newFlight(b)
-		m.states[b] = inFlight
-		m.flights[b] = fl
-		if b == 0 {
+// take begins the flights of unit u, which is absent, and of the absent units that follow
+// it in its range and before unit to: one for each block. m.mu must be held.
+func (m *blockMap) take(u, to int) (taken []*flight) {
+	to = min(to, (u/m.stride+1)*m.stride, len(m.states))
+	for u < to && m.states[u] == absent {
+		fl := newFlight(u)
+		block := u / unitsOfBlock * unitsOfBlock
+		end := min(block+unitsOfBlock, len(m.states))
+		if bytes.Count(m.states[block:end], []byte{absent}) == end-block {
+			m.touched++
+		}
+		for end = min(end, to); u < end && m.states[u] == absent; u++ {
+			m.states[u] = inFlight
+			m.flights[u] = fl
+		}
+		fl.to = u
+		if fl.from == 0 {
 			m.first = fl
 		}
 		taken = append(taken, fl)
@@ -142,24 +190,37 @@ func (m *blockMap) take(b, to int) (taken []*flight) {
 	return taken
 }
 
-// land ends a flight. The block is present if err is nil, and absent again if not. It
-// reports whether this was the last block and the map is not closed; it does so once.
+// span returns the offset and the number of the bytes of the file that flights fetch, which follow
+// each other.
+func (m *blockMap) span(flights ...*flight) (off, n int64) {
+	off = int64(flights[0].from) * unitSize
+	return off, min(int64(flights[len(flights)-1].to)*unitSize, m.size) - off
+}
+
+// land ends a flight. Its units are present if err is nil, and absent again if not. It
+// reports whether these were the last ones and the map is not closed; it does so once.
 func (m *blockMap) land(fl *flight, err error) (last bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.flights, fl.block)
+	state := present
+	if err != nil {
+		state = absent
+		m.low = min(m.low, fl.from)
+	}
+	for u := fl.from; u < fl.to; u++ {
+		delete(m.flights, u)
+		m.states[u] = state
+	}
 	fl.end(err)
 	if err != nil {
-		m.states[fl.block] = absent
 		return false
 	}
-	m.states[fl.block] = present
-	m.missing--
+	m.missing -= fl.to - fl.from
 	m.complete.Store(m.missing == 0)
 	return m.missing == 0 && m.err == nil
 }
 
-// fail closes the map with an error, unless it is closed or all blocks are present. It
+// fail closes the map with an error, unless it is closed or all units are present. It
 // reports whether it did.
 func (m *blockMap) fail(err error) bool {
 	m.mu.Lock()
@@ -192,16 +253,17 @@ func (m *blockMap) failure() error {
 	return m.err
 }
 
-// taken returns the number of blocks that are present or in flight.
-func (m *blockMap) taken() int {
+// room returns the number of bytes of the blocks of which units are present or in flight. A unit may
+// occupy as much: tmpfs in huge pages, or a file system with clusters, allocates more than is written.
+func (m *blockMap) room() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.states) - m.missing + len(m.flights)
+	return min(int64(m.touched)*blockSize, m.size)
 }
 
-// copied returns the number of blocks that are present.
-func (m *blockMap) copied() int {
+// copied returns the number of bytes that are present.
+func (m *blockMap) copied() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.states) - m.missing
+	return min(int64(len(m.states)-m.missing)*unitSize, m.size)
 }

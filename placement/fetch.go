@@ -15,7 +15,7 @@ import (
 // drivers.ErrRetry. No error of the source matches errFailed.
 var errFailed = fmt.Errorf("copy has failed: %w", drivers.ErrRetry)
 
-// ReadAt reads from the file, and fetches the blocks that are absent. An error that does not
+// ReadAt reads from the file, and fetches what is absent. An error that does not
 // match errFailed is the source's or ctx's. After an error that also matches
 // drivers.ErrAbandoned the buffer is lost.
 func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
@@ -23,11 +23,12 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	want := p[:min(int64(len(p)), f.size-off)]
-	f.asked(off, int64(len(want)))
+	end := off + int64(len(want))
+	ahead := f.asked(off, int64(len(want)))
 	for n := 0; n < len(want); {
 		pos := off + int64(n)
 		piece := want[n:min(len(want), n+int(blockSize-pos%blockSize))]
-		if err := f.readBlock(ctx, piece, pos, off+int64(len(want))); err != nil {
+		if err := f.readBlock(ctx, piece, pos, end, ahead); err != nil {
 			return n, err
 		}
 		n += len(piece)
@@ -38,43 +39,83 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return len(want), nil
 }
 
-// readBlock reads p, which lies within one block: from the copy, or from the flight of the
-// block. If there is no flight, it starts one. The reader also needs what follows, up to the
-// offset end. A sequential reader gets the rest of the range fetched, a random-access reader, and
-// every reader of a lazy fill, nothing beyond end.
-func (f *fill) readBlock(ctx context.Context, p []byte, off, end int64) error {
+// readBlock reads p, which lies within one block: from the copy, or from flights of the
+// block. Where there is no flight, it starts one. The reader also needs what follows, up to the
+// offset end. A sequential reader gets the rest of the range fetched, as far as nothing of it is
+// present, a random-access reader nothing beyond the block of end. Of a lazy fill, a reader gets the
+// units up to end or, if it has to wait for a request of its own, up to the offset ahead.
+func (f *fill) readBlock(ctx context.Context, p []byte, off, end, ahead int64) error {
 	if f.blocks.complete.Load() {
 		return f.readCopy(p, off)
 	}
 	b := int(off / blockSize)
-	to := f.blocks.len()
+	from, to := b*unitsOfBlock, f.blocks.len()
 	sequential := f.blocks.follow(b)
-	if !sequential || f.isLazy() {
-		to = blocks(end)
+	switch {
+	case f.isLazy():
+		from, to = int(off/unitSize), units(ahead)
+	case !sequential:
+		to = blocks(end) * unitsOfBlock
 	}
 	f.queue.touch(f)
-	for {
-		fl, taken, err := f.blocks.lookup(b, to)
+	for len(p) > 0 {
+		n, err := f.readUnits(ctx, p, off, end, from, to)
 		if err != nil {
-			return errFailed
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// readUnits does for the beginning of p what readBlock does, and returns how many bytes that is.
+// What it fetches lies from unit from to unit to.
+func (f *fill) readUnits(ctx context.Context, p []byte, off, end int64, from, to int) (int, error) {
+	u, last := int(off/unitSize), off+int64(len(p))
+	for {
+		fl, taken, err := f.blocks.lookup(u, from, to)
+		if err != nil {
+			return 0, errFailed
 		}
 		if fl == nil {
-			return f.readCopy(p, off)
+			p = p[:min(last, int64(f.blocks.presentTo(u, units(last)))*unitSize)-off]
+			return len(p), f.readCopy(p, off)
 		}
 		f.fetchDemand(taken)
+		rest := to
+		switch {
+		case !f.isLazy(): // of a fill that was never lazy, a block is in one flight
+			rest = units(last)
+		case taken == nil:
+			rest = units(end)
+		}
+		f.fetchAll(fl.to, rest)
+		p := p[:min(last, int64(fl.to)*unitSize)-off]
 		if done, err := f.readFlight(ctx, fl, p, off); done || err != nil {
-			return err
+			return len(p), err
 		}
 		if fl.err != nil && taken != nil {
 			if errors.Is(fl.err, errFailed) {
-				return errFailed // without ErrAbandoned: p was not given to anyone
+				return 0, errFailed // without ErrAbandoned: p was not given to anyone
 			}
-			return fl.err
+			return 0, fl.err
 		}
 	}
 }
 
-// readFlight waits for a block and reads p from memory. If the flight lands before that,
+// fetchAll fetches the units from from to to for a reader, in as many requests as that takes.
+func (f *fill) fetchAll(from, to int) {
+	for from < to {
+		taken := f.blocks.takeFrom(from, to)
+		if taken == nil {
+			return
+		}
+		f.fetchDemand(taken)
+		from = taken[len(taken)-1].to
+	}
+}
+
+// readFlight waits for a flight and reads p from memory. If the flight lands before that,
 // readFlight reports false, and fl.err may be read.
 func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64) (bool, error) {
 	w := f.gate.demand()
@@ -83,13 +124,13 @@ func (f *fill) readFlight(ctx context.Context, fl *flight, p []byte, off int64) 
 	if err != nil {
 		return false, err
 	}
-	if fl.readAt(p, off%blockSize) {
+	if fl.readAt(p, off) {
 		return true, nil
 	}
 	return false, waitFor(ctx, fl.landed) // landed already, or soon: the copy is being discarded
 }
 
-// readCopy reads p from blocks that are present.
+// readCopy reads p from units that are present.
 func (f *fill) readCopy(p []byte, off int64) error {
 	if n, err := f.copy.ReadAt(p, off); n < len(p) {
 		f.unreadable.Store(f.blocks.complete.Load())
@@ -99,7 +140,7 @@ func (f *fill) readCopy(p []byte, off int64) error {
 	return nil
 }
 
-// fetchDemand fetches blocks for a reader, on a goroutine of its own, which outlives a reader
+// fetchDemand fetches what was taken for a reader, on a goroutine of its own, which outlives a reader
 // that gives up. It fails the fill if the gate is stuck. The caller holds a reference.
 func (f *fill) fetchDemand(taken []*flight) {
 	if len(taken) == 0 {
@@ -125,8 +166,8 @@ func (f *fill) fetchDemand(taken []*flight) {
 	})
 }
 
-// drop fails the fill, and ends the flights of taken blocks without fetching them. It releases a
-// reference of the caller.
+// drop fails the fill, and ends flights without fetching anything. It releases a reference of the
+// caller.
 func (f *fill) drop(taken []*flight, cause error) {
 	defer f.release()
 	f.fail(cause)
@@ -135,8 +176,8 @@ func (f *fill) drop(taken []*flight, cause error) {
 	}
 }
 
-// fetchNext fetches the next absent blocks for a worker, which has taken f from the queue. It
-// removes f from the queue if there are none. After an error that matches drivers.ErrAbandoned,
+// fetchNext fetches what is absent next for a worker, which has taken f from the queue. It
+// removes f from the queue if there is nothing. After an error that matches drivers.ErrAbandoned,
 // buf must not be used again.
 func (f *fill) fetchNext(ctx context.Context, buf []byte, w *watch) error {
 	w.opens = !isClosed(f.started)
@@ -154,28 +195,28 @@ func (f *fill) fetchNext(ctx context.Context, buf []byte, w *watch) error {
 	return f.fetch(ctx, taken, buf, w)
 }
 
-// fetch copies taken blocks, which follow each other, by way of buf. It releases a reference
+// fetch makes flights that follow each other, by way of buf. It releases a reference
 // of the caller. An error fails the fill, and ends the flights that have not landed. An error
 // that does not match errFailed is the source's. w observes the fetch. The wait for the disk is not
 // part of what the controller observes.
 func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch) error {
 	defer f.release()
-	in := f.newInflow(ctx, len(taken))
+	_, size := f.blocks.span(taken...)
+	in := f.newInflow(ctx, size)
 	var (
 		last bool
 		err  error
 	)
 	for _, fl := range taken {
 		if err == nil {
-			err = f.fetchBlock(in, fl, buf)
+			err = f.makeFlight(in, fl, buf)
 		}
 		last = f.blocks.land(fl, err)
 		w.progress()
 	}
 	in.close()
 	if err == nil && !w.isStalled() {
-		bytes := min(int64(len(taken))*blockSize, f.size-int64(taken[0].block)*blockSize)
-		f.gate.control.Observe(request{w.start, time.Now(), bytes, w.opens, !drivers.IsBackground(ctx)})
+		f.gate.control.Observe(request{w.start, time.Now(), size, w.opens, !drivers.IsBackground(ctx)})
 	}
 	if last {
 		f.commitLater(ctx)
@@ -183,8 +224,8 @@ func (f *fill) fetch(ctx context.Context, taken []*flight, buf []byte, w *watch)
 	return err
 }
 
-// fetchBlock does for one block what fetch does, except that it does not land the flight.
-func (f *fill) fetchBlock(in *inflow, fl *flight, buf []byte) error {
+// makeFlight does for one flight what fetch does, except that it does not land the flight.
+func (f *fill) makeFlight(in *inflow, fl *flight, buf []byte) error {
 	ofSource, err := f.transfer(in, fl, buf)
 	if err != nil {
 		if ofSource {
@@ -201,12 +242,12 @@ func (f *fill) fetchBlock(in *inflow, fl *flight, buf []byte) error {
 	return err
 }
 
-// transfer moves a block from the source to the copy. It reports whether an error is the
+// transfer moves the bytes of a flight from the source to the copy. It reports whether an error is the
 // source's.
 func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err error) {
 	defer panics.Catch(&err)
-	off := int64(fl.block) * blockSize
-	buf = buf[:min(blockSize, f.size-off)]
+	off, size := f.blocks.span(fl)
+	buf = buf[:size]
 	began := time.Now()
 	err = in.read(buf, off)
 	if err == io.EOF {
@@ -219,7 +260,7 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 	fl.timing = in.timing(began)
 	hashed := false
 	if f.pinned != nil {
-		if hashed, err = f.pinned.arrived(f, fl.block, buf); err != nil {
+		if hashed, err = f.pinned.arrived(f, fl.from/unitsOfBlock, buf); err != nil {
 			return !f.foreign, err
 		}
 	}
@@ -227,23 +268,23 @@ func (f *fill) transfer(in *inflow, fl *flight, buf []byte) (ofSource bool, err 
 	defer fl.unset()
 	err = f.write(buf, off)
 	if err == nil && f.pinned != nil {
-		err = f.pinned.wrote(f, fl.block, hashed)
+		err = f.pinned.wrote(f, fl.from/unitsOfBlock, hashed)
 	}
 	return false, err
 }
 
-// An inflow reads blocks that follow each other from the source.
+// An inflow reads the bytes of flights that follow each other from the source.
 type inflow struct {
 	fill   *fill
 	ctx    context.Context // when it is done, an error is not the source's
-	blocks int             // how many blocks are read
-	stream io.ReadCloser   // the request, if the source is a Streamer; nil before the first block
+	size   int64           // how many bytes are read
+	stream io.ReadCloser   // the request, if the source is a Streamer; nil before the first flight
 
 	requested time.Time // when stream was requested
 	answered  time.Time // when its first bytes had arrived
 }
 
-// timing returns the timing of the block that read has just read, where read was called at the
+// timing returns the timing of the flight that read has just read, where read was called at the
 // time began.
 func (in *inflow) timing(began time.Time) timing {
 	if in.stream != nil {
@@ -255,8 +296,8 @@ func (in *inflow) timing(began time.Time) timing {
 // newInflow makes an inflow, which the caller closes. A stream, and a read from the peers, ends when
 // the fill fails. A ReadAt of the source does not: it could only be abandoned, and the buffer with
 // it.
-func (f *fill) newInflow(ctx context.Context, blocks int) *inflow {
-	in := &inflow{fill: f, ctx: ctx, blocks: blocks}
+func (f *fill) newInflow(ctx context.Context, size int64) *inflow {
+	in := &inflow{fill: f, ctx: ctx, size: size}
 	if f.stream != nil || f.foreign {
 		in.ctx = f.ctx
 		if drivers.IsBackground(ctx) {
@@ -269,7 +310,7 @@ func (f *fill) newInflow(ctx context.Context, blocks int) *inflow {
 	return in
 }
 
-// read fills p with the next block, whose offset is off. The error is io.EOF if the file ends
+// read fills p with the bytes of the next flight, which begin at off. The error is io.EOF if the file ends
 // before.
 func (in *inflow) read(p []byte, off int64) error {
 	f := in.fill
@@ -279,7 +320,7 @@ func (in *inflow) read(p []byte, off int64) error {
 	}
 	if in.stream == nil {
 		in.requested = time.Now()
-		stream, err := f.stream.Stream(in.ctx, off, min(int64(in.blocks)*blockSize, f.size-off))
+		stream, err := f.stream.Stream(in.ctx, off, in.size)
 		if err != nil {
 			return err
 		}

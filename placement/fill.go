@@ -86,7 +86,7 @@ func newFill(h *Handler, e *metadata.Entry, rank int, foreign bool) *fill {
 	if h.peers == nil {
 		f.interest = newInterest(f.size)
 	}
-	f.weight.blocks = min(f.blocks.len(), max(1, blocks(stride)))
+	f.weight.blocks = min(blocks(f.size), max(1, blocks(stride)))
 	f.weight.bytes = min(f.size, int64(f.weight.blocks)*blockSize)
 	f.ctx, f.cancel = context.WithCancel(h.ctx)
 	var begun atomic.Bool
@@ -116,7 +116,7 @@ func (f *fill) start() {
 	if f.forOpen { // a file is opened in order to be read
 		f.fetchFirst()
 	}
-	if f.blocks.len() > 1 || !f.forOpen {
+	if f.size > blockSize || !f.forOpen {
 		f.enqueue()
 	}
 }
@@ -152,14 +152,17 @@ func (f *fill) prepare() error {
 	return nil
 }
 
-// fetchFirst fetches the first block for a reader, unless it was fetched or is in flight. It
-// returns the flight, or nil if the fill has failed. The blocks that one request serves with it
-// are fetched, too; except in a file of several ranges while a crowd of readers waits, since
-// that would delay them; and except in a lazy fill.
+// fetchFirst fetches the first block for a reader, or the first unit of a lazy fill, unless it was
+// fetched or is in flight. It returns the flight, or nil if the fill has failed. The blocks that one
+// request serves with the first are fetched, too, unless the file has several ranges and a crowd of
+// readers waits, since that would delay them.
 func (f *fill) fetchFirst() *flight {
 	to := f.blocks.len()
-	if f.isLazy() || to > f.blocks.stride && f.gate.crowded() {
+	switch {
+	case f.isLazy():
 		to = 1
+	case to > f.blocks.stride && f.gate.crowded():
+		to = unitsOfBlock
 	}
 	first, taken := f.blocks.lookupFirst(to)
 	f.fetchDemand(taken)
@@ -309,7 +312,7 @@ func (f *fill) commit() {
 	}
 	h.bad.remove(f.entry)
 	f.entry.Publish(f.tier.Level())
-	if h.checks.early && f.blocks.len() > 1 {
+	if h.checks.early && f.size > blockSize {
 		h.checks.add(f.entry)
 	}
 	f.end(true, false)
@@ -402,10 +405,7 @@ func (f *fill) release() {
 	}
 }
 
-// copied returns the number of bytes that have been copied.
-func (f *fill) copied() int64 { return min(int64(f.blocks.copied())*blockSize, f.size) }
-
-// awaitFirst waits for the first block. If that was never fetched, awaitFirst fetches it, as
+// awaitFirst waits for the beginning of the file. If that was never fetched, awaitFirst fetches it, as
 // the first read after an open would. The error is ctx's, or a final error of the source.
 // Other failures do not matter here: readers continue elsewhere.
 func (f *fill) awaitFirst(ctx context.Context) error {

@@ -7,36 +7,38 @@ import (
 	"github.com/milkweedfs/milkweed/drivers/panics"
 )
 
-// A flight is the fetch of one block. From the moment when the block has arrived until it is
-// written to the tier, readers copy it from memory.
+// A flight is the fetch of a block, or of a part of one. From the moment when the bytes have arrived
+// until they are written to the tier, readers copy them from memory.
 type flight struct {
-	block   int
+	from    int           // the first unit
+	to      int           // the unit after the last one
 	arrived chan struct{} // closed when data is set, or when the flight has landed
 	landed  chan struct{} // closed when the flight has ended; err is set before
-	err     error         // why the block is not present
+	err     error         // why the units are not present
 
 	demanded atomic.Bool // a reader has caused the fetch, and has not begun to wait for it
-	timing   timing      // set before data; zero if the block has not arrived
+	timing   timing      // set before data; zero if the bytes have not arrived
 
 	mu   panics.RWMutex // guards the following
-	data []byte         // the block; nil before it has arrived, and when it is written
+	data []byte         // nil before the bytes have arrived, and when they are written
 }
 
-func newFlight(block int) *flight {
-	return &flight{block: block, arrived: make(chan struct{}), landed: make(chan struct{})}
+func newFlight(from int) *flight {
+	return &flight{from: from, arrived: make(chan struct{}), landed: make(chan struct{})}
 }
 
-// readAt copies from the block if it is in memory, and reports whether it is.
+// readAt copies bytes of the flight, from an offset of the file on, if they are in memory, and reports
+// whether they are.
 func (fl *flight) readAt(p []byte, off int64) bool {
 	fl.mu.RLock()
 	defer fl.mu.RUnlock()
 	if fl.data != nil {
-		copy(p, fl.data[off:])
+		copy(p, fl.data[off-int64(fl.from)*unitSize:])
 	}
 	return fl.data != nil
 }
 
-// arrive makes the block available to readers. The caller calls unset before it uses data
+// arrive makes the bytes available to readers. The caller calls unset before it uses data
 // for something else.
 func (fl *flight) arrive(data []byte) {
 	fl.mu.Lock()
@@ -45,7 +47,7 @@ func (fl *flight) arrive(data []byte) {
 	close(fl.arrived)
 }
 
-// unset waits for readers that copy from the block, and ends its time in memory.
+// unset waits for readers that copy from memory. No other reader does so after that.
 func (fl *flight) unset() {
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
@@ -61,7 +63,7 @@ func (fl *flight) end(err error) {
 	}
 }
 
-// wait waits until the block is in memory, or until the flight has landed.
+// wait waits until the bytes are in memory, or until the flight has landed.
 func (fl *flight) wait(ctx context.Context) error { return waitFor(ctx, fl.arrived) }
 
 // waitFor waits until c is closed. The error is ctx's.

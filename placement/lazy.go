@@ -15,10 +15,11 @@ import (
 
 // Of a large file, readers may want a part: the footer and two columns of a Parquet file, a sample of an
 // HDF5 file, the index of an archive. The fill that the first read of such a file begins is lazy: it
-// fetches the blocks that readers ask for, and no others, and takes room as they arrive. When the file is
+// fetches the units that readers ask for, and few others, and takes room as they arrive. When the file is
 // wanted, the fill becomes one like others. A lazy fill that ends is discarded, like every incomplete copy.
 //
-// A file is wanted if readers ask for wantedRun bytes in sequence, or for an eighth of its blocks; and if it is placed on request, or is in the plan. If its tier has no room for the rest, the
+// A file is wanted if readers ask for wantedRun bytes in sequence, or for bytes of an eighth of its blocks;
+// and if it is placed on request, or is in the plan. If its tier has no room for the rest, the
 // lazy fill fails: the next one finds another tier, or the file is read at the source. If most of the
 // large files that readers have begun in a directory were wanted by them, others are copied as a whole
 // from their open on, and are predicted. Files whose copies were complete before they were opened tell
@@ -53,7 +54,7 @@ type interest struct {
 
 	mu     panics.Mutex                 // guards the following
 	runs   sequential.Tracker[coverage] // of offsets
-	asked  []uint64                     // a bit for each block that was asked for
+	asked  []uint64                     // a bit for each block of which bytes were asked for
 	blocks int                          // the number of these
 }
 
@@ -72,16 +73,15 @@ func newInterest(size int64) *interest {
 	}
 }
 
-// record records that a reader asks for n bytes at an offset of a file of a number of blocks. It reports
+// record records that a reader asks for n bytes at an offset of a file of a number of blocks. It returns
+// how many bytes were asked for in sequence, or 0 if units are left out before this request; and reports
 // whether nothing was asked for before, and whether the file is wanted since this request.
-func (i *interest) record(off, n int64, of int) (first, wanted bool) {
+func (i *interest) record(off, n int64, of int) (sequence int64, first, wanted bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.wanted.Load() {
-		return false, false
-	}
 	first = i.blocks == 0
 	run, _ := i.runs.Access(off, off+n)
+	follows := off <= run.Data.end+unitSize
 	run.Data.bytes += max(0, off+n-max(off, run.Data.end))
 	run.Data.end = run.Next
 	for b := off / blockSize; b <= (off+n-1)/blockSize; b++ {
@@ -91,8 +91,10 @@ func (i *interest) record(off, n int64, of int) (first, wanted bool) {
 		}
 	}
 	wanted = run.Data.bytes >= wantedRun || i.blocks >= max(of/wantedShare, wantedLeast)
-	i.wanted.Store(wanted)
-	return first, wanted
+	if follows {
+		sequence = run.Data.bytes
+	}
+	return sequence, first, wanted && !i.wanted.Swap(wanted)
 }
 
 // isLazy reports whether f fetches only what readers ask for.
@@ -101,19 +103,23 @@ func (f *fill) isLazy() bool { return f.interest != nil && f.interest.lazy.Load(
 // hasParts reports whether f is lazy, and has started.
 func (f *fill) hasParts() bool { return f.isLazy() && isClosed(f.started) && f.err == nil }
 
-// asked is called when a reader asks for n bytes at an offset, which are in the file.
-func (f *fill) asked(off, n int64) {
+// asked is called when a reader asks for n bytes at an offset, which are in the file. It returns the offset
+// up to which a lazy fill fetches if it does not have all of them. If the reader goes on in sequence, these
+// are as many bytes as it has asked for so far, but at most a block: each request is twice as long as the
+// one before.
+func (f *fill) asked(off, n int64) (ahead int64) {
 	i := f.interest
 	if i == nil || i.wanted.Load() {
-		return
+		return off + n
 	}
-	first, wanted := i.record(off, n, f.blocks.len())
+	sequence, first, wanted := i.record(off, n, blocks(f.size))
 	if first || wanted {
 		f.handler.large.learn(f.entry, first, wanted)
 	}
 	if wanted && i.lazy.Load() {
 		f.want()
 	}
+	return min(off+max(n, min(sequence, blockSize)), f.size)
 }
 
 // want is fetchRest on another goroutine.
@@ -145,7 +151,7 @@ func (f *fill) fetchRest() {
 	}
 }
 
-// grow takes room for the blocks that a lazy fill has, or fetches, and reports success. Each time asks the
+// grow takes room for the blocks of which a lazy fill has, or fetches, parts, and reports success. Each time asks the
 // tier; therefore it doubles the room if it can, up to growMost.
 func (f *fill) grow() bool {
 	if !f.isLazy() {
@@ -153,7 +159,7 @@ func (f *fill) grow() bool {
 	}
 	f.interest.growing <- struct{}{}
 	defer func() { <-f.interest.growing }()
-	need := int64(f.blocks.taken()) * blockSize
+	need := f.blocks.room()
 	return f.room.Extend(f.handler.ctx, min(lazyRoom(need), f.size)) || f.room.Extend(f.handler.ctx, min(need, f.size))
 }
 
@@ -166,16 +172,16 @@ func lazyRoom(need int64) int64 {
 	return room
 }
 
-// write writes a block of f, which is in memory, to the copy.
-func (f *fill) write(block []byte, off int64) error {
+// write writes what has arrived, at an offset of f, to the copy.
+func (f *fill) write(p []byte, off int64) error {
 	if !f.grow() {
 		return errNoRoom
 	}
-	if _, err := f.copy.WriteAt(block, off); err != nil {
+	if _, err := f.copy.WriteAt(p, off); err != nil {
 		return err
 	}
 	if f.isLazy() {
-		f.room.Wrote(int64(len(block)))
+		f.room.Wrote(int64(len(p)))
 	}
 	return nil
 }
@@ -457,7 +463,7 @@ func (h *Handler) unclaim(f *fill) bool {
 func (h *Handler) lazyStats() (files, bytes int64) {
 	all := h.large.list()
 	for _, f := range all {
-		bytes += f.copied()
+		bytes += f.blocks.copied()
 	}
 	return int64(len(all)), bytes
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -21,11 +22,11 @@ import (
 const lazyHandles = 32
 
 // wantLazy checks the number of lazy fills, and what they have copied. It must be called in a bubble.
-func (r *rig) wantLazy(when string, files, bytes int64) {
+func (r *rig) wantLazy(when string, files, units int64) {
 	r.t.Helper()
 	synctest.Wait() // a block that was read may not have been copied yet
-	if got := r.handler.Stats(); got.Lazy != files || got.LazyBytes != bytes {
-		r.t.Errorf("%s: got %d lazy fills with %d bytes, want %d with %d", when, got.Lazy, got.LazyBytes, files, bytes)
+	if got := r.handler.Stats(); got.Lazy != files || got.LazyBytes != units*unitSize {
+		r.t.Errorf("%s: got %d lazy fills with %d bytes, want %d with %d units", when, got.Lazy, got.LazyBytes, files, units)
 	}
 }
 
@@ -94,22 +95,151 @@ func TestPartOfLargeFile(t *testing.T) {
 			for range 3 {
 				obj := r.open("f")
 				r.wantAt(obj, 19<<20+17, 1000, data)
-				r.wantAt(obj, 10<<20-10, 20, data) // in two blocks
+				r.wantAt(obj, 10<<20-10, 20, data) // in two units
 				r.wantAt(obj, 11<<20, 1000, data)  // follows
 				obj.Close()
 				time.Sleep(time.Minute)
 				r.idle()
-				r.wantRead("f", int64(4+beginning)<<20)
-				r.wantLazy("after some reads", 1, int64(4+beginning)<<20)
+				r.wantRead("f", int64(4+beginning)*unitSize)
+				r.wantLazy("after some reads", 1, int64(4+beginning))
 			}
 			if got := r.taken(); got > 8<<20 {
 				t.Errorf("%d bytes of the tier are taken, want at most 8 MiB", got)
 			}
 			f, filling := r.handler.Filling(r.entry("f"))
-			if want := (Filling{Copied: int64(4+beginning) << 20, Lazy: true}); !filling || f != want {
+			if want := (Filling{Copied: int64(4+beginning) * unitSize, Lazy: true}); !filling || f != want {
 				t.Errorf("got %+v, %t; want %+v", f, filling, want)
 			}
 		})
+	})
+}
+
+// requestedUnits returns the requests to the source in the order of their offsets, in units: from the first one up to,
+// but not including, the last one.
+func (r *rig) requestedUnits() (all [][2]int) {
+	for _, s := range r.source.spans() {
+		all = append(all, [2]int{int(s.off / unitSize), units(s.off + int64(s.n))})
+	}
+	slices.SortFunc(all, func(a, b [2]int) int { return a[0] - b[0] })
+	return all
+}
+
+// What a reader gets of a large file is twice as much with each request, up to a block, as long as it goes on in
+// sequence. A request serves one range of the source.
+func TestRequestsInSequence(t *testing.T) {
+	want := map[bool][][2]int{
+		false: {{0, 1}, {1, 3}, {3, 7}, {7, 8}, {8, 15}, {15, 16}, {16, 23}, {23, 24}, {24, 31}, {32, 33}, {33, 40}, {40, 41}, {478, 479}, {479, 480}, {480, 481}},
+		true:  {{0, 1}, {1, 3}, {3, 7}, {7, 15}, {15, 23}, {23, 31}, {32, 33}, {33, 41}, {478, 479}, {479, 481}},
+	}
+	bothSources(t, func(t *testing.T, opts rigOptions) {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, opts)
+			data := r.put("f", 60<<20+1)
+			obj := r.open("f")
+			defer obj.Close()
+			for off := 0; off < 3<<20; off += 64 << 10 {
+				r.wantAt(obj, off, 64<<10, data)
+			}
+			r.wantAt(obj, 32*unitSize, 4096, data) // units are left out
+			r.wantAt(obj, 33*unitSize, 4096, data)
+			for off := 478 * unitSize; off < len(data); off += 64 << 10 {
+				r.wantAt(obj, off, min(64<<10, len(data)-off), data)
+			}
+			r.idle()
+			if got, want := r.requestedUnits(), want[opts.bucket != nil]; !slices.Equal(got, want) {
+				t.Errorf("requests: got %d, want %d", got, want)
+			}
+		})
+	})
+}
+
+// The requests that one read of a large file needs are made at once. What is present is not requested.
+func TestRequestsOfOneRead(t *testing.T) {
+	bothSources(t, func(t *testing.T, opts rigOptions) {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, opts)
+			data := r.put("f", 60<<20)
+			obj := r.open("f")
+			defer obj.Close()
+			r.wantAt(obj, 31<<20+600_000, 1000, data) // unit 252
+			r.wantAt(obj, 0, 1, data)
+			r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Second})
+			began := time.Now()
+			r.wantAt(obj, 31<<20+300_000, 2<<20, data)
+			if got := time.Since(began); got != time.Second {
+				t.Errorf("the read took %s, want 1s", got)
+			}
+			r.idle()
+			want := [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 264}, {264, 267}}
+			if opts.bucket != nil {
+				want = [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 267}}
+			}
+			if got := r.requestedUnits(); !slices.Equal(got, want) {
+				t.Errorf("requests: got %d, want %d", got, want)
+			}
+			before := r.to[0].Count(drivertest.OpReadBack)
+			r.wantAt(obj, 32<<20, 300_000, data)
+			if got := r.to[0].Count(drivertest.OpReadBack) - before; got != 1 {
+				t.Errorf("three units that are present were read in %d reads, want 1", got)
+			}
+		})
+	})
+}
+
+// If one of the requests that a read of a large file needs fails, the reader gets its error, or continues at the
+// source.
+func TestOneRequestOfReadFails(t *testing.T) {
+	for failed := range 2 {
+		bothSources(t, func(t *testing.T, opts rigOptions) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, opts)
+				data := r.put("f", 60<<20)
+				obj := r.open("f")
+				defer obj.Close()
+				r.wantAt(obj, 8<<20+1_300_000, 1000, data)
+				r.from.Add(drivertest.Rule{Op: drivertest.OpRead, After: failed, Times: 1, Err: syscall.EIO})
+				got := make([]byte, 1<<20)
+				err := readAt(t.Context(), obj, got, 8<<20+900_000)
+				if err == nil && !bytes.Equal(got, data[8<<20+900_000:][:1<<20]) || err != nil && !errors.Is(err, syscall.EIO) {
+					t.Errorf("got %v, or wrong bytes; want no error or EIO", err)
+				}
+				r.idle()
+				r.wantLazy("after an error", 0, 0)
+				r.wantAt(obj, 40<<20, 1000, data)
+			})
+		})
+	}
+}
+
+// When a file of which some parts are present is copied as a whole, what is absent of each block is requested, and
+// nothing else. A reader waits for what it needs of a block at once.
+func TestRestOfParts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, handles: lazyHandles, workers: 1})
+		data := r.put("f", 9<<20)
+		obj := r.open("f")
+		defer obj.Close()
+		for _, u := range []int{0, 3, 4, 11, 13, 15, 70, 71} {
+			r.wantAt(obj, u*unitSize, 1000, data)
+		}
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Second})
+		r.handler.wantWhole(r.entry("f"), (*fill).want)
+		synctest.Wait() // the worker copies the beginning
+		began := time.Now()
+		r.wantAt(obj, 8*unitSize+5, 1<<20-5, data)
+		if got := time.Since(began); got != time.Second {
+			t.Errorf("the read took %s, want 1s", got)
+		}
+		r.eventually("the file is copied", func() bool { return r.entry("f").Level() == 1 })
+		want := [][2]int{{0, 1}, {1, 3}, {3, 4}, {4, 5}, {5, 8}, {8, 11}, {11, 12}, {12, 13}, {13, 14}, {14, 15}, {15, 16}}
+		for b := 2; b < 8; b++ {
+			want = append(want, [2]int{8 * b, 8*b + 8})
+		}
+		want = append(want, [][2]int{{64, 70}, {70, 71}, {71, 72}}...)
+		if got := r.requestedUnits(); !slices.Equal(got, want) {
+			t.Errorf("requests: got %d, want %d", got, want)
+		}
+		r.wantFile("f", data)
 	})
 }
 
@@ -220,7 +350,7 @@ func TestWantedShare(t *testing.T) {
 		n := 0
 		for wanted := false; !wanted && n < of; n++ {
 			b := int64(n) * 7 % int64(of)
-			_, wanted = i.record(b*blockSize, 1, of)
+			_, _, wanted = i.record(b*blockSize, 1, of)
 			i.record(b*blockSize, 1, of) // again
 		}
 		if n != want {
@@ -248,7 +378,7 @@ func TestHabit(t *testing.T) {
 			r.idle()
 		}
 		part("d/00")
-		r.wantLazy("after a part of the first file", 1, 1<<20)
+		r.wantLazy("after a part of the first file", 1, 1)
 		r.wantFile("d/01", data)
 		part("d/02")
 		if got := r.entry("d/02").Level(); got != 1 {
@@ -308,8 +438,8 @@ func TestLargeFilesPredicted(t *testing.T) {
 				if whole != (got.Prefetched > 2) {
 					t.Errorf("%d files were prefetched", got.Prefetched)
 				}
-				if !whole && (r.copied() != 9<<20 || got.Placed > 0) {
-					t.Errorf("%d bytes were read at the source, and %d files copied; want 9 MiB, and none", r.copied(), got.Placed)
+				if !whole && (r.copied() != 9*unitSize || got.Placed > 0) {
+					t.Errorf("%d bytes were read at the source, and %d files copied; want 9 units, and none", r.copied(), got.Placed)
 				}
 			})
 		})
@@ -339,11 +469,11 @@ func TestLazyFillRoom(t *testing.T) {
 		if got := r.handler.Stats(); got.Placed != 5 || got.Skipped != 0 {
 			t.Fatalf("%d files were placed and %d skipped, want 5 and none", got.Placed, got.Skipped)
 		}
-		r.wantLazy("beside small files", 2, 2<<20)
+		r.wantLazy("beside small files", 2, 2)
 		if got, err := r.handler.Place(t.Context(), r.entry("large")); got != Skipped || err != nil {
 			t.Errorf("a file that does not fit any more: got %v, %v", got, err)
 		}
-		r.wantLazy("after one was to be placed", 1, 1<<20)
+		r.wantLazy("after one was to be placed", 1, 1)
 		r.wantAt(obj, 10<<20, 100, data)
 		for off := 0; off < wantedRun; off += 128 << 10 {
 			r.wantAt(obj2, off, 128<<10, other)
@@ -435,7 +565,7 @@ func TestRoomOfFailedLazyFill(t *testing.T) {
 }
 
 // A lazy fill doubles its room. If there is room for less, it takes that, and it fails when there is none
-// for the next block.
+// for what arrives next.
 func TestLazyFillInTheLastRoom(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{quotas: []int64{20 << 20}, handles: lazyHandles})
@@ -448,9 +578,9 @@ func TestLazyFillInTheLastRoom(t *testing.T) {
 			t.Fatal(got, err)
 		}
 		for b := range 6 {
-			r.wantAt(obj, (2*b)<<20, 100, data)
+			r.wantAt(obj, (3*b)<<20, 1<<20, data)
 		}
-		r.wantLazy("in the last room", 1, 6<<20)
+		r.wantLazy("in the last room", 1, 6*unitsOfBlock)
 		r.wantAt(obj, 16<<20, 100, data)
 		r.wantLazy("without room", 0, 0)
 		r.wantAt(obj, 15<<20, 100, data)
@@ -497,7 +627,7 @@ func TestRoomElsewhere(t *testing.T) {
 				small := r.put("small", 7<<20)
 				r.wantFile("small", small)
 				r.idle()
-				r.wantLazy("of a part", 1, 1<<20)
+				r.wantLazy("of a part", 1, 1)
 				want.want(r, obj, data)
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -543,10 +673,10 @@ func TestWrittenParts(t *testing.T) {
 			}
 			obj.Close()
 		}
-		r.wantLazy("of three files", 3, 21<<20)
+		r.wantLazy("of three files", 3, 21)
 		r.put("g", 10<<20)
 		if got, err := r.handler.Place(t.Context(), r.entry("g")); got != Placed || err != nil {
-			t.Errorf("a file of 10 MiB, with 14 MiB available, of which 3 MiB are reserved: got %v, %v", got, err)
+			t.Errorf("a file of 10 MiB, with 32.4 MiB available, of which 21.4 MiB are reserved: got %v, %v", got, err)
 		}
 	})
 }
@@ -600,7 +730,7 @@ func TestOpenOfOldLazyFill(t *testing.T) {
 				r.wantPart("f", 9<<20, data) // it was opened just now
 				r.from.Clear()
 				time.Sleep(time.Minute)
-				r.wantLazy("after a while", 1, 1<<20)
+				r.wantLazy("after a while", 1, 1)
 				if want.err != nil {
 					r.from.Add(drivertest.Rule{Op: drivertest.OpVerify, Err: want.err, Times: 1})
 				}
@@ -613,7 +743,7 @@ func TestOpenOfOldLazyFill(t *testing.T) {
 					r.wantAt(obj, 3<<20, 100, data)
 					obj.Close()
 				}
-				r.wantLazy("after the open", map[bool]int64{true: 1}[want.err == nil], map[bool]int64{true: 2 << 20}[want.err == nil])
+				r.wantLazy("after the open", map[bool]int64{true: 1}[want.err == nil], map[bool]int64{true: 2}[want.err == nil])
 			})
 		})
 	}
@@ -637,7 +767,7 @@ func TestMaxLazyFills(t *testing.T) {
 			}
 			synctest.Wait() // a fetch may still have the fill
 		}
-		r.wantLazy("of many files", int64(most), int64(most)<<20)
+		r.wantLazy("of many files", int64(most), int64(most))
 		for i := range 4 {
 			_, filling := r.handler.Filling(r.entry(fmt.Sprint("f", i)))
 			if want := i == 0 || i == 3; filling != want {
@@ -650,7 +780,7 @@ func TestMaxLazyFills(t *testing.T) {
 			r.wantAt(held[i], 0, 100, data)
 		}
 		r.idle()
-		r.wantLazy("of many open files", int64(most), int64(most)<<20)
+		r.wantLazy("of many open files", int64(most), int64(most))
 		if got := r.entry(fmt.Sprint("f", 9-most)).Level(); got != 1 {
 			t.Error("beside open files with lazy fills, another one was not copied as a whole")
 		}
@@ -686,7 +816,7 @@ func TestEndOfLazyFill(t *testing.T) {
 				obj := r.open("f")
 				r.wantAt(obj, 7<<20, 100, data)
 				end(r)
-				r.wantLazy("of an open file", 1, 1<<20)
+				r.wantLazy("of an open file", 1, 1)
 				r.wantAt(obj, 9<<20, 100, data)
 				obj.Close()
 				synctest.Wait()
@@ -751,7 +881,7 @@ func TestScarceDescriptorsWhileTierHangs(t *testing.T) {
 			r.mem.Put(name, data)
 			r.wantPart(name, 9<<20, data)
 		}
-		r.wantLazy("on two tiers", 3, 3<<20)
+		r.wantLazy("on two tiers", 3, 3)
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpAbort, Delay: 3 * time.Second})
 		began := time.Now()
 		r.handler.relieveLazy()
@@ -800,7 +930,7 @@ func TestLazyFillInUse(t *testing.T) {
 		r.handler.sweepLazy(time.Now().Add(maxIdle + time.Hour))
 		obj.Close()
 		r.handler.sweepLazy(time.Now().Add(maxIdle - time.Second))
-		r.wantLazy("a while after its last use", 1, 1<<20)
+		r.wantLazy("a while after its last use", 1, 1)
 	})
 }
 
@@ -818,7 +948,7 @@ func TestLazyFillBeingCommitted(t *testing.T) {
 		r.to[0].Add(drivertest.Rule{Op: drivertest.OpCommit, Delay: time.Second})
 		r.wantAt(obj, 0, size, data)
 		obj.Close()
-		r.wantLazy("during the commit", 1, size)
+		r.wantLazy("during the commit", 1, size/unitSize)
 		r.handler.relieveLazy()
 		time.Sleep(time.Minute)
 		if got := r.entry("f").Level(); got != 1 || r.handler.Stats().Placed != 1 || r.taken() != size {
@@ -838,7 +968,7 @@ func TestDropParts(t *testing.T) {
 				t.Fatalf("read %s: %v", name, err)
 			}
 		}
-		r.wantLazy("of three files", 3, 3<<20)
+		r.wantLazy("of three files", 3, 3)
 		for _, step := range []struct {
 			path string
 			want DropReport

@@ -79,7 +79,7 @@ func (p *pinned) wrote(f *fill, block int, hashed bool) error {
 func (p *pinned) finish(f *fill) error {
 	p.hashing.Lock()
 	defer p.hashing.Unlock()
-	return p.hashWritten(f, f.blocks.len())
+	return p.hashWritten(f, blocks(f.size))
 }
 
 // hashWritten hashes up to n blocks that are in the copy, as far as all before them were hashed, and then
@@ -106,7 +106,7 @@ func (p *pinned) takeNext() bool {
 
 // compare compares the hash, when it is complete; p.hashing must be held.
 func (p *pinned) compare(f *fill) error {
-	if p.err != nil || p.next < f.blocks.len() || [sha256.Size]byte(p.hash.Sum(nil)) == p.want {
+	if p.err != nil || p.next < blocks(f.size) || [sha256.Size]byte(p.hash.Sum(nil)) == p.want {
 		return p.err
 	}
 	if f.foreign {

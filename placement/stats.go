@@ -24,7 +24,7 @@ type Counters struct {
 type Fills struct {
 	InFlight        int64   `json:"in_flight" metric:"fills_in_flight" help:"Copies in flight."`
 	InFlightBytes   int64   `json:"in_flight_bytes" metric:"fills_in_flight_bytes" help:"Sizes of the files whose copies are in flight."`
-	Lazy            int64   `json:"lazy" metric:"lazy_fills" help:"Files above 8 MiB of which only the blocks that readers ask for are fetched. They are not among the copies in flight."`
+	Lazy            int64   `json:"lazy" metric:"lazy_fills" help:"Files above 8 MiB of which only what readers ask for is fetched. They are not among the copies in flight."`
 	LazyBytes       int64   `json:"lazy_bytes" metric:"lazy_fills_bytes" help:"Bytes that were fetched of these files."`
 	Queued          int64   `json:"queued" metric:"fills_queued" help:"Copies with blocks that wait for a background worker."`
 	Stalled         int64   `json:"stalled" metric:"fills_stalled" help:"Requests of copies without an answer of the source for a second or, if no reader waits, for five."`
@@ -132,5 +132,5 @@ func (h *Handler) Filling(e *metadata.Entry) (Filling, bool) {
 	if f == nil || held {
 		return Filling{}, false
 	}
-	return Filling{Copied: f.copied(), Lazy: f.isLazy()}, true
+	return Filling{Copied: f.blocks.copied(), Lazy: f.isLazy()}, true
 }

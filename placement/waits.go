@@ -112,7 +112,7 @@ func (t timing) unanswered(start, end time.Time) time.Duration {
 	return end.Sub(start)
 }
 
-// await waits until the block is in memory, or until the flight has landed, and records the wait.
+// await waits until the bytes are in memory, or until the flight has landed, and records the wait.
 func (f *fill) await(ctx context.Context, fl *flight) error {
 	h := f.handler
 	switch {
