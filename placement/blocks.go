@@ -14,7 +14,7 @@ import (
 // long.
 const blockSize = drivers.ChecksumBlock
 
-// unitSize is the unit of what is copied of a file, in bytes, as for a lazy fill.
+// unitSize is the unit in which parts of a file are copied, in bytes: those that a lazy fill fetches.
 const unitSize = drivers.WriteUnit
 
 // unitsOfBlock is the number of units in a block.
@@ -125,11 +125,19 @@ func (m *blockMap) presentTo(u, to int) int {
 func (m *blockMap) takeFrom(u, to int) []*flight {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := bytes.IndexByte(m.states[u:to], absent)
-	if m.err != nil || i < 0 {
+	if u = m.absentFrom(u, to); m.err != nil || u == to {
 		return nil
 	}
-	return m.take(u+i, to)
+	return m.take(u, to)
+}
+
+// absentFrom returns the first absent unit from unit u on, or to if none before that is absent. m.mu
+// must be held.
+func (m *blockMap) absentFrom(u, to int) int {
+	if i := bytes.IndexByte(m.states[u:to], absent); i >= 0 {
+		return u + i
+	}
+	return to
 }
 
 // lookupFirst returns the flight of unit 0, in flight or landed. If the unit was never
@@ -151,19 +159,18 @@ func (m *blockMap) takeNext() []*flight {
 	if m.err != nil {
 		return nil
 	}
-	if i := bytes.IndexByte(m.states[m.low:], absent); i >= 0 {
-		m.low += i
-	} else {
+	end := len(m.states)
+	if m.low = m.absentFrom(m.low, end); m.low == end {
 		return nil
 	}
-	u := m.low
-	if latest := m.readers.Latest(); latest != nil && int(latest.Next)*unitsOfBlock > u {
-		from := min(int(latest.Next)*unitsOfBlock, len(m.states))
-		if i := bytes.IndexByte(m.states[from:], absent); i >= 0 {
-			u = from + i
-		}
+	from := m.low
+	if latest := m.readers.Latest(); latest != nil {
+		from = max(from, min(int(latest.Next)*unitsOfBlock, end))
 	}
-	return m.take(u, len(m.states))
+	if from = m.absentFrom(from, end); from == end {
+		from = m.low
+	}
+	return m.take(from, end)
 }
 
 // take begins the flights of unit u, which is absent, and of the absent units that follow

@@ -19,11 +19,10 @@ import (
 // wanted, the fill becomes one like others. A lazy fill that ends is discarded, like every incomplete copy.
 //
 // A file is wanted if readers ask for wantedRun bytes in sequence, or for bytes of an eighth of its blocks;
-// and if it is placed on request, or is in the plan. If its tier has no room for the rest, the
-// lazy fill fails: the next one finds another tier, or the file is read at the source. If most of the
-// large files that readers have begun in a directory were wanted by them, others are copied as a whole
-// from their open on, and are predicted. Files whose copies were complete before they were opened tell
-// nothing about that.
+// and if it is placed on request, or is in the plan. If its tier has no room for the rest, the lazy fill
+// fails: the next one finds another tier, or the file is read at the source. If most of the large files that
+// readers have begun in a directory were wanted by them, others are copied as a whole from their open on,
+// and are predicted. Files whose copies were complete before they were opened tell nothing about that.
 //
 // A fill is not lazy with peers, nor if the SHA-256 of the file is known: only the whole file shows that
 // it is the right one.
@@ -151,8 +150,8 @@ func (f *fill) fetchRest() {
 	}
 }
 
-// grow takes room for the blocks of which a lazy fill has, or fetches, parts, and reports success. Each time asks the
-// tier; therefore it doubles the room if it can, up to growMost.
+// grow takes room for the blocks of which a lazy fill has parts, or fetches some, and reports success. Each
+// time asks the tier; therefore it doubles the room if it can, up to growMost.
 func (f *fill) grow() bool {
 	if !f.isLazy() {
 		return true

@@ -75,42 +75,44 @@ func (r *rig) drop(path string) (last DropReport) {
 	return last
 }
 
-// bothSources runs a test with the kinds of sources for which fills differ.
-func bothSources(t *testing.T, f func(t *testing.T, opts rigOptions)) {
+// bothSources runs a test in a bubble with the kinds of sources for which fills differ. The source has a file f of
+// size bytes, which are data.
+func bothSources(t *testing.T, size int, f func(t *testing.T, r *rig, data []byte)) {
 	for name, bucket := range map[string]*drivertest.Bucket{"files": nil, "objects": {Length: 8 << 20}} {
-		t.Run(name, func(t *testing.T) { f(t, rigOptions{quotas: []int64{1 << 40}, handles: lazyHandles, bucket: bucket}) })
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, rigOptions{quotas: []int64{1 << 40}, handles: lazyHandles, bucket: bucket})
+				f(t, r, r.put("f", size))
+			})
+		})
 	}
 }
 
 // Of a large file, what a reader asks for is fetched, once, and nothing else.
 func TestPartOfLargeFile(t *testing.T) {
-	bothSources(t, func(t *testing.T, opts rigOptions) {
-		bubble(t, func(t *testing.T) {
-			r := newRig(t, opts)
-			data := r.put("f", 20<<20)
-			beginning := 0
-			if opts.bucket != nil {
-				beginning = 1 // its open finds out whether the source still has the version
-			}
-			for range 3 {
-				obj := r.open("f")
-				r.wantAt(obj, 19<<20+17, 1000, data)
-				r.wantAt(obj, 10<<20-10, 20, data) // in two units
-				r.wantAt(obj, 11<<20, 1000, data)  // follows
-				obj.Close()
-				time.Sleep(time.Minute)
-				r.idle()
-				r.wantRead("f", int64(4+beginning)*unitSize)
-				r.wantLazy("after some reads", 1, int64(4+beginning))
-			}
-			if got := r.taken(); got > 8<<20 {
-				t.Errorf("%d bytes of the tier are taken, want at most 8 MiB", got)
-			}
-			f, filling := r.handler.Filling(r.entry("f"))
-			if want := (Filling{Copied: int64(4+beginning) * unitSize, Lazy: true}); !filling || f != want {
-				t.Errorf("got %+v, %t; want %+v", f, filling, want)
-			}
-		})
+	bothSources(t, 20<<20, func(t *testing.T, r *rig, data []byte) {
+		beginning := 0
+		if r.bucket != nil {
+			beginning = 1 // its open finds out whether the source still has the version
+		}
+		for range 3 {
+			obj := r.open("f")
+			r.wantAt(obj, 19<<20+17, 1000, data)
+			r.wantAt(obj, 10<<20-10, 20, data) // in two units
+			r.wantAt(obj, 11<<20, 1000, data)  // follows
+			obj.Close()
+			time.Sleep(time.Minute)
+			r.idle()
+			r.wantRead("f", int64(4+beginning)*unitSize)
+			r.wantLazy("after some reads", 1, int64(4+beginning))
+		}
+		if got := r.taken(); got > 8<<20 {
+			t.Errorf("%d bytes of the tier are taken, want at most 8 MiB", got)
+		}
+		f, filling := r.handler.Filling(r.entry("f"))
+		if want := (Filling{Copied: int64(4+beginning) * unitSize, Lazy: true}); !filling || f != want {
+			t.Errorf("got %+v, %t; want %+v", f, filling, want)
+		}
 	})
 }
 
@@ -131,58 +133,50 @@ func TestRequestsInSequence(t *testing.T) {
 		false: {{0, 1}, {1, 3}, {3, 7}, {7, 8}, {8, 15}, {15, 16}, {16, 23}, {23, 24}, {24, 31}, {32, 33}, {33, 40}, {40, 41}, {478, 479}, {479, 480}, {480, 481}},
 		true:  {{0, 1}, {1, 3}, {3, 7}, {7, 15}, {15, 23}, {23, 31}, {32, 33}, {33, 41}, {478, 479}, {479, 481}},
 	}
-	bothSources(t, func(t *testing.T, opts rigOptions) {
-		bubble(t, func(t *testing.T) {
-			r := newRig(t, opts)
-			data := r.put("f", 60<<20+1)
-			obj := r.open("f")
-			defer obj.Close()
-			for off := 0; off < 3<<20; off += 64 << 10 {
-				r.wantAt(obj, off, 64<<10, data)
-			}
-			r.wantAt(obj, 32*unitSize, 4096, data) // units are left out
-			r.wantAt(obj, 33*unitSize, 4096, data)
-			for off := 478 * unitSize; off < len(data); off += 64 << 10 {
-				r.wantAt(obj, off, min(64<<10, len(data)-off), data)
-			}
-			r.idle()
-			if got, want := r.requestedUnits(), want[opts.bucket != nil]; !slices.Equal(got, want) {
-				t.Errorf("requests: got %d, want %d", got, want)
-			}
-		})
+	bothSources(t, 60<<20+1, func(t *testing.T, r *rig, data []byte) {
+		obj := r.open("f")
+		defer obj.Close()
+		for off := 0; off < 3<<20; off += 64 << 10 {
+			r.wantAt(obj, off, 64<<10, data)
+		}
+		r.wantAt(obj, 32*unitSize, 4096, data) // units are left out
+		r.wantAt(obj, 33*unitSize, 4096, data)
+		for off := 478 * unitSize; off < len(data); off += 64 << 10 {
+			r.wantAt(obj, off, min(64<<10, len(data)-off), data)
+		}
+		r.idle()
+		if got, want := r.requestedUnits(), want[r.bucket != nil]; !slices.Equal(got, want) {
+			t.Errorf("requests: got %d, want %d", got, want)
+		}
 	})
 }
 
 // The requests that one read of a large file needs are made at once. What is present is not requested.
 func TestRequestsOfOneRead(t *testing.T) {
-	bothSources(t, func(t *testing.T, opts rigOptions) {
-		bubble(t, func(t *testing.T) {
-			r := newRig(t, opts)
-			data := r.put("f", 60<<20)
-			obj := r.open("f")
-			defer obj.Close()
-			r.wantAt(obj, 31<<20+600_000, 1000, data) // unit 252
-			r.wantAt(obj, 0, 1, data)
-			r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Second})
-			began := time.Now()
-			r.wantAt(obj, 31<<20+300_000, 2<<20, data)
-			if got := time.Since(began); got != time.Second {
-				t.Errorf("the read took %s, want 1s", got)
-			}
-			r.idle()
-			want := [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 264}, {264, 267}}
-			if opts.bucket != nil {
-				want = [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 267}}
-			}
-			if got := r.requestedUnits(); !slices.Equal(got, want) {
-				t.Errorf("requests: got %d, want %d", got, want)
-			}
-			before := r.to[0].Count(drivertest.OpReadBack)
-			r.wantAt(obj, 32<<20, 300_000, data)
-			if got := r.to[0].Count(drivertest.OpReadBack) - before; got != 1 {
-				t.Errorf("three units that are present were read in %d reads, want 1", got)
-			}
-		})
+	bothSources(t, 60<<20, func(t *testing.T, r *rig, data []byte) {
+		obj := r.open("f")
+		defer obj.Close()
+		r.wantAt(obj, 31<<20+600_000, 1000, data) // unit 252
+		r.wantAt(obj, 0, 1, data)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Second})
+		began := time.Now()
+		r.wantAt(obj, 31<<20+300_000, 2<<20, data)
+		if got := time.Since(began); got != time.Second {
+			t.Errorf("the read took %s, want 1s", got)
+		}
+		r.idle()
+		want := [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 264}, {264, 267}}
+		if r.bucket != nil {
+			want = [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 267}}
+		}
+		if got := r.requestedUnits(); !slices.Equal(got, want) {
+			t.Errorf("requests: got %d, want %d", got, want)
+		}
+		before := r.to[0].Count(drivertest.OpReadBack)
+		r.wantAt(obj, 32<<20, 300_000, data)
+		if got := r.to[0].Count(drivertest.OpReadBack) - before; got != 1 {
+			t.Errorf("three units that are present were read in %d reads, want 1", got)
+		}
 	})
 }
 
@@ -190,23 +184,19 @@ func TestRequestsOfOneRead(t *testing.T) {
 // source.
 func TestOneRequestOfReadFails(t *testing.T) {
 	for failed := range 2 {
-		bothSources(t, func(t *testing.T, opts rigOptions) {
-			bubble(t, func(t *testing.T) {
-				r := newRig(t, opts)
-				data := r.put("f", 60<<20)
-				obj := r.open("f")
-				defer obj.Close()
-				r.wantAt(obj, 8<<20+1_300_000, 1000, data)
-				r.from.Add(drivertest.Rule{Op: drivertest.OpRead, After: failed, Times: 1, Err: syscall.EIO})
-				got := make([]byte, 1<<20)
-				err := readAt(t.Context(), obj, got, 8<<20+900_000)
-				if err == nil && !bytes.Equal(got, data[8<<20+900_000:][:1<<20]) || err != nil && !errors.Is(err, syscall.EIO) {
-					t.Errorf("got %v, or wrong bytes; want no error or EIO", err)
-				}
-				r.idle()
-				r.wantLazy("after an error", 0, 0)
-				r.wantAt(obj, 40<<20, 1000, data)
-			})
+		bothSources(t, 60<<20, func(t *testing.T, r *rig, data []byte) {
+			obj := r.open("f")
+			defer obj.Close()
+			r.wantAt(obj, 8<<20+1_300_000, 1000, data)
+			r.from.Add(drivertest.Rule{Op: drivertest.OpRead, After: failed, Times: 1, Err: syscall.EIO})
+			got := make([]byte, 1<<20)
+			err := readAt(t.Context(), obj, got, 8<<20+900_000)
+			if err == nil && !bytes.Equal(got, data[8<<20+900_000:][:1<<20]) || err != nil && !errors.Is(err, syscall.EIO) {
+				t.Errorf("got %v, or wrong bytes; want no error or EIO", err)
+			}
+			r.idle()
+			r.wantLazy("after an error", 0, 0)
+			r.wantAt(obj, 40<<20, 1000, data)
 		})
 	}
 }
@@ -280,28 +270,24 @@ func TestWantedFile(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bothSources(t, func(t *testing.T, opts rigOptions) {
-				bubble(t, func(t *testing.T) {
-					r := newRig(t, opts)
-					data := r.put("f", size)
-					obj := r.open("f")
-					defer obj.Close()
-					r.wantAt(obj, 11<<20, 4096, data)
-					r.idle()
-					if got := r.entry("f").Level(); got != tiers.AtSource {
-						t.Fatal("the file was copied after one read")
-					}
-					want(r, obj, data)
-					r.eventually("the file is copied", func() bool { return r.entry("f").Level() == 1 })
-					r.idle()
-					r.wantRead("f", size)
-					r.wantLazy("in the end", 0, 0)
-					r.wantFile("f", data)
-					r.wantRead("f", size)
-					if got := r.taken(); got != size {
-						t.Errorf("%d bytes of the tier are taken, want %d", got, int64(size))
-					}
-				})
+			bothSources(t, size, func(t *testing.T, r *rig, data []byte) {
+				obj := r.open("f")
+				defer obj.Close()
+				r.wantAt(obj, 11<<20, 4096, data)
+				r.idle()
+				if got := r.entry("f").Level(); got != tiers.AtSource {
+					t.Fatal("the file was copied after one read")
+				}
+				want(r, obj, data)
+				r.eventually("the file is copied", func() bool { return r.entry("f").Level() == 1 })
+				r.idle()
+				r.wantRead("f", size)
+				r.wantLazy("in the end", 0, 0)
+				r.wantFile("f", data)
+				r.wantRead("f", size)
+				if got := r.taken(); got != size {
+					t.Errorf("%d bytes of the tier are taken, want %d", got, int64(size))
+				}
 			})
 		})
 	}

@@ -72,7 +72,7 @@ func unopened(f *Facts) []Finding {
 	if n.UnopenedFiles < manyUnopened || float64(n.UnopenedFiles) < unopenedShare*float64(n.CopiedFiles) {
 		return nil
 	}
-	return one(Note, "copies", "A plan (`milkweed plan`) has only its files copied ahead. `milkweed evict PATH` gives the room of a copy back.", seeSlow,
+	return one(Note, "copies", "With a plan (`milkweed plan`), only its files are copied ahead. `milkweed evict PATH` gives the room of a copy back.", seeSlow,
 		"%s of %s with copies were copied ahead, and no job has opened them: %s", humanize.Comma(n.UnopenedFiles), files(n.CopiedFiles), size(n.UnopenedBytes))
 }
 
