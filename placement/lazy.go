@@ -73,13 +73,16 @@ func newInterest(size int64) *interest {
 }
 
 // record records that a reader asks for n bytes at an offset of a file of a number of blocks. It returns
-// how many bytes were asked for in sequence, or 0 if units are left out before this request; and reports
-// whether nothing was asked for before, and whether the file is wanted since this request.
-func (i *interest) record(off, n int64, of int) (sequence int64, first, wanted bool) {
+// how many bytes from there the reader is expected to ask for; and reports whether nothing was asked for
+// before, and whether the file is wanted since this request.
+//
+// A reader that goes on in sequence is expected to ask for as many bytes as it has so far, and one that leaves
+// units out for none. One that begins elsewhere, as with the next sample, is expected to ask for a typical run.
+func (i *interest) record(off, n int64, of int) (expected int64, first, wanted bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	first = i.blocks == 0
-	run, _ := i.runs.Access(off, off+n)
+	run, continues := i.runs.Access(off, off+n)
 	follows := off <= run.Data.end+unitSize
 	run.Data.bytes += max(0, off+n-max(off, run.Data.end))
 	run.Data.end = run.Next
@@ -90,10 +93,29 @@ func (i *interest) record(off, n int64, of int) (sequence int64, first, wanted b
 		}
 	}
 	wanted = run.Data.bytes >= wantedRun || i.blocks >= max(of/wantedShare, wantedLeast)
-	if follows {
-		sequence = run.Data.bytes
+	switch {
+	case !continues:
+		expected = i.typical()
+	case follows:
+		expected = run.Data.bytes
 	}
-	return sequence, first, wanted && !i.wanted.Swap(wanted)
+	return expected, first, wanted && !i.wanted.Swap(wanted)
+}
+
+// typical returns the length of a typical run in bytes: the lower median of those before the last one. It does
+// not depend on an index that is read now and then, or on a few runs that other readers have just begun. It is
+// 0 before there are two. i.mu must be held.
+func (i *interest) typical() int64 {
+	runs := i.runs.Streams()
+	lengths := make([]int64, len(runs)-1)
+	for r := range lengths {
+		lengths[r] = runs[r].Data.bytes
+	}
+	if len(lengths) < 2 {
+		return 0
+	}
+	slices.Sort(lengths)
+	return lengths[(len(lengths)-1)/2]
 }
 
 // isLazy reports whether f fetches only what readers ask for.
@@ -103,22 +125,21 @@ func (f *fill) isLazy() bool { return f.interest != nil && f.interest.lazy.Load(
 func (f *fill) hasParts() bool { return f.isLazy() && isClosed(f.started) && f.err == nil }
 
 // asked is called when a reader asks for n bytes at an offset, which are in the file. It returns the offset
-// up to which a lazy fill fetches if it does not have all of them. If the reader goes on in sequence, these
-// are as many bytes as it has asked for so far, but at most a block: each request is twice as long as the
-// one before.
+// up to which a request for units goes if it does not have all of them: as far as the reader is expected to
+// read, but at most a block. If the reader goes on in sequence, each request is twice as long as the one before.
 func (f *fill) asked(off, n int64) (ahead int64) {
 	i := f.interest
 	if i == nil || i.wanted.Load() {
 		return off + n
 	}
-	sequence, first, wanted := i.record(off, n, blocks(f.size))
+	expected, first, wanted := i.record(off, n, blocks(f.size))
 	if first || wanted {
 		f.handler.large.learn(f.entry, first, wanted)
 	}
 	if wanted && i.lazy.Load() {
 		f.want()
 	}
-	return min(off+max(n, min(sequence, blockSize)), f.size)
+	return min(off+max(n, min(expected, blockSize)), f.size)
 }
 
 // want is fetchRest on another goroutine.

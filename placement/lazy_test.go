@@ -126,6 +126,14 @@ func (r *rig) requestedUnits() (all [][2]int) {
 	return all
 }
 
+// wantRequests fails the test if the requests to the source were not those, which are as requestedUnits returns them.
+func (r *rig) wantRequests(want [][2]int) {
+	r.t.Helper()
+	if got := r.requestedUnits(); !slices.Equal(got, want) {
+		r.t.Errorf("requests for units: got %d, want %d", got, want)
+	}
+}
+
 // What a reader gets of a large file is twice as much with each request, up to a block, as long as it goes on in
 // sequence. A request serves one range of the source.
 func TestRequestsInSequence(t *testing.T) {
@@ -145,10 +153,61 @@ func TestRequestsInSequence(t *testing.T) {
 			r.wantAt(obj, off, min(64<<10, len(data)-off), data)
 		}
 		r.idle()
-		if got, want := r.requestedUnits(), want[r.bucket != nil]; !slices.Equal(got, want) {
-			t.Errorf("requests: got %d, want %d", got, want)
-		}
+		r.wantRequests(want[r.bucket != nil])
 	})
+}
+
+// A reader of samples gets each with one request, from the third one on, whatever it reads now and then.
+func TestSamplesOfLargeFile(t *testing.T) {
+	bothSources(t, 60<<20, func(t *testing.T, r *rig, data []byte) {
+		obj := r.open("f")
+		defer obj.Close()
+		for _, u := range []int{80, 160, 240, 320, 440} {
+			for off := range 8 {
+				r.wantAt(obj, u*unitSize+off<<16, 64<<10, data)
+			}
+			r.wantAt(obj, 400*unitSize, 4096, data)
+		}
+		r.idle()
+		want := [][2]int{{80, 81}, {81, 83}, {83, 87}, {160, 161}, {161, 163}, {163, 167}, {240, 244}, {320, 324}, {400, 401}, {440, 444}}
+		if r.bucket != nil {
+			want = slices.Insert(want, 0, [2]int{0, 1})
+		}
+		r.wantRequests(want)
+	})
+}
+
+// The typical run of reads is that of at least half of them.
+func TestTypicalRun(t *testing.T) {
+	const size = 10 << 30
+	for name, c := range map[string]struct {
+		runs []int64 // their lengths
+		want int64
+	}{
+		"none":                  {nil, 0},
+		"one":                   {[]int64{1000}, 0},
+		"two":                   {[]int64{1000, 2000}, 1000},
+		"three":                 {[]int64{1000, 300, 2000}, 1000},
+		"after a header":        {[]int64{10, 1000, 1000}, 1000},
+		"with an index between": {[]int64{1000, 10, 1000, 10, 1000, 10, 1000, 10}, 10},
+		"with an index":         {[]int64{1000, 1000, 10, 1000, 1000, 10}, 1000},
+		"beside a long one":     {[]int64{10, 1 << 30, 10}, 10},
+		"the latest seven":      {[]int64{10, 10, 10, 10, 10, 10, 10, 10, 20, 20, 20, 20, 20}, 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := newInterest(size)
+			for at, n := range c.runs {
+				off := int64(at) * (size / 20)
+				i.record(off, n/2, blocks(size))
+				if expected, _, _ := i.record(off+n/2, n-n/2, blocks(size)); expected != n {
+					t.Errorf("a reader of %d bytes is expected to read %d more", n, expected)
+				}
+			}
+			if expected, _, _ := i.record(size/2+size/4, 1, blocks(size)); expected != c.want {
+				t.Errorf("%d bytes are expected after runs of %d, want %d", expected, c.runs, c.want)
+			}
+		})
+	}
 }
 
 // The requests that one read of a large file needs are made at once. What is present is not requested.
@@ -169,9 +228,7 @@ func TestRequestsOfOneRead(t *testing.T) {
 		if r.bucket != nil {
 			want = [][2]int{{0, 1}, {250, 252}, {252, 253}, {253, 256}, {256, 267}}
 		}
-		if got := r.requestedUnits(); !slices.Equal(got, want) {
-			t.Errorf("requests: got %d, want %d", got, want)
-		}
+		r.wantRequests(want)
 		before := r.to[0].Count(drivertest.OpReadBack)
 		r.wantAt(obj, 32<<20, 300_000, data)
 		if got := r.to[0].Count(drivertest.OpReadBack) - before; got != 1 {
@@ -226,9 +283,7 @@ func TestRestOfParts(t *testing.T) {
 			want = append(want, [2]int{8 * b, 8*b + 8})
 		}
 		want = append(want, [][2]int{{64, 70}, {70, 71}, {71, 72}}...)
-		if got := r.requestedUnits(); !slices.Equal(got, want) {
-			t.Errorf("requests: got %d, want %d", got, want)
-		}
+		r.wantRequests(want)
 		r.wantFile("f", data)
 	})
 }
