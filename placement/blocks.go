@@ -14,7 +14,8 @@ import (
 // long.
 const blockSize = drivers.ChecksumBlock
 
-// unitSize is the unit in which parts of a file are copied, in bytes: those that a lazy fill fetches.
+// unitSize is the unit in which parts of a block are copied, in bytes: those that a reader needs, if the fill
+// isPartial.
 const unitSize = drivers.WriteUnit
 
 // unitsOfBlock is the number of units in a block.

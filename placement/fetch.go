@@ -39,27 +39,42 @@ func (f *fill) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return len(want), nil
 }
 
+// A reach is which units are fetched for a reader that lacks one of them.
+type reach struct {
+	from, to int // that one request may serve
+	needed   int // the end of those that are fetched at once, in as many requests as that takes
+}
+
 // readBlock reads p, which lies within one block: from the copy, or from flights of the
-// block. Where there is no flight, it starts one. The reader also needs what follows, up to the
-// offset end. A sequential reader gets the rest of the range fetched, as far as nothing of it is
-// present, a random-access reader nothing beyond the block of end. Of a lazy fill, a reader gets the
-// units up to end or, if it has to wait for a request of its own, up to the offset ahead.
+// block. The reader also needs what follows, up to the offset end, and is expected to read up to the offset
+// ahead. Where there is no flight, readBlock starts one. What it fetches ends where something is present, and:
+//
+//   - of a lazy fill, and for a random-access reader of a fill that isPartial, with the unit of ahead. All of it
+//     is fetched at once, also behind what is present; or up to end, if off is in flight.
+//   - of another fill that isPartial, with the block or, if ahead is not in it, with the range.
+//   - of any other fill, with the range or, for a random-access reader, with the block of end. It begins with
+//     the block.
 func (f *fill) readBlock(ctx context.Context, p []byte, off, end, ahead int64) error {
 	if f.blocks.complete.Load() {
 		return f.readCopy(p, off)
 	}
 	b := int(off / blockSize)
-	from, to := b*unitsOfBlock, f.blocks.len()
-	sequential := f.blocks.follow(b)
-	switch {
-	case f.isLazy():
-		from, to = int(off/unitSize), units(ahead)
+	sequential, partial := f.blocks.follow(b), f.isPartial()
+	r := reach{b * unitsOfBlock, f.blocks.len(), units(off + int64(len(p)))}
+	if partial {
+		r.from = int(off / unitSize)
+	}
+	switch blockEnd := int64(b+1) * blockSize; {
+	case f.isLazy(), partial && !sequential:
+		r.to, r.needed = units(ahead), units(ahead)
+	case partial && ahead < blockEnd:
+		r.to = units(blockEnd)
 	case !sequential:
-		to = blocks(end) * unitsOfBlock
+		r.to = blocks(end) * unitsOfBlock
 	}
 	f.queue.touch(f)
 	for len(p) > 0 {
-		n, err := f.readUnits(ctx, p, off, end, from, to)
+		n, err := f.readUnits(ctx, p, off, end, r)
 		if err != nil {
 			return err
 		}
@@ -69,11 +84,10 @@ func (f *fill) readBlock(ctx context.Context, p []byte, off, end, ahead int64) e
 }
 
 // readUnits does for the beginning of p what readBlock does, and returns how many bytes that is.
-// What it fetches lies from unit from to unit to.
-func (f *fill) readUnits(ctx context.Context, p []byte, off, end int64, from, to int) (int, error) {
+func (f *fill) readUnits(ctx context.Context, p []byte, off, end int64, r reach) (int, error) {
 	u, last := int(off/unitSize), off+int64(len(p))
 	for {
-		fl, taken, err := f.blocks.lookup(u, from, to)
+		fl, taken, err := f.blocks.lookup(u, r.from, r.to)
 		if err != nil {
 			return 0, errFailed
 		}
@@ -82,14 +96,11 @@ func (f *fill) readUnits(ctx context.Context, p []byte, off, end int64, from, to
 			return len(p), f.readCopy(p, off)
 		}
 		f.fetchDemand(taken)
-		rest := to
-		switch {
-		case !f.isLazy(): // of a fill that was never lazy, a block is in one flight
-			rest = units(last)
-		case taken == nil:
-			rest = units(end)
+		needed := r.needed
+		if taken == nil {
+			needed = min(needed, units(end))
 		}
-		f.fetchAll(fl.to, rest)
+		f.fetchAll(fl.to, needed)
 		p := p[:min(last, int64(fl.to)*unitSize)-off]
 		if done, err := f.readFlight(ctx, fl, p, off); done || err != nil {
 			return len(p), err

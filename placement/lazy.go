@@ -121,6 +121,10 @@ func (i *interest) typical() int64 {
 // isLazy reports whether f fetches only what readers ask for.
 func (f *fill) isLazy() bool { return f.interest != nil && f.interest.lazy.Load() }
 
+// isPartial reports whether f may fetch less than a block for a reader. Content that is known before is compared
+// by blocks.
+func (f *fill) isPartial() bool { return f.interest != nil && f.pinned == nil }
+
 // hasParts reports whether f is lazy, and has started.
 func (f *fill) hasParts() bool { return f.isLazy() && isClosed(f.started) && f.err == nil }
 
@@ -129,7 +133,7 @@ func (f *fill) hasParts() bool { return f.isLazy() && isClosed(f.started) && f.e
 // read, but at most a block. If the reader goes on in sequence, each request is twice as long as the one before.
 func (f *fill) asked(off, n int64) (ahead int64) {
 	i := f.interest
-	if i == nil || i.wanted.Load() {
+	if i == nil || f.blocks.complete.Load() && i.wanted.Load() { // nothing will be fetched, or learned
 		return off + n
 	}
 	expected, first, wanted := i.record(off, n, blocks(f.size))

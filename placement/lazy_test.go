@@ -210,6 +210,63 @@ func TestTypicalRun(t *testing.T) {
 	}
 }
 
+// A random read of a large file that is copied as a whole fetches the units that it asks for, at once. A reader that
+// goes on gets the rest of the block, and whole blocks after that, as do the workers.
+func TestRandomReadsOfWantedFile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true})
+		data := r.put("f", 60<<20)
+		r.wantWhole("f")
+		obj := r.open("f")
+		defer obj.Close()
+		for u := 300; u < 306; u++ {
+			r.wantAt(obj, u*unitSize, 4096, data)
+		}
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Second})
+		began := time.Now()
+		r.wantAt(obj, 420*unitSize+100, 2<<20, data)
+		if got := time.Since(began); got != time.Second {
+			t.Errorf("the read took %s, want 1s", got)
+		}
+		r.from.Clear()
+		for _, u := range []int{80, 160, 240, 344} { // samples
+			for off := range 8 {
+				r.wantAt(obj, u*unitSize+off<<16, 64<<10, data)
+			}
+		}
+		for _, u := range []int{381, 380} { // which have overtaken each other
+			r.wantAt(obj, u*unitSize, 4096, data)
+		}
+		want := [][2]int{{0, 8}, {80, 81}, {81, 88}, {160, 164}, {240, 244}, {300, 301}, {301, 304}, {304, 312}, {344, 348}, {380, 381}, {381, 384}, {384, 385}, {420, 424}, {424, 432}, {432, 437}}
+		r.wantRequests(want)
+		r.running.Go(func() { r.handler.Run(r.ctx) })
+		r.eventually("the file is copied", func() bool { return r.entry("f").Level() == 1 })
+		for b := 1; b < 60; b++ {
+			if !slices.Contains([]int{10, 20, 30, 37, 38, 43, 47, 48, 52, 53, 54}, b) {
+				want = append(want, [2]int{8 * b, 8*b + 8})
+			}
+		}
+		want = append(want, [][2]int{{164, 168}, {244, 248}, {296, 300}, {348, 352}, {376, 380}, {385, 392}, {416, 420}, {437, 440}}...)
+		slices.SortFunc(want, func(a, b [2]int) int { return a[0] - b[0] })
+		r.wantRequests(want)
+		r.wantFile("f", data)
+	})
+}
+
+// A random read of a file that is not large fetches the block.
+func TestRandomReadOfSmallFile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true})
+		data := r.put("f", lazyFrom)
+		obj := r.open("f")
+		defer obj.Close()
+		r.wantAt(obj, 6<<20+5, 100, data)
+		r.wantRequests([][2]int{{0, 8}, {48, 56}})
+		r.running.Go(func() { r.handler.Run(r.ctx) })
+		r.settled()
+	})
+}
+
 // The requests that one read of a large file needs are made at once. What is present is not requested.
 func TestRequestsOfOneRead(t *testing.T) {
 	bothSources(t, 60<<20, func(t *testing.T, r *rig, data []byte) {
@@ -444,6 +501,32 @@ func TestHabit(t *testing.T) {
 		part("other/f")
 		if got := r.entry("other/f").Level(); got != 0 {
 			t.Error("a large file of another directory was copied after a read of a part")
+		}
+	})
+}
+
+// A file that the workers have copied before its reader has asked for much teaches that readers want it, too.
+func TestHabitOfFastCopies(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const size = 20 << 20
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, handles: lazyHandles})
+		data := random(1, size)
+		for i := range 6 {
+			r.mem.Put(fmt.Sprintf("d/%02d", i), data)
+		}
+		r.wantWhole("d/00")
+		for i := 1; i < 6; i++ {
+			name := fmt.Sprintf("d/%02d", i)
+			obj := r.open(name)
+			r.wantAt(obj, 0, 100, data)
+			r.idle()
+			if got := r.entry(name).Level(); got != 1 {
+				t.Errorf("%s is not copied as a whole", name)
+			}
+			for off := 0; off < size; off += 1 << 20 {
+				r.wantAt(obj, off, 1<<20, data)
+			}
+			obj.Close()
 		}
 	})
 }
@@ -1051,11 +1134,17 @@ func TestPlannedFileEvicted(t *testing.T) {
 
 // The SHA-256 of a file shows only of all of it that it is the right one.
 func TestPinnedFileIsNotLazy(t *testing.T) {
-	r, _, says := newPinnedRig(t, 10<<20, 100<<20)
-	obj := r.open("right")
-	defer obj.Close()
-	r.wantAt(obj, 7<<20, 100, says)
-	r.eventually("there is a copy", func() bool { return r.entry("right").Level() == 1 })
+	bubble(t, func(t *testing.T) {
+		r, _, says := newPinnedRig(t, 10<<20, 100<<20)
+		r.from.Add(drivertest.Rule{Op: drivertest.OpRead, Delay: time.Second})
+		obj := r.open("right")
+		defer obj.Close()
+		r.wantAt(obj, 7<<20+5, 100, says)
+		r.eventually("there is a copy", func() bool { return r.entry("right").Level() == 1 })
+		if got := r.from.Count(drivertest.OpRead); got != 10 {
+			t.Errorf("10 blocks were copied in %d requests, want 10", got)
+		}
+	})
 }
 
 // Readers, plans, requests for copies, and what ends lazy fills, at the same time.

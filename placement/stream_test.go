@@ -119,9 +119,9 @@ func TestBlocksLandAsTheyArrive(t *testing.T) {
 	})
 }
 
-// A random read fetches the blocks that it requests, and no more, in a stream of their own.
-// Where the reader continues in order, the rest of the range is fetched, too. The other blocks
-// are fetched in the background.
+// A random read of a large file that is copied as a whole fetches the units that it requests, and no more, in a
+// stream of their own. Where the reader continues in order, the rest of the block is fetched, too. The other
+// units are fetched in the background.
 func TestRandomReads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const slow = time.Second
@@ -137,9 +137,9 @@ func TestRandomReads(t *testing.T) {
 			{5<<20 + 1, 1 << 20, 2}, // in two blocks
 			{9 << 20, 100, 1},
 			{15 << 20, 100, 1},
-			{10<<20 + 7, 100, 1}, // with the rest of its range
+			{10<<20 + 7, 100, 1}, // with the rest of its block
 			{7 << 20, 100, 1},
-			{11 << 20, 100, 0},
+			{10<<20 + 900_000, 100, 0},
 		} {
 			begin := time.Now()
 			r.wantAt(obj, c.at, c.n, data)
@@ -148,22 +148,36 @@ func TestRandomReads(t *testing.T) {
 			}
 			time.Sleep(10 * slow)
 		}
-		if got, want := r.streams(), [][2]int{{0, 4}, {14, 1}, {5, 2}, {9, 1}, {15, 1}, {10, 2}, {7, 1}}; !slices.Equal(got, want) {
-			t.Errorf("streams of blocks: got %d, want %d", got, want)
-		}
+		r.wantRequests([][2]int{{0, 32}, {40, 49}, {56, 64}, {72, 73}, {80, 88}, {112, 113}, {120, 128}})
 		r.running.Go(func() { r.handler.Run(r.ctx) })
 		r.settled()
-		want := [][2]int{{0, 4}, {4, 1}, {5, 2}, {7, 1}, {8, 1}, {9, 1}, {10, 2}, {12, 2}, {14, 1}, {15, 1}}
-		got := r.streams()
-		slices.SortFunc(got, func(a, b [2]int) int { return a[0] - b[0] })
-		if !slices.Equal(got, want) {
-			t.Errorf("streams of blocks in the end: got %d, want %d", got, want)
-		}
+		r.wantRequests([][2]int{{0, 32}, {32, 40}, {40, 49}, {49, 56}, {56, 64}, {64, 72}, {72, 73}, {73, 80}, {80, 88}, {88, 96}, {96, 112}, {112, 113}, {113, 120}, {120, 128}})
 		r.wantFile("f", data)
 	})
 }
 
-// While a large file is copied, each block of a random read is fetched in a stream of its own.
+// A reader that goes on in a block of which it has a part gets the rest of the block or, if it goes beyond that, the
+// rest of the range.
+func TestReadersGoOnInBlock(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{quotas: []int64{1 << 40}, idle: true, bucket: &drivertest.Bucket{Length: 4 << 20}})
+		data := r.put("f", 16<<20)
+		r.wantWhole("f")
+		obj := r.open("f")
+		defer obj.Close()
+		for _, u := range []int{42, 72} {
+			r.wantAt(obj, u*unitSize, 4096, data)
+		}
+		r.wantAt(obj, 43*unitSize, 3*unitSize, data)
+		r.wantAt(obj, 73*unitSize, 8*unitSize, data)
+		r.wantRequests([][2]int{{0, 32}, {42, 43}, {43, 48}, {72, 73}, {73, 96}})
+		r.running.Go(func() { r.handler.Run(r.ctx) })
+		r.settled()
+		r.wantFile("f", data)
+	})
+}
+
+// While a large file is copied, each random read is fetched in a stream of its own.
 func TestRandomReadsDuringCopy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const stride = 8
@@ -177,10 +191,10 @@ func TestRandomReadsDuringCopy(t *testing.T) {
 		for _, b := range reads {
 			r.wantAt(obj, b<<20+9, 100, data)
 		}
-		got := r.streams()
+		got := r.requestedUnits()
 		for _, b := range reads {
-			if !slices.Contains(got, [2]int{b, 1}) {
-				t.Errorf("no stream of block %d alone; streams of blocks: %d", b, got)
+			if u := b * unitsOfBlock; !slices.Contains(got, [2]int{u, u + 1}) {
+				t.Errorf("no stream of unit %d alone; streams of units: %d", u, got)
 			}
 		}
 		r.from.Clear()
